@@ -36,12 +36,12 @@ LINES = {
     "strategies/model_parallel": 2592,
     "strategies/replicated": 616,
     "strategies/xla": 356,
-    "tools/__init__.py": 7,
-    "tools/doctor": 687,
-    "tools/isolated.py": 80,
-    "tools/plan": 897,
-    "tools/report": 641,
-    "tools/reproduce": 411,
+    "tools/__init__.py": 6,
+    "tools/doctor": 661,
+    "tools/isolated.py": 75,
+    "tools/plan": 795,
+    "tools/report": 574,
+    "tools/reproduce": 388,
     "trainer.py": 348,
 }
 # How far below its limit a folder may be, before the limit is to be lowered.
@@ -77,8 +77,7 @@ def test_a_part_of_the_trainer_does_not_grow(name: str) -> None:
 
 
 def test_the_tools_are_small() -> None:
-    # To be 2,500.
-    assert count(TRAINER / "tools") <= 2723
+    assert count(TRAINER / "tools") <= 2500
 
 
 def test_the_user_s_package_is_small() -> None:

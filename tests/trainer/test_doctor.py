@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from my_project_trainer.cli import command as cli
+from my_project_trainer.cli import configuration
 from my_project_trainer.cli.configuration import Work
 from my_project_trainer.errors import UserError
 from my_project_trainer.tools.doctor import checks, fit, machine
@@ -26,12 +27,12 @@ def words(model: str, *others: str) -> list[str]:
 
 
 def read(model: str, *others: str) -> Work:
-    return fit.read("project", words(model, *others))
+    return configuration.read_work("project", "fit", words(model, *others))
 
 
 def checked(model: str, check: Any = fit._step, *others: str, seconds: float = 60) -> list[Check]:
     """The result of one check."""
-    return checks.run("step", partial(check, read(model, *others)), seconds, "fails")
+    return checks.run("step", partial(check, read(model, *others)), seconds)
 
 
 def named(found: list[Check], name: str) -> list[Check]:
@@ -48,7 +49,7 @@ def test_each_planted_wait_is_found_by_its_line_and_nothing_else(model: str) -> 
     found = named(checked(model), "waits")
     lines = {int(each.found.split(":")[1]) for each in found}
     expected = dict(doctor_subject.planted())
-    assert {expected.get(line, f"line {line}") for line in lines} == set(range(1, 38))
+    assert {expected.get(line, f"line {line}") for line in lines} == set(range(1, 40))
     assert {each.status for each in found} == {"warning"}
 
 
@@ -57,8 +58,8 @@ def test_nothing_waits_in_the_examples(name: str) -> None:
     config = ROOT / "configs" / f"{name}.yaml"
     if not config.exists():
         pytest.skip(f"{config.name} was deleted")
-    work = fit.read("project", ["--config", str(config), *CPU])
-    found = checks.run("step", partial(fit._step, work), 100, "fails")
+    work = configuration.read_work("project", "fit", ["--config", str(config), *CPU])
+    found = checks.run("step", partial(fit._step, work), 100)
     assert [each.status for each in found] == ["ok", "ok", "ok"], found
 
 
@@ -73,16 +74,16 @@ def test_parameters_that_a_step_does_not_use_are_named() -> None:
 
 
 def test_what_cannot_be_pickled_is_named_by_its_path() -> None:
-    found, data = checked("Faulty", fit._pickling)
+    found, data = named(checked("Faulty", fit._model), "pickling")
     assert data.status == "ok"
     assert found.status == "warning"
     assert found.found.startswith('model.lock["a"] is of type _thread.lock')
-    assert [each.status for each in checked("Plain", fit._pickling)] == ["ok", "ok"]
+    assert [each.status for each in checked("Plain", fit._model)] == ["ok", "ok"]
 
 
 def test_batchnorm_is_a_warning_with_several_replicas() -> None:
     for devices, status in (("1", "ok"), ("2", "warning")):
-        found = checked("Faulty", fit._layers, "--trainer.devices", devices)
+        found = checked("Faulty", fit._model, "--trainer.devices", devices)
         (norm,) = named(found, "BatchNorm")
         assert (norm.status, norm.found.split(":")[0]) == (status, "layers.2")
         assert "sync_batchnorm true" in norm.advice
@@ -90,7 +91,7 @@ def test_batchnorm_is_a_warning_with_several_replicas() -> None:
         (tied,) = named(found, "tied parameters")
         assert tied.found.startswith("first.weight = second.weight")
     sync = ("--trainer.sync_batchnorm", "true", "--trainer.devices", "2")
-    assert named(checked("Faulty", fit._layers, *sync), "BatchNorm") == []
+    assert named(checked("Faulty", fit._model, *sync), "BatchNorm") == []
 
 
 # --- a check that does not come to a result ------------------------------------------------------

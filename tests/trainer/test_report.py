@@ -5,7 +5,6 @@ import json
 import math
 import re
 from collections import Counter
-from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,8 @@ import my_project_trainer as trainer
 import pytest
 from my_project_trainer.cli import command as cli
 from my_project_trainer.tools import report
-from my_project_trainer.tools.report import command, costs, plots, reading
+from my_project_trainer.tools.report import page as pages
+from my_project_trainer.tools.report import reading
 from tests.project import ROOT
 
 from report_subject import Model, fit
@@ -110,10 +110,10 @@ def test_the_numbers_are_those_of_the_logs(run: Path) -> None:
     assert sorted((int(step), float(value)) for _, step, value in shown) == points
     assert page.row("steps") == ["8"]
     assert page.row("ended") == ["finished step 8"]
-    spent = costs.spent(reading.read(run))
+    spent = reading.read(run).spent
     bar = [each for each in page.values if each["name"] == run.name and "part" in each]
     parts = {each["part"]: each["value"] for each in bar}
-    assert parts == {name: value for name, value in asdict(spent).items() if value > 0}
+    assert parts == {name: value for name, value in spent._asdict().items() if value > 0}
     assert page.row("effective training time") == [f"{spent.effective:.1%}"]
 
 
@@ -193,7 +193,7 @@ def test_what_is_missing_or_damaged_is_said(tmp_path: Path) -> None:
 def test_mistakes_are_refused_in_a_line_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "_PACKAGE", "not_installed")
+    monkeypatch.setattr(report, "_PACKAGE", "not_installed")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(trainer.ConfigurationError) as caught:
         report.run("my-project", [".", "gone", "--out", "away/page.html"])
@@ -232,9 +232,9 @@ def test_what_restarts_cost(tmp_path: Path) -> None:
         },
     ]
     run = made(tmp_path / "restarted", *attempts, speed=speed)
-    spent = costs.spent(reading.read(run))
+    spent = reading.read(run).spent
     assert (spent.wall, spent.effective) == (300.0, 80 / 300)
-    assert asdict(spent) == {
+    assert spent._asdict() == {
         **{"training": 60.0, "data": 20.0, "checkpoint": 15.0, "validation": 0.0},
         **{"repeated": 10.0, "between": 150.0, "other": 45.0},
     }
@@ -256,9 +256,9 @@ def test_a_resumed_run_has_its_steps_once(tmp_path: Path) -> None:
     checkpoint = tmp_path / "run" / "checkpoints" / "step-00000004"
     fit(tmp_path / "run", Model(width=8), 4, resume=str(checkpoint), **options)
     found = reading.read(tmp_path / "run")
-    assert costs.restarts(found)[0][1] == 1
+    assert found.restarts[0][1] == 1
     seconds = [value for _, value in found.speed["speed/seconds_per_step"]]
-    spent = costs.spent(found)
+    spent = found.spent
     assert len(seconds) == 8
     assert spent.training + spent.data == pytest.approx(math.fsum(seconds))
 
@@ -266,13 +266,13 @@ def test_a_resumed_run_has_its_steps_once(tmp_path: Path) -> None:
 def test_long_logs_are_thinned_to_values_that_were_logged() -> None:
     points = [(step, math.sin(step)) for step in range(10_000)] + [(10_000, 7.0)]
     points[5_000] = (5_000, -5.0)
-    kept = plots.thinned(points, 1000)
+    kept = pages.thinned(points, 1000)
     assert 900 < len(kept) <= 1000
     assert set(kept) <= set(points)
     assert {points[0], points[-1], points[5_000]} <= set(kept)
-    assert plots.thinned(points[:7], 7) == points[:7]
+    assert pages.thinned(points[:7], 7) == points[:7]
     logs = {f"m{number}": points for number in range(60)}
-    total = sum(len(each["values"]) for each in plots.curves({"run": logs}))
+    total = sum(len(each["values"]) for each in pages.curves({"run": logs}))
     assert total <= 20_000
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from my_project_trainer import launch
 from my_project_trainer.callbacks import Callback, Profile
-from my_project_trainer.tools.report import checks, costs, reading
+from my_project_trainer.tools.report import checks, reading
 from tests.project import run
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -24,8 +24,7 @@ RANK, BATCH, WAITS = "Slow rank", "Small batch", "Step that waits for the device
 
 def examined(run_directory: Path) -> dict[str, checks.Check]:
     """What is said of each cause."""
-    found = reading.read(run_directory)
-    return {each.cause: each for each in checks.check(found, costs.spent(found))}
+    return {each.cause: each for each in checks.check(reading.read(run_directory))}
 
 
 def advised(run_directory: Path) -> set[str]:
@@ -105,7 +104,7 @@ def test_a_slow_loader_is_found(tmp_path: Path, clock: Clock) -> None:
 def test_checkpoints_that_are_saved_too_often_are_found(tmp_path: Path, clock: Clock) -> None:
     found = timed(clock, tmp_path, sample=0.1, save=2.0)
     assert advised(found) == {CHECKPOINTS}
-    spent = costs.spent(reading.read(found))
+    spent = reading.read(found).spent
     # The last checkpoint follows the last logged step, and so does a validation.
     assert (spent.checkpoint, spent.validation) == (pytest.approx(14.0), 30.0)
     assert (spent.training, spent.data) == (pytest.approx(64.0), pytest.approx(1.6))

@@ -23,7 +23,7 @@ _TRAINER = Path(__file__).resolve().parents[1]
 PACKAGE = _TRAINER.name.removesuffix("_trainer")
 _OURS = {_TRAINER, _TRAINER.with_name(PACKAGE)}
 # Thousands of modules, which need no check.
-_INSTALLED = tuple(
+INSTALLED = tuple(
     sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib")
 )
 
@@ -39,7 +39,7 @@ class _Finder(MetaPathFinder):
     ) -> ModuleSpec | None:
         spec = PathFinder.find_spec(name, path, target)
         origin = spec.origin if spec is not None and spec.has_location else None
-        if origin is not None and not origin.startswith(_INSTALLED):
+        if origin is not None and not origin.startswith(INSTALLED):
             self._check(Path(origin).absolute())
         return spec
 

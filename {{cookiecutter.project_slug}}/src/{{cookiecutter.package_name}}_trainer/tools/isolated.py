@@ -6,9 +6,11 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from ..errors import UserError, one_line
+
+T = TypeVar("T")
 
 
 class Failure(UserError):
@@ -19,14 +21,14 @@ class Exhausted(Failure):
     """A child took too long, or was killed, as if there is too little memory."""
 
 
-class Child:
+class Child(Generic[T]):
     """A function that runs, from now on, in a child process and process group of its own.
 
     After ``seconds`` the child and its own children are killed. The result is pickled; if ``how``
     is ``"spawn"`` (a new interpreter) and not ``"fork"``, the function too.
     """
 
-    def __init__(self, function: Callable[[], Any], seconds: float, how: str = "fork") -> None:
+    def __init__(self, function: Callable[[], T], seconds: float, how: str = "fork") -> None:
         context: Any = multiprocessing.get_context(how)
         self._results, results = context.Pipe(duplex=False)
         self._process = context.Process(target=_run, args=(function, results, seconds))
@@ -34,17 +36,16 @@ class Child:
         self._process.start()
         results.close()
 
-    def result(self) -> Any:
-        """Wait for the result.
+    def result(self) -> T:
+        """Wait for the result; UserError and SystemExit are raised as the function raised them.
 
         Raises:
-            UserError, SystemExit: The function raised it.
             Failure: It raised another error, ended its process, or was :class:`Exhausted`.
         """
         try:
             if not self._results.poll(max(0.0, self._deadline - time.monotonic())):
                 raise Exhausted(f"it took longer than {self._seconds:g} s")
-            error, value = self._results.recv()
+            found: T | BaseException = self._results.recv()
         except EOFError:
             self._process.join()
             code = self._process.exitcode
@@ -52,29 +53,23 @@ class Child:
             kind = Exhausted if end == "SIGKILL" else Failure
             raise kind(f"its process ended with {end}") from None
         finally:
-            self.kill()
-        if error is not None:
-            raise error(value)
-        return value
-
-    def kill(self) -> None:
-        """End the child and its own children."""
-        with contextlib.suppress(OSError):  # it may not have its group yet
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.kill()
-        self._process.join()
+            with contextlib.suppress(OSError):  # it may not have its group yet
+                os.killpg(self._process.pid, signal.SIGKILL)  # its own children, too
+            self._process.kill()
+            self._process.join()
+        if isinstance(found, BaseException):
+            raise found
+        return found
 
 
 def _run(function: Callable[[], Any], results: Any, seconds: float) -> None:
     os.setpgid(0, 0)
     signal.alarm(int(seconds) + 2)  # it ends also if its parent was killed
     try:
-        found: Any = None, function()
-    except UserError as error:
-        found = UserError, error.problems
-    except SystemExit as error:
-        found = SystemExit, error.code
+        found = function()
+    except (UserError, SystemExit) as error:
+        found = error
     except BaseException as error:
-        found = Failure, f"{type(error).__name__}: {one_line(error)}"
+        found = Failure(f"{type(error).__name__}: {one_line(error)}")
     results.send(found)
     os._exit(0)  # without destructors, which may wait for process groups

@@ -1,7 +1,7 @@
-"""``doctor``: what this machine can run, and what is wrong with a configuration.
+"""``doctor``: what this machine can run, and what is wrong with a configuration."""
 
-``machine.py`` has the checks of the machine, ``fit.py`` those of a configuration.
-"""
+import contextlib
+import sys
 
 HELP = "Check what this machine can run; with --config, the model and its data too."
 
@@ -11,13 +11,15 @@ def run(program: str, words: list[str]) -> None:
 
     ``words``: ``--json`` and the options of ``fit``; without these, only the machine is checked.
     """
+    from ...cli import configuration
     from . import checks, fit, machine
 
     given = [word for word in words if word != "--json"]
     if {"-h", "--help"} & {*given}:
         print(f"usage: {program} doctor [--json] [--config FILE, and all options of fit]\n\n{HELP}")
         return
-    work = fit.read(program, given) if given else None
+    with contextlib.redirect_stdout(sys.stderr):  # what the user's code prints is no result
+        work = configuration.read_work(program, "fit", given) if given else None
     found = machine.check(work) + (fit.check(work, program, given) if work else [])
     print(checks.report(found, is_json=len(given) < len(words)))
     if any(each.status == "fails" for each in found):

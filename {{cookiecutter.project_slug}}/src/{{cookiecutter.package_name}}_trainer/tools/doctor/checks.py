@@ -11,12 +11,16 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from ...checkpoint import run_directory
+from ...cli import imports
 from ...errors import UserError, one_line
 from ...options import redaction
 from ..isolated import Child, Exhausted
 from .waits import LIBRARIES
 
 Status = Literal["ok", "warning", "fails"]
+Find = Callable[[], Iterable["Check"]]
+_NEEDED = ("step", "all-reduce")  # without which a ``fit`` cannot start
 
 
 class Check(NamedTuple):
@@ -35,7 +39,7 @@ class Check(NamedTuple):
 
 def report(found: Iterable[Check], is_json: bool) -> str:
     """Format lines as a table; or as JSON, with ``can_start`` and the same lines as ``checks``."""
-    lines = [each._replace(found=_plain(each.found), advice=_plain(each.advice)) for each in found]
+    lines = [Check._make(" ".join(redaction.message(x).split()) for x in each) for each in found]
     fails, warnings = (sum(each.status == kind for each in lines) for kind in ("fails", "warning"))
     if is_json:
         checks = [each._asdict() for each in lines]
@@ -48,33 +52,26 @@ def report(found: Iterable[Check], is_json: bool) -> str:
     return f"{''.join(table)}\na fit {start}: {fails} fails, {warnings} warnings"
 
 
-def _plain(text: str) -> str:
-    return " ".join(redaction.message(text).split())
-
-
-def run(
-    name: str, check: Callable[[], Iterable[Check]], seconds: float, failing: Status = "warning"
-) -> list[Check]:
+def run(name: str, check: Find, seconds: float, how: str = "fork") -> list[Check]:
     """Run a check in a process of its own; if it does not come to a result, a line says why.
 
-    ``failing``: status of this line, unless there was too little time or memory.
+    ``how``: the new interpreter of ``"spawn"`` has all threads, and other hashes of strings.
     """
     try:
-        found: list[Check] = Child(partial(_listed, check), seconds).result()
-        return found
+        return Child(partial(_listed, check, how), seconds, how).result()
     except UserError as error:
-        status = "warning" if isinstance(error, Exhausted) else failing
-        return [Check(name, status, f"not checked: {'; '.join(error.problems)}")]
+        fails = name in _NEEDED and not isinstance(error, Exhausted)
+        found = f"not checked: {'; '.join(error.problems)}"
+        return [Check(name, "fails" if fails else "warning", found)]
 
 
-def _listed(check: Callable[[], Iterable[Any]]) -> list[Any]:
+def _listed(check: Find, how: str) -> list[Check]:
     """What a check yields; its errors are named by the user's line of source."""
-    torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
-    with Path(os.devnull).open("w") as nothing:  # what the user's code prints is no result
-        os.dup2(nothing.fileno(), 1)
-        os.dup2(nothing.fileno(), 2)
-    try:
-        return list(check())
+    if how == "fork":
+        torch.set_num_threads(1)  # OpenMP's threads do not survive it
+    try:  # what the user's code prints is no result
+        with run_directory.output_to(Path(os.devnull)), imports.checked():
+            return list(check())
     except UserError:
         raise
     except BaseException as error:
@@ -93,7 +90,7 @@ def output(*command: str, seconds: float = 10) -> str | None:
     except FileNotFoundError:
         return None
     except subprocess.CalledProcessError as error:
-        said = f"{error}\n{error.stdout}"
-        raise UserError(f"{command[0]}: {said.strip().splitlines()[-1]}") from None
+        said = f"{error}\n{error.stdout}".strip().splitlines()[-1]
     except (subprocess.TimeoutExpired, OSError) as error:
-        raise UserError(f"{command[0]}: {one_line(error)}") from None
+        said = one_line(error)
+    raise UserError(f"{command[0]}: {said}")

@@ -19,22 +19,17 @@ from torch.utils.data import DataLoader
 
 from ... import strategies
 from ...callbacks import Callback
-from ...cli import configuration, imports
-from ...cli.configuration import Work
-from ...data import scaling, sources
-from ...data.first_batches import fingerprint
+from ...cli.configuration import Work, read_work
+from ...data import Splitter, batch_length, first_batches, scaling, sources
 from ...data.moving import leaves
-from ...data.samples import Splitter, batch_length
 from ...errors import UserError, shorten
 from ...launch.pickling import find_unpicklable
 from ...module import TrainingModule
 from ...run.rank import RankRun
-from ...strategies import SingleDevice
 from ...strategies.base import Stage
 from ...strategies.gradients.same_use import OPTION, trained
 from ...strategies.optimizers import Optimization
 from ...trainer import Trainer
-from ..isolated import Child
 from .checks import Check, run
 from .waits import Waits
 
@@ -47,26 +42,13 @@ _TIED = ": one parameter; a parallelize_plan may not shard it"
 Order = list[list[str]]  # for each batch, what each of its parts is, with a hash of its values
 
 
-def read(program: str, given: Sequence[str]) -> Work:
-    """Parse options as ``fit`` does, and create the objects that they name."""
-    with contextlib.redirect_stdout(sys.stderr):  # what the user's code prints is no result
-        return configuration.read_work(program, "fit", given)
-
-
 def check(work: Work, program: str, given: Sequence[str]) -> list[Check]:
     """Run all checks of a configuration; ``given``: its options."""
-    found = run("step", partial(_step, work), _SECONDS, "fails")
-    found += run("pickling", partial(_pickling, work), _SECONDS)
-    found += run("layers", partial(_layers, work), _SECONDS)
-    again = partial(read, program, list(given))
+    found = run("step", partial(_step, work), _SECONDS)
+    found += run("model", partial(_model, work), _SECONDS)
+    again = partial(read_work, program, "fit", given)
     found += run("data order", partial(_order, again, work), _SECONDS)
-    return found + run("num_workers", partial(_fresh, partial(_workers, again)), _SECONDS)
-
-
-def _fresh(check: Callable[[], list[Check]]) -> list[Check]:
-    """Run a check in a new interpreter, with all threads and other hashes of strings."""
-    found: list[Check] = Child(check, 0.9 * _SECONDS, "spawn").result()
-    return found
+    return found + run("num_workers", partial(_workers, again), _SECONDS, how="spawn")
 
 
 def _replicas(work: Work) -> int:
@@ -94,25 +76,25 @@ def _fit(work: Work, **options: Any) -> Trainer:
     return trainer
 
 
-class _Watched(SingleDevice):
+class _Watched(strategies.SingleDevice):
     """Trains on some samples of each batch; notes the parameters that each batch uses."""
 
     def __init__(self, waits: Waits) -> None:
-        self.waits, self.batches = waits, set[int]()
-        self.uses: dict[str, set[int]] = {}
+        self.waits = waits
+        self.used: dict[int, set[str]] = {}  # names of parameters by batch
 
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         made = super().setup(module, configure)
         for name, each in trained(module):
-            use = self.uses[name] = set()
-            each.register_post_accumulate_grad_hook(lambda _, use=use: use.add(self.waits.batch))
+            note = partial(lambda name, _: self.used[self.waits.batch].add(name), name)
+            each.register_post_accumulate_grad_hook(note)
         return made
 
     def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         if stage != "training":
             return super().forward(stage, batch, batch_idx)
-        self.batches.add(batch_idx)
         self.waits.batch = batch_idx
+        self.used.setdefault(batch_idx, set())
         if (more := batch_length(batch) - _SAMPLES) > 0:
             with contextlib.suppress(UserError):  # it cannot be split by samples
                 batch = Splitter().split(batch, [_SAMPLES, more])[0]
@@ -131,30 +113,29 @@ def _step(work: Work) -> Iterator[Check]:
     file = getattr(sys.modules[type(work.model).__module__], "__file__", None) or __file__
     watched = _Watched(Waits(file))
     _fit(work, accelerator="cpu", precision="32-true", strategy=watched)
-    steps = len(watched.batches)
+    steps = len(watched.used)
     yield Check("step", "ok", f"{steps} steps of at most {_SAMPLES} samples on the CPU")
     # A wait in one batch only, such as every 50th, costs little.
     waits = [line for line, in_ in watched.waits.found.items() if len(in_) > (steps > 1)]
     for line in waits or ["no line of the training step waits for the device"]:
         yield Check.either("waits", line, not waits, _WAITS)
-    rare = [name for name, batches in watched.uses.items() if len(batches) < steps]
+    always = set.intersection(*watched.used.values())
+    rare = [name for name, _ in trained(work.model) if name not in always]
     names = shorten(", ".join(rare))
     found = f"{names}: not used in each step" if rare else "each step uses all parameters"
     yield Check.either("unused parameters", found, not rare, f"freeze or remove them, or {OPTION}")
 
 
-def _pickling(work: Work) -> Iterator[Check]:
-    for name, each in (("model", work.model), ("data", work.data)):
-        line = find_unpicklable(each, name)
+def _model(work: Work) -> Iterator[Check]:
+    """What cannot be pickled, and layers that are wrong under some strategies."""
+    for name, owner in (("model", work.model), ("data", work.data)):
+        line = find_unpicklable(owner, name)
         yield Check.either("pickling", line or f"{name} can be pickled", line is None)
-
-
-def _layers(work: Work) -> Iterator[Check]:
     model, options = work.model, work.trainer._plan.options
     norms = [name for name, each in model.named_modules() if isinstance(each, _BATCHNORM)]
     if norms and not options.sync_batchnorm:
-        limits = {name: strategies.find(name).limits for name in strategies.names()}
-        without = [name for name, each in limits.items() if "sync_batchnorm" in each.refused]
+        refused = {each: strategies.find(each).limits.refused for each in strategies.names()}
+        without = [each for each in refused if "sync_batchnorm" in refused[each]]
         found = f"{shorten(', '.join(norms))}: each replica normalizes with its own part of a batch"
         advice = f"--trainer.sync_batchnorm true, which {', '.join(without)} do not support"
         yield Check("BatchNorm", "warning" if _replicas(work) > 1 else "ok", found, advice)
@@ -166,14 +147,13 @@ def _layers(work: Work) -> Iterator[Check]:
 
 
 def _order(read_again: Callable[[], Work], work: Work) -> list[Check]:
-    return _fresh(partial(_compared, read_again, _read(work, 0)[0]))
+    again = partial(_compared, read_again, _read(work, 0)[0])
+    return run("data order", again, 0.9 * _SECONDS, how="spawn")
 
 
-def _compared(read_again: Callable[[], Work], first: Order) -> list[Check]:
-    with imports.checked():
-        again, with_workers = (_read(read_again(), workers)[0] for workers in (0, 2))
-    one_seed = compare("two runs with one seed", first, again)
-    return [one_seed, compare("0 and 2 workers", first, with_workers)]
+def _compared(read_again: Callable[[], Work], first: Order) -> Iterator[Check]:
+    for what, workers in (("two runs with one seed", 0), ("0 and 2 workers", 2)):
+        yield compare(what, first, _read(read_again(), workers)[0])
 
 
 def _read(work: Work, workers: int, seconds: float = 0.0) -> tuple[Order, float, int | None]:
@@ -202,7 +182,7 @@ def _read(work: Work, workers: int, seconds: float = 0.0) -> tuple[Order, float,
 
 def _hash(value: Any) -> str:
     if not isinstance(value, Tensor) or value.layout is not torch.strided:
-        return f"{type(value).__name__}: {fingerprint(value)}"
+        return f"{type(value).__name__}: {first_batches.fingerprint(value)}"
     values = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     return f"{value.dtype} {tuple(value.shape)}: {hashlib.sha256(values).hexdigest()}"
 
@@ -233,9 +213,7 @@ class _Clock(Callback):
 
 
 def _workers(read_again: Callable[[], Work]) -> list[Check]:
-    with imports.checked():
-        work = read_again()
-    clock, measured = _Clock(), dict[int, float]()
+    work, clock, measured = read_again(), _Clock(), dict[int, float]()
     device = _fit(work, callbacks=[clock])._plan.device.type
     step, ends = median(clock.seconds[1:] or clock.seconds), time.monotonic() + _SECONDS_TO_MEASURE
     for workers in (0, *(2**power for power in range((os.cpu_count() or 1).bit_length() + 1))):

@@ -1,21 +1,18 @@
 """Checks of this machine and environment: what they can run, and why not."""
 
-import importlib.metadata
-import importlib.util
 import os
 import platform
-import resource
 import shutil
 import socket
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from functools import partial
+from importlib import metadata, util
 from pathlib import Path
-from resource import RLIM_INFINITY, RLIMIT_MEMLOCK, RLIMIT_NOFILE
+from resource import RLIM_INFINITY, RLIMIT_MEMLOCK, RLIMIT_NOFILE, getrlimit
 
 import torch
-import torch.distributed as dist
 
 from ... import launch, strategies
 from ...cli.configuration import Work
@@ -23,6 +20,7 @@ from ...errors import UserError
 from ...launch import cluster, collectives, devices, rendezvous
 from ...loop import compilation
 from ...options import Options
+from ...run import record
 from ...strategies.precision import Precision
 from .checks import Check, output, run
 
@@ -47,16 +45,15 @@ def check(work: Work | None) -> list[Check]:
     named |= {"disk": partial(_disks, root), "torch.compile": _compilers, "engine": _engines}
     named |= {"programs": _programs}
     found = [line for name, each in named.items() for line in run(name, each, _SECONDS)]
-    return found + run("all-reduce", _all_reduce, 2 * _SECONDS, "fails")
+    return found + run("all-reduce", _all_reduce, 2 * _SECONDS)
 
 
 def _versions() -> Iterator[Check]:
     yield Check("Python", "ok", f"{platform.python_version()}, {platform.platform()}")
     cuda, hip = torch.version.cuda, torch.version.hip
     built = f"CUDA {cuda}" if cuda else f"ROCm {hip}" if hip else "CPUs only"
-    has_nccl = cuda and dist.is_nccl_available()
-    version = ".".join(map(str, torch.cuda.nccl.version())) if has_nccl else ""
-    nccl = f"NCCL {version}" if has_nccl else "no NCCL: ranks use gloo"
+    version = record.host(torch.device("cuda"))["nccl"]
+    nccl = f"NCCL {version}" if version else "no NCCL: ranks use gloo"
     yield Check("torch", "ok", f"{torch.__version__}, built for {built}; {nccl}")
 
 
@@ -83,7 +80,7 @@ def _network() -> Iterator[Check]:
 def _limits() -> Iterator[Check]:
     if _SHARED_MEMORY.is_dir():
         yield shared_memory(shutil.disk_usage(_SHARED_MEMORY).total)
-    files, locked = (resource.getrlimit(each)[0] for each in (RLIMIT_NOFILE, RLIMIT_MEMLOCK))
+    files, locked = (getrlimit(each)[0] for each in (RLIMIT_NOFILE, RLIMIT_MEMLOCK))
     is_enough = files == RLIM_INFINITY or files >= 4096
     is_enough &= locked == RLIM_INFINITY or not _INFINIBAND.is_dir()
     found = f"{files} open files, {locked} bytes of locked memory (-1: unlimited)"
@@ -127,8 +124,8 @@ def _engines() -> Iterator[Check]:
         for needed in strategies.find(strategy).limits.packages.items():
             users[needed].append(strategy)
     for (package, command), names in users.items():
-        is_there = importlib.util.find_spec(package) is not None
-        found = importlib.metadata.version(package) if is_there else "not installed"
+        is_there = util.find_spec(package) is not None
+        found = metadata.version(package) if is_there else "not installed"
         advice = "" if is_there else command
         yield Check("engine", "ok", f"{package} {found}, for {', '.join(names)}", advice)
 

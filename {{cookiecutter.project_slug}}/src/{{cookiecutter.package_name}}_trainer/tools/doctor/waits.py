@@ -1,15 +1,12 @@
 """Where a training step makes the host wait for the device, by source line, found on the CPU.
 
-The step runs on real numbers, so that its branches are the right ones. What a GPU would hold is
-followed: parameters, buffers, the batch, and all that is computed from them or created on the
-module's device. Reading a tensor of the host, such as ``torch.rand(1)``, does not wait.
+What a GPU would hold is followed: reading a tensor of the host does not wait.
 """
 
 import contextlib
 import inspect
 import linecache
 import os
-import sysconfig
 import traceback
 from collections import defaultdict
 from collections.abc import Iterator
@@ -24,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
+from ...cli import imports
 from ...launch import files
 
 _aten = torch.ops.aten
@@ -35,9 +33,7 @@ _INDEXES = (_aten.index.Tensor, _aten.index_put_.default, _aten.index_put.defaul
 # What no operator shows, because the CPU reads it directly.
 _READS = ("numpy", "__array__", "tolist", "__repr__", "__format__")
 _TRAINER = f"{Path(__file__).resolve().parents[2]}{os.sep}"
-_PATHS = (sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib"))
-_FOLDERS = (*_PATHS, Path(torch.__file__).parent)
-LIBRARIES = (_TRAINER, "<", *(f"{each}{os.sep}" for each in _FOLDERS))
+LIBRARIES = (_TRAINER, "<", f"{Path(torch.__file__).parent}{os.sep}", *imports.INSTALLED)
 """With what the names of files begin that are not the user's."""
 
 
@@ -89,22 +85,23 @@ class Waits(TorchDispatchMode):
                 return
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is _aten.copy_.default:  # which changes the device of no tensor
-            if self.has(args[0]) != self.has(args[1]) and args[1].ndim and not (*args, False)[2]:
-                self.note()
-            return func(*args, **kwargs)
-        if not any(map(self.has, tree_leaves((args, kwargs)))):
-            return func(*args, **kwargs)
-        if func in _INDEXES:
+        kwargs, is_copy = kwargs or {}, func is _aten.copy_.default
+        is_on_device = any(map(self.has, tree_leaves((args, kwargs))))
+        if is_copy:  # which changes the device of no tensor
+            is_moved = self.has(args[0]) != self.has(args[1])
+            waits = is_moved and args[1].ndim and not (*args, False)[2]
+        elif func in _INDEXES:
             has_mask = any(each is not None and each.dtype == torch.bool for each in args[1])
             waits = has_mask and not (len(args) > 2 and args[2].numel() == 1)  # which only fills
+        elif func is _aten.histc.default:  # without a range, it asks for the least and the most
+            waits = len({*(*args, 0, 0)[2:4]}) == 1
         else:
             waits = func in _OTHERS or not _TAGS.isdisjoint(func.tags)
-        if waits:
+        if is_on_device and waits:
             self.note()
         result = func(*args, **kwargs)
-        self.mark(result)
+        if is_on_device and not is_copy:
+            self.mark(result)
         return result
 
 
@@ -113,14 +110,15 @@ class _Functions(TorchFunctionMode):
 
     def __init__(self, waits: Waits) -> None:
         super().__init__()
-        self._waits = waits
+        self._waits, self._written = waits, list[torch.device]()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         waits, kwargs, name = self._waits, kwargs or {}, getattr(func, "__name__", "")
         given = args[0] if args else None
         target = kwargs.get("device", args[1] if name == "to" and len(args) > 1 else None)
-        # The module's own device is a torch.device; text is what the user wrote.
-        is_to_host = name == "cpu" or (isinstance(target, str) and target.startswith("cpu"))
+        # The module's own device is a torch.device; one that is made of a text is the user's.
+        is_written = isinstance(target, str) or any(target is each for each in self._written)
+        is_to_host = name == "cpu" or (is_written and str(target).startswith("cpu"))
         if waits.has(given) and (is_to_host or name in _READS):
             waits.note()
         if waits.has(given) and is_to_host:
@@ -131,7 +129,9 @@ class _Functions(TorchFunctionMode):
         waits.is_paused = name == "one_hot" and (len(args) > 1 or "num_classes" in kwargs)
         result = func(*args, **kwargs)
         waits.is_paused = False
-        if isinstance(target, torch.device):
+        if func is torch.device and isinstance(given, str):
+            self._written.append(result)
+        if isinstance(target, torch.device) and not is_written:
             is_moved = name == "to" and isinstance(given, Tensor) and not waits.has(given)
             if name in ("tensor", "as_tensor") or (is_moved and not kwargs.get("non_blocking")):
                 waits.note()

@@ -1,4 +1,4 @@
-"""Fake tensors, which have shapes and no memory, and a fake process group, which sends nothing."""
+"""Fake tensors, which have shapes and need no memory, and a process group that sends nothing."""
 
 import contextlib
 from collections.abc import Iterator
@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ...launch import hangs, rendezvous
 from ...strategies.fsdp.fsdp import FSDP
+from ...strategies.gradients.averaging import GradientAverage
 from ...strategies.gradients.same_use import SameUse
 
 _ATEN: Any = torch.ops.aten
@@ -40,10 +41,9 @@ ANSWERS: dict[Any, Any] = {
 
 def _deepcopy(tensor: Tensor, memo: dict[int, Tensor]) -> Tensor:
     # torch's own sets a storage, which corrupts memory if it is fake.
-    copy = tensor.detach().clone().requires_grad_(tensor.requires_grad)
-    if isinstance(tensor, nn.Parameter):
-        copy = nn.Parameter(copy.detach(), tensor.requires_grad)
-    memo[id(tensor)] = copy
+    copy = tensor.detach().clone()
+    copy = nn.Parameter(copy) if isinstance(tensor, nn.Parameter) else copy
+    memo[id(tensor)] = copy.requires_grad_(tensor.requires_grad)
     return copy
 
 
@@ -71,25 +71,24 @@ def tensors() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def group() -> Iterator[None]:
-    """Process groups that are initialized in it have no peers, and send nothing."""
+def group(strategy: FSDP, on_gpus: bool) -> Iterator[None]:
+    """Process groups that are initialized in it have no peers, and send nothing.
+
+    The strategy, which sees fake CPU tensors, does what it would do on the plan's devices.
+    """
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    mesh = unset_fake_temporarily()(strategy.make_mesh)
+    own: dict[str, Any] = {"whole_blocks": on_gpus, "_skips": lambda _: False, "make_mesh": mesh}
     with (
         mock.patch.dict("os.environ", {"TRAINER_BACKEND": "fake"}),
         mock.patch.object(rendezvous, "connect_store", return_value=FakeStore()),
         mock.patch.object(hangs, "limited", contextlib.nullcontext),
-        # It would ask the peers by the store.
+        mock.patch.multiple(strategy, **own),
+        # They would ask the peers: by the store, and with copies of some gradients.
         mock.patch.object(SameUse, "_compare"),
+        mock.patch.object(GradientAverage, "average"),
         # A mesh reads the ranks that it is made of.
         mock.patch.object(DeviceMesh, "__init__", unset_fake_temporarily()(DeviceMesh.__init__)),
     ):
         yield
-
-
-def place(strategy: FSDP, on_gpus: bool) -> None:
-    """Let a strategy that sees fake CPU tensors do what it would do on the plan's devices."""
-    changed: Any = strategy
-    changed.whole_blocks = on_gpus
-    changed._skips = lambda asks: False
-    changed.make_mesh = unset_fake_temporarily()(changed.make_mesh)

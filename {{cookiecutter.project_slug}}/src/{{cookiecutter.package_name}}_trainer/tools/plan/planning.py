@@ -12,77 +12,75 @@ from typing import Any
 from torch import Tensor
 
 from ...cli import classes, configuration
-from ...data import Feed, batch_length, scaling, seed_everything, sources
-from ...data.moving import mapped
-from ...errors import ConfigurationError, Problems, UserError
+from ...data import Feed, batch_length, moving, scaling, seed_everything, sources
+from ...errors import Problems, UserError
 from ...module import DataModule, TrainingModule
-from ...options import Options, reading
+from ...options import reading
 from ...run import plan as plans
-from ...run.placement import Placement
-from ...run.plan import Plan
+from ...run.plan import Find, Plan
 from ...strategies import SingleDevice, Strategy, registry
 from ...strategies.fsdp.fsdp import FSDP
 from ...strategies.memory import Memory, extrapolated
 from ..isolated import Child, Failure
-from . import fake, sbatch
-from .request import Request, finder
+from . import fake
+from .request import Request, disagreements, find
 from .trace import PlannedRun, Trace, trace
 
 # In this order the simplest of those that fit is named; others follow as they are registered.
 _SIMPLE = ("single_device", "ddp", "ddp_zero1", "fsdp", "hsdp")
 _MARGIN = 0.1
-_GPU_RESERVED, _CPU_RESERVED = 3 * 2**29, 2**29
+_RESERVED = {"cuda": 3 * 2**29, "cpu": 2**29}
 _BATCHES = range(1, 2**30)
 _ALONE = ""
 
 
 def make(asked: Request, problems: Problems, program: str) -> dict[str, Any]:
-    """Read the options as ``fit`` does, and plan; plain values, for JSON.
+    """Read the options as ``fit`` does, and plan: plain values, for JSON; UserError for any error.
 
     ``facts``: names and values of the run; ``rows``: a strategy each, with its memory, whether that
     fits, and the batches of a rank; ``left_out``: by reason.
-
-    Raises:
-        UserError: One line for each error.
     """
     parser = configuration.make_parser(program, "fit")
     with configuration.read_sections(parser, "fit", asked.words, problems) as checked:
         given = reading.read(checked.trainer, problems)
         options = replace(given, accelerator="cpu", auto_select_gpus=False)
-        find = finder(asked.accelerator)
+        place = partial(find, asked.accelerator)
         data: DataModule | None = None
         if "data" in checked.classes:
             with problems:
                 data = classes.create("data", *checked.classes["data"])
-        plan = plans.make(options, problems, find)  # raises all problems
+        plan = plans.make(options, problems, place)  # raises all problems
         seed_everything(options.seed)
         build = partial(classes.create, "model", *checked.classes["model"])
         with contextlib.redirect_stdout(None):  # user code would print in each trace
-            return _Planning(asked, plan, find, build, data).planned()
+            return _Planning(asked, plan, place, build, data).planned()
 
 
 @dataclass
 class _Planning:
-    """A plan in the making."""
-
     asked: Request
     plan: Plan
-    find: Callable[[Options, Problems], Placement]
+    find: Find
     build: Callable[[], TrainingModule]
     data: DataModule | None
     left_out: dict[str, list[str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def planned(self) -> dict[str, Any]:
-        """Read the data, trace, and compute."""
         devices, nodes = len(self.plan.node_devices), self.plan.layout.num_nodes
-        accelerator = self.asked.accelerator
-        self.place = dict[str, Any](devices=devices, nodes=nodes, accelerator=accelerator)
+        kind = self.asked.accelerator
+        self.place = dict[str, Any](devices=devices, nodes=nodes, accelerator=kind)
         self.replicas = self.plan.strategy.replicas(devices, nodes)
+        self.margin = math.ceil(self.asked.memory * _MARGIN) + _RESERVED[kind]
+        self.available = self.asked.memory - self.margin
         with fake.tensors():
             bare = self.build()
         plans.check_module(self.plan, bare)
-        sample, feed = self._data(bare)
+        sources.check_given(self.data, is_training=True)
+        run = PlannedRun(self.plan, self.replicas, 1)
+        with run.attached(bare, "fit", self.data):  # a micro-batch of rank 0, as in a fit
+            feed = run.training_feed(sources.training_loader(self.data, bare))
+            sample = next(iter(feed.epoch(0, 0))).data
         samples = batch_length(sample)
         able = self._strategies(bare)
         traces = self._traces(able, sample, samples)
@@ -92,21 +90,13 @@ class _Planning:
                 rows.append(self._row(name, plan.strategy, traces, samples))
         rows.sort(key=lambda row: [*_SIMPLE, row["name"]].index(row["name"]))
         return {
-            "facts": self._facts(traces[_ALONE], feed, samples, bare.flops_per_sample),
+            "facts": self._facts(traces[_ALONE], feed, samples, bare.flops_per_sample or 0),
             "rows": rows,
             "simplest": next((row["name"] for row in rows if row["fits"]), None),
             "left_out": self.left_out,
-            "notes": [*self.notes, *self._remarks(traces[_ALONE])],
-            "disagreements": sbatch.disagreements(Path.cwd(), **self.place),
+            "notes": self.notes,
+            "disagreements": disagreements(Path.cwd(), **self.place),
         }
-
-    def _data(self, bare: TrainingModule) -> tuple[Any, Feed]:
-        """A micro-batch of rank 0, and the feed that gives it, as in a fit."""
-        sources.check_given(self.data, is_training=True)
-        run = PlannedRun(self.plan, self.replicas, 1)
-        with run.attached(bare, "fit", self.data):
-            feed = run.training_feed(sources.training_loader(self.data, bare))
-            return next(iter(feed.epoch(0, 0))).data, feed
 
     @contextlib.contextmanager
     def _left_out(self, name: str) -> Iterator[None]:
@@ -134,10 +124,8 @@ class _Planning:
         alone = replace(self.plan, strategy=SingleDevice())
         chosen = {_ALONE: alone, **{name: plan for name, plan in able.items() if _shards(plan)}}
         batches = [_resized(sample, samples, size) for size in (samples, 2 * samples)]
-        children = {
-            name: Child(partial(trace, plan, self.build, batches), self.asked.seconds)
-            for name, plan in chosen.items()
-        }
+        works = {name: partial(trace, plan, self.build, batches) for name, plan in chosen.items()}
+        children = {name: Child(work, self.asked.seconds) for name, work in works.items()}
         found: dict[str, Trace] = {}
         for name, child in children.items():
             try:
@@ -148,39 +136,38 @@ class _Planning:
                     found[name] = self._real(alone, small, samples, failure)
                 else:
                     self.notes.append(f"{name} was not traced ({failure}): a formula instead")
+        if asked := ", ".join(found[_ALONE].asked).replace("local_scalar_dense", "item"):
+            read = f"the step reads values from the device ({asked}): traced with bounds of them"
+            self.notes.append(read)
+        if self.plan.options.compile:
+            self.notes.append("compile: traced without; compiled steps need less for activations")
         return found
 
     def _real(self, plan: Plan, batches: list[Any], samples: int, failure: Failure) -> Trace:
         """Real steps of 1 and 2 samples, where fake tensors do not work."""
-        self.notes.append(
-            f"fake tensors do not work here ({failure}): two real steps of 1 and 2 samples on this "
-            "CPU instead"
-        )
+        instead = "two real steps of 1 and 2 samples on this CPU instead"
+        self.notes.append(f"fake tensors do not work here ({failure}): {instead}")
         work = partial(trace, plan, self.build, batches, is_fake=False)
         try:
-            found: Trace = Child(work, self.asked.seconds).result()
+            found = Child(work, self.asked.seconds).result()
         except Failure as second:
             raise UserError(
                 f"the training step can be traced neither with fake tensors ({failure}) nor with "
                 f"real ones ({second}); correct it, or give a longer --seconds"
             ) from None
         one, two = (extrapolated(found.one, found.two, each * samples) for each in (1, 2))
-        return replace(found, one=one, two=two)
+        return found._replace(one=one, two=two)
 
     def _row(self, name: str, strategy: Strategy, traces: dict[str, Trace], size: int) -> Any:
         """A strategy's row; ``size``: samples of the traced micro-batch."""
-        shares = strategy.replicas(self.place["devices"], self.place["nodes"])
-        shares *= self.plan.options.accumulate_grad_batches
-        whole = self.plan.options.global_batch_size or size * shares
-        if whole % shares:
-            raise ConfigurationError(
-                f"global_batch_size={whole} is not divisible by {shares} micro-batches"
-            )
+        options, own = self.plan.options, size
+        if whole := options.global_batch_size:
+            replicas = strategy.replicas(self.place["devices"], self.place["nodes"])
+            own = scaling.device_batch_size(whole, replicas, options.accumulate_grad_batches)
 
         def memory(batch: int) -> Memory:
             source = traces.get(name, traces[_ALONE])
-            sizes = extrapolated(source.one, source.two, batch / size)
-            sizes = replace(sizes, **self.place)
+            sizes = replace(extrapolated(source.one, source.two, batch / size), **self.place)
             if name not in traces:
                 return strategy.memory(sizes)
             if sizes.is_on_host:  # gloo gathers a unit in a copy, which no trace sees
@@ -190,8 +177,7 @@ class _Planning:
             gathered = max(0, found.activations - traces[_ALONE].one.activations)
             return replace(found, mark="measured", gathered=gathered)
 
-        own, available = whole // shares, self.asked.memory - self.margin
-        largest = bisect.bisect(_BATCHES, available, key=lambda batch: memory(batch).peak)
+        largest = bisect.bisect(_BATCHES, self.available, key=lambda batch: memory(batch).peak)
         return {
             "name": name,
             "memory": asdict(memory(own)),
@@ -200,23 +186,15 @@ class _Planning:
             "largest_batch_size": largest,
         }
 
-    @property
-    def margin(self) -> int:
-        """The bytes of a device that are left free."""
-        reserved = _CPU_RESERVED if self.asked.accelerator == "cpu" else _GPU_RESERVED
-        return math.ceil(self.asked.memory * _MARGIN) + reserved
-
-    def _facts(
-        self, alone: Trace, feed: Feed, samples: int, flops_per_sample: float | None
-    ) -> dict[str, Any]:
+    def _facts(self, alone: Trace, feed: Feed, samples: int, flops: float) -> dict[str, Any]:
+        """Names and values of the run; ``flops``: of a sample, 0 if unknown."""
         options, plan, sizes = self.plan.options, self.plan, alone.one
         effective = feed.samples_per_step
         per_device = effective and effective // (self.replicas * feed.accumulate)
         target = plan.learning_rate.target(effective, per_device)
         target *= self.replicas if plan.strategy.limits.scales_learning_rate else 1
-        rates = sorted(set(alone.rates))
-        flops = (flops_per_sample or 0) * samples * options.accumulate_grad_batches
-        peak = options.peak_flops
+        rates, peak = sorted(set(alone.rates)), options.peak_flops
+        flops *= samples * options.accumulate_grad_batches
         return {
             "strategy": plan.strategy_name,
             **self.place,
@@ -235,20 +213,13 @@ class _Planning:
             "warmup_steps": plan.learning_rate.warmup_steps if target != 1 else 0,
             "memory": self.asked.memory,
             "margin": self.margin,
-            "available": self.asked.memory - self.margin,
+            "available": self.available,
             "whole_model": {
                 name: getattr(sizes, name)
                 for name in ("parameters", "gradients", "optimizer", "activations", "step")
             },
             "step_seconds_at_least": flops / peak if flops and peak else None,
         }
-
-    def _remarks(self, alone: Trace) -> Iterator[str]:
-        if alone.asked:
-            names = ", ".join(alone.asked).replace("local_scalar_dense", "item")
-            yield f"the step reads values from the device ({names}): traced with bounds of them"
-        if self.plan.options.compile:
-            yield "compile: traced without; compiled steps need less for activations"
 
 
 def _shards(plan: Plan) -> bool:
@@ -263,9 +234,8 @@ def _shards(plan: Plan) -> bool:
 def _resized(batch: Any, samples: int, size: int) -> Any:
     """A batch of another number of samples, each like its first one."""
 
-    def one(tensor: Any) -> Any:
-        if not isinstance(tensor, Tensor) or tensor.dim() == 0 or tensor.shape[0] != samples:
-            return tensor
-        return tensor[:1].expand(size, *tensor.shape[1:])
+    def one(value: Any) -> Any:
+        has_samples = isinstance(value, Tensor) and value.shape[:1] == (samples,)
+        return value[:1].expand(size, *value.shape[1:]) if has_samples else value
 
-    return mapped(batch, one)
+    return moving.mapped(batch, one)

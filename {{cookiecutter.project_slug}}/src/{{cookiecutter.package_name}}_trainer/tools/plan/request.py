@@ -1,20 +1,18 @@
-"""What ``plan`` is asked for, and where it places a run: on devices that need not be here."""
+"""What ``plan`` and job scripts ask for, and where a run is placed: on devices not here."""
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, NamedTuple
 from unittest import mock
 
 from ...cli import arguments
 from ...errors import Problems, shown
 from ...launch import cluster
-from ...launch.cluster import Layout
-from ...launch.devices import Accelerator
 from ...options import Options, values
 from ...options.fields import PositiveInt
 from ...run import placement
-from ...run.placement import Placement
 
 _OWN = {
     "devices": "devices per node; default: trainer.devices",
@@ -25,16 +23,17 @@ _OWN = {
 }
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
+_SCRIPTS = ("slurm/train.sh", "slurm/settings.sh")
+_OPTION = r"(?m)^(?:#SBATCH\s+--|\s*export\s+SBATCH_)([a-zA-Z_-]+)[= ]\s*[\"']?([^\"'\s#]+)"
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """The plan's own options; ``words`` are those of ``fit``."""
 
     words: Sequence[str]
     as_json: bool
     memory: int
-    accelerator: Accelerator
+    accelerator: str
     seconds: int
 
 
@@ -52,7 +51,7 @@ def read(program: str, words: Sequence[str], problems: Problems) -> Request:
     given = {"accelerator": own.accelerator or "gpu", "seconds": own.seconds or "120"}
     types = {"accelerator": Literal["gpu", "cpu"], "seconds": PositiveInt}
     found = values.convert("--", types, given, problems)
-    accelerator: Accelerator = "cuda" if found.get("accelerator") == "gpu" else "cpu"
+    accelerator = "cuda" if found.get("accelerator") == "gpu" else "cpu"
     memory = _bytes(own.memory, problems)
     return Request(others, own.json, memory, accelerator, found.get("seconds", 1))
 
@@ -66,25 +65,47 @@ def _bytes(text: str | None, problems: Problems) -> int:
     return int(float(found[1]) * _UNITS[found[2].upper()])
 
 
-def finder(accelerator: Accelerator) -> Callable[[Options, Problems], Placement]:
-    """What finds where a run will be, for :func:`~...run.plan.make`: not on this machine.
+def find(accelerator: str, options: Options, problems: Problems) -> placement.Placement:
+    """Find where a run will be, for :func:`~...run.plan.make`: not on this machine.
 
-    Its options have the number of devices on a node, as CPUs.
+    ``options`` have the number of devices on a node, as CPUs.
     """
+    if str(options.devices) in ("auto", "-1"):
+        problems.add("devices: a plan needs their number on a node; give --devices N")
+    with mock.patch.dict("os.environ", {cluster.OVERRIDE: "none"}):
+        where = placement.find(options, problems)
+    limits, nodes = where.strategy.limits, where.nodes
+    local, source = limits.local_processes(len(where.devices)), next(iter(limits.sources), "plan")
+    layout = cluster.Layout(
+        world_size=local * nodes, local_world_size=local, num_nodes=nodes, source=source
+    )
+    return replace(where, accelerator=accelerator, layout=layout)
 
-    def find(options: Options, problems: Problems) -> Placement:
-        if str(options.devices) in ("auto", "-1"):
-            problems.add("devices: a plan needs their number on a node; give --devices N")
-        with mock.patch.dict("os.environ", {cluster.OVERRIDE: "none"}):
-            where = placement.find(options, problems)
-        limits = where.strategy.limits
-        local = limits.local_processes(len(where.devices))
-        layout = Layout(
-            world_size=local * where.nodes,
-            local_world_size=local,
-            num_nodes=where.nodes,
-            source=next(iter(limits.sources), "plan"),
-        )
-        return replace(where, accelerator=accelerator, layout=layout)
 
-    return find
+def disagreements(root: Path, devices: int, nodes: int, accelerator: str) -> list[str]:
+    """One line for each option of sbatch that is not the plan's, with what overrides it."""
+    on_gpus = accelerator != "cpu"
+    scripts = [name for name in _SCRIPTS if (root / name).is_file()]
+    found: dict[str, tuple[str, str]] = {}  # later ones win
+    for name in scripts:
+        for line in re.finditer(_OPTION, (root / name).read_text("utf-8", errors="replace")):
+            key = line[1].lower().replace("_", "-")
+            found[key] = line[2], f"{name}: {line[0].strip()}"
+    expected = {"nodes": nodes, "ntasks": nodes * devices, "ntasks-per-node": devices}
+    if on_gpus:
+        expected |= {"gpus": nodes * devices, "gpus-per-node": devices}
+        expected |= {"gpus-per-task": 1, "gres": devices}
+    ways = ("gpus-per-node", "gpus-per-task", "gpus", "gres", "ntasks")
+    key, *others = ways if on_gpus else ("ntasks-per-node", "ntasks")
+    defaults = {"nodes": "1", key: "0" if on_gpus else "1"}
+    if found.keys() & {key, *others}:
+        del defaults[key]
+    for name, default in defaults.items() if scripts else ():
+        found.setdefault(name, (default, f"no #SBATCH line says {name}"))
+    lines = []
+    for name, number in expected.items():
+        value, place = found.get(name, ("", ""))
+        given = value.rpartition(":")[2]
+        if given.isdigit() and int(given) != number:
+            lines.append(f"{place}, and the plan has {number}: give sbatch --{name}={number}")
+    return lines

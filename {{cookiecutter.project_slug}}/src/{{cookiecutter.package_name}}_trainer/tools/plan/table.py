@@ -11,15 +11,18 @@ _NO_FIT = "no strategy fits: use a smaller batch, activation_checkpointing, or m
 
 def text(planned: dict[str, Any]) -> str:
     """The plan as lines."""
-    facts = map(_fact, planned["facts"].items())
-    return "\n".join([*filter(None, facts), "", *_rows(planned["rows"]), "", *_remarks(planned)])
+    simplest = planned["simplest"]
+    fits = f"the simplest that fits: --trainer.strategy {simplest}" if simplest else _NO_FIT
+    left_out = (f"{', '.join(names)}: {reason}" for reason, names in planned["left_out"].items())
+    facts = (_fact(*each) for each in planned["facts"].items() if not isinstance(each[1], dict))
+    lines = [*facts, "", *_rows(planned["rows"]), "", fits]
+    remarks = {"left out": left_out, "note": planned["notes"]}
+    remarks["disagrees"] = planned["disagreements"]
+    lines += [f"{kind}: {each}" for kind, found in remarks.items() for each in found]
+    return "\n".join(lines)
 
 
-def _fact(fact: tuple[str, Any]) -> str:
-    """A line; none for what the table shows."""
-    name, value = fact
-    if isinstance(value, dict):
-        return ""
+def _fact(name: str, value: Any) -> str:
     if isinstance(value, list):
         shown = ", ".join(f"{each:.4g}" for each in value)
     elif name in _BYTES:
@@ -39,10 +42,9 @@ def _rows(rows: list[dict[str, Any]]) -> Iterator[str]:
     lines = [_HEADS, *map(_cells, rows)]
     padded = []
     for head, *cells in zip(*lines, strict=True):
-        if {*cells} == {"0"}:
-            continue
-        side, width = "<" if head in ("strategy", "") else ">", max(map(len, (head, *cells)))
-        padded.append([f"{each:{side}{width}}" for each in (head, *cells)])
+        if {*cells} != {"0"}:
+            side, width = "<" if head in ("strategy", "") else ">", max(map(len, (head, *cells)))
+            padded.append([f"{each:{side}{width}}" for each in (head, *cells)])
     for line in zip(*padded, strict=True):
         yield "  ".join(line).rstrip()
 
@@ -53,12 +55,3 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     batches = (f"{row[name]:,}" for name in ("batch_size", "largest_batch_size"))
     fits, how = "yes" if row["fits"] else "no", (memory["mark"], memory["note"])
     return row["name"], *sizes, fits, *batches, *how
-
-
-def _remarks(planned: dict[str, Any]) -> Iterator[str]:
-    simplest = planned["simplest"]
-    yield f"the simplest that fits: --trainer.strategy {simplest}" if simplest else _NO_FIT
-    for reason, names in planned["left_out"].items():
-        yield f"left out: {', '.join(names)}: {reason}"
-    yield from (f"note: {line}" for line in planned["notes"])
-    yield from (f"disagrees: {line}" for line in planned["disagreements"])

@@ -2,45 +2,49 @@
 
 import contextlib
 import gc
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 from torch import Tensor
+from torch._guards import active_fake_mode
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from ...data import batch_length
 from ...data.moving import mapped
+from ...logging import BatchContext
 from ...loop import ManualOptimization
 from ...memory import activation_checkpointing
 from ...module import TrainingModule
 from ...run.plan import Plan
 from ...run.rank import RankRun
-from ...strategies import sync_batchnorm
+from ...strategies import memory, optimizers, sync_batchnorm
 from ...strategies.fsdp.fsdp import FSDP
 from ...strategies.fsdp.units import choose_units
-from ...strategies.memory import Sizes, moments
-from ...strategies.optimizers import configured
 from ...strategies.precision import Precision
-from ...strategies.process_group import ProcessGroupStrategy
 from . import fake
-from .live import Live
 
 _CPU = torch.device("cpu")
 _UNIT = 1_000_000
+_WAIT = torch.ops._c10d_functional.wait_tensor.default
+_COLLECTIVES = ("c10d", "_c10d_functional")
 
 
-@dataclass(frozen=True)
-class Trace:
+class Trace(NamedTuple):
     """The sizes of a rank at the two batches, and what else a trace tells.
 
     ``asked``: operators that waited for values; ``rates``: learning rates of the optimizers;
     ``elements``: number of elements of all parameters.
     """
 
-    one: Sizes
-    two: Sizes
+    one: memory.Sizes
+    two: memory.Sizes
     asked: Sequence[str]
     rates: Sequence[float]
     elements: int
@@ -51,10 +55,7 @@ class PlannedRun(RankRun):
 
     def __init__(self, plan: Plan, replicas: int, samples: int) -> None:
         super().__init__(plan, None, is_started=False)
-        context: Any = SimpleNamespace(
-            samples=samples, ends_epoch=False, loader="", weight=1.0, rate_factor=1.0
-        )
-        self.recorder: Any = SimpleNamespace(context=context)
+        self.recorder: Any = SimpleNamespace(context=BatchContext(samples))
         self.log = lambda *_, **__: None
         self.has_skipped_step = lambda: False
         self.strategy.device, self._replicas = _CPU, replicas
@@ -63,16 +64,115 @@ class PlannedRun(RankRun):
         return self._replicas, 0
 
 
+class Live(TorchDispatchMode):
+    """Counts the bytes of tensors that are alive, fake ones too, and their most at each moment.
+
+    Each storage counts once, from the operator that makes it until nothing refers to it.
+    ``answers`` gives the results of operators that fake tensors cannot compute; ``asked`` has the
+    names of those that it was asked for.
+    """
+
+    def __init__(self, answers: Mapping[Any, Callable[..., Any]]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._answers, self.asked = answers, set[str]()
+        self.total = self.gradients = 0
+        """Bytes that are alive; and of them, those that are gradients."""
+        self.moments: dict[int, int] = {}
+        """Bytes of gradients, and the most bytes of all else then, since :meth:`begin`."""
+        self._watched: list[Tensor] = []
+        self._sizes: dict[int, int] = {}
+        self._gradients = set[int]()
+
+    @contextlib.contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count what is created in this context."""
+        self._mode, original = active_fake_mode(), torch.UntypedStorage.resize_
+
+        def resize(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+            original(storage, size)
+            if id(storage) in self._sizes:
+                self._resize(id(storage), size)
+                self._note()
+            return storage
+
+        # By it FSDP frees what it has gathered, and no operator shows that.
+        with mock.patch.object(torch.UntypedStorage, "resize_", resize), self:
+            yield
+
+    def begin(self) -> None:
+        """Forget moments."""
+        self.moments = {}
+        self._note()
+
+    def find_gradients(self) -> None:
+        """Note which storages are gradients now."""
+        for each in self._watched:
+            self.add(each.grad, is_gradient=True)
+
+    def watch(self, parameters: Iterable[Tensor]) -> None:
+        """Count what is ever ``grad`` of these parameters as gradients."""
+        self._watched = [each for each in parameters if each.requires_grad]
+        for each in self._watched:
+            each.register_post_accumulate_grad_hook(lambda p: self.add(p.grad, is_gradient=True))
+
+    def add(self, tensor: Any, *, is_gradient: bool = False) -> None:
+        """Count a tensor, or only that it is a gradient; nothing else is counted."""
+        if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
+            return
+        local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+        storage = local.untyped_storage()
+        key = id(storage)
+        if key not in self._sizes:
+            self._sizes[key] = 0
+            weakref.finalize(storage, self._end, key)
+            self._resize(key, storage.nbytes())
+        if is_gradient and key not in self._gradients:
+            self._gradients.add(key)
+            self.gradients += self._sizes[key]
+        self._note()
+
+    def _resize(self, key: int, size: int) -> None:
+        more, self._sizes[key] = size - self._sizes[key], size
+        self.total += more
+        self.gradients += more * (key in self._gradients)
+
+    def _end(self, key: int) -> None:
+        self._resize(key, 0)
+        self._gradients.discard(key)
+        del self._sizes[key]
+
+    def _note(self) -> None:
+        other = self.total - self.gradients
+        self.moments[self.gradients] = max(other, self.moments.get(self.gradients, 0))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(each, DTensor) for each in types):
+            return NotImplemented  # it calls operators on its own tensors, which come here
+        mode = active_fake_mode()  # None while meshes read real tensors
+        if func is _WAIT and self._mode is not None:
+            return args[0]  # a fake one would be a new tensor
+        answer = None if mode is None else self._answers.get(func)
+        result = None if answer is None else answer(*args, **(kwargs or {}))
+        if result is None:
+            result = func(*args, **(kwargs or {}))
+        else:
+            self.asked.add(func._schema.name.partition("::")[2].strip("_"))
+        if func.namespace in _COLLECTIVES:  # between two of them, FSDP sets gradients
+            self.find_gradients()
+        if mode is self._mode:  # DTensor computes shapes in a mode of its own
+            for each in tree_leaves(result):
+                self.add(each)
+        return result
+
+
 def trace(
     plan: Plan, build: Callable[[], TrainingModule], batches: Sequence[Any], is_fake: bool = True
 ) -> Trace:
     """Trace a step of each batch; the first one lets optimizers create their states.
 
-    Args:
-        plan: Of the run, with its strategy; one with a process group has the ranks of its layout.
-        build: Creates the module.
-        batches: Two micro-batches on the CPU.
-        is_fake: Whether tensors are fake; otherwise real steps are made.
+    ``plan``: of the run, with its strategy, a :class:`FSDP` or one of a process alone; ``build``
+    creates the module; ``batches``: two micro-batches on the CPU. Unless ``is_fake``, real steps
+    are made.
     """
     torch.set_num_threads(1)
     gc.disable()  # it takes long, and would make what is alive depend on when it runs
@@ -80,8 +180,8 @@ def trace(
     precision = Precision(str(options.precision), "cpu")
     precision.scaler = None  # a scale, whose value would say that steps are skipped
     with contextlib.ExitStack() as stack:
-        if isinstance(strategy, ProcessGroupStrategy):
-            stack.enter_context(fake.group())
+        if isinstance(strategy, FSDP):
+            stack.enter_context(fake.group(strategy, plan.device.type != "cpu"))
         strategy.connect(plan.layout, [_CPU], precision)
         stack.callback(strategy.teardown)
         if is_fake:
@@ -94,12 +194,10 @@ def trace(
         elements = sum(each.numel() for each in module.parameters())
         numels = [each.numel() for each in module.parameters() if each.requires_grad]
         unit = _largest_unit(module, plan.device.type != "cpu")
-        parts, mode = options.activation_checkpointing, options.activation_checkpointing_mode
-        stack.enter_context(activation_checkpointing.applied(module, parts, mode))
+        stack.enter_context(activation_checkpointing.applied(module, *run.checkpointing))
         steps = _Steps(plan, module, run, live)
         found = steps.sizes(batches)
-        groups = [group for each in steps.optimization.optimizers for group in each.param_groups]
-        rates = [float(group["lr"]) for group in groups if "lr" in group]
+        rates = steps.optimization.configured_rates()
     one, two = (replace(each, numels=numels, unit=unit) for each in found)
     return Trace(one, two, sorted(live.asked), rates, elements)
 
@@ -114,32 +212,22 @@ def _largest_unit(module: TrainingModule, on_gpus: bool) -> int:
 
 
 class _Steps:
-    """The steps of a rank."""
-
     def __init__(self, plan: Plan, module: TrainingModule, run: PlannedRun, live: Live) -> None:
         self.strategy, self.options, self.live = plan.strategy, plan.options, live
         on_gpus = plan.device.type != "cpu"
-        has_peers = isinstance(self.strategy, ProcessGroupStrategy)
-        if self.options.sync_batchnorm and not has_peers:
+        if self.options.sync_batchnorm and not isinstance(self.strategy, FSDP):
             sync_batchnorm.convert(module, "cpu")
-        if isinstance(self.strategy, FSDP):
-            fake.place(self.strategy, on_gpus)
-        self.optimization = self.strategy.setup(module, lambda: configured(module))
+        self.optimization = self.strategy.setup(module, lambda: optimizers.configured(module))
         for optimizer in self.optimization.optimizers if on_gpus else ():
             for group in (*optimizer.param_groups, optimizer.defaults):
                 if group.get("foreach", False) is None and not group.get("fused"):
                     group["foreach"] = True  # as torch does on GPUs, in one operation for all
-        if isinstance(self.strategy, ProcessGroupStrategy):
-            self.strategy.averaged = None  # it would compare gradients, in copies of some
         self.manual: ManualOptimization | None = None
         if not module.automatic_optimization:
-            context = run.recorder.context
-            self.manual = ManualOptimization(self.strategy, self.optimization, lambda: context)
-            run.manual = self.manual
+            run.manual = self.manual = ManualOptimization(self.strategy, self.optimization)
         live.watch(module.parameters())
 
-    def sizes(self, batches: Sequence[Any]) -> list[Sizes]:
-        """The sizes at each batch."""
+    def sizes(self, batches: Sequence[Any]) -> list[memory.Sizes]:
         gc.collect()
         parameters = self.live.total
         # Modules with manual optimization may step in some of the batches only.
@@ -148,11 +236,11 @@ class _Steps:
         steps = [self._step(batch, 4 + number) for number, batch in enumerate(batches)]
         gc.collect()
         return [
-            Sizes(
+            memory.Sizes(
                 parameters=parameters,
                 gradients=max(own for own, _ in seen),
                 optimizer=self.live.total - parameters,
-                moments=moments(seen),
+                moments=memory.moments(seen),
                 step=steps[-1][1],  # the first one makes states
                 numels=[],
             )
@@ -162,6 +250,7 @@ class _Steps:
     def _step(self, batch: Any, number: int) -> tuple[list[tuple[int, int]], int]:
         """Make a step; its moments, and the temporary results of optimizers."""
         live, options = self.live, self.options
+        value, algorithm = options.gradient_clip_val, options.gradient_clip_algorithm
         gc.collect()
         before = live.total
         live.begin()
@@ -178,8 +267,7 @@ class _Steps:
         live.begin()
         held = live.total
         if self.manual is None:
-            if options.gradient_clip_val is not None:
-                algorithm = options.gradient_clip_algorithm
-                self.strategy.clip(self.optimization, options.gradient_clip_val, algorithm)
+            if value is not None:
+                self.strategy.clip(self.optimization, value, algorithm)
             self.strategy.step(self.optimization)
-        return seen, live.most - held
+        return seen, max(own + other for own, other in live.moments.items()) - held

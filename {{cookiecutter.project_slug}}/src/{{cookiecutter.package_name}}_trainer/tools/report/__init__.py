@@ -1,18 +1,53 @@
 """The command ``report``: one HTML page about one or several runs, which needs no network."""
 
+import importlib.util
 from collections.abc import Sequence
+from pathlib import Path
+
+from ...checkpoint import run_directory
+from ...cli import arguments
+from ...errors import Problems, UserError, one_line, shown
+from ...launch import files
 
 HELP = "Write a page about runs: curves, speed, where the time goes, restarts."
 AFTER_FIT = "report: {program} report {run}"
 """The line that ``fit`` prints at its end."""
+_PACKAGE = "vl_convert"
 
 
 def run(program: str, words: Sequence[str]) -> None:
-    """Run the command with the words after it; ``program`` is for its help.
+    """Write the page of runs, and print its path; UserError with all errors in ``words``."""
+    from . import page, reading
 
-    Raises:
-        ConfigurationError: One line per error.
-    """
-    from . import command
+    parser = arguments.Parser(prog=f"{program} report", description=HELP, allow_abbrev=False)
+    parser.add_argument("runs", metavar="RUN", nargs="+", help="run directories, such as runs/RUN")
+    where = "the page; default: report.html in the first run"
+    parser.add_argument("--out", metavar="FILE.html", type=Path, help=where)
+    given = parser.parse_args(words)
+    paths = list(dict.fromkeys(map(Path, given.runs)))
+    file = given.out or paths[0] / "report.html"
+    _check(paths, file)
+    names = [path.absolute().name for path in paths]
+    if len(set(names)) < len(names):
+        names = list(map(str, paths))
+    text = page.written(list(map(reading.read, paths, names)))
+    try:
+        files.write_atomically(file, text)
+    except OSError as error:
+        raise UserError(f"{file}: cannot be written ({one_line(error)})") from None
+    print(f"report written to {files.shown(file, Path.cwd())}", flush=True)
 
-    command.run(program, words, HELP)
+
+def _check(paths: Sequence[Path], file: Path) -> None:
+    problems = Problems()
+    if importlib.util.find_spec(_PACKAGE) is None:
+        problems.add("report needs vl-convert-python: pip install vl-convert-python")
+    for path in paths:
+        if not run_directory.is_run(path):
+            what = "is no run directory" if path.exists() else "does not exist"
+            problems.add(f"RUN={shown(str(path))}: {what}; name one such as runs/RUN")
+    if file.suffix != ".html":
+        problems.add(f"--out={shown(str(file))}: name a file that ends in .html")
+    if file.parent not in paths and not file.parent.is_dir():
+        problems.add(f"--out={shown(str(file))}: the directory {file.parent} does not exist")
+    problems.raise_any()

@@ -3,13 +3,10 @@
 import statistics
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
-from .costs import Spent
 from .reading import Run
-from .traces import Trace
 
 _NO_PROFILE = "not examined: no profile; train with the callback Profile"
 
@@ -17,8 +14,7 @@ Finding = tuple[str, dict[str, Any] | None]
 """What was measured, and from the threshold on the values of the advice."""
 
 
-@dataclass(frozen=True)
-class Check:
+class Check(NamedTuple):
     """One cause: what was measured, from where on it is reported, and what to do if it is."""
 
     cause: str
@@ -27,34 +23,34 @@ class Check:
     advice: str | None
 
 
-def check(run: Run, spent: Spent) -> list[Check]:
+def check(run: Run) -> list[Check]:
     """Examine each cause."""
     causes = tomllib.loads(files(__package__).joinpath("causes.toml").read_text(encoding="utf-8"))
     found = []
     for cause, given in causes.items():
-        measured, values = _MEASURES[cause](run, spent, given)
+        measured, values = _MEASURES[cause](run, given)
         advice = None if values is None else given["advice"].format(**given, **values)
         found.append(Check(cause, given["threshold"].format(**given), measured, advice))
     return found
 
 
-def _loader(run: Run, spent: Spent, limits: Mapping[str, Any]) -> Finding:
+def _loader(run: Run, limits: Mapping[str, Any]) -> Finding:
     # The first row has the start of the workers.
     rows = [value for _, value in run.speed.get("speed/data_wait", [])[1:]]
     if not rows:
         return "not examined: speed.csv has less than two logged steps", None
     busy = statistics.median(value for _, value in run.speed.get("system/gpu_percent", [(0, 0.0)]))
-    wait = statistics.fmean(rows)
-    measured = f"steps waited {wait:.2g} of their time for data, {spent.data:.3g} s"
-    if busy:
-        measured += f"; the GPU was {busy:.0f}% busy"
-    if wait < limits["share"] or spent.data < limits["seconds"] or busy >= limits["busy"]:
+    wait, waited = statistics.fmean(rows), run.spent.data
+    measured = f"steps waited {wait:.2g} of their time for data, {waited:.3g} s"
+    measured += f"; the GPU was {busy:.0f}% busy" if busy else ""
+    if wait < limits["share"] or waited < limits["seconds"] or busy >= limits["busy"]:
         return measured, None
     workers = run.config.get("data.init_args.num_workers", "unknown")
     return measured, {"wait": wait, "workers": workers, "gain": 1 / max(1 - wait, 0.01)}
 
 
-def _checkpoints(run: Run, spent: Spent, limits: Mapping[str, Any]) -> Finding:
+def _checkpoints(run: Run, limits: Mapping[str, Any]) -> Finding:
+    spent = run.spent
     measured_time = spent.training + spent.data + spent.checkpoint + spent.validation
     part = spent.checkpoint / (measured_time or 1.0)
     measured = f"saving took {part:.2g} of the time, {spent.checkpoint:.3g} s"
@@ -68,7 +64,7 @@ def _checkpoints(run: Run, spent: Spent, limits: Mapping[str, Any]) -> Finding:
     return measured, {"part": part, "change": change}
 
 
-def _waits(run: Run, spent: Spent, limits: Mapping[str, Any]) -> Finding:
+def _waits(run: Run, limits: Mapping[str, Any]) -> Finding:
     if not run.traces:
         return _NO_PROFILE, None
     if run.facts.get("device", "cpu").startswith("cpu"):
@@ -82,31 +78,28 @@ def _waits(run: Run, spent: Spent, limits: Mapping[str, Any]) -> Finding:
     return f"rank {trace.rank} waited {many}", {"many": many} if fewest >= most else None
 
 
-def _ranks(run: Run, spent: Spent, limits: Mapping[str, Any]) -> Finding:
+def _ranks(run: Run, limits: Mapping[str, Any]) -> Finding:
     if run.facts.get("layout.world_size", "1") == "1":
         return "does not apply: one rank trains", None
     if len(run.traces) < 2:
         return "not examined: only with profiles of all ranks (Profile with ranks: null)", None
-    if (slowest := _slowest(run.traces)) is None:
+    busy = {
+        trace.rank: [each.total - each.seconds["communication"] for each in trace.steps]
+        for trace in run.traces
+    }
+    ranks, steps = [*busy], zip(*busy.values(), strict=False)
+    longest = {ranks[step.index(max(step))] for step in steps}
+    if len(longest) != 1:
         return "no rank is busy longest in every step", None
-    rank, delay = slowest
+    means, rank = {each: statistics.fmean(busy[each]) for each in ranks}, longest.pop()
+    delay = means.pop(rank) - statistics.median(means.values())
     step = statistics.fmean(each.total for trace in run.traces for each in trace.steps)
     times = f"{delay * 1e3:.3g} of the {step * 1e3:.3g} ms"
     values = {"rank": rank, "times": times} if delay >= limits["share"] * step else None
     return f"rank {rank} is busy {times} longer than others", values
 
 
-def _slowest(traces: list[Trace]) -> tuple[int, float] | None:
-    """The rank that is busy longest in each step, and by how many seconds."""
-    busy = [[step.total - step.seconds["communication"] for step in each.steps] for each in traces]
-    longest = {max(range(len(busy)), key=column.__getitem__) for column in zip(*busy, strict=False)}
-    if len(longest) != 1:
-        return None
-    means, index = [statistics.fmean(each) for each in busy], longest.pop()
-    return traces[index].rank, means.pop(index) - statistics.median(means)
-
-
-def _batch(run: Run, spent: Spent, limits: Mapping[str, Any]) -> Finding:
+def _batch(run: Run, limits: Mapping[str, Any]) -> Finding:
     if not run.traces:
         return _NO_PROFILE, None
     # Not the mean: another program may have interrupted one of the few steps.
@@ -116,7 +109,7 @@ def _batch(run: Run, spent: Spent, limits: Mapping[str, Any]) -> Finding:
     return measured, values if part >= limits["share"] else None
 
 
-_MEASURES: dict[str, Callable[[Run, Spent, Mapping[str, Any]], Finding]] = {
+_MEASURES: dict[str, Callable[[Run, Mapping[str, Any]], Finding]] = {
     "Slow loader": _loader,
     "Checkpoints too often": _checkpoints,
     "Step that waits for the device": _waits,

@@ -1,53 +1,61 @@
 """Fill ``page.html`` with what is known of the runs; the page holds all that it needs."""
 
 import base64
-import functools
 import hashlib
+import math
 import re
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from importlib.resources import files
+from functools import cache
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
 
-from jinja2 import Environment
+from jinja2 import Environment, FileSystemLoader
 
 from ...errors import shorten
-from . import checks, costs, plots
-from .reading import Run
+from . import checks
+from .reading import Run, Series
 from .traces import CATEGORIES
 
+_FOLDER = Path(__file__).parent
 # Of run.json; the rest stays there.
 _COMPARED = ("git.commit", "image.", "locks.", "packages.", "versions.", "hosts")
 _LONGEST = 400
+# Points of all curves together, which keeps the page small; and of one of them.
+_MOST_POINTS, _MOST_OF_ONE = 20_000, 1_000
+
+Plot = dict[str, Any]
+"""Drawn by ``page.js`` with Vega-Lite, shown as a table by ``page.html``: ``title``; ``kind``: a
+key of ``specs`` in ``page.js``; ``domain``: what colors tell apart; ``values``."""
 
 
 def written(runs: Sequence[Run]) -> str:
     """The page of runs, as HTML; all values are escaped."""
-    times = [costs.spent(run) for run in runs]
     drawn = {
-        "Metrics": plots.curves({run.name: run.metrics for run in runs}),
-        "Speed, memory and use": plots.curves({run.name: run.speed for run in runs}),
-        "Where the time goes": _bars(runs, times),
+        "Metrics": curves({run.name: run.metrics for run in runs}),
+        "Speed, memory and use": curves({run.name: run.speed for run in runs}),
+        "Where the time goes": _times(runs),
     }
-    scripts = [_inline(_library()), _inline(_file("page.js"))]
+    # In strings, the escape means the same, and a script may not contain the end of its element.
+    ends, own = re.compile(r"<(?=/script|!--)", re.IGNORECASE), _FOLDER / "page.js"
+    scripts = [ends.sub(r"\\x3c", each) for each in (_library(), own.read_text("utf-8"))]
     hashes = [base64.b64encode(hashlib.sha256(each.encode()).digest()) for each in scripts]
     # Jinja's usual braces would be filled when the project is made from its template.
-    signs = ("<%", "%>", "[[", "]]", "[#", "#]")
-    made = Environment(*signs, autoescape=True, trim_blocks=True)
-    made.filters["duration"] = _duration
+    signs, loader = ("<%", "%>", "[[", "]]", "[#", "#]"), FileSystemLoader(_FOLDER)
+    made = Environment(*signs, autoescape=True, trim_blocks=True, loader=loader)
+    made.filters["duration"] = lambda seconds: timedelta(seconds=round(seconds))
     made.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
-    return made.from_string(_file("page.html")).render(
-        runs=list(zip(runs, times, map(checks.check, runs, times), strict=True)),
-        restarts=costs.restarts,
+    return made.get_template("page.html").render(
+        runs=[(run, run.spent, checks.check(run)) for run in runs],
         differences=_differences(runs),
         drawn=drawn,
-        style=_file("style.css"),
         scripts=scripts,
-        hashes=[each.decode() for each in hashes],
+        hashes=hashes,
     )
 
 
-@functools.cache
+@cache
 def _library() -> str:
     """Vega, Vega-Lite and Vega-Embed as one script, which takes two seconds to make."""
     import vl_convert
@@ -55,17 +63,37 @@ def _library() -> str:
     return str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))
 
 
-def _file(name: str) -> str:
-    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+def curves(logs: Mapping[str, Series]) -> list[Plot]:
+    """One plot for each name of a value, with a curve for each run that has it."""
+    total = sum(len(log) for log in logs.values())
+    most = min(_MOST_OF_ONE, max(20, _MOST_POINTS // max(1, total)))
+    made = []
+    for metric in dict.fromkeys(name for log in logs.values() for name in log):
+        values = [
+            # JSON has neither infinity nor NaN.
+            {"name": run, "step": step, "value": value if math.isfinite(value) else None}
+            for run, log in logs.items()
+            for step, value in thinned(log.get(metric, []), most)
+        ]
+        made.append({"title": metric, "kind": "curve", "domain": [*logs], "values": values})
+    return made
 
 
-def _inline(script: str) -> str:
-    """A script without what would end its element: in strings, the escape means the same."""
-    return re.sub(r"<(?=/script|!--)", r"\\x3c", script, flags=re.IGNORECASE)
+def thinned(points: Sequence[tuple[int, float]], most: int) -> list[tuple[int, float]]:
+    """At most so many of the points, unchanged: the ends, and the extremes of each range."""
+    if len(points) <= most:
+        return list(points)
+    size = -(-2 * len(points) // (most - 2))
+    kept = {points[0], points[-1]}
+    for start in range(0, len(points), size):
+        part = points[start : start + size]
+        kept |= {min(part, key=itemgetter(1)), max(part, key=itemgetter(1))}
+    return sorted(kept)
 
 
-def _bars(runs: Sequence[Run], times: Sequence[costs.Spent]) -> list[plots.Plot]:
-    walls = {run.name: asdict(time) for run, time in zip(runs, times, strict=True) if time.wall}
+def _times(runs: Sequence[Run]) -> list[Plot]:
+    """Stacked bars: one for each run, and one for each rank that has a profile."""
+    walls = {run.name: run.spent._asdict() for run in runs if run.spent.wall}
     ranks = {
         f"rank {trace.rank}{f' of {run.name}' * (len(runs) > 1)}": {
             name: trace.mean(name) * 1e3 for name in CATEGORIES
@@ -74,20 +102,28 @@ def _bars(runs: Sequence[Run], times: Sequence[costs.Spent]) -> list[plots.Plot]
         for trace in run.traces
     }
     bars = {"Wall time in seconds": walls, "A recorded step in milliseconds": ranks}
-    return [plots.bars(title, parts) for title, parts in bars.items() if parts]
+    return [_bars(title, rows) for title, rows in bars.items() if rows]
+
+
+def _bars(title: str, rows: Mapping[str, Mapping[str, float]]) -> Plot:
+    """A stacked bar for each name, of its categories that are above zero in one of the bars."""
+    kinds = [kind for kind in next(iter(rows.values())) if any(row[kind] for row in rows.values())]
+    values = [
+        {"name": name, "part": kind, "order": order, "value": row[kind], "all": sum(row.values())}
+        for name, row in rows.items()
+        for order, kind in enumerate(kinds)
+    ]
+    return {"title": title, "kind": "bars", "domain": kinds, "values": values}
 
 
 def _differences(runs: Sequence[Run]) -> dict[str, list[str]]:
     """Options, versions and hosts that are not equal in all runs, by name."""
-    facts = [{k: v for k, v in run.facts.items() if k.startswith(_COMPARED)} for run in runs]
-    known = [run.config | of_run for run, of_run in zip(runs, facts, strict=True)]
+    known = [
+        run.config | {name: run.facts[name] for name in run.facts if name.startswith(_COMPARED)}
+        for run in runs
+    ]
     columns = {
         name: [shorten(each.get(name, "not set"), _LONGEST) for each in known]
-        for name in sorted({name for each in known for name in each})
+        for name in sorted(set().union(*known))
     }
     return {name: values for name, values in columns.items() if len(set(values)) > 1}
-
-
-def _duration(seconds: float | None) -> str:
-    """Hours, minutes and seconds, such as 1:02:03."""
-    return "unknown" if seconds is None else str(timedelta(seconds=round(seconds)))

@@ -5,9 +5,8 @@ import json
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -38,10 +37,8 @@ _ON_GPU = {
 }
 _STEP = r"user_annotation/ProfilerStep#\d+$"
 _WAIT = r"\w*/(cuda|hip)(Stream|Device|Event)Synchronize"
-CATEGORIES = (
-    *("data", "copy", "compute", "communication", "optimizer", "checkpoint", "validation"),
-    "other",
-)
+_KNOWN = ("data", "copy", "compute", "communication", "optimizer", "checkpoint", "validation")
+CATEGORIES = (*_KNOWN, "other")
 """``other``: the rest; Python, the launch of kernels, and waiting."""
 _MOMENTS = 1_000_000  # of a step
 _MOST_BYTES = 2**29
@@ -50,8 +47,7 @@ Span = tuple[float, float]
 """Begin and end in microseconds."""
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """One recorded step: seconds by category; number and seconds of its waits for the device."""
 
     seconds: dict[str, float]
@@ -64,8 +60,7 @@ class Step:
         return sum(self.seconds.values())
 
 
-@dataclass(frozen=True)
-class Trace:
+class Trace(NamedTuple):
     """The recorded steps of a rank."""
 
     rank: int
@@ -78,13 +73,12 @@ class Trace:
 
 def read_traces(directory: Path, notes: list[str]) -> list[Trace]:
     """Read the newest trace of each rank, by rank; one that cannot be read is noted."""
-    found = [(re.match(r"rank-(\d+)\.", path.name), path) for path in directory.glob("*.json*")]
-    newest = {int(match[1]): path for match, path in sorted(found, key=lambda e: e[1]) if match}
+    newest = {path.name.partition(".")[0]: path for path in sorted(directory.glob("rank-*.json*"))}
     traces = []
-    for rank, path in sorted(newest.items()):
+    for name, path in newest.items():
         try:
             if steps := _steps(path):
-                traces.append(Trace(rank, steps))
+                traces.append(Trace(int(name.removeprefix("rank-")), steps))
             else:
                 notes.append(f"profile/{path.name}: no step was recorded")
         except (OSError, EOFError, ValueError, LookupError, TypeError) as error:
@@ -100,21 +94,15 @@ def _steps(path: Path) -> list[Step]:
     patterns = _ON_GPU if _spans(events, "kernel/") else _ON_CPU
     spans = {category: _spans(events, pattern) for category, pattern in patterns.items()}
     paused = spans["checkpoint"] + spans["validation"]  # which must wait for the device
-    waits = [
-        (begin, end)
-        for begin, end in _spans(events, _WAIT)
-        if not any(first <= begin < last for first, last in paused)
-    ]
+    found = _spans(events, _WAIT)
+    waits = [each for each in found if not any(a <= each[0] < b for a, b in paused)]
     return [_step(each, spans, waits) for each in sorted(_spans(events, _STEP))]
 
 
 def _spans(events: Sequence[Mapping[str, Any]], pattern: str) -> list[Span]:
     matches = re.compile(pattern).match
-    return [
-        (float(each["ts"]), float(each["ts"]) + float(each["dur"]))
-        for each in events
-        if matches(f"{each.get('cat', '')}/{each['name']}")
-    ]
+    found = (each for each in events if matches(f"{each.get('cat', '')}/{each['name']}"))
+    return [(float(each["ts"]), float(each["ts"]) + float(each["dur"])) for each in found]
 
 
 def _step(window: Span, spans: Mapping[str, Sequence[Span]], waits: Sequence[Span]) -> Step:

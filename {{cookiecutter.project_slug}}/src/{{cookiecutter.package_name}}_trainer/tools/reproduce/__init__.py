@@ -1,12 +1,174 @@
 """The command ``reproduce``: run a recorded run again, and find the first thing that differs."""
 
-from collections.abc import Sequence
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...callbacks import Callback
+from ...checkpoint import run_directory
+from ...cli import arguments, config_files, configuration, imports
+from ...errors import ConfigurationError, Problems, shown
+from ...launch import cluster, is_reported, outcome
+from ...module import Run, TrainingModule
+from ...options import paths
+from ...run.rank import RankRun
+from . import compare
 
 HELP = "Run a recorded run again, and say what differs first."
+# Options that may differ: where the run is and what it writes, and on what hardware it runs.
+_SAFE = (
+    *("accelerator", "devices", "num_nodes", "default_root_dir", "run_name", "overwrite", "resume"),
+    *("loggers", "enable_progress_bar", "keep_checkpoints", "async_checkpoints"),
+)
+_UPLOADS = "UploadCheckpoints"
+
+
+class StopAfter(Callback):
+    """Ends the fit after ``step``, on all ranks, as if it had been asked to stop.
+
+    What depends on the number of steps does not change, as it would by ``max_steps``.
+    """
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_after_optimizer_step(self, trainer: Run, module: TrainingModule) -> None:
+        if isinstance(trainer, RankRun) and trainer.global_step >= self.step:
+            trainer.position.is_stopped = True
 
 
 def run(program: str, words: Sequence[str]) -> None:
-    """Run the command with the words after it; exit 0 only if the runs are bit-equal."""
-    from .command import reproduce
+    """Say what differs from the record, run again, compare; exit 0 only if they are bit-equal.
 
-    reproduce(program, words, HELP)
+    Raises:
+        ConfigurationError: There is no such run, a script has started it, or an option is wrong.
+    """
+    given = _read(words, f"{program} reproduce")
+    recorded, trainer = given.attempts[-1], given.recorded_options
+    last, layout = _last_step(given), cluster.detect()
+    fit = _options(given, layout)
+    callbacks = trainer.get("callbacks") or []
+    kept = [each for each in callbacks if not _is_upload(each)]
+    stop = {"class_path": f"{__name__}.StopAfter", "init_args": {"step": last}}
+    fit["callbacks"] = [*kept, stop]
+    says = layout.is_main and not is_reported()
+    printed: list[str] = []
+    if says:
+        if kept != callbacks:
+            _say([f"the callback {_UPLOADS} is left out: nothing is uploaded again"])
+        known = compare.here(layout, trainer | fit)
+        try:
+            printed = [
+                *compare.of_run(given.run, given.attempts),
+                *compare.differences(recorded, known),
+                *compare.data(recorded),
+            ]
+        except (TypeError, ValueError, LookupError, AttributeError):
+            raise ConfigurationError(f"{given.run}/run.json: has values of other types") from None
+        _say(printed or ["nothing differs from the record"])
+    _fit(program, given, fit)
+    if says:
+        made = Path(fit["default_root_dir"], fit["run_name"])
+        lines = compare.differences(recorded, run_directory.attempts(made)[-1])
+        is_equal, compared = compare.compare(given.run, made, last)
+        _say([*(line for line in lines if line not in printed), *compared])
+        if not is_equal:
+            outcome.write(f"failed {compared[0]}")
+            sys.exit(1)
+
+
+def _is_upload(callback: Any) -> bool:
+    name = callback.get("class_path") if isinstance(callback, dict) else callback
+    return str(name).rpartition(".")[2] == _UPLOADS
+
+
+def _say(lines: Sequence[str]) -> None:
+    # A run of somebody else may have control characters in its record.
+    texts = ("".join(each if each.isprintable() else "?" for each in line) for line in lines)
+    print("\n".join(f"reproduce: {text}" for text in texts), flush=True)
+
+
+def _read(words: Sequence[str], program: str) -> argparse.Namespace:
+    """The arguments, and what is recorded; ``trainer``: given options by name, as text."""
+    safe = ", ".join(f"--trainer.{name}" for name in _SAFE)
+    others = f"All options are those of the run; these may be others: {safe}."
+    parser = arguments.Parser(program, description=HELP, epilog=others, allow_abbrev=False)
+    parser.add_argument("run", metavar="RUN", help="a run directory")
+    parser.add_argument("--at", type=int, metavar="STEP", help="compare up to this step, and end")
+    trust = "let the configuration of the run name classes of the working directory, too"
+    parser.add_argument(imports.TRUST, action="store_true", help=trust)
+    found, rest = parser.parse_known_args(list(words))
+    problems = Problems()
+    found.trainer = {}
+    for key, text in arguments.split(rest, problems):
+        name = key.removeprefix("trainer.")
+        if name in _SAFE and key != name:
+            found.trainer[name] = text
+        else:
+            problems.add(f"--{key}: not an option of reproduce, which repeats the run; use: {safe}")
+    run = Path(paths.expand("reproduce", found.run))
+    problem = f"reproduce {shown(found.run)}: "
+    found.run, found.attempts = run.absolute(), run_directory.attempts(run)
+    if not found.attempts:
+        problems.add(f"{problem}no run.json there; give a run directory, such as runs/RUN")
+    elif not (run / "config.yaml").is_file():
+        problems.add(f"{problem}no config.yaml, because a script has started it; run the script")
+    problems.raise_any()
+    found.recorded_options = {**(config_files.read(str(run / "config.yaml")).get("trainer") or {})}
+    return found
+
+
+def _last_step(given: argparse.Namespace) -> int:
+    """The last step to compare; the run must have made it."""
+    of_ranks = [max(steps) for steps in compare.read(given.run).values() if steps]
+    made = given.attempts[-1].get("last_step")
+    last = made if isinstance(made, int) else min(of_ranks, default=0)
+    if last < 1:
+        raise ConfigurationError(f"reproduce {given.run.name}: the run has made no step")
+    if given.at is not None and not 1 <= given.at <= last:
+        raise ConfigurationError(f"--at {given.at}: give a step from 1 to {last}, the run's last")
+    return last if given.at is None else given.at
+
+
+def _options(given: argparse.Namespace, layout: cluster.Layout) -> dict[str, Any]:
+    """The trainer's options that are not those of ``config.yaml``, but for callbacks."""
+    recorded, trainer, name = given.attempts[-1], given.recorded_options, given.run.name
+    found: dict[str, Any] = {"loggers": ["csv"], "run_name": f"{name}-reproduced"}
+    if trainer.get("max_time") is not None:
+        found["max_time"] = "99999:00:00:00"
+    kind = {"cpu": "cpu", "cuda": "gpu"}.get(str(recorded.get("device")).partition(":")[0], "auto")
+    auto = {"strategy": recorded.get("strategy"), "accelerator": kind}
+    found |= {name: value for name, value in auto.items() if trainer.get(name) == "auto"}
+    # Strategies of one process per node have another number of devices than processes.
+    if not (layout.started_outside or recorded.get("strategy") in ("dp", "ddp2")):
+        processes = (recorded.get("layout") or {}).get("local_world_size")
+        if trainer.get("devices") in ("auto", -1, "-1") and isinstance(processes, int):
+            found["devices"] = processes
+    if "run_name" not in given.trainer and "resume" not in given.trainer:
+        found["overwrite"] = True  # an earlier reproduction
+    found |= {name: config_files.value(name, text) for name, text in given.trainer.items()}
+    root = str(found.get("default_root_dir", given.run.parent))
+    found["default_root_dir"] = paths.expand("default_root_dir", root)
+    made = Path(found["default_root_dir"], str(found["run_name"])).absolute()
+    if (start := given.attempts[0].get("resumed_from")) and not run_directory.holds_run(made):
+        found["resume"] = start
+    if made == given.run:
+        raise ConfigurationError(f"run_name={name}: that is the run itself; give another")
+    return found
+
+
+def _fit(program: str, given: argparse.Namespace, options: Mapping[str, Any]) -> None:
+    """Run ``fit``: in this process, or in ranks that this process starts as copies of itself."""
+    words = ["--config", str(given.run / "config.yaml")]
+    for name, value in options.items():
+        words += [f"--trainer.{name}", value if isinstance(value, str) else json.dumps(value)]
+    words += [imports.TRUST] * given.trust
+    work = configuration.read_work(program, "fit", words)
+    try:
+        work.trainer.fit(work.model, work.data)
+    except SystemExit as ended:
+        if ended.code:  # the launcher of ranks ends with 0, too
+            raise

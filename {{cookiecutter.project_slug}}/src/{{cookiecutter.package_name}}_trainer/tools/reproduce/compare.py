@@ -1,13 +1,29 @@
-"""Compare two runs step by step: hashes of all ranks, and logged values."""
+"""What differs between a record and this machine, and between two runs: hashes and values."""
 
 import contextlib
 import csv
 import json
+import re
+from collections.abc import Iterator, Mapping
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from ...loop.hashes import DIRECTORY
+import torch
 
+from ...checkpoint import run_directory
+from ...launch.cluster import Layout
+from ...launch.start import threads_each
+from ...loop.hashes import DIRECTORY
+from ...run import data_files, record
+
+Attempt = Mapping[str, Any]
+# Ids of jobs and names of their nodes; and what torch and the trainer set when they start.
+_OWN = r"SLURM_|KMP_|CUBLAS_WORKSPACE_CONFIG$|PYTORCH_NVML_BASED_CUDA_CHECK$|\w+_SOCKET_IFNAME$"
+_OF_HOSTS = {
+    **{"cpu": "CPU", "capability": "CPU capability", "threads": "threads"},
+    **{"gpus": "GPUs", "driver": "GPU driver", "cuda": "CUDA", "nccl": "NCCL"},
+}
 Steps = dict[int, dict[str, Any]]
 _ONLY = "recorded with --trainer.record_hashes true only"
 # In the order in which one follows from the other.
@@ -22,6 +38,115 @@ _CAUSES = {
 }
 
 
+def here(layout: Layout, options: Mapping[str, Any]) -> Attempt:
+    """The facts of a record that are known before a run with some options of the trainer."""
+    devices = options.get("devices")
+    processes = devices if isinstance(devices, int) and devices > 0 else 1
+    found, host = record.here(Path.cwd()), record.host(torch.device("cpu"))
+    if processes > 1 and not layout.started_outside:  # as our launcher sets it
+        threads = found["variables"].setdefault("OMP_NUM_THREADS", str(threads_each(processes)))
+        host["threads"] = int(threads) if threads.isdecimal() else host["threads"]
+    world = layout.world_size if layout.started_outside else processes * layout.num_nodes
+    known = {name: host[name] for name in ("cpu", "capability", "threads")}
+    nodes = {"world_size": world, "num_nodes": layout.num_nodes}
+    return {**found, "layout": nodes, "hosts": [known], "seed": options.get("seed")}
+
+
+def differences(recorded: Attempt, now: Attempt) -> Iterator[str]:
+    """One line for each difference; what ``now`` does not have is not compared."""
+    git = recorded.get("git") or {}
+    if git.get("dirty") and "diff" not in git:
+        yield "diff: the image was built from changed files, which are not recorded"
+    if git.get("diff_cut"):
+        yield "diff: only its first MiB is recorded"
+    theirs, ours = _compared(recorded), _compared(now)
+    if theirs["commit"] is ours["commit"] is None:
+        yield "commit: unknown, here and in the record: the code is not compared"
+    for name, value in ours.items():
+        yield from _differences(name, value, theirs.get(name))
+
+
+def _compared(attempt: Attempt) -> dict[str, Any]:
+    """What is compared of an attempt, by the beginning of its line."""
+    git = attempt.get("git") or {}
+    found: dict[str, Any] = {"commit": git.get("commit"), "diff": None, "file": None}
+    if "diff" in git:
+        found["diff"] = _by_file(git["diff"])
+        found["file"] = dict.fromkeys(git["untracked"], "untracked")
+    names = ("directory", "seed", "strategy", "precision", "image", "template", "locks", "packages")
+    for name in names:
+        found |= {name.removesuffix("s"): attempt[name]} if name in attempt else {}
+    given = attempt.get("variables") or {}
+    found["variable"] = {name: given[name] for name in given if not re.match(_OWN, name)}
+    found["layout"] = _processes(attempt.get("layout") or {})
+    for name, what in _OF_HOSTS.items():
+        if values := {_shown(each[name]) for each in attempt.get("hosts") or [] if name in each}:
+            found[what] = " and ".join(sorted(values))
+    return found
+
+
+def _by_file(diff: str) -> dict[str, str]:
+    files = re.split(r"^diff --git ", diff, flags=re.MULTILINE)[1:]
+    hashes = (blake2b(each.encode(), digest_size=4).hexdigest() for each in files)
+    names = (each.partition("\n")[0].rpartition(" b/")[2] for each in files)
+    return {name: f"changes {each}" for name, each in zip(names, hashes, strict=True)}
+
+
+def _differences(name: str, ours: Any, theirs: Any) -> Iterator[str]:
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        for each in sorted(ours.keys() | theirs.keys()):
+            yield from _differences(f"{name}: {each}", ours.get(each), theirs.get(each))
+    elif isinstance(ours, dict) or isinstance(theirs, dict):
+        if ours or theirs:
+            yield f"{name}: unknown {'in the record' if ours else 'here'}"
+    elif ours != theirs:
+        yield f"{name}: {_shown(ours)}, recorded {_shown(theirs)}"
+
+
+def data(recorded: Attempt) -> Iterator[str]:
+    """One line for each recorded data file that has changed since, or that cannot be compared."""
+    files = recorded.get("data") or []
+    for each in files:
+        path, problem = Path(str(each["path"])), ""
+        facts = path.stat() if path.is_file() else None
+        if facts is None:
+            problem = "missing"
+        elif facts.st_size != each["bytes"]:
+            problem = f"{facts.st_size} bytes, recorded {each['bytes']}"
+        elif each["sha256"] is None and facts.st_mtime_ns != each["modified"]:
+            problem = "modified since; it has no hash in the record"
+        elif each["sha256"] is not None and data_files.hash_of(path) != each["sha256"]:
+            problem = "its content differs"
+        if problem:
+            yield f"data: {each['path']}: {problem}"
+    if unhashed := sum(each["sha256"] is None for each in files):
+        yield f"data: {unhashed} files have no hash in the record: their sizes and times count"
+    if recorded.get("data_cut"):
+        yield "data: not all files are in the record"
+
+
+def of_run(run: Path, attempts: list[dict[str, Any]]) -> Iterator[str]:
+    """One line for what one attempt cannot repeat of several."""
+    worlds = list(dict.fromkeys(_processes(each.get("layout") or {}) for each in attempts))
+    if len(worlds) > 1:
+        yield f"layout: the attempts of the run had {', then '.join(worlds)}"
+    for path in sorted(run.glob("config.*.yaml")):
+        yield f"config: an earlier attempt had another one, {path.name}"
+    if run_directory.was_cut_off(run):
+        yield "the run was killed, or still runs: what its record has is compared"
+
+
+def _processes(layout: Mapping[str, Any]) -> str:
+    world, nodes = layout.get("world_size"), layout.get("num_nodes")
+    return f"{world} process{'es' * (world != 1)} on {nodes} node{'s' * (nodes != 1)}"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return "none" if value is None else str(value)[:200]
+
+
 def compare(recorded: Path, reproduced: Path, last: int) -> tuple[bool, list[str]]:
     """Whether two run directories are bit-equal up to a step, and the lines that say so."""
     theirs, ours = read(recorded), read(reproduced)
@@ -34,7 +159,7 @@ def compare(recorded: Path, reproduced: Path, last: int) -> tuple[bool, list[str
     if theirs.keys() != ours.keys():
         lines = [f"hashes of {len(ours)} ranks, recorded {len(theirs)}: rank 0 … are compared"]
     for before, step in zip([-1, *steps], steps, strict=False):
-        if found := _difference(step, [(rank, theirs[rank], ours[rank]) for rank in ranks]):
+        if found := _first_difference(step, [(rank, theirs[rank], ours[rank]) for rank in ranks]):
             if before + 1 < step:
                 between = f"steps {before + 1} to {step - 1}, in which it may have begun"
                 found += f"; {between}, are {_ONLY}"
@@ -59,7 +184,7 @@ def read(run: Path) -> dict[int, Steps]:
     return found
 
 
-def _difference(step: int, ranks: list[tuple[int, Steps, Steps]]) -> str | None:
+def _first_difference(step: int, ranks: list[tuple[int, Steps, Steps]]) -> str | None:
     """The first thing that differs in a step, on the lowest rank."""
     for rank, theirs, ours in ranks:
         if step in theirs and step not in ours:

@@ -56,6 +56,9 @@ DEFAULTS = {
     "gpus_per_node": "1",
     "container_runtime": "none",
     "ci": "github",
+    "updates": "none",
+    "pre_commit": "no",
+    "editor": "none",
 }
 # What the command prints in the end, with the project's folder.
 NEXT_STEPS = """

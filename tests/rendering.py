@@ -154,7 +154,7 @@ def braces_left(project: Path, names: Iterable[str]) -> list[str]:
     and `${#…}` bash's.
     """
     pattern = re.compile(r"(?<!\$)\{\{|\{%|(?<!\$)\{#|cookiecutter\.")
-    others = [name for name in names if not name.endswith((".py", ".png"))]
+    others = [name for name in names if not name.endswith((".py", ".webp"))]
     return [name for name in others if pattern.search((project / name).read_text(encoding="utf-8"))]
 
 

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,13 @@ from click import ClickException
 from history import missing
 from rendering import TEMPLATE, git, make_repository, render
 from test_update import PYTHON
-from tools import lint
+from tools import TOOLS, lint
 
 from local_extensions import EDITORS, UPDATES
 
 # With it all; Renovate, because it reads what each CI service has.
 EVERYTHING = {"updates": "renovate", "pre_commit": "yes", "editor": "devcontainer"}
-PRE_COMMIT = Path(sys.executable).with_name("pre-commit")
+PRE_COMMIT = shutil.which("pre-commit", path=f"{TOOLS}:{os.environ['PATH']}")
 # Of the schema in github.com/devcontainers/spec, what is used.
 DEVCONTAINER_KEYS = {
     *("name", "image", "hostRequirements", "runArgs", "containerEnv", "postCreateCommand"),
@@ -141,7 +140,7 @@ def commit_by_pre_commit(project: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.trains
 def test_a_commit_with_an_error_is_stopped(tmp_path: Path) -> None:
     """By the real pre-commit, in the environment of a project; without its step of installing."""
-    if not PRE_COMMIT.exists() or not PYTHON.exists():
+    if not PRE_COMMIT or not PYTHON.exists():
         missing("needs pre-commit and a project's environment: make project")
     project = render(tmp_path, {"pre_commit": "yes"}, hooks=True)
     make_repository(project)

@@ -120,7 +120,7 @@ class Browser:
         return [url for url in asked[1:] if not url.startswith("data:")]
 
 
-_CODES = {
+_CODES: dict[str, dict[str, Any]] = {
     "Tab": {"windowsVirtualKeyCode": 9},
     "Enter": {"windowsVirtualKeyCode": 13, "text": "\r"},
 }

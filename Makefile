@@ -97,7 +97,7 @@ TESTS = (slow or needs) and not gpu
 test-slow: models  ## run the tests that are slow or need an engine, and train in an updated project
 	$(IN_PROJECT) build/test/my-project test-slow VENV=$(PROJECT_VENV)
 	$(TRAINER_TESTS) -m "$(TESTS)" tests/trainer
-	PROJECT_PYTHON=$(PROJECT_VENV)/bin/python $(BIN)/python -m pytest -m trains tests/test_update.py tests/test_docs.py tests/test_tutorial.py
+	PROJECT_PYTHON=$(PROJECT_VENV)/bin/python $(BIN)/python -m pytest -m trains tests/test_update.py tests/test_docs.py tests/test_tutorial.py tests/test_project_files.py
 
 conformance: project  ## compare every strategy with one process in all combinations, and print the table
 	$(IN_PROJECT) build/test/my-project conformance VENV=$(PROJECT_VENV)
@@ -232,10 +232,16 @@ docs-tools: $(TOOLS)  ## install MkDocs into build/docs-venv
 	$(RENDER) build/docs
 	$(IN_PROJECT) build/docs/my-project docs-tools DOCS_VENV=$(DOCS_VENV)
 
-test-docs: docs-tools  ## build the sites of projects with all parts and with none, and the template's (a minute)
-	DOCS_VENV=$(DOCS_VENV) $(BIN)/python -m pytest -m docs tests/test_pages.py
+test-docs: docs-tools  ## build the sites of projects with all parts and with none, and the template's (two minutes)
+	DOCS_VENV=$(DOCS_VENV) $(BIN)/python -m pytest -m docs tests/test_pages.py tests/test_site.py
 
-docs-screenshots: project  ## take the screenshots of the report in docs/ again; needs chromium
+# Those of the site are for you to look at: no page shows them.
+docs-screenshots: project docs-tools  ## draw the pictures in docs/ again, and the site at two widths into build/screenshots; needs chromium
+	mkdir -p build/screenshots
+	$(PROJECT_VENV)/bin/python tests/terminal_pictures.py build/test/my-project build/screenshots
+	mv build/screenshots/demo.svg docs/
+	mv build/screenshots/progress.svg '{{cookiecutter.project_slug}}/docs/'
+	DOCS_VENV=$(DOCS_VENV) SITE_SCREENSHOTS='$(CURDIR)/build/screenshots' $(BIN)/python -m pytest -m docs tests/test_site.py
 	REPORT_SCREENSHOTS='$(CURDIR)/{{cookiecutter.project_slug}}/docs' $(PROJECT_VENV)/bin/python -m pytest -k screenshots tests/trainer/test_report_page.py
 
 # torch and its dependencies in the benchmarks, and what a project has for the trainer's tests, come from the project's locks.

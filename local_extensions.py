@@ -41,6 +41,8 @@ LICENSES = ("MIT", "Apache-2.0", "BSD-3-Clause", "Proprietary")
 TORCH_VARIANTS = ("auto", "cpu", "cuda")
 CONTAINER_RUNTIMES = ("none", "apptainer", "pyxis")
 CI_SERVICES = ("github", "gitlab", "none")
+UPDATES = ("none", "dependabot", "renovate")
+EDITORS = ("none", "vscode", "devcontainer")
 # Libraries behind some strategies. Each is a question: "no" leaves all of it out.
 ENGINES = ("deepspeed", "fairscale", "horovod", "xla")
 # Of these, what is installed into an environment of its own, because it needs another torch.
@@ -49,6 +51,8 @@ APART = ("xla",)
 FAMILIES = ("model_parallel", "asynchronous", "legacy")
 COMPONENTS = (*ENGINES, *FAMILIES)
 YES_NO = ("yes", "no")
+# Answers that need another one: the answer and its question, and what that other one is.
+NEEDS = {("updates", "dependabot"): ("ci", "github")}
 GPU_COUNTS = tuple(map(str, range(65)))
 
 FOLDER = Path(__file__).resolve().parent
@@ -239,6 +243,9 @@ RULES: dict[str, Rule] = {
     "gpus_per_node": Rule("`0` to `64`", 50, _gpus_fault, choices=GPU_COUNTS),
     "container_runtime": one_of(*CONTAINER_RUNTIMES),
     "ci": one_of(*CI_SERVICES),
+    "updates": one_of(*UPDATES),
+    "pre_commit": one_of(*YES_NO),
+    "editor": one_of(*EDITORS),
 }
 
 
@@ -277,6 +284,14 @@ def checked(answer: object, name: str) -> str:
     if fault := _plain_text_fault(answer) or rule.fault(answer):
         refuse(name, answer, fault)
     return answer
+
+
+def contradiction(name: str, answers: Mapping[str, object]) -> str | None:
+    """Return what is wrong with an answer beside those that are given, or None."""
+    needed, choice = NEEDS.get((name, str(answers[name])), (name, answers[name]))
+    if answers.get(needed, choice) != choice:
+        return f"it needs {needed}={choice}, not {answers[needed]}"
+    return None
 
 
 def components(answers: Mapping[str, object]) -> list[str]:
@@ -422,6 +437,8 @@ class Answers(Extension):
         while True:
             try:
                 right = checked(answer, name)
+                if fault := contradiction(name, answers | {name: right}):
+                    refuse(name, right, fault)
             except AnswerRefused as refusal:
                 prompting = variables_of("prompt_for_config")
                 if prompting.get("no_input", True) or not sys.stdin.isatty():
@@ -444,7 +461,9 @@ class Answers(Extension):
         if "_template" not in answers:  # added after the last question: this is a question's text
             refuse("the value", PROJECT_FOLDER, "{{, {% and {# are not allowed")
         for name in RULES:
-            checked(answers.get(name), name)
+            answer = checked(answers.get(name), name)
+            if fault := contradiction(name, answers):
+                refuse(name, answer, fault)
         # A replay has those of the version that it was written by.
         answers |= {
             key: self._settings[key] for key in ("_template_version", "_copy_without_render")

@@ -37,7 +37,7 @@ OF_COMPONENT = (
 )
 # Cookiecutter takes a name that is empty under a condition for files only, and makes these folders
 # where all their files are left out. They are removed if they are empty.
-CONDITIONAL = (".github/workflows", ".github")
+CONDITIONAL = (".github/workflows", ".github", ".vscode", ".devcontainer")
 NEXT_STEPS = """
 The project is ready. Next:
   cd %s

@@ -17,7 +17,7 @@ END = "<!-- end -->"
 
 def table() -> str:
     """Return one row for each question: name, wording, default, accepted answers."""
-    from local_extensions import RULES
+    from local_extensions import NEEDS, RULES
 
     settings = json.loads((ROOT / "cookiecutter.json").read_text(encoding="utf-8"))
     rows = ["| option | question | default | accepts |", "|---|---|---|---|"]
@@ -26,6 +26,11 @@ def table() -> str:
         takes = rule.says + (", or its number" if rule.menu else "")
         takes += "" if rule.choices else f"; at most {rule.longest} characters"
         takes += "; may be empty" if rule.may_be_empty and "nothing" not in rule.says else ""
+        takes += "".join(
+            f"; `{answer}` needs `{other}={choice}`"
+            for (question, answer), (other, choice) in NEEDS.items()
+            if question == name
+        )
         question = settings["__prompts__"][name].splitlines()[
             0
         ]  # a menu has a line for each choice

@@ -56,6 +56,9 @@ DEFAULTS = {
     "gpus_per_node": "1",
     "container_runtime": "none",
     "ci": "github",
+    "updates": "none",
+    "pre_commit": "no",
+    "editor": "none",
 }
 # What the command prints in the end, with the project's folder.
 NEXT_STEPS = """
@@ -151,7 +154,7 @@ def braces_left(project: Path, names: Iterable[str]) -> list[str]:
     and `${#…}` bash's.
     """
     pattern = re.compile(r"(?<!\$)\{\{|\{%|(?<!\$)\{#|cookiecutter\.")
-    others = [name for name in names if not name.endswith((".py", ".png"))]
+    others = [name for name in names if not name.endswith((".py", ".webp"))]
     return [name for name in others if pattern.search((project / name).read_text(encoding="utf-8"))]
 
 

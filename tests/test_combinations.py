@@ -9,7 +9,7 @@ import pytest
 from rendering import DEFAULTS, braces_left, check_works, expected_files, render
 from tools import lint_all
 
-from local_extensions import RULES
+from local_extensions import RULES, contradiction
 
 # All choices there are, and for the rest what takes another way through some file.
 VALUES: dict[str, tuple[str, ...]] = {
@@ -33,12 +33,18 @@ def pairs(answers: dict[str, str]) -> set[Pair]:
     return {frozenset(pair) for pair in itertools.combinations(answers.items(), 2)}
 
 
+def go_together(answers: dict[str, str]) -> bool:
+    """Return whether none of these answers contradicts another."""
+    return not any(contradiction(name, answers) for name in answers)
+
+
 def all_pairs() -> set[Pair]:
     return {
         frozenset([(one, x), (other, y)])
         for one, other in itertools.combinations(VALUES, 2)
         for x in VALUES[one]
         for y in VALUES[other]
+        if go_together({one: x, other: y})
     }
 
 
@@ -51,8 +57,9 @@ def combinations() -> list[dict[str, str]]:
         answers = dict(sorted(min(missing, key=sorted)))
         for name in order:
             if name not in answers:
+                allowed = [each for each in VALUES[name] if go_together(answers | {name: each})]
                 answers[name] = max(
-                    VALUES[name], key=lambda value: len(pairs(answers | {name: value}) & missing)
+                    allowed, key=lambda value: len(pairs(answers | {name: value}) & missing)
                 )
         missing -= pairs(answers)
         found.append(answers)

@@ -80,7 +80,7 @@ TAKEN = {
     "slurm_account": WORDS | {"empty"},
     "gpus_per_node": set[str](),
     "container_runtime": set[str](),
-    "ci": set[str](),
+    **{name: set[str]() for name in ("ci", "updates", "pre_commit", "editor")},
 }
 # The fields that take each value.
 ALL_TAKEN = {value: [field for field in FIELDS if value in TAKEN[field]] for value in HOSTILE}

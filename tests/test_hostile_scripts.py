@@ -56,7 +56,7 @@ def test_text_is_in_no_file_that_is_run(tmp_path: Path, code: str, service: str)
     read = {
         name: (project / name).read_text(encoding="utf-8")
         for name in files(project)
-        if not name.endswith(".png")
+        if not name.endswith(".webp")
     }
     assert {name for name, text in read.items() if MARK in text} == FOR_PEOPLE
     assert lint_all(project) == ""

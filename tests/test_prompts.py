@@ -48,6 +48,7 @@ def test_a_refused_answer_is_asked_again_and_the_others_are_kept(tmp_path: Path)
                 "horovod": ["no"],
                 "xla": ["YES"],
                 "ci": ["4", "gitlab"],
+                "updates": ["dependabot", "renovate"],
             },
         )
         code, rest = terminal.end()
@@ -64,6 +65,7 @@ def test_a_refused_answer_is_asked_again_and_the_others_are_kept(tmp_path: Path)
         "license 'GPL' is refused: choose from MIT, Apache-2.0, BSD-3-Clause, Proprietary",
         "fairscale 'yep' is refused: choose from yes, no; did you mean yes?",
         "ci '4' is refused: choose from github, gitlab, none",
+        "updates 'dependabot' is refused: it needs ci=github, not gitlab",
     ]
     project = tmp_path / "night-train"
     assert (code, rest.split("\n", 1)[1]) == (0, NEXT_STEPS % project)
@@ -77,6 +79,7 @@ def test_a_refused_answer_is_asked_again_and_the_others_are_kept(tmp_path: Path)
         "deepspeed": "no",
         "horovod": "no",
         "ci": "gitlab",
+        "updates": "renovate",
     }
     check_works(project, DEFAULTS | expected)
 
@@ -119,10 +122,11 @@ def test_a_terminal_without_questions_is_asked_nothing(tmp_path: Path) -> None:
 
 def test_every_choice_of_a_menu_is_listed() -> None:
     menus = {name: rule.choices for name, rule in RULES.items() if rule.menu}
-    assert list(menus) == ["license", *COMPONENTS, "torch_variant", "container_runtime", "ci"]
+    last = ("torch_variant", "container_runtime", "ci", "updates", "pre_commit", "editor")
+    assert list(menus) == ["license", *COMPONENTS, *last]
     for name, choices in menus.items():
-        _question, *lines, last = PROMPTS[name].splitlines()
-        assert last == "    Choose a number or a name"
+        _question, *lines, end = PROMPTS[name].splitlines()
+        assert end == "    Choose a number or a name"
         numbered = enumerate(choices, 1)
         assert lines == [f"    [bold magenta]{i}[/] - [bold]{word}[/]" for i, word in numbered]
 

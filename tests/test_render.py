@@ -130,6 +130,9 @@ def test_names_go_where_they_belong(tmp_path: Path) -> None:
         "gpus_per_node": "64",
         "container_runtime": "pyxis",
         "ci": "none",
+        "updates": "renovate",
+        "pre_commit": "yes",
+        "editor": "devcontainer",
     }
     project = render(tmp_path, answers, hooks=True)
     check_works(project, answers)
@@ -166,7 +169,7 @@ def test_derived_names(tmp_path: Path) -> None:
 def test_the_command_with_prompts(tmp_path: Path) -> None:
     answers = ["Night Train", "", "trains", 'O\'Brien trains "it"', "O'Brien", "", "1.2.3", "MIT"]
     answers += ["no", "2", "yes", "no", "yes", "no", "1"]
-    answers += ["cpu", "long,short", "lab_1", "8", "apptainer", "gitlab"]
+    answers += ["cpu", "long,short", "lab_1", "8", "apptainer", "gitlab", "3", "y", "vscode"]
     done = command(cwd=tmp_path, stdin="\n".join(answers) + "\n")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Name of the project, as people read it" in done.stdout
@@ -188,6 +191,9 @@ def test_the_command_with_prompts(tmp_path: Path) -> None:
         "gpus_per_node": "8",
         "container_runtime": "apptainer",
         "ci": "gitlab",
+        "updates": "renovate",
+        "pre_commit": "yes",
+        "editor": "vscode",
     }
     check_works(project, expected)
     assert done.stdout.endswith(NEXT_STEPS % project)

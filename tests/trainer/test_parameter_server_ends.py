@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 def test_a_lost_server_ends_the_run_with_one_line(tmp_path: Path) -> None:
     options = {"devices": 3, "max_epochs": 50}
     code, error, _ = train(tmp_path, options, {"ends": {"0": [5, "SIGKILL"]}})
-    assert code == 128 + signal.SIGKILL
+    assert code == 128 + signal.SIGKILL, error
     assert error == (
         "rank 0 was killed by SIGKILL; if nobody sent it, memory ran out: "
         "see docs/trouble.md#a-rank-was-killed\n"

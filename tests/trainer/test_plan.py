@@ -226,7 +226,8 @@ def test_a_billion_parameters_need_no_memory(tmp_path: Path):
     words = ["--config", str(ROOT / "configs" / "gpt.yaml"), "--devices", "8", "--num_nodes", "4"]
     words += ["--memory", "80G", "--model.layers", "20", "--model.heads", "16"]
     words += ["--model.width", "2048", "--model.context", "256", "--data.context", "256"]
-    found = plan(*words, "--data.batch_size", "8", "--trainer.precision", "bf16-mixed")
+    words += ["--data.batch_size", "8", "--trainer.precision", "bf16-mixed", "--seconds", "900"]
+    found = plan(*words)
     assert found["facts"]["parameters"] > 1e9
     rows = {row["name"]: row for row in found["rows"]}
     assert rows["fsdp"]["memory"]["mark"] == "measured", found["notes"]

@@ -18,7 +18,7 @@ import yaml
 from cookiecutter.main import cookiecutter
 from jinja2 import Template
 
-from local_extensions import COMPONENTS
+from local_extensions import COMPONENTS, EXAMPLES, examples
 
 ROOT = Path(__file__).parent.parent
 TEMPLATE = ROOT / "{{cookiecutter.project_slug}}"
@@ -43,6 +43,7 @@ DEFAULTS = {
     "author_email": "",
     "version": "0.1.0",
     "license": "MIT",
+    "examples": "basic",
     "deepspeed": "yes",
     "fairscale": "yes",
     "horovod": "yes",
@@ -128,14 +129,22 @@ def expected_files(answers: dict[str, str]) -> dict[str, Path]:
     """Return the files of a render with these answers, each with the template's file it is from.
 
     A file with a condition bears it in its name, which is empty where the condition does not hold.
-    The hook removes the files of a component that was left out, which bear its name.
+    The hook removes the files of a component that was left out, which bear its name, and the locks
+    of examples.
     """
+    removed = {
+        f"requirements/{example}.{kind}"
+        for example in set(EXAMPLES) - set(examples(answers))
+        for kind in ("in", "txt")
+    }
+    removed |= set() if examples(answers) else {"docs/how-to/examples.md"}
     left_out = [component for component in COMPONENTS if answers[component] == "no"]
     names = {file: name.render(cookiecutter=answers) for file, name in _names().items()}
     return {
         name: file
         for file, name in names.items()
-        if name and not name.endswith("/") and not any(component in name for component in left_out)
+        if name and not name.endswith("/") and name not in removed
+        if not any(component in name for component in left_out)
     }
 
 

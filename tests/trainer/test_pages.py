@@ -13,7 +13,7 @@ from tests.project import ROOT
 PAGES = [*sorted(ROOT.glob("docs/**/*.md")), ROOT / "README.md"]
 # Of files that a user has: a run, a class, weights, a text.
 OWN = re.compile(
-    r"runs/RUN|lora\.|my_module\.|my_data\.|tasks\.line\.|book\.txt|--trainer\.weights"
+    r"runs/RUN|lora\.|my_module\.|my_data\.|tasks\.line\.|book\.txt|--trainer\.weights|cluster\.yaml"
 )
 # Given by the launcher that starts the command.
 LAUNCHED = re.compile(r"^(?:\S*run |mpiexec |deepspeed )|horovod|--trainer.strategy ddp2")
@@ -49,7 +49,7 @@ def test_commands_on_the_pages_are_accepted() -> None:
         try:
             configuration.read_work("my-project", words[0], words[1:])
         except ConfigurationError as error:
-            # An engine or a compiler that is not installed, and hardware that this machine does not have.
+            # An engine or a compiler that is not installed, and hardware that is not there.
             if not re.search(r"is not installed|compile needs|this machine has none", str(error)):
                 wrong.append(f"{page}: {shlex.join(words)}: {error}")
     assert wrong == []

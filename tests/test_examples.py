@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -72,8 +73,9 @@ def test_make_installs_the_packages_of_its_examples(
         assert ("PACKAGE=timm" if example == "images" else f"requirements/{example}.txt") in said
 
 
-def test_one_command_deletes_all_examples(tmp_path: Path, answers: dict[str, str]) -> None:
-    project = render(tmp_path, answers, hooks=True)
+def test_one_command_deletes_all_examples(rendered: Path, tmp_path: Path) -> None:
+    project = tmp_path / "my-project"
+    shutil.copytree(rendered, project)
     delete_examples(project)
     left = tree(project)
     assert [name for name in left if name.startswith("configs/")] == []

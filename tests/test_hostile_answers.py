@@ -75,7 +75,7 @@ TAKEN = {
     "author_email": {"empty"},
     "version": set[str](),
     "license": set[str](),
-    **{name: set[str]() for name in (*COMPONENTS, "torch_variant")},
+    **{name: set[str]() for name in ("examples", *COMPONENTS, "torch_variant")},
     "slurm_partition": WORDS | {"empty"},
     "slurm_account": WORDS | {"empty"},
     "gpus_per_node": set[str](),

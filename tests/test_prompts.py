@@ -119,7 +119,8 @@ def test_a_terminal_without_questions_is_asked_nothing(tmp_path: Path) -> None:
 
 def test_every_choice_of_a_menu_is_listed() -> None:
     menus = {name: rule.choices for name, rule in RULES.items() if rule.menu}
-    assert list(menus) == ["license", *COMPONENTS, "torch_variant", "container_runtime", "ci"]
+    own = ["torch_variant", "container_runtime", "ci"]
+    assert list(menus) == ["license", "examples", *COMPONENTS, *own]
     for name, choices in menus.items():
         _question, *lines, last = PROMPTS[name].splitlines()
         assert last == "    Choose a number or a name"

@@ -125,19 +125,21 @@ def _names() -> dict[Path, Template]:
     return {file: Template(str(file)) for file in template_files()}
 
 
+def removed_by_hook(answers: dict[str, str]) -> set[str]:
+    """Return the locks and the page of examples, which a render has where no hook runs."""
+    left_out = set(EXAMPLES) - set(examples(answers))
+    locks = {f"requirements/{name}.{kind}" for name in left_out for kind in ("in", "txt")}
+    return locks if examples(answers) else locks | {"docs/how-to/examples.md"}
+
+
 def expected_files(answers: dict[str, str]) -> dict[str, Path]:
     """Return the files of a render with these answers, each with the template's file it is from.
 
     A file with a condition bears it in its name, which is empty where the condition does not hold.
-    The hook removes the files of a component that was left out, which bear its name, and the locks
-    of examples.
+    The hook removes the files of a component that was left out, which bear its name, and what
+    `removed_by_hook` lists.
     """
-    removed = {
-        f"requirements/{example}.{kind}"
-        for example in set(EXAMPLES) - set(examples(answers))
-        for kind in ("in", "txt")
-    }
-    removed |= set() if examples(answers) else {"docs/how-to/examples.md"}
+    removed = removed_by_hook(answers)
     left_out = [component for component in COMPONENTS if answers[component] == "no"]
     names = {file: name.render(cookiecutter=answers) for file, name in _names().items()}
     return {
@@ -202,7 +204,8 @@ def check_works(project: Path, answers: dict[str, str]) -> None:
 
     expected = expected_files(answers)
     there = {name for name in tree(project) if (project / name).is_file()}
-    assert {name for name in there if not name.startswith(".git/")} == set(expected)
+    there = {name for name in there if not name.startswith(".git/")} - removed_by_hook(answers)
+    assert there == set(expected)
     for name, file in expected.items():
         if name.endswith(".py"):
             source = (TEMPLATE / file).read_text(encoding="utf-8")

@@ -10,7 +10,16 @@ from pathlib import Path
 
 import pytest
 from history import missing
-from rendering import DEFAULTS, ROOT, braces_left, check_works, expected_files, render, tree
+from rendering import (
+    DEFAULTS,
+    ROOT,
+    braces_left,
+    check_works,
+    expected_files,
+    removed_by_hook,
+    render,
+    tree,
+)
 from test_update import PYTHON
 from tools import lint_python
 
@@ -47,6 +56,7 @@ def test_a_project_has_the_files_of_its_examples(rendered: Path, answers: dict[s
     check_works(rendered, DEFAULTS | answers)
     assert braces_left(rendered, expected_files(DEFAULTS | answers)) == []
     assert lint_python(rendered) == ""
+    assert tree(rendered) & removed_by_hook(DEFAULTS | answers) == set()
     for example in EXAMPLES:
         belongs = example in examples(answers)
         assert (rendered / "src" / "my_project" / "tasks" / f"{example}.py").is_file() == belongs

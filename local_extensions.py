@@ -50,6 +50,8 @@ APART = ("xla",)
 # Families of strategies, and the names of other trainers. Each is a question too.
 FAMILIES = ("model_parallel", "asynchronous", "legacy")
 COMPONENTS = (*ENGINES, *FAMILIES)
+# Examples besides the basic ones, each of one task and one config; `all` includes them.
+EXAMPLES = ("lora", "images", "graph", "streaming")
 YES_NO = ("yes", "no")
 # Answers that need another one: the answer and its question, and what that other one is.
 NEEDS = {("updates", "dependabot"): ("ci", "github")}
@@ -225,6 +227,7 @@ RULES: dict[str, Rule] = {
     "author_email": Rule("an e-mail address, or nothing", 254, _email_fault, may_be_empty=True),
     "version": Rule("a version in PEP 440's normal form", 50, _version_fault),
     "license": one_of(*LICENSES),
+    "examples": one_of("basic", *EXAMPLES, "all"),
     **{component: one_of(*YES_NO) for component in COMPONENTS},
     "torch_variant": one_of(*TORCH_VARIANTS),
     "slurm_partition": Rule(
@@ -307,6 +310,11 @@ def engines(answers: Mapping[str, object]) -> list[str]:
 def installed_engines(answers: Mapping[str, object]) -> list[str]:
     """Return those of the engines that can be installed into the project's own environment."""
     return [engine for engine in engines(answers) if engine not in APART]
+
+
+def examples(answers: Mapping[str, object]) -> list[str]:
+    """Return the examples that a project includes besides the basic ones."""
+    return [example for example in EXAMPLES if answers["examples"] in (example, "all")]
 
 
 def toml(value: str | list[str]) -> str:
@@ -409,7 +417,7 @@ class Answers(Extension):
         prepare_comparison()
         environment.filters.update(checked=self._check, all_checked=self._check_all)
         environment.filters.update(toml=toml, components=components, engines=engines)
-        environment.filters.update(installed_engines=installed_engines)
+        environment.filters.update(installed_engines=installed_engines, examples=examples)
 
     def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:
         """Let only the template's own texts be compiled; `name` is None for all but its files.
@@ -418,7 +426,8 @@ class Answers(Extension):
         folder. There all answers are checked once more, because some ways lead past the questions:
         a replay file, or a private value set in a user's configuration.
         """
-        if name is not None and name.endswith(".py"):
+        # A file that only some answers have is called `{% if … %}NAME.py{% endif %}`.
+        if name is not None and name.removesuffix("{% endif %}").endswith(".py"):
             return with_package(source)
         if name is not None and name.endswith(".md"):
             return with_package_named(source)

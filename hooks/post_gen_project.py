@@ -35,6 +35,10 @@ OF_COMPONENT = (
     "docs/*/%s",
     "docs/*/%s.md",
 )
+# Each example has one task and one config, whose names hold a condition, and packages.
+EXAMPLES = ("lora", "images", "graph", "streaming")
+OF_EXAMPLE = ("requirements/%s.in", "requirements/%s.txt")
+OF_EXAMPLES = "docs/how-to/examples.md"
 # Cookiecutter takes a name that is empty under a condition for files only, and makes these folders
 # where all their files are left out. They are removed if they are empty.
 CONDITIONAL = (".github/workflows", ".github", ".vscode", ".devcontainer")
@@ -48,12 +52,12 @@ README.md has the rest.
 """
 
 
-def components() -> list[str]:
-    """Return the components that the project includes, as its pyproject.toml says."""
+def included(name: str, known: tuple[str, ...]) -> list[str]:
+    """Return the components or examples that the project includes, as its pyproject.toml says."""
     text = Path("pyproject.toml").read_text(encoding="utf-8")
     # Without tomllib, for cookiecutter may run by a Python before 3.11.
-    listed = re.search(r"^components = \[(.*)\]$", text, re.MULTILINE)
-    return re.findall(r'"(\w+)"', listed[1]) if listed else list(COMPONENTS)
+    listed = re.search(rf"^{name} = \[(.*)\]$", text, re.MULTILINE)
+    return re.findall(r'"(\w+)"', listed[1]) if listed else list(known)
 
 
 def remove(path: Path) -> None:
@@ -66,10 +70,15 @@ def remove(path: Path) -> None:
 
 def main() -> None:
     """Finish the render in the current folder."""
-    for component in set(COMPONENTS) - set(components()):
-        for pattern in OF_COMPONENT:
-            for path in list(Path().glob(pattern % component)):
-                remove(path)
+    components, examples = (
+        included("components", COMPONENTS),
+        included("optional_examples", EXAMPLES),
+    )
+    patterns = [each % name for name in set(COMPONENTS) - set(components) for each in OF_COMPONENT]
+    patterns += [each % name for name in set(EXAMPLES) - set(examples) for each in OF_EXAMPLE]
+    for pattern in [*patterns, *([] if examples else [OF_EXAMPLES])]:
+        for path in list(Path().glob(pattern)):
+            remove(path)
     for folder in CONDITIONAL:
         with contextlib.suppress(OSError):  # it holds something, or is not there
             Path(folder).rmdir()

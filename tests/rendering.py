@@ -18,7 +18,7 @@ import yaml
 from cookiecutter.main import cookiecutter
 from jinja2 import Template
 
-from local_extensions import COMPONENTS
+from local_extensions import COMPONENTS, EXAMPLES, examples
 
 ROOT = Path(__file__).parent.parent
 TEMPLATE = ROOT / "{{cookiecutter.project_slug}}"
@@ -43,6 +43,7 @@ DEFAULTS = {
     "author_email": "",
     "version": "0.1.0",
     "license": "MIT",
+    "examples": "basic",
     "deepspeed": "yes",
     "fairscale": "yes",
     "horovod": "yes",
@@ -127,18 +128,28 @@ def _names() -> dict[Path, Template]:
     return {file: Template(str(file)) for file in template_files()}
 
 
+def removed_by_hook(answers: dict[str, str]) -> set[str]:
+    """Return the locks and the page of examples, which a render has where no hook runs."""
+    left_out = set(EXAMPLES) - set(examples(answers))
+    locks = {f"requirements/{name}.{kind}" for name in left_out for kind in ("in", "txt")}
+    return locks if examples(answers) else locks | {"docs/how-to/examples.md"}
+
+
 def expected_files(answers: dict[str, str]) -> dict[str, Path]:
     """Return the files of a render with these answers, each with the template's file it is from.
 
     A file with a condition bears it in its name, which is empty where the condition does not hold.
-    The hook removes the files of a component that was left out, which bear its name.
+    The hook removes the files of a component that was left out, which bear its name, and what
+    `removed_by_hook` lists.
     """
+    removed = removed_by_hook(answers)
     left_out = [component for component in COMPONENTS if answers[component] == "no"]
     names = {file: name.render(cookiecutter=answers) for file, name in _names().items()}
     return {
         name: file
         for file, name in names.items()
-        if name and not name.endswith("/") and not any(component in name for component in left_out)
+        if name and not name.endswith("/") and name not in removed
+        if not any(component in name for component in left_out)
     }
 
 
@@ -196,7 +207,8 @@ def check_works(project: Path, answers: dict[str, str]) -> None:
 
     expected = expected_files(answers)
     there = {name for name in tree(project) if (project / name).is_file()}
-    assert {name for name in there if not name.startswith(".git/")} == set(expected)
+    there = {name for name in there if not name.startswith(".git/")} - removed_by_hook(answers)
+    assert there == set(expected)
     for name, file in expected.items():
         if name.endswith(".py"):
             source = (TEMPLATE / file).read_text(encoding="utf-8")

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from rendering import TEMPLATE
 
+from local_extensions import EXAMPLES
+
 PACKAGE = TEMPLATE / "src" / "{{cookiecutter.package_name}}"
 TRAINER = PACKAGE.with_name(f"{PACKAGE.name}_trainer")
 LINES = {
@@ -81,4 +83,11 @@ def test_the_tools_are_small() -> None:
 
 
 def test_the_user_s_package_is_small() -> None:
+    # Without examples that only some answers have.
     assert count(PACKAGE) <= 700
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_an_example_is_small(example: str) -> None:
+    [file] = PACKAGE.glob(f"tasks/*{example}.py*endif*")
+    assert count(file) <= 150

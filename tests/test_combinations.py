@@ -71,7 +71,7 @@ COMBINATIONS = combinations()
 
 def test_every_pair_is_there_and_they_are_few() -> None:
     assert set().union(*map(pairs, COMBINATIONS)) == all_pairs()
-    assert len(COMBINATIONS) < 25
+    assert len(COMBINATIONS) < 30
     open_answers = {"project_name", "version"}  # neither changes what is rendered around it
     assert set(VALUES) == set(RULES) - open_answers
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from rendering import NEXT_STEPS, ROOT, TEMPLATE, tree
 
-from local_extensions import COMPONENTS, ENGINES
+from local_extensions import COMPONENTS, ENGINES, EXAMPLES
 
 HOOK = ROOT / "hooks" / "post_gen_project.py"
 TEMPLATE_NAME = "cookiecutter-distributed-torch"
@@ -25,6 +25,7 @@ def folder(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "file.txt").write_text("text\n", encoding="utf-8")
     settings = f"[tool.{TEMPLATE_NAME}]\ncomponents = {json.dumps(list(COMPONENTS))}\n"
+    settings += f"optional_examples = {json.dumps(list(EXAMPLES))}\n"
     (folder / "pyproject.toml").write_text(settings, encoding="utf-8")
     return folder
 
@@ -107,6 +108,25 @@ def test_it_removes_the_components_that_pyproject_does_not_list(folder: Path) ->
         for path in before
         if any(component in path for component in gone) and not path.startswith(stays)
     }
+
+
+def test_it_removes_the_packages_and_the_page_of_examples_that_were_left_out(folder: Path) -> None:
+    page = "docs/how-to/examples.md"
+    kept = [f"src/mine/tasks/{name}.py" for name in EXAMPLES]  # the user's
+    for file in (page, *kept, *(f"requirements/{name}.txt" for name in EXAMPLES)):
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).touch()
+    before, settings = tree(folder), folder / "pyproject.toml"
+    assert run_hook(folder).returncode == 0
+    assert tree(folder) == before
+    text = settings.read_text()
+    settings.write_text(text.replace(json.dumps(list(EXAMPLES)), '["graph"]'))
+    assert run_hook(folder).returncode == 0
+    gone = {f"requirements/{name}.txt" for name in EXAMPLES if name != "graph"}
+    assert before - tree(folder) == gone
+    settings.write_text(text.replace(json.dumps(list(EXAMPLES)), "[]"))
+    assert run_hook(folder).returncode == 0
+    assert before - tree(folder) == gone | {page, "requirements/graph.txt"}
 
 
 def test_the_hook_s_patterns_name_all_files_of_an_engine() -> None:

@@ -18,6 +18,7 @@ from tools import TOOLS
 REQUIREMENTS = TEMPLATE / "requirements"
 PLATFORMS = ("x86_64-manylinux_2_28", "aarch64-manylinux_2_28", "aarch64-apple-darwin")
 PROJECT = ("torch.txt", "cpu.txt", "cuda.txt", "dev.txt")
+EXAMPLE_LOCKS = ("graph.txt", "lora.txt", "streaming.txt")
 # Installed into the environment of a rendered project.
 TRAINER_TESTS = ROOT / "tests" / "trainer" / "requirements.txt"
 MODELS = TRAINER_TESTS.with_name("models.txt")
@@ -48,7 +49,8 @@ def dry_run(platform: str, python: str, *locks: Path, folder: Path) -> None:
 def test_the_project_s_locks_resolve(platform: str, python: str, tmp_path: Path) -> None:
     """On the public index alone, plain torch and all of its libraries."""
     locks = [REQUIREMENTS / name for name in PROJECT]
-    dry_run(platform, python, *locks, TRAINER_TESTS, MODELS, folder=tmp_path)
+    examples = [REQUIREMENTS / name for name in EXAMPLE_LOCKS]
+    dry_run(platform, python, *locks, *examples, TRAINER_TESTS, MODELS, folder=tmp_path)
 
 
 def test_the_lock_of_an_environment_of_its_own_resolves(tmp_path: Path) -> None:
@@ -70,7 +72,7 @@ def test_no_package_has_two_versions_for_one_machine() -> None:
     """Locks that are installed side by side agree."""
     pinned: dict[str, set[str]] = {}
     more = ("deepspeed.txt", "etcd.txt", "mlflow.txt", "onnx.txt", "optuna.txt", "wandb.txt")
-    locks = [REQUIREMENTS / name for name in (*PROJECT, *more)]
+    locks = [REQUIREMENTS / name for name in (*PROJECT, *more, *EXAMPLE_LOCKS)]
     for path in (*locks, TRAINER_TESTS, MODELS):
         found = lock.entries(path.read_text(encoding="utf-8"))
         for package, entries in found.items():
@@ -96,11 +98,12 @@ def test_each_source_is_locked_after_those_that_constrain_it(
     monkeypatch.setattr(lock, "lock_cpu_builds", lambda *_: [])
     monkeypatch.setattr("sys.argv", ["lock.py"])
     lock.main()
-    others = ["docs.in", "etcd.in", "mlflow.in", "onnx.in", "optuna.in", "wandb.in", "xla.in"]
+    others = ["docs.in", "etcd.in", "graph.in", "lora.in", "mlflow.in", "onnx.in", "optuna.in"]
+    others += ["streaming.in", "wandb.in", "xla.in"]
     assert asked == ["cpu.in", "torch.in", "dev.in", "deepspeed.in", *others]
     (tmp_path / "deepspeed.in").unlink()
     lock.main()
-    assert asked[11:] == ["cpu.in", "torch.in", "dev.in", *others]
+    assert asked[14:] == ["cpu.in", "torch.in", "dev.in", *others]
 
 
 def test_a_source_is_built_in_the_environment_that_its_file_names() -> None:
@@ -116,7 +119,7 @@ def test_a_source_is_built_in_the_environment_that_its_file_names() -> None:
 def test_every_lock_has_hashes_and_no_addresses() -> None:
     locks = [*REQUIREMENTS.glob("*.txt"), ROOT / "requirements.txt", TRAINER_TESTS, MODELS]
     locks.append(MLFLOW_SERVER)
-    assert len(locks) == 19
+    assert len(locks) == 22
     entry = r"[a-z0-9-]+==[^ ;]+( ; [^\\\n]+)?( \\\n    --hash=sha256:[0-9a-f]{64})+\n"
     for path in [*locks, ROOT / "benchmarks" / "requirements.txt"]:
         text = path.read_text(encoding="utf-8")

@@ -23,13 +23,14 @@ from local_extensions import COMPONENTS
 
 MKDOCS = Path(os.environ.get("DOCS_VENV", ROOT / "build" / "docs-venv")) / "bin" / "mkdocs"
 VARIANTS = {
-    "all": {"ci": "github"},
+    "all": {"ci": "github", "examples": "all"},
     "none": dict.fromkeys(COMPONENTS, "no") | {"ci": "none", "license": "Proprietary"},
     # The strategies of torch's own with each family; and a name that must be quoted.
     "families": {
         **dict.fromkeys(COMPONENTS, "no"),
         **dict.fromkeys(("model_parallel", "asynchronous", "legacy"), "yes"),
-        **{"ci": "gitlab", "package_name": "night", "project_name": 'Night: "Train" #1'},
+        **{"ci": "gitlab", "examples": "lora"},
+        **{"package_name": "night", "project_name": 'Night: "Train" #1'},
     },
 }
 OWN_PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md"))]
@@ -44,7 +45,8 @@ OPTIONS = {
 }
 # Given on the pages for files that users have.
 EXAMPLES = re.compile(
-    r"lora\.|reviews\.|my_data\.|my_module\.|tasks\.line\.|houses|path/to/|RUN|NAME|[a-z]+\.onnx"
+    r"lora\.|reviews\.|my_data\.|my_module\.|tasks\.line\.|houses|path/to/|RUN|NAME|"
+    r"cluster\.yaml|[a-z]+\.onnx"
 )
 
 

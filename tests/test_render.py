@@ -118,6 +118,7 @@ def test_names_go_where_they_belong(tmp_path: Path) -> None:
         "author_email": "o'brien@example.ie",
         "version": "2.0rc1",
         "license": "BSD-3-Clause",
+        "examples": "streaming",
         "deepspeed": "no",
         "fairscale": "yes",
         "horovod": "no",
@@ -168,7 +169,7 @@ def test_derived_names(tmp_path: Path) -> None:
 
 def test_the_command_with_prompts(tmp_path: Path) -> None:
     answers = ["Night Train", "", "trains", 'O\'Brien trains "it"', "O'Brien", "", "1.2.3", "MIT"]
-    answers += ["no", "2", "yes", "no", "yes", "no", "1"]
+    answers += ["5", "no", "2", "yes", "no", "yes", "no", "1"]
     answers += ["cpu", "long,short", "lab_1", "8", "apptainer", "gitlab", "3", "y", "vscode"]
     done = command(cwd=tmp_path, stdin="\n".join(answers) + "\n")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -181,6 +182,7 @@ def test_the_command_with_prompts(tmp_path: Path) -> None:
         "description": 'O\'Brien trains "it"',
         "author_name": "O'Brien",
         "version": "1.2.3",
+        "examples": "streaming",
         "deepspeed": "no",
         "fairscale": "no",
         "xla": "no",
@@ -211,4 +213,5 @@ def test_the_render_says_which_template_made_it(project: Path) -> None:
     assert table["tool"]["cookiecutter-distributed-torch"] == {
         "version": "0.1.0",
         "components": list(local_extensions.COMPONENTS),
+        "optional_examples": [],
     }

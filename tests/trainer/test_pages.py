@@ -14,7 +14,7 @@ PAGES = [*sorted(ROOT.glob("docs/**/*.md")), ROOT / "README.md"]
 # Of files that a user has: a run, a class, weights, a text.
 OWN = re.compile(
     r"runs/RUN|lora\.|reviews\.|my_module\.|my_data\.|tasks\.line\.|houses|book\.txt|"
-    r"--trainer\.weights"
+    r"--trainer\.weights|cluster\.yaml"
 )
 # Given by the launcher that starts the command.
 LAUNCHED = re.compile(r"^(?:\S*run |mpiexec |deepspeed )|horovod|--trainer.strategy ddp2")

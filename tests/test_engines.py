@@ -23,7 +23,7 @@ CHOICES = list(choices())
 NAMES = {
     "model_parallel": "sequential|tensor_parallel|mesh",
     "asynchronous": "local_sgd|diloco|parameter_server",
-    "legacy": "Lightning",
+    "legacy": r"Lightning 1\.x",
 }
 Renders = dict[str, Path]
 # In one process, which makes the renders once.

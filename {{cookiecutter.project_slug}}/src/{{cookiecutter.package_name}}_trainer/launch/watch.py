@@ -203,11 +203,12 @@ class Watcher:
         """A rank that ended without a report, with its stack if it printed one."""
         if code > 0:
             return Failure(number, code, f"rank {number} exited with code {code}")
-        hint = "; if nobody sent it, memory ran out: see docs/trouble.md#a-rank-was-killed"
         stack = hangs.printed(self._stack_file(number))
         where = f"rank {number} stood at:\n{stack}\n" if stack else ""
         message = f"{where}rank {number} was killed by {signal.Signals(-code).name}"
-        return Failure(number, 128 - code, message + hint * (code == -signal.SIGKILL))
+        if code == -signal.SIGKILL:
+            message += "; if nobody sent it, memory ran out: see docs/trouble.md#a-rank-was-killed"
+        return Failure(number, 128 - code, message)
 
     def _early_end(self) -> Failure | None:
         """A rank that ended with exit code 0 before its work was done."""

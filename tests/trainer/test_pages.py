@@ -18,6 +18,8 @@ OWN = re.compile(
 )
 # Given by the launcher that starts the command.
 LAUNCHED = re.compile(r"^(?:\S*run |mpiexec |deepspeed )|horovod|--trainer.strategy ddp2")
+# An engine, a package or a compiler that is not installed, and hardware that is not there.
+MISSING = re.compile(r"is not installed|needs the package|compile needs|this machine has none")
 TRAINS = ("fit", "find_batch_size", "find_learning_rate")
 
 
@@ -50,8 +52,7 @@ def test_commands_on_the_pages_are_accepted() -> None:
         try:
             configuration.read_work("my-project", words[0], words[1:])
         except ConfigurationError as error:
-            # An engine or a compiler that is not installed, and hardware that is not there.
-            if not re.search(r"is not installed|needs the package|compile needs|this machine has none", str(error)):
+            if not MISSING.search(str(error)):
                 wrong.append(f"{page}: {shlex.join(words)}: {error}")
     assert wrong == []
 

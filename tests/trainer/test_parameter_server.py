@@ -169,7 +169,8 @@ def train(
 ) -> "tuple[int, str, dict[str, list[float]]]":
     """Exit code, what was printed as errors, and logged values by name."""
     words = ["-m", "parameter_server_subject", folder, json.dumps(options), json.dumps(subject)]
-    done = run(words)
+    # In forks, torch sometimes raised "SystemError: () method: bad call flags" in a server's thread.
+    done = run(words, fresh=True)
     log = folder / "run" / "metrics.csv"
     rows = [line.split(",") for line in log.read_text().splitlines()[1:]] if log.exists() else []
     values: dict[str, list[float]] = {}

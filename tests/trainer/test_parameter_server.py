@@ -169,7 +169,7 @@ def train(
 ) -> "tuple[int, str, dict[str, list[float]]]":
     """Exit code, what was printed as errors, and logged values by name."""
     words = ["-m", "parameter_server_subject", folder, json.dumps(options), json.dumps(subject)]
-    # In forks, torch sometimes raised "SystemError: () method: bad call flags" in a server's thread.
+    # In forks, a thread of the server sometimes had torch's SystemError: () method: bad call flags.
     done = run(words, fresh=True)
     log = folder / "run" / "metrics.csv"
     rows = [line.split(",") for line in log.read_text().splitlines()[1:]] if log.exists() else []

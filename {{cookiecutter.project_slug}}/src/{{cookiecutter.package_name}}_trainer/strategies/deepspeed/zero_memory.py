@@ -34,6 +34,8 @@ def zero_memory(sizes: Sizes, stage: int, zero: Mapping[str, Any]) -> Memory:
     flat = round(sizes.gradients * part)
     step = flat + sizes.step_flat(part)
     bucket = _FLOAT32 * min(int(zero.get("reduce_bucket_size", 5 * 10**8)), sizes.elements)
+    if stage != 2:
+        bucket = max(bucket, sizes.largest)  # reduced alone, in a copy
     found = (_stage_3 if stage == 3 else _stage_1_and_2)(own, sizes, zero, bucket, flat, step)
     return _offloaded(found, own, sizes, zero)
 

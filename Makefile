@@ -47,7 +47,7 @@ TRAINER_TESTS = RENDERED_PROJECT=build/test/my-project $(PROJECT_VENV)/bin/pytho
 	--numprocesses $(WORKERS) --dist loadfile --durations 10
 
 .DEFAULT_GOAL := help
-.PHONY: help demo project test test-template test-trainer test-capabilities test-engines renders test-slow conformance test-xla test-gpu gpu-project gpu-tools bench-gpu chaos docker slurm horovod engines models lint format bench bench-memory bench-plan bench-pipeline bench-checkpoints docs docs-screenshots lock clean tables docs-tools test-docs
+.PHONY: help demo project tutorial test test-template test-trainer test-capabilities test-engines renders test-slow conformance test-xla test-gpu gpu-project gpu-tools bench-gpu chaos docker slurm horovod engines models lint format bench bench-memory bench-plan bench-pipeline bench-checkpoints docs docs-screenshots lock clean tables docs-tools test-docs
 
 help:  ## list these commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -71,6 +71,10 @@ project: $(TOOLS)  ## render a project into build/test, with its environment in 
 test: lint test-template project  ## check and test the template, then a rendered project and its trainer
 	$(IN_PROJECT) build/test/my-project lint typecheck test VENV=$(PROJECT_VENV) ARGS=--strict
 	$(TRAINER_TESTS) -m "not slow and not gpu" tests/trainer
+
+# Its environment, which `make demo` has installed, is not installed again.
+tutorial: project  ## follow the tutorial of a rendered project from its first command on, in ~/tutorial
+	$(PYTHON) tests/tutorial.py build/test/my-project/docs/tutorial.md ~/tutorial --template . --environment '$(PROJECT_VENV)'
 
 test-template: $(TOOLS)  ## run the template's own tests
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup -m "not trains and not docs" --ignore tests/docker --ignore tests/slurm

@@ -147,9 +147,9 @@ PARTS = {
 
 def lacking(text: str) -> list[str]:
     """Return what a strategy's page does not say, or not in its place."""
-    places = {part: re.search(how, text, re.MULTILINE) for part, how in PARTS.items()}
-    found = [part for part, place in places.items() if place is None]
-    starts = [place.start() for place in places.values() if place]
+    matches = {name: re.search(regex, text, re.MULTILINE) for name, regex in PARTS.items()}
+    found = [name for name, match in matches.items() if match is None]
+    starts = [match.start() for match in matches.values() if match]
     found += ["order"] if starts != sorted(starts) else []
     cost = text[text.find("**Cost.**") : text.find("\n**Limits")]
     found += [word for word in ("memory", "communication") if word not in cost.lower()]

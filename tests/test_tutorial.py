@@ -1,4 +1,4 @@
-"""The script that follows the tutorial notices what its reader would; and the page's local part."""
+"""The script that follows the tutorial notices what a reader would; the page's local stage."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ cat here.txt
 """
 
 
-def followed(folder: Path, text: str = PAGE, *parts: str) -> int:
+def followed(folder: Path, text: str = PAGE, *stages: str) -> int:
     """Follow a page in a folder of its own."""
     page = folder / "page.md"
     page.write_text(text, encoding="utf-8")
-    return tutorial.follow(page, folder, parts or ("local",))
+    return tutorial.follow(page, folder, stages or ("local",))
 
 
 def test_a_page_is_followed_in_order(tmp_path: Path) -> None:
@@ -123,10 +123,10 @@ def test_what_does_not_vary_is_compared(shown: str, printed: str) -> None:
     assert tutorial.differs(shown, printed) is not None
 
 
-def test_each_part_of_the_tutorial_is_followed_somewhere() -> None:
+def test_each_stage_of_the_tutorial_is_followed_somewhere() -> None:
     page = (TEMPLATE / "docs" / "tutorial.md").read_text(encoding="utf-8")
     found = list(tutorial.blocks(page))
-    assert list(dict.fromkeys(block.part for block in found)) == [
+    assert list(dict.fromkeys(block.stage for block in found)) == [
         *("setup", "files", "local", "docker", "slurm"),
     ]
     assert [block.path for block in found if block.path] == [

@@ -2,10 +2,10 @@
 
 It writes the page's files, runs its commands in one shell and compares what they print.
 
-usage: tutorial.py PAGE FOLDER [PART …] [--template FOLDER] [--environment FOLDER]
+usage: tutorial.py PAGE FOLDER [STAGE …] [--template FOLDER] [--environment FOLDER]
   PAGE           docs/tutorial.md of a project
-  FOLDER         where it is followed; without the part `setup`, the project's folder
-  PART           parts to follow, by default `setup files local`
+  FOLDER         where it is followed; without the stage `setup`, the project's folder
+  STAGE          stages to follow, by default `setup files local`
   --template     a checkout that stands for the URL of the template
   --environment  an environment of a project with the same locks, which .venv links to
 
@@ -17,7 +17,7 @@ block `text` is all that the commands before it print, errors too. In it
   N samples/s, H:MM:SS      may be any number and time;
   job N, job-N and slurm-N  may be any number.
 
-A comment `<!-- tutorial: PART -->` names the part that a section belongs to; others are `local`.
+A comment `<!-- tutorial: STAGE -->` names the stage that a section belongs to; others are `local`.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-PARTS = ("setup", "files", "local")
+STAGES = ("setup", "files", "local")
 URL = "https://github.com/ORG/cookiecutter-distributed-torch"
 TOLERANCE = 0.02
 PATIENCE = 600.0
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PART = re.compile(r"^<!-- tutorial: (\w+) -->$", re.MULTILINE)
+STAGE = re.compile(r"^<!-- tutorial: (\w+) -->$", re.MULTILINE)
 SAVED = re.compile(r"(?:^|\n\n)Save [^`]*as\s`([^`]+)`:\n+$")
 # What may vary in a line of output. Other numbers are compared as they stand.
 VARIES = re.compile(
@@ -57,7 +57,7 @@ class TutorialError(Exception):
 class Block:
     """A block of the page: a file if it has a path, commands if it has no language, else output."""
 
-    part: str
+    stage: str
     language: str
     text: str
     path: str | None
@@ -69,9 +69,9 @@ def blocks(page: str) -> Iterator[Block]:
     for match in BLOCK.finditer(page):
         before = page[: match.start()]
         section = before[before.rfind("\n## ") + 1 :]
-        part = PART.search(section)
+        marked = STAGE.search(section)
         saved = SAVED.search(before)
-        name = part[1] if part else "local"
+        name = marked[1] if marked else "local"
         path = saved[1] if saved else None
         yield Block(name, match[1], match[2], path, before.count("\n") + 1)
 
@@ -156,16 +156,16 @@ def _commands(text: str, shell: Shell, venv: Path | None) -> Iterator[str]:
 def follow(
     page: Path,
     folder: Path,
-    parts: Iterable[str] = PARTS,
+    stages: Iterable[str] = STAGES,
     environment: Mapping[str, str] | None = None,
     venv: Path | None = None,
 ) -> int:
-    """Follow parts of a page and return the number of outputs that were as it shows.
+    """Follow stages of a page and return the number of outputs that were as it shows.
 
     Args:
         page: The tutorial of a rendered project.
         folder: Where the shell starts.
-        parts: Names of the parts to follow.
+        stages: Names of the stages to follow.
         environment: Variables besides this process' own.
         venv: What `.venv` of the project links to; by default the page's commands create it.
 
@@ -176,7 +176,7 @@ def follow(
     compared, printed = 0, ""
     try:
         for block in blocks(page.read_text(encoding="utf-8")):
-            if block.part not in parts:
+            if block.stage not in stages:
                 continue
             try:
                 if block.path:
@@ -199,7 +199,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("page", type=Path)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("parts", nargs="*", default=PARTS)
+    parser.add_argument("stages", nargs="*", default=STAGES)
     parser.add_argument("--template", type=Path)
     parser.add_argument("--environment", type=Path)
     words = parser.parse_args()
@@ -209,10 +209,10 @@ def main() -> None:
         environment["GIT_CONFIG_KEY_0"] = f"url.{words.template.resolve()}.insteadOf"
     words.folder.mkdir(parents=True, exist_ok=True)
     try:
-        count = follow(words.page, words.folder, words.parts, environment, words.environment)
+        count = follow(words.page, words.folder, words.stages, environment, words.environment)
     except TutorialError as error:
         raise SystemExit(str(error)) from None
-    print(f"{words.page}, {' '.join(words.parts)}: {count} outputs are as shown")
+    print(f"{words.page}, {' '.join(words.stages)}: {count} outputs are as shown")
 
 
 if __name__ == "__main__":

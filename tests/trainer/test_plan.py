@@ -193,6 +193,11 @@ def test_the_memory_of_zero():
     bucket = 4e6 * 4 / MiB
     assert peak("deepspeed_stage_2") == pytest.approx(40 + 30 + 30 + bucket + 4)
     assert peak("deepspeed_stage_1") == pytest.approx(40 + 30 + 40 + bucket)
+    # A gradient of 24 MiB is larger than the bucket.
+    large = Sizes(**{**vars(SIZES), "numels": [6 * MiB, *[MiB] * 4]})
+    assert peak("deepspeed_stage_1", large) == pytest.approx(40 + 30 + 40 + 24)
+    assert peak("deepspeed_stage_2", large) == pytest.approx(40 + 30 + 30 + bucket + 24)
+    assert peak("deepspeed_stage_3", large) == pytest.approx(10 + 30 + 10 + 24 + 30 + 40 + 24)
     on_gpus = Sizes(**{**vars(SIZES), "accelerator": "cuda"})
     offloaded = memory("deepspeed_stage_3_offload", on_gpus)
     assert (offloaded.parameters, offloaded.optimizer) == (0, 0)

@@ -13,7 +13,7 @@ from tests.project import ROOT
 
 TRAINER = Path(errors.__file__).parent
 PAGE = (ROOT / "docs" / "trouble.md").read_text()
-SHORT = 12  # a part of a message that says too little
+SHORT = 12  # length below which a fragment of a message matches too much
 
 
 def messages() -> list[str]:
@@ -50,10 +50,10 @@ def _functions() -> Iterator[list[str]]:
 
 
 def is_printed(message: str, texts: list[str]) -> bool:
-    """Whether texts of one function have all parts of a message."""
-    parts = [part.strip(" ():;,.") for part in message.split("…")]
-    parts = [part for part in parts if len(part) >= SHORT]
-    return bool(parts) and all(any(part in text for text in texts) for part in parts)
+    """Whether texts of one function have all fragments of a message."""
+    pieces = [each.strip(" ():;,.") for each in message.split("…")]
+    fragments = [each for each in pieces if len(each) >= SHORT]
+    return bool(fragments) and all(any(each in text for text in texts) for each in fragments)
 
 
 def anchors() -> set[str]:

@@ -45,14 +45,17 @@ class Initializer:
     """Allocates and initializes the meta parameters of a module, each layer on one of its ranks.
 
     A layer is initialized with random numbers from (seed, its name): the same on every rank and
-    with every strategy. So each rank initializes its layers before the first one is needed, and
-    holds no more of them than its shard has; the others get them by a broadcast.
+    with every strategy. So each rank initializes its share of the layers before the first one is
+    needed; the caller broadcasts them.
 
     Args:
         module: The whole module.
         rank: This process.
         ranks: Number of processes that hold the module together; with one, a layer is initialized
             when it is materialized.
+
+    Raises:
+        UserError: ``initialize`` of the module does not handle a layer.
     """
 
     def __init__(self, module: TrainingModule, rank: int = 0, ranks: int = 1) -> None:
@@ -75,9 +78,6 @@ class Initializer:
 
         Returns:
             By the id of a new parameter: the rank that has its values.
-
-        Raises:
-            UserError: ``initialize`` of the module does not handle a layer.
         """
         made: dict[int, nn.Parameter] = {}
         sources: dict[int, int] = {}

@@ -115,6 +115,8 @@ def ask() -> Iterator[Any]:
     """Have a model trained in processes that are forked from one with all packages."""
     require(None if any(PACKAGES.glob(".ready-*")) else "models are not installed: make models")
     variables = {"DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
+    # pyarrow's allocator would start a thread, which a fork loses.
+    variables["JE_ARROW_MALLOC_CONF"] = "background_thread:false"
     variables["PYTHONPATH"] = os.pathsep.join([os.environ["PYTHONPATH"], str(PACKAGES)])
     command = [sys.executable, "-m", "real_models.worker"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+# Of a process on CPUs, in a step of any model; a GPU's context and allocator are in plan's margin.
+_PROCESS = 16 * 2**20
 Mark = Literal["measured", "derived", "unverified"]
 """``measured``: traced, a step of the strategy's own class; ``derived``: computed from a trace of
 one process, by a formula that benchmarks have confirmed; ``unverified``: by another formula."""
@@ -158,7 +160,7 @@ def memory(
     work = own.work() if work is None else work
     step = own.gradients + own.step if step is None else step
     return Memory(
-        peak=own.parameters + own.optimizer + buckets + max(work, step),
+        peak=_PROCESS * own.is_on_host + own.parameters + own.optimizer + buckets + max(work, step),
         parameters=own.parameters,
         gradients=own.gradients,
         optimizer=own.optimizer,

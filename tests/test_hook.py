@@ -132,7 +132,9 @@ def test_it_removes_the_packages_and_the_page_of_examples_that_were_left_out(fol
 def test_it_removes_the_files_of_places_that_were_left_out(folder: Path) -> None:
     own = {"kubernetes/jobset.yaml", "kubernetes/setup.yaml", "kubernetes/trainjob.yaml"}
     own |= {"ssh/host.sh", "ssh/train.sh"}
-    assert own == {f"{place}/{file}" for place in PLACES for file in template_files(TEMPLATE / place)}
+    assert own == {
+        f"{place}/{file}" for place in PLACES for file in template_files(TEMPLATE / place)
+    }
     pages = {f"docs/how-to/{place}.md" for place in PLACES}
     for file in (*own, *pages, "kubernetes/mine.yaml"):  # the user's
         (folder / file).parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Hosts with an sshd on this machine: each has its own network, name and hosts file (namespaces)."""
+"""Hosts with an sshd on this machine: each has its own network, name and hosts file."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class Hosts:
             )
             return done.returncode == 0
 
-        until(answers, lambda: (self.folder / f"{name}.log").read_text(), timeout=60)
+        until(answers, (self.folder / f"{name}.log").read_text, timeout=60)
 
     def processes(self, name: str) -> set[int]:
         """Return the processes on a host, without its sshd."""

@@ -133,7 +133,7 @@ class Run:
         until(reached, lambda: f"step {step} of {self.name}:\n{self.said}")
 
     def end(self, number: signal.Signals | None = None, timeout: float = 300) -> int:
-        """Send a signal, if one is given, to all processes of the terminal; return the exit code."""
+        """Send a signal, if one is given, as a terminal does; return the exit code."""
         if number is not None:
             os.killpg(self.process.pid, number)
         return self.process.wait(timeout=timeout)

@@ -48,7 +48,7 @@ feed() { # INDEX OPTION …
     for name in VENV CONTAINER IMAGE MOUNTS CONFIG SAVE_SECONDS "${!TRAINER_@}" "${!TORCH_@}" "${!NCCL_@}" "${!GLOO_@}" "${!OMP_@}"; do
         if [ -n "${!name+set}" ]; then printf 'export %s=%q\n' "$name" "${!name}"; fi
     done
-    printf 'cd %q && exec bash ssh/host.sh' "${FOLDER:-$PWD}"
+    printf 'cd %q || exit 2\nexec bash ssh/host.sh' "${FOLDER:-$PWD}"
     printf ' %q' "$id" "$index" "$nodes" "${counts[index]}" "$@"
     printf '\n'
     while kill -0 $$ && cat "$dir/order"; do sleep 1; done 2> /dev/null

@@ -151,6 +151,7 @@ def test_a_host_with_another_code_is_refused(project: Project) -> None:
     ("hosts", "extra", "code", "line"),
     [
         ("one\nnobody\n", {}, 255, "train.sh: nobody ended with exit code 255: ssh has lost it"),
+        ("nobody\none\n", {}, 255, "train.sh: nobody ended with exit code 255: ssh has lost it"),
         ("-oProxyCommand=x\n", {}, 2, "train.sh: hosts-"),
         ("one; touch canary\n", {}, 2, "train.sh: hosts-"),
         ("one $(touch canary)\n", {}, 2, "train.sh: hosts-"),

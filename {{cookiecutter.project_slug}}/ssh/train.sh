@@ -4,8 +4,8 @@
 #   bash ssh/train.sh HOSTS [option of `fit` …]
 #   bash ssh/train.sh ssh/hosts --config configs/gpt.yaml --trainer.run_name gpt
 #
-# HOSTS is a file with a host in each line, as ssh knows it, and its number of processes (by default
-# {{ cookiecutter.gpus_per_node if cookiecutter.gpus_per_node != "0" else "1" }}). Rank 0 is on the first. Each host has the project in the same folder. Settings are those of
+# HOSTS is a file with a host in each line, as ssh knows it, and its number of processes, by default {{ cookiecutter.gpus_per_node if cookiecutter.gpus_per_node != "0" else "1" }}.
+# Rank 0 is on the first. Each host has the project in the same folder. Settings are those of
 # slurm/settings.sh (VENV, CONTAINER, SAVE_SECONDS, …), and:
 #
 #   FOLDER                    the project's folder on the hosts; by default this one
@@ -87,12 +87,14 @@ for index in "${!hosts[@]}"; do
     ) &
 done
 
+has_ended() { compgen -G "$dir/code-*" > /dev/null; } # one of them
+
 # Wait until each host has reported so many facts, or one has ended.
 facts() { # NUMBER
     local index
     for index in "${!hosts[@]}"; do
         until [ "$(wc -l < "$dir/facts-$index")" -ge "$1" ]; do
-            if compgen -G "$dir/code-*" > /dev/null; then return; fi
+            if has_ended; then return; fi
             sleep 0.2
         done
     done
@@ -101,7 +103,7 @@ facts() { # NUMBER
 # The index of the host that has failed first; fail if none has.
 first_failed() {
     local file
-    for file in $(compgen -G "$dir/code-*" > /dev/null && ls -tr "$dir"/code-*); do
+    for file in $(has_ended && ls -tr "$dir"/code-*); do
         if [ "$(< "$file")" != 0 ]; then echo "${file##*-}" && return; fi
     done
     return 1
@@ -111,7 +113,8 @@ wrong=() is_shared=yes
 facts 1
 read -r code0 versions0 < "$dir/facts-0"
 for index in "${!hosts[@]}"; do
-    read -r code versions < "$dir/facts-$index" || continue
+    if has_ended; then break; fi
+    read -r code versions < "$dir/facts-$index"
     [ "$code" = "$code0" ] ||
         wrong+=("${hosts[index]} has other files in src, configs or requirements than ${hosts[0]}: copy the folder")
     [ "${versions% *}" = "${versions0% *}" ] ||
@@ -124,9 +127,10 @@ if [ -z "$signal" ]; then
 fi
 for index in "${!hosts[@]}"; do [ "$(sed -n 2p "$dir/facts-$index")" = shared ] || is_shared=; done
 address=${MASTER_ADDR:-$("${ssh[@]}" -TG "${hosts[0]}" | sed -n 's/^hostname //p')}
-if [ -z "$signal" ] && ! compgen -G "$dir/code-*" > /dev/null; then
+if [ -z "$signal" ] && ! has_ended; then
     [ -n "$is_shared" ] || echo "train.sh: note: the hosts do not share runs/: a run does not resume by itself, and sharded checkpoints are in parts" >&2
     order go "$address" "${MASTER_PORT:-${versions0##* }}" "${is_shared:-no}"
+    if [ -n "$signal" ]; then order stop; fi # it came while this was written
 fi
 
 # Wait for all. The first that fails ends the others, which would wait for it in vain.

@@ -221,4 +221,4 @@ def check_works(project: Path, answers: dict[str, str]) -> None:
             rendered = (project / name).read_text(encoding="utf-8")
             assert rendered == source, f"{file} was changed by rendering"
         elif name.endswith((".yaml", ".yml")):
-            yaml.safe_load((project / name).read_text(encoding="utf-8"))
+            list(yaml.safe_load_all((project / name).read_text(encoding="utf-8")))

@@ -47,7 +47,7 @@ TRAINER_TESTS = RENDERED_PROJECT=build/test/my-project $(PROJECT_VENV)/bin/pytho
 	--numprocesses $(WORKERS) --dist loadfile --durations 10
 
 .DEFAULT_GOAL := help
-.PHONY: help demo project tutorial test test-template test-trainer test-capabilities test-engines renders test-slow conformance test-xla test-gpu gpu-project gpu-tools bench-gpu chaos docker slurm horovod engines models lint format bench bench-memory bench-plan bench-pipeline bench-checkpoints docs docs-screenshots lock clean tables docs-tools test-docs
+.PHONY: help demo project tutorial test test-template test-trainer test-capabilities test-engines renders test-slow conformance test-xla test-gpu gpu-project gpu-tools bench-gpu chaos docker slurm ssh horovod engines models lint format bench bench-memory bench-plan bench-pipeline bench-checkpoints docs docs-screenshots lock clean tables docs-tools test-docs
 
 help:  ## list these commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -77,7 +77,7 @@ tutorial: project  ## follow the tutorial of a rendered project from its first c
 	$(PYTHON) tests/tutorial.py build/test/my-project/docs/tutorial.md ~/tutorial --template . --environment '$(PROJECT_VENV)'
 
 test-template: $(TOOLS)  ## run the template's own tests
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup -m "not trains and not docs" --ignore tests/docker --ignore tests/slurm
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup -m "not trains and not docs" --ignore tests/docker --ignore tests/slurm --ignore tests/ssh
 
 test-trainer: project  ## run the quick tests of the trainer, or those in ARGS: ARGS=tests/trainer/test_feed.py
 	$(TRAINER_TESTS) $(or $(ARGS),-m "not slow and not gpu" tests/trainer)
@@ -102,7 +102,7 @@ test-slow: models  ## run the tests that are slow or need an engine, and train i
 	$(IN_PROJECT) build/test/my-project test-slow VENV=$(PROJECT_VENV)
 	$(TRAINER_TESTS) -m "$(TESTS)" tests/trainer
 	PROJECT_PYTHON=$(PROJECT_VENV)/bin/python $(BIN)/python -m pytest -m trains tests/test_update.py tests/test_docs.py \
-		tests/test_tutorial.py tests/test_project_files.py tests/test_examples.py
+		tests/test_tutorial.py tests/test_project_files.py tests/test_examples.py tests/test_kubernetes.py
 
 conformance: project  ## compare every strategy with one process in all combinations, and print the table
 	$(IN_PROJECT) build/test/my-project conformance VENV=$(PROJECT_VENV)
@@ -140,6 +140,14 @@ slurm: export PROJECT_PYTHON := $(PROJECT_VENV)/bin/python
 slurm: engines  ## run a rendered project's jobs on a real SLURM cluster on this machine (as root)
 	$(IN_PROJECT) build/test/my-project etcd VENV=$(PROJECT_VENV)
 	$(BIN)/python -m pytest tests/slurm --numprocesses 2 --dist loadfile --durations 10
+
+# In the project's own environment; it may be in use by another render of the project.
+ssh: export PROJECT_PYTHON := $(PROJECT_VENV)/bin/python
+ssh: $(TOOLS)  ## run a rendered project's ssh/train.sh on hosts with a real sshd on this machine (as root)
+	rm -rf build/ssh
+	$(RENDER) build/ssh
+	[ -e $(PROJECT_VENV)/.project ] || $(IN_PROJECT) build/ssh/my-project setup VENV=$(PROJECT_VENV)
+	$(BIN)/python -m pytest tests/ssh --durations 10
 
 horovod: $(TOOLS)  ## install Horovod for the tests of a rendered project; its first build takes minutes
 	rm -rf build/test
@@ -191,9 +199,9 @@ lint: $(TOOLS)  ## check Python, shell, Dockerfile and workflows of the template
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	rm -rf build/lint
-	$(RENDER) build/lint
+	$(RENDER) build/lint other_launchers=all
 	PATH="$(abspath $(BIN)):$$PATH" shellcheck --external-sources .ci/run .ci/*.sh docker/*.sh slurm/*.sh
-	cd build/lint/my-project && PATH="$(abspath $(BIN)):$$PATH" shellcheck --external-sources requirements/*.sh slurm/*.sh
+	cd build/lint/my-project && PATH="$(abspath $(BIN)):$$PATH" shellcheck --external-sources requirements/*.sh slurm/*.sh ssh/*.sh
 	$(BIN)/hadolint build/lint/my-project/Dockerfile
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows $(WORKFLOWS)
 	$(BIN)/zizmor --offline --quiet $(WORKFLOWS)

@@ -52,6 +52,8 @@ FAMILIES = ("model_parallel", "asynchronous", "legacy")
 COMPONENTS = (*ENGINES, *FAMILIES)
 # Examples besides the basic ones, each of one task and one config; `all` includes them.
 EXAMPLES = ("lora", "images", "graph", "streaming")
+# Places to train besides SLURM, each a folder of files and a page; `all` includes them.
+PLACES = ("kubernetes", "ssh")
 YES_NO = ("yes", "no")
 # Answers that need another one: the answer and its question, and what that other one is.
 NEEDS = {("updates", "dependabot"): ("ci", "github")}
@@ -245,6 +247,7 @@ RULES: dict[str, Rule] = {
     ),
     "gpus_per_node": Rule("`0` to `64`", 50, _gpus_fault, choices=GPU_COUNTS),
     "container_runtime": one_of(*CONTAINER_RUNTIMES),
+    "other_launchers": one_of("none", *PLACES, "all"),
     "ci": one_of(*CI_SERVICES),
     "updates": one_of(*UPDATES),
     "pre_commit": one_of(*YES_NO),
@@ -315,6 +318,11 @@ def installed_engines(answers: Mapping[str, object]) -> list[str]:
 def examples(answers: Mapping[str, object]) -> list[str]:
     """Return the examples that a project includes besides the basic ones."""
     return [example for example in EXAMPLES if answers["examples"] in (example, "all")]
+
+
+def places(answers: Mapping[str, object]) -> list[str]:
+    """Return the places besides SLURM for which a project includes files."""
+    return [place for place in PLACES if answers["other_launchers"] in (place, "all")]
 
 
 def toml(value: str | list[str]) -> str:
@@ -418,6 +426,7 @@ class Answers(Extension):
         environment.filters.update(checked=self._check, all_checked=self._check_all)
         environment.filters.update(toml=toml, components=components, engines=engines)
         environment.filters.update(installed_engines=installed_engines, examples=examples)
+        environment.filters.update(places=places)
 
     def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:
         """Let only the template's own texts be compiled; `name` is None for all but its files.

@@ -39,9 +39,14 @@ OF_COMPONENT = (
 EXAMPLES = ("lora", "images", "graph", "streaming")
 OF_EXAMPLE = ("requirements/%s.in", "requirements/%s.txt")
 OF_EXAMPLES = "docs/how-to/examples.md"
+# Of each place to train besides SLURM. Not its whole folder: the user may have one of that name.
+OF_PLACES = {
+    "kubernetes": ("kubernetes/jobset.yaml", "kubernetes/setup.yaml", "kubernetes/trainjob.yaml"),
+    "ssh": ("ssh/host.sh", "ssh/train.sh"),
+}
 # Cookiecutter takes a name that is empty under a condition for files only, and makes these folders
 # where all their files are left out. They are removed if they are empty.
-CONDITIONAL = (".github/workflows", ".github", ".vscode", ".devcontainer")
+CONDITIONAL = (".github/workflows", ".github", ".vscode", ".devcontainer", *OF_PLACES)
 NEXT_STEPS = """
 The project is ready. Next:
   cd %s
@@ -53,7 +58,7 @@ README.md has the rest.
 
 
 def included(name: str, known: tuple[str, ...]) -> list[str]:
-    """Return the components or examples that the project includes, as its pyproject.toml says."""
+    """Return which of a kind the project includes, as its pyproject.toml says."""
     text = Path("pyproject.toml").read_text(encoding="utf-8")
     # Without tomllib, for cookiecutter may run by a Python before 3.11.
     listed = re.search(rf"^{name} = \[(.*)\]$", text, re.MULTILINE)
@@ -70,12 +75,13 @@ def remove(path: Path) -> None:
 
 def main() -> None:
     """Finish the render in the current folder."""
-    components, examples = (
-        included("components", COMPONENTS),
-        included("optional_examples", EXAMPLES),
-    )
+    components = included("components", COMPONENTS)
+    examples = included("optional_examples", EXAMPLES)
+    places = included("places", tuple(OF_PLACES))
     patterns = [each % name for name in set(COMPONENTS) - set(components) for each in OF_COMPONENT]
     patterns += [each % name for name in set(EXAMPLES) - set(examples) for each in OF_EXAMPLE]
+    for place in OF_PLACES.keys() - places:
+        patterns += [*OF_PLACES[place], f"docs/how-to/{place}.md"]
     for pattern in [*patterns, *([] if examples else [OF_EXAMPLES])]:
         for path in list(Path().glob(pattern)):
             remove(path)

@@ -18,7 +18,7 @@ import yaml
 from cookiecutter.main import cookiecutter
 from jinja2 import Template
 
-from local_extensions import COMPONENTS, EXAMPLES, examples
+from local_extensions import COMPONENTS, EXAMPLES, PLACES, examples, places
 
 ROOT = Path(__file__).parent.parent
 TEMPLATE = ROOT / "{{cookiecutter.project_slug}}"
@@ -56,6 +56,7 @@ DEFAULTS = {
     "slurm_account": "",
     "gpus_per_node": "1",
     "container_runtime": "none",
+    "other_launchers": "none",
     "ci": "github",
     "updates": "none",
     "pre_commit": "no",
@@ -129,10 +130,13 @@ def _names() -> dict[Path, Template]:
 
 
 def removed_by_hook(answers: dict[str, str]) -> set[str]:
-    """Return the locks and the page of examples, which a render has where no hook runs."""
+    """Return what a render has only where no hook runs: of examples, and of places to train."""
     left_out = set(EXAMPLES) - set(examples(answers))
-    locks = {f"requirements/{name}.{kind}" for name in left_out for kind in ("in", "txt")}
-    return locks if examples(answers) else locks | {"docs/how-to/examples.md"}
+    removed = {f"requirements/{name}.{kind}" for name in left_out for kind in ("in", "txt")}
+    for place in set(PLACES) - set(places(answers)):
+        removed |= {f"{place}/{file}" for file in template_files(TEMPLATE / place)}
+        removed.add(f"docs/how-to/{place}.md")
+    return removed if examples(answers) else removed | {"docs/how-to/examples.md"}
 
 
 def expected_files(answers: dict[str, str]) -> dict[str, Path]:
@@ -217,4 +221,4 @@ def check_works(project: Path, answers: dict[str, str]) -> None:
             rendered = (project / name).read_text(encoding="utf-8")
             assert rendered == source, f"{file} was changed by rendering"
         elif name.endswith((".yaml", ".yml")):
-            yaml.safe_load((project / name).read_text(encoding="utf-8"))
+            list(yaml.safe_load_all((project / name).read_text(encoding="utf-8")))

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from rendering import NEXT_STEPS, ROOT, TEMPLATE, tree
+from rendering import NEXT_STEPS, ROOT, TEMPLATE, template_files, tree
 
-from local_extensions import COMPONENTS, ENGINES, EXAMPLES
+from local_extensions import COMPONENTS, ENGINES, EXAMPLES, PLACES
 
 HOOK = ROOT / "hooks" / "post_gen_project.py"
 TEMPLATE_NAME = "cookiecutter-distributed-torch"
@@ -127,6 +127,24 @@ def test_it_removes_the_packages_and_the_page_of_examples_that_were_left_out(fol
     settings.write_text(text.replace(json.dumps(list(EXAMPLES)), "[]"))
     assert run_hook(folder).returncode == 0
     assert before - tree(folder) == gone | {page, "requirements/graph.txt"}
+
+
+def test_it_removes_the_files_of_places_that_were_left_out(folder: Path) -> None:
+    own = {"kubernetes/jobset.yaml", "kubernetes/setup.yaml", "kubernetes/trainjob.yaml"}
+    own |= {"ssh/host.sh", "ssh/train.sh"}
+    assert own == {
+        f"{place}/{file}" for place in PLACES for file in template_files(TEMPLATE / place)
+    }
+    pages = {f"docs/how-to/{place}.md" for place in PLACES}
+    for file in (*own, *pages, "kubernetes/mine.yaml"):  # the user's
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).touch()
+    before, settings = tree(folder), folder / "pyproject.toml"
+    assert run_hook(folder).returncode == 0
+    assert tree(folder) == before
+    settings.write_text(settings.read_text() + "places = []\n")
+    assert run_hook(folder).returncode == 0
+    assert before - tree(folder) == own | pages | {"ssh"}
 
 
 def test_the_hook_s_patterns_name_all_files_of_an_engine() -> None:

@@ -80,6 +80,7 @@ TAKEN = {
     "slurm_account": WORDS | {"empty"},
     "gpus_per_node": set[str](),
     "container_runtime": set[str](),
+    "other_launchers": set[str](),
     **{name: set[str]() for name in ("ci", "updates", "pre_commit", "editor")},
 }
 # The fields that take each value.

@@ -35,6 +35,7 @@ def files(folder: Path) -> set[str]:
 def with_code(folder: Path, code: str, service: str) -> Path:
     """Return a render with that code in every text, and its names as ever."""
     answers = DEFAULTS | dict.fromkeys(TEXTS, f"{HOSTILE[code]} {MARK}") | {"ci": service}
+    answers |= {"other_launchers": "all"}
     project = render(folder, answers)
     check_works(project, answers)
     return project

@@ -23,13 +23,13 @@ from local_extensions import COMPONENTS
 
 MKDOCS = Path(os.environ.get("DOCS_VENV", ROOT / "build" / "docs-venv")) / "bin" / "mkdocs"
 VARIANTS = {
-    "all": {"ci": "github", "examples": "all"},
+    "all": {"ci": "github", "examples": "all", "other_launchers": "all"},
     "none": dict.fromkeys(COMPONENTS, "no") | {"ci": "none", "license": "Proprietary"},
     # The strategies of torch's own with each family; and a name that must be quoted.
     "families": {
         **dict.fromkeys(COMPONENTS, "no"),
         **dict.fromkeys(("model_parallel", "asynchronous", "legacy"), "yes"),
-        **{"ci": "gitlab", "examples": "lora"},
+        **{"ci": "gitlab", "examples": "lora", "other_launchers": "ssh"},
         **{"package_name": "night", "project_name": 'Night: "Train" #1'},
     },
 }

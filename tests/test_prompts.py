@@ -122,8 +122,9 @@ def test_a_terminal_without_questions_is_asked_nothing(tmp_path: Path) -> None:
 
 def test_every_choice_of_a_menu_is_listed() -> None:
     menus = {name: rule.choices for name, rule in RULES.items() if rule.menu}
-    last = ("torch_variant", "container_runtime", "ci", "updates", "pre_commit", "editor")
-    assert list(menus) == ["license", "examples", *COMPONENTS, *last]
+    places = ("torch_variant", "container_runtime", "other_launchers")
+    last = ("ci", "updates", "pre_commit", "editor")
+    assert list(menus) == ["license", "examples", *COMPONENTS, *places, *last]
     for name, choices in menus.items():
         _question, *lines, end = PROMPTS[name].splitlines()
         assert end == "    Choose a number or a name"

@@ -130,6 +130,7 @@ def test_names_go_where_they_belong(tmp_path: Path) -> None:
         "slurm_account": "my-lab",
         "gpus_per_node": "64",
         "container_runtime": "pyxis",
+        "other_launchers": "all",
         "ci": "none",
         "updates": "renovate",
         "pre_commit": "yes",
@@ -170,7 +171,7 @@ def test_derived_names(tmp_path: Path) -> None:
 def test_the_command_with_prompts(tmp_path: Path) -> None:
     answers = ["Night Train", "", "trains", 'O\'Brien trains "it"', "O'Brien", "", "1.2.3", "MIT"]
     answers += ["5", "no", "2", "yes", "no", "yes", "no", "1"]
-    answers += ["cpu", "long,short", "lab_1", "8", "apptainer", "gitlab", "3", "y", "vscode"]
+    answers += ["cpu", "long,short", "lab_1", "8", "apptainer", "3", "gitlab", "3", "y", "vscode"]
     done = command(cwd=tmp_path, stdin="\n".join(answers) + "\n")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Name of the project, as people read it" in done.stdout
@@ -192,6 +193,7 @@ def test_the_command_with_prompts(tmp_path: Path) -> None:
         "slurm_account": "lab_1",
         "gpus_per_node": "8",
         "container_runtime": "apptainer",
+        "other_launchers": "ssh",
         "ci": "gitlab",
         "updates": "renovate",
         "pre_commit": "yes",
@@ -214,4 +216,5 @@ def test_the_render_says_which_template_made_it(project: Path) -> None:
         "version": "0.1.0",
         "components": list(local_extensions.COMPONENTS),
         "optional_examples": [],
+        "places": [],
     }

@@ -1,0 +1,139 @@
+"""A rendered project on hosts, and the runs that `ssh/train.sh` starts there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurm.jobs import Rows, read_metrics
+
+from .hosts import PYTHON, Hosts, until
+
+# What is trained: as slow as a test needs, and failing on demand.
+SUBJECT = """
+import os
+import time
+
+from my_project.tasks.image_classifier import ImageClassifier
+
+
+class Slow(ImageClassifier):
+    def __init__(
+        self,
+        seconds: float = 0.0,
+        width: int = 8,
+        dropout: float = 0.0,
+        learning_rate: float = 3e-3,
+        note: str = "",
+    ) -> None:
+        super().__init__(width=width, dropout=dropout, learning_rate=learning_rate)
+        self.seconds = seconds
+
+    def training_step(self, batch, batch_idx):
+        time.sleep(self.seconds)
+        return super().training_step(batch, batch_idx)
+
+
+class Failing(ImageClassifier):
+    def training_step(self, batch, batch_idx):
+        if os.environ["RANK"] == "1" and batch_idx == 3:
+            raise ValueError("planted on purpose")
+        return super().training_step(batch, batch_idx)
+"""
+# Of all runs: every step in the log, and nothing that depends on the number of processes.
+PLAIN = (
+    "--trainer.accelerator=cpu",
+    "--trainer.log_every_n_steps=1",
+    "--trainer.max_epochs=3",
+    "--data.shift=0",
+)
+
+
+@dataclass(frozen=True)
+class Project:
+    """A rendered project whose runs go to hosts."""
+
+    network: Hosts
+    folder: Path
+
+    def start(self, hosts: str, name: str, *fit: str, **extra: str) -> Run:
+        """Start `ssh/train.sh` on `login`, with a file of hosts and options of `fit`."""
+        (self.folder / f"hosts-{name}").write_text(hosts, encoding="utf-8")
+        script = ("bash", "ssh/train.sh", f"hosts-{name}", *fit, f"--trainer.run_name={name}")
+        command = self.network.inside("login", "env", "-C", str(self.folder), *script)
+        log = self.folder / f"{name}.log"
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                env=self.network.environment(**extra),
+                start_new_session=True,
+            )
+        return Run(self, name, process, log)
+
+    def fit_alone(self, name: str, *fit: str) -> Rows:
+        """Train in one process, without ssh, and return its metrics."""
+        options = ("--config=configs/digits.yaml", *fit, f"--trainer.run_name={name}")
+        subprocess.run(
+            [str(PYTHON), "-m", "my_project", "fit", *options],
+            cwd=self.folder,
+            env=self.network.environment(PYTHONPATH="src"),
+            check=True,
+            capture_output=True,
+            timeout=600,
+        )
+        return read_metrics(self.folder / "runs" / name)
+
+    def left_on(self, name: str, seconds: float = 10) -> list[str]:
+        """Return the commands that still run on a host after so long."""
+        end = time.monotonic() + seconds
+        while (pids := self.network.processes(name)) and time.monotonic() < end:
+            time.sleep(0.1)
+        lines = [Path(f"/proc/{pid}/cmdline") for pid in pids]
+        return [line.read_bytes().replace(b"\0", b" ").decode() for line in lines if line.exists()]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run, and the process of `ssh/train.sh`."""
+
+    project: Project
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def said(self) -> str:
+        """What it has printed."""
+        return self.log.read_text(encoding="utf-8")
+
+    @property
+    def directory(self) -> Path:
+        """The run's directory."""
+        return self.project.folder / "runs" / self.name
+
+    def metrics(self) -> Rows:
+        """Return the rows of its metrics."""
+        return read_metrics(self.directory)
+
+    def reach(self, step: int) -> None:
+        """Wait until it has made so many steps."""
+
+        def reached() -> bool:
+            assert self.process.poll() is None, self.said
+            rows = self.metrics()
+            return bool(rows) and int(rows[-1][0]) >= step
+
+        until(reached, lambda: f"step {step} of {self.name}:\n{self.said}")
+
+    def end(self, number: signal.Signals | None = None, timeout: float = 300) -> int:
+        """Send a signal, if one is given, as a terminal does; return the exit code."""
+        if number is not None:
+            os.killpg(self.process.pid, number)
+        return self.process.wait(timeout=timeout)

@@ -3,7 +3,8 @@
 PYTHONPATH=PROJECT/src:PROJECT python benchmarks/scale.py           all of it: half an hour
 PYTHONPATH=PROJECT/src:PROJECT python benchmarks/scale.py --quick   2 and 4 ranks; writes nothing
 
-It runs in the environment of a rendered project, whose fork servers start the ranks: `make bench-scale`.
+It runs in the environment of a rendered project, whose fork servers start the ranks: `make
+bench-scale`.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import scale_report
-from folders import writable
-from scale_one import Job
-from scale_report import Found, Process, Start
-from scale_store import server_microseconds
 from tests import fork_server
 from tests.project import free_port, start
+
+import scale_order
+import scale_report
+from folders import writable
+from scale_one import Job, entries
+from scale_report import Found, Process, Start
+from scale_store import server_microseconds
 
 HERE = Path(__file__).parent
 TIMEOUT = 1800  # seconds; 64 ranks on two cores take minutes
@@ -51,6 +54,10 @@ def main() -> None:
     if options.quick:
         options.ranks, options.seconds = [2, 4], 1.0
     costs = server_microseconds(2_000 if options.quick else 20_000)
+    held = 10**5 if options.quick else 10**7
+    sizes = [(held, True), (held, False), (10**9, False)]
+    orders = [scale_order.measure(samples, is_held) for samples, is_held in sizes]
+    step_us = scale_order.smallest_step_us()
     found: list[Found] = []
     with fork_server.serving():
         for launch in options.launches:
@@ -58,7 +65,7 @@ def main() -> None:
                 for ranks in options.ranks:
                     found.append(measure(Start(launch, strategy, ranks), options.seconds))
                     print(json.dumps(dataclasses.asdict(found[-1])), file=sys.stderr, flush=True)
-    report = scale_report.markdown(found, costs)
+    report = scale_report.markdown(found, costs, orders, step_us)
     print(report)
     print(*scale_report.verdict(found), sep="\n")
     if not options.quick:
@@ -76,8 +83,8 @@ def measure(wanted: Start, seconds: float) -> Found:
         try:
             _await_ranks(wanted, folder, launchers)
             launcher = Process(
-                threads=len(os.listdir(f"/proc/{launchers[0].pid}/task")),
-                descriptors=len(os.listdir(f"/proc/{launchers[0].pid}/fd")),
+                threads=entries(f"/proc/{launchers[0].pid}/task"),
+                descriptors=entries(f"/proc/{launchers[0].pid}/fd"),
             )
             told = time.monotonic()
             for each in launchers:

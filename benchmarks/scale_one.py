@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import collections
 import json
-import os
 import sys
 import time
 from dataclasses import dataclass
@@ -88,6 +87,11 @@ def count_operations() -> None:
 # --- what is trained ------------------------------------------------------------------------------
 
 
+def entries(folder: str) -> int:
+    """Number of entries of a folder, such as that of a process' descriptors in /proc."""
+    return sum(1 for _ in Path(folder).iterdir())
+
+
 def reading() -> dict[str, Any]:
     """What this process has used until now."""
     rollup = Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]
@@ -96,8 +100,8 @@ def reading() -> dict[str, Any]:
         "at": time.monotonic(),
         "cpu_s": time.process_time(),
         "operations": dict(counted),
-        "threads": len(os.listdir("/proc/self/task")),
-        "descriptors": len(os.listdir("/proc/self/fd")),
+        "threads": entries("/proc/self/task"),
+        "descriptors": entries("/proc/self/fd"),
         "resident_mib": memory["Rss"],
         "own_mib": memory["Pss"],
     }

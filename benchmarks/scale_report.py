@@ -12,6 +12,8 @@ from html import escape
 
 import torch
 
+from scale_order import BATCH, Order
+
 # A quantity that grows with more than this power of the ranks grows faster than linearly.
 MOST = 1.15
 EXTRAPOLATED = 1024
@@ -109,8 +111,17 @@ def verdict(found: list[Found]) -> list[str]:
 # --- the page -------------------------------------------------------------------------------------
 
 
-def markdown(found: list[Found], costs: dict[str, float]) -> str:
-    """The report."""
+def markdown(
+    found: list[Found], costs: dict[str, float], orders: list[Order], step_us: float
+) -> str:
+    """The report.
+
+    Args:
+        found: The starts.
+        costs: Microseconds of a store's server, by kind of operation.
+        orders: Of samples.
+        step_us: Microseconds of the smallest step.
+    """
     groups = by_name(found)
     head = HEAD.format(
         date=datetime.date.today(),
@@ -128,7 +139,8 @@ def markdown(found: list[Found], costs: dict[str, float]) -> str:
         "",
         GROWTH.format(most=MOST),
     ]
-    lines += [*_growth(groups), "", *_extrapolation(groups, costs), HOW]
+    lines += [*_growth(groups), "", *_extrapolation(groups, costs)]
+    lines += [ORDER.format(batch=BATCH, step=step_us), *_orders(orders, step_us), "", HOW]
     return "\n".join(lines)
 
 
@@ -206,6 +218,16 @@ def _extrapolation(groups: dict[str, list[Found]], costs: dict[str, float]) -> I
     yield ""
 
 
+def _orders(orders: list[Order], step_us: float) -> Iterator[str]:
+    yield "| samples | order | ms to the first | ms to resume | MiB | µs per batch | of a step |"
+    yield "|---" * 7 + "|"
+    for each in orders:
+        how = "held" if each.is_held else "computed"
+        cells = [f"{each.samples:,}", how, f"{each.first_ms:.1f}", f"{each.resume_ms:.1f}"]
+        cells += [f"{each.mib:,.1f}", f"{each.batch_us:.1f}", f"{each.batch_us / step_us:.1%}"]
+        yield f"| {' | '.join(cells)} |"
+
+
 # --- the plot -------------------------------------------------------------------------------------
 
 WIDTH, HEIGHT, LEFT, TOP, BETWEEN = 280, 220, 60, 130, 90
@@ -256,7 +278,8 @@ def _panel(groups: dict[str, list[Found]], title: str, read: str, left: float) -
     yield f'<text x="{left}" y="{TOP - 14}">{title}</text>'
     for power in range(low, high + 1):
         at = y(10**power)
-        yield f'<line x1="{left}" y1="{at:.1f}" x2="{left + WIDTH}" y2="{at:.1f}" stroke="#dee2e6"/>'
+        ends = f'x1="{left}" y1="{at:.1f}" x2="{left + WIDTH}" y2="{at:.1f}"'
+        yield f'<line {ends} stroke="#dee2e6"/>'
         yield f'<text x="{left - 8}" y="{at + 4:.1f}" text-anchor="end">{10**power:,}</text>'
     for count in ranks:
         at = TOP + HEIGHT + 18
@@ -298,8 +321,8 @@ OPERATIONS = """\
 ## Operations of the store
 
 Of the trainer and of torch, up to the end of the first step; per second while the ranks train; and
-from the signal that stops them to their end. `torchrun` and the own launcher use a file as store on
-one node. With two nodes (both are this machine) rank 0 serves torch's TCPStore.
+from the signal that stops them to their end. On one node the own launcher uses a file as store, and
+the agent of torchrun serves a TCPStore. With two nodes (both are this machine) rank 0 serves one.
 """
 
 GROWTH = """\
@@ -320,6 +343,16 @@ the dearest measured one (microseconds: {costs}; so at most {most} per second on
 the time that ranks wait for each other grows, so do operations: ranks look rarer the longer they
 wait, at most twice a second after ten seconds. Imports, the file system, NCCL and the network of a
 cluster are not in these numbers.
+"""
+
+ORDER = """\
+## The order of a billion samples
+
+Above a million samples the order of an epoch is computed batch by batch, by a keyed permutation,
+instead of being held, as before. Processor time on one rank, to its first batch of {batch} samples
+and to one in the middle of the epoch, and memory. The last column compares a batch with the
+smallest step of the trainer, of a model of one layer: {step:.0f} µs. In a step of a millisecond or
+more, the order takes less than 1%. A held order of a billion samples would have 7,629 MiB.
 """
 
 HOW = """\

@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def train(run: Run, folder: Path) -> list[list[Reading]]:
 def tenths(readings: Sequence[Reading], steps: int) -> list[Reading]:
     """The median of each quantity in each tenth of the steps; ``step_ms`` is of processor time."""
     parts: list[list[Reading]] = [[] for _ in range(TENTHS)]
-    for before, after in zip(readings, readings[1:], strict=False):
+    for before, after in pairwise(readings):
         taken = (after["cpu_s"] - before["cpu_s"]) / (after["step"] - before["step"])
         part = min(int((after["step"] - 1) * TENTHS / steps), TENTHS - 1)
         parts[part].append({**after, "step_ms": 1000 * taken})

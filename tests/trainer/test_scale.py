@@ -1,11 +1,14 @@
-"""What a start costs the store of rank 0, counted: it grows with the number of ranks, not faster."""
+"""What a start costs the store of rank 0, counted: no more than in proportion to the ranks."""
 
 import collections
 import datetime
+import importlib
 import os
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +19,9 @@ from my_project_trainer.launch import rendezvous
 from my_project_trainer.launch.cluster import Layout
 from tests.project import PACKAGE, run
 
+import long_runs
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 LONG = datetime.timedelta(seconds=600)
 LAZY = "TORCH_GLOO_LAZY_INIT"
 
@@ -58,7 +64,7 @@ def layout(rank: int, ranks: int) -> Layout:
 
 
 def joined(shared: dist.Store, ranks: int) -> list[Counting]:
-    """The stores of threads that have joined; rank 0 waits for the others, which come one by one."""
+    """The stores of threads that have joined, one after the other."""
     stores = [Counting(shared) for _ in range(ranks)]
     turns = [threading.Event() for _ in range(ranks)]
 
@@ -116,7 +122,7 @@ def test_looks_become_rarer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not rendezvous.poll(lambda: bool(looks.append(now)), 600, 0.02)
     assert 1200 < len(looks) < 1300
     assert looks[:3] == pytest.approx([0, 0.02, 0.04])
-    assert all(b - a <= max(0.021, 0.051 * b) for a, b in zip(looks, looks[1:], strict=False))
+    assert all(b - a <= max(0.021, 0.051 * b) for a, b in pairwise(looks))
 
 
 def connections(ranks: int) -> list[Counting]:
@@ -145,7 +151,7 @@ def test_many_ranks_connect_to_few(
     rendezvous.stay_on_loopback()
     monkeypatch.setenv(LAZY, "")  # restored at the end
     monkeypatch.delenv(LAZY)
-    monkeypatch.setattr(rendezvous, "_stores", {replace(layout(0, ranks)): dist.HashStore()})
+    monkeypatch.setattr(rendezvous, "_stores", {layout(0, ranks): dist.HashStore()})
     rendezvous.connect_store(layout(0, ranks), LONG)
     assert os.environ.get(LAZY) == ("1" if is_lazy else None)
     reads = [each.of("get") for each in connections(ranks)]
@@ -165,10 +171,73 @@ for most in (hard, 5000):
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, most))
     layout = cluster.Layout(world_size=2048, num_nodes=256, main_port=0, launch_id="x")
     store = rendezvous._tcp_store(layout, datetime.timedelta(seconds=600))
-    print(resource.getrlimit(resource.RLIMIT_NOFILE)[0] == (min(most, 65536) if most > 0 else 65536))
+    wanted = min(most, 65536) if most > 0 else 65536
+    print(resource.getrlimit(resource.RLIMIT_NOFILE)[0] == wanted)
 """
 
 
 def test_the_rank_that_serves_the_store_may_have_a_connection_of_each(tmp_path: Any) -> None:
     done = run(["-c", SERVES], cwd=tmp_path)
     assert (done.stdout, done.stderr) == ("True\nTrue\n", "")
+
+
+def report() -> Any:
+    """The benchmark's page and plot; the folder of benchmarks is no package."""
+    sys.path.append(str(BENCHMARKS))
+    try:
+        return importlib.import_module("scale_report")
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+
+
+def test_the_page_of_the_benchmark_names_what_grows_faster_than_linearly() -> None:
+    made = report()
+
+    def found(ranks: int) -> Any:
+        process = made.Process(threads=5, descriptors=10 + ranks, own_mib=60, cpu_s=0.1)
+        return made.Found(
+            start=made.Start("torchrun", "ddp", ranks),
+            first_step_s=1.0,
+            stop_s=2.0,
+            launcher=process,
+            rank_0=process,
+            median=process,
+            kinds_0={"get": 3 * ranks, "set": ranks},
+            first_0=4 * ranks,
+            first_median=4.0,
+            first_all=ranks**2,
+            rate_0=2.0,
+            rate_all=2.0 * ranks,
+            steps_per_s=10.0,
+            stop_all=0,
+        )
+
+    starts = [found(ranks) for ranks in (8, 16, 32, 64)]
+    assert made.verdict(starts) == [
+        "grows faster than linearly: ddp, torchrun: operations of all ranks: ranks ** 2.00"
+    ]
+    order = made.Order(10**9, False, 0.5, 0.5, 0.4, 3.0)
+    page = made.markdown(starts, {"get": 20.0, "set": 4.0}, [order], 300.0)
+    assert (
+        "| ddp, torchrun | 64 | get 192, set 64 | 256 | 4 | 4,096 | 2.0 | 128 | 10.0 | 0 |" in page
+    )
+    # 10 + 1,024 descriptors; on the line through 32 and 64 ranks, (64² - 32²) / 32 = 96 each.
+    assert "| ddp, torchrun | 1,034 | 60 | 96,256 | 1.9 | 2,048 | 4.1% |" in page
+    assert "| 1,000,000,000 | computed | 0.5 | 0.5 | 0.4 | 3.0 | 1.0% |" in page
+    assert made.plot(starts).count("<circle") == 1 + 3 * 4
+
+
+def test_a_long_run_that_grows_is_no_success() -> None:
+    flat = {"resident": 300.0, "anonymous": 200.0, "descriptors": 12.0, "threads": 5.0}
+    steps = [{"step": 50.0 * n, "cpu_s": 0.1 * n, **flat} for n in range(1, 201)]
+    assert long_runs.problems(long_runs.tenths(steps, 10_000)) == []
+    grown = [{**each, "resident": 300 + each["step"] / 100} for each in steps]
+    leaking = [{**each, "descriptors": 12 + each["step"] // 1000} for each in steps]
+    slower = [{**each, "cpu_s": each["step"] ** 2} for each in steps]
+    for readings, line in (
+        (grown, "resident: 315.2 MiB, then 395.2 (at most 8 more)"),
+        (leaking, "descriptors: 13, then 21"),
+        (slower, "a step: "),
+    ):
+        [problem] = long_runs.problems(long_runs.tenths(readings, 10_000))
+        assert problem.startswith(line), problem

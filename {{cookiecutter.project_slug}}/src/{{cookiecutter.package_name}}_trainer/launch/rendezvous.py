@@ -112,12 +112,13 @@ def _join(store: dist.Store, layout: Layout, timeout: datetime.timedelta) -> dis
 
         if not poll(has_all, timeout.total_seconds(), _POLL_SECONDS):
             others = range(1, layout.world_size)
-            raise _missing([n for n in others if not store.check([f"{token}/{n}"])], timeout)
+            late = [rank for rank in others if not store.check([f"{token}/present/{rank}"])]
+            raise _missing(late, timeout)
         return dist.PrefixStore(token, store)
     if not poll(lambda: store.check([f"reply/{token}"]), timeout.total_seconds(), _POLL_SECONDS):
         raise _missing([0], timeout)
     token = store.get(f"reply/{token}").decode()
-    store.set(f"{token}/{layout.rank}", "")
+    store.set(f"{token}/present/{layout.rank}", "")
     store.add(f"{token}/present", 1)
     return dist.PrefixStore(token, store)
 

@@ -22,6 +22,8 @@ from my_project_trainer.launch import files
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+# As if a device computed: 64 ranks that compute all the time would keep each other waiting.
+SECONDS_OF_A_STEP = 0.2
 WARMUP = 10  # steps, in which ranks agree on what repeats
 
 
@@ -117,6 +119,7 @@ class Tiny(TrainingModule):
         self.found: dict[str, Any] = {}
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        time.sleep(SECONDS_OF_A_STEP)
         return self.layers(batch[0]).square().mean()
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:

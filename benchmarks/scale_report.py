@@ -358,10 +358,11 @@ more, the order takes less than 1%. A held order of a billion samples would have
 HOW = """\
 ## How it is measured
 
-- Two linear layers, one sample per rank and step, SGD, on CPUs over gloo, with the CSV logger. One
-  start per row. Ranks are forked from processes that have imported torch and the trainer (the
-  project's fork servers), as 64 imports on these cores would take minutes: times are without
-  imports. *Own* memory is each rank's part of shared pages and its own (`Pss`).
+- Two linear layers, one sample per rank and step, SGD, on CPUs over gloo, with the CSV logger. A
+  step sleeps 0.2 s, as if a device computed. One start per row. Ranks are forked from processes
+  that have imported torch and the trainer (the project's fork servers), as 64 imports on these
+  cores would take minutes: times are without imports. *Own* memory is each rank's part of shared
+  pages and its own (`Pss`).
 - *To the first step*: until the last rank has ended its first step. *To stop*: from SIGTERM to the
   launcher until it has ended; the ranks agree on a step, save a checkpoint, and end.
 - Threads, descriptors and memory are those while the ranks train; of two launchers, node 0's.

@@ -146,19 +146,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", choices=["ddp", "epochs"])
     parser.add_argument("--scale", type=float, default=1.0, help="part of the steps and epochs")
     options = parser.parse_args(arguments)
-    rows, failed = list(HEAD), []
+    print(*HEAD, sep="\n", flush=True)
+    failed = []
     for run in runs(options.scale):
         if options.only and options.only not in run.name:
             continue
         with tempfile.TemporaryDirectory(prefix="long-") as folder:
             ranks = [tenths(each, run.steps) for each in train(run, Path(folder))]
-        rows += table(run.name, ranks)
+        print(*table(run.name, ranks), sep="\n", flush=True)
         failed += [
             f"{run.name}, rank {number}: {line}"
             for number, found in enumerate(ranks)
             for line in problems(found)
         ]
-    print("\n".join(rows))
     sys.exit("\n".join(failed) or 0)
 
 

@@ -132,14 +132,10 @@ def _missing(ranks: list[int], timeout: datetime.timedelta) -> UserError:
 
 
 def poll(is_done: Callable[[], bool], seconds: float, shortest: float) -> bool:
-    """Whether something is done within a time.
+    """Whether something is done within so many seconds.
 
-    Looks become rarer: of a thousand ranks, they would keep the store on rank 0 busy.
-
-    Args:
-        is_done: Looks at the store, or at a file.
-        seconds: How long to wait.
-        shortest: Seconds between the first looks; later a 20th of the time waited, up to 0.5 s.
+    Looks become rarer, as those of a thousand ranks would keep the store on rank 0 busy: first they
+    are ``shortest`` seconds apart, later a 20th of the time waited, at most 0.5 s.
     """
     began = time.monotonic()
     while not is_done():

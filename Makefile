@@ -47,7 +47,7 @@ TRAINER_TESTS = RENDERED_PROJECT=build/test/my-project $(PROJECT_VENV)/bin/pytho
 	--numprocesses $(WORKERS) --dist loadfile --durations 10
 
 .DEFAULT_GOAL := help
-.PHONY: help demo project tutorial test test-template test-trainer test-capabilities test-engines renders test-slow conformance test-xla test-gpu gpu-project gpu-tools bench-gpu chaos docker slurm ssh horovod engines models lint format bench bench-memory bench-plan bench-pipeline bench-checkpoints docs docs-screenshots lock clean tables docs-tools test-docs
+.PHONY: help demo project tutorial test test-template test-trainer test-capabilities test-engines renders test-slow conformance test-xla test-gpu gpu-project gpu-tools bench-gpu chaos docker slurm ssh horovod engines models lint format bench bench-memory bench-plan bench-pipeline bench-checkpoints docs docs-screenshots lock clean tables docs-tools test-docs bench-scale soak-long
 
 help:  ## list these commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -132,6 +132,18 @@ bench-pipeline: $(TOOLS)  ## measure how long pipelines wait, and their memory (
 	rm -rf build/bench-pipeline
 	$(RENDER) build/bench-pipeline
 	PYTHONPATH=build/bench-pipeline/my-project/src $(PROJECT_VENV)/bin/python benchmarks/pipeline.py $(ARGS)
+
+bench-scale: $(TOOLS)  ## measure the start and stop of 8 to 64 ranks on this machine (half an hour)
+	rm -rf build/bench-scale
+	$(RENDER) build/bench-scale
+	PYTHONPATH=build/bench-scale/my-project/src:build/bench-scale/my-project $(PROJECT_VENV)/bin/python benchmarks/scale.py $(ARGS)
+
+# Like `make chaos`.
+soak-long: $(TOOLS)  ## train for 20,000 steps and for 200 epochs: memory and time of a step stay the same (ten minutes)
+	rm -rf build/soak-long
+	$(RENDER) build/soak-long
+	[ -e $(PROJECT_VENV)/.project ] || $(IN_PROJECT) build/soak-long/my-project setup VENV=$(PROJECT_VENV)
+	cd build/soak-long/my-project && PYTHONPATH="$$PWD/src:$$PWD:$(CURDIR)/tests/trainer" $(PROJECT_VENV)/bin/python -m long_runs $(ARGS)
 
 docker: $(TOOLS)  ## build a rendered project's image, inspect it and train in it
 	bash docker/smoke.sh $(BIN)/python

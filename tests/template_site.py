@@ -21,6 +21,7 @@ PAGES = {
     "memory": "Memory, measured",
     "plan": "Accuracy of plan",
     "pipeline": "Pipelines, measured",
+    "scale": "Many ranks, measured",
     "gpu": "GPUs",
     "design": "Design of the template",
     "contributing": "Contributing",

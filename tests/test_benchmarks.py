@@ -36,9 +36,9 @@ def test_a_folder_that_is_not_there_is_refused_before_anything_is_measured(tmp_p
         assert done.stderr.splitlines()[-1] == f"run.py: error: argument --out: {says}"
 
 
-def test_both_benchmarks_check_their_folder() -> None:
-    """The other one starts in a project's environment only."""
-    for script in ("run.py", "memory.py"):
+def test_all_benchmarks_check_their_folder() -> None:
+    """The others start in a project's environment only."""
+    for script in ("run.py", "memory.py", "pipeline.py", "scale.py"):
         text = (BENCHMARKS / script).read_text(encoding="utf-8")
         assert text.count('parser.add_argument("--out", type=writable, default=') == 1
 

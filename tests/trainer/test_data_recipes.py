@@ -5,6 +5,7 @@ import os
 import re
 import tarfile
 from io import BytesIO
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -25,10 +26,20 @@ off = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 AutoModel.from_config(BertConfig(vocab_size=384, **sizes, **off)).save_pretrained("tiny")
 ByT5Tokenizer().save_pretrained("tiny")
 """
+# Counts what ranks exchange by Python; DDP's own all-reduce of gradients is none of these.
 LINE = """
+import torch.distributed as dist
 from torch import nn, optim
 from torch.nn.functional import mse_loss
 from my_project_trainer import TrainingModule
+
+
+exchanges = []
+for name in ("all_reduce", "all_gather", "broadcast"):
+    def noted(*arguments, exchange=getattr(dist, name), **options):
+        exchanges.append(exchange.__name__)
+        return exchange(*arguments, **options)
+    setattr(dist, name, noted)
 
 
 class Line(TrainingModule):
@@ -39,6 +50,8 @@ class Line(TrainingModule):
     def training_step(self, batch, batch_idx):
         x, y = (batch["x"], batch["y"]) if isinstance(batch, dict) else batch
         x, y = x.float().view(-1, 1), y.float().view(-1, 1)
+        with open(f"exchanges-{self.data_index}.txt", "a") as file:
+            file.write(f"{batch_idx} {len(exchanges)}\\n")
         with open(f"seen-{self.data_index}.txt", "a") as file:
             file.writelines(f"{round(value * 1000)}\\n" for value in x.flatten().tolist())
         loss = mse_loss(self.linear(x), y)
@@ -122,20 +135,57 @@ def write_samples() -> None:
                     tar.addfile(entry, BytesIO(content.getvalue()))
 
 
-@pytest.mark.parametrize("data", ["tars.Tars", "rows.Rows"])
-def test_streamed_samples_are_read_once_and_a_resume_is_exact(data: str, packages: None) -> None:
+@pytest.mark.parametrize(
+    ("data", "workers", "resumes"),
+    [
+        ("tars.Tars", 0, True),
+        ("tars.Tars", 2, True),
+        ("rows.Rows", 0, True),
+        ("rows.Rows", 2, False),  # workers draw the order of a buffer again
+    ],
+)
+def test_streamed_samples_are_read_once_and_a_resume_is_exact(
+    data: str, workers: int, resumes: bool, packages: None
+) -> None:
     write_samples()
     Path("line.py").write_text(LINE)
     words = ("--model", "line.Line", "--data", data, "--data.batch_size", "8")
+    words += ("--data.num_workers", str(workers))
     words += ("--trainer.devices", "2", "--trainer.max_epochs", "2")
     words += ("--trainer.log_every_n_steps", "1", "--trainer.run_name")
     fit(*words, "whole")
     seen = [Path(f"seen-{index}.txt").read_text().split() for index in (0, 1)]
     assert [len(each) for each in seen] == [100, 100]
     assert sorted(map(int, seen[0] + seen[1])) == sorted([*range(100)] * 2)
+    for epoch in (slice(0, 50), slice(50, 100)):
+        assert sorted(map(int, seen[0][epoch] + seen[1][epoch])) == [*range(100)]
     assert seen[0][:50] != seen[0][50:]  # another order in each epoch
+    if not resumes:
+        return
     fit(*words, "cut", "--trainer.max_steps", "10")
     fit(*words, "cut", "--trainer.resume", "auto")
     metrics = [Path("runs", name, "metrics.csv").read_text() for name in ("whole", "cut")]
     assert metrics[0] == metrics[1]
     assert all(torch.equal(value, weights("cut")[name]) for name, value in weights("whole").items())
+
+
+@pytest.mark.parametrize("data", ["tars.Tars", "rows.Rows"])
+def test_ranks_exchange_nothing_per_micro_batch(data: str, packages: None) -> None:
+    write_samples()
+    Path("line.py").write_text(LINE)
+    words = ("--model", "line.Line", "--data", data, "--data.batch_size", "1")
+    words += ("--trainer.accumulate_grad_batches", "10", "--trainer.devices", "2")
+    fit(*words, "--trainer.max_epochs", "1", "--trainer.run_name", "run")
+    for index in (0, 1):
+        lines = Path(f"exchanges-{index}.txt").read_text().splitlines()
+        found = [tuple(map(int, line.split())) for line in lines]
+        assert [batch for batch, _ in found] == [*range(50)]
+        # Before each micro-batch that does not begin a step: what was exchanged since the last one.
+        between = {
+            batch: count - before
+            for (_, before), (batch, count) in pairwise(found)
+            if batch % 10 != 0
+        }
+        # The samples of one, two, four, and then of eight batches at once.
+        assert {batch for batch, count in between.items() if count} <= {1, 3, 7, 15, 23, 31, 39, 47}
+        assert max(between.values()) == 1

@@ -20,6 +20,7 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from resource import RLIMIT_NOFILE, getrlimit, setrlimit
 
 import torch.distributed as dist
 
@@ -29,7 +30,11 @@ from .cluster import STORE, STORE_FILE, Layout
 
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 _ROUTES = Path("/proc/net/route")
-_POLL_SECONDS = 0.02
+_POLL_SECONDS, _LONGEST_POLL_SECONDS = 0.02, 0.5
+# At most so many ranks connect to all others at once, and read all addresses from the store; more
+# connect to those that they exchange something with.
+_MOST_IN_FULL_MESH = 16
+_OPEN_FILES = 65536
 _groups_formed = itertools.count()
 _stores: dict[Layout, dist.Store] = {}
 
@@ -46,6 +51,8 @@ def connect_store(layout: Layout, timeout: datetime.timedelta) -> dist.Store:
         stay_on_loopback()
     else:
         avoid_loopback(layout.main_address)
+    if layout.world_size > _MOST_IN_FULL_MESH:
+        os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
     # One store for all process groups of this process: ranks could not tell two of them apart.
     if layout not in _stores:
         path = _private_file(layout)
@@ -87,38 +94,55 @@ def _join(store: dist.Store, layout: Layout, timeout: datetime.timedelta) -> dis
 
     After a restart by torchelastic, the store contains addresses of the previous ranks, and no rank
     knows which restart it belongs to. So each sends a new token, and rank 0 replies with another.
+    Ranks are counted, so that rank 0 looks at each of them once.
     """
     token = uuid.uuid4().hex
-    store.set(f"asked/{layout.rank}", token)
-    if not layout.is_main:
-        reply = f"reply/{token}"
-        _await_ranks(layout, timeout, lambda rank: rank > 0 or store.check([reply]))
-        token = store.get(reply).decode()
-        store.set(f"{token}/present/{layout.rank}", "")
+    store.set(f"asked/{store.add('asked', 1)}", token)
+    if layout.is_main:
+        unanswered, known = set[int](), 0
+        store.add(f"{token}/present", 1)
+
+        def has_all() -> bool:
+            nonlocal known
+            unanswered.update(range(known + 1, (known := int(store.get("asked"))) + 1))
+            for number in [each for each in unanswered if store.check([f"asked/{each}"])]:
+                store.set(f"reply/{store.get(f'asked/{number}').decode()}", token)
+                unanswered.remove(number)
+            return int(store.get(f"{token}/present")) == layout.world_size
+
+        if not poll(has_all, timeout.total_seconds(), _POLL_SECONDS):
+            others = range(1, layout.world_size)
+            late = [rank for rank in others if not store.check([f"{token}/present/{rank}"])]
+            raise _missing(late, timeout)
         return dist.PrefixStore(token, store)
-
-    def has_joined(rank: int) -> bool:
-        if store.check([asked := f"asked/{rank}"]):
-            store.set(f"reply/{store.get(asked).decode()}", token)
-        return rank == 0 or store.check([f"{token}/present/{rank}"])
-
-    _await_ranks(layout, timeout, has_joined)
+    if not poll(lambda: store.check([f"reply/{token}"]), timeout.total_seconds(), _POLL_SECONDS):
+        raise _missing([0], timeout)
+    token = store.get(f"reply/{token}").decode()
+    store.set(f"{token}/present/{layout.rank}", "")
+    store.add(f"{token}/present", 1)
     return dist.PrefixStore(token, store)
 
 
-def _await_ranks(
-    layout: Layout, timeout: datetime.timedelta, is_present: Callable[[int], bool]
-) -> None:
-    deadline = time.monotonic() + timeout.total_seconds()
-    missing = list(range(layout.world_size))
-    while missing := [rank for rank in missing if not is_present(rank)]:
-        if time.monotonic() > deadline:
-            raise UserError(
-                f"rank {', '.join(map(str, missing))} did not join within "
-                f"{timeout.total_seconds():g} s (timeout_seconds of the strategy): it ended, or "
-                "hangs, before the trainer was reached; see docs/trouble.md#a-rank-did-not-join"
-            )
-        time.sleep(_POLL_SECONDS)
+def _missing(ranks: list[int], timeout: datetime.timedelta) -> UserError:
+    return UserError(
+        f"rank {', '.join(map(str, ranks))} did not join within {timeout.total_seconds():g} s "
+        "(timeout_seconds of the strategy): it ended, or hangs, before the trainer was reached; "
+        "see docs/trouble.md#a-rank-did-not-join"
+    )
+
+
+def poll(is_done: Callable[[], bool], seconds: float, shortest: float) -> bool:
+    """Whether something is done within so many seconds.
+
+    Looks become rarer, as those of a thousand ranks would keep the store on rank 0 busy: first they
+    are ``shortest`` seconds apart, later a 20th of the time waited, at most 0.5 s.
+    """
+    began = time.monotonic()
+    while not is_done():
+        if (waited := time.monotonic() - began) > seconds:
+            return False
+        time.sleep(min(max(shortest, waited / 20), _LONGEST_POLL_SECONDS))
+    return True
 
 
 def _tcp_store(layout: Layout, timeout: datetime.timedelta) -> dist.Store:
@@ -129,6 +153,9 @@ def _tcp_store(layout: Layout, timeout: datetime.timedelta) -> dist.Store:
     path = Path(os.environ.get("SLURM_SUBMIT_DIR", ".")) / f".rendezvous-{layout.launch_id}"
     if not serves and port == 0:
         port = int(_await_address(path, timeout))
+    soft, hard = getrlimit(RLIMIT_NOFILE)
+    if serves and 0 <= soft < _OPEN_FILES:  # each rank keeps a connection; -1 is no limit
+        setrlimit(RLIMIT_NOFILE, (hard if 0 <= hard < _OPEN_FILES else _OPEN_FILES, hard))
     if layout.num_nodes == 1 and not is_served:
         address = "127.0.0.1"
         if serves:
@@ -152,14 +179,11 @@ def _tcp_store(layout: Layout, timeout: datetime.timedelta) -> dist.Store:
 
 
 def _await_address(path: Path, timeout: datetime.timedelta) -> str:
-    deadline = time.monotonic() + timeout.total_seconds()
-    while not path.exists():
-        if time.monotonic() > deadline:
-            raise UserError(
-                f"rank 0 did not write its port to {path} within {timeout.total_seconds():g} s; "
-                "set MASTER_PORT if the nodes do not share this directory"
-            )
-        time.sleep(_POLL_SECONDS)
+    if not poll(path.exists, timeout.total_seconds(), _POLL_SECONDS):
+        raise UserError(
+            f"rank 0 did not write its port to {path} within {timeout.total_seconds():g} s; "
+            "set MASTER_PORT if the nodes do not share this directory"
+        )
     if (owner := path.stat().st_uid) != os.geteuid():
         raise UserError(f"{path} was written by another user (id {owner}); remove it")
     return path.read_text()

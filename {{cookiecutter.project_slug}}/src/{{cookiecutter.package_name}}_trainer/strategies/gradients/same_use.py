@@ -8,7 +8,6 @@ parameters that have the same size.
 import contextlib
 import json
 import threading
-import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -19,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...errors import UserError
-from ...launch import collectives
+from ...launch import collectives, rendezvous
 
 Event = tuple[str, ...]
 
@@ -183,11 +182,10 @@ class SameUse:
             for name in ("first", "count", "answer"):  # all ranks have read the previous ones
                 self._store.delete_key(f"{key - 1}/{name}")
             self._store.set(f"{key}/answer", "[]")
-        deadline = time.monotonic() + self._timeout_seconds
-        while not self._store.check([f"{key}/answer"]):
-            if time.monotonic() > deadline:
-                raise dist.DistStoreError(f"wait timeout after {self._timeout_seconds:g} s")
-            time.sleep(_SECONDS_BETWEEN_POLLS)
+        # Not wait, in which the store could not be used to answer peers.
+        is_answered = partial(self._store.check, [f"{key}/answer"])
+        if not rendezvous.poll(is_answered, self._timeout_seconds, _SECONDS_BETWEEN_POLLS):
+            raise dist.DistStoreError(f"wait timeout after {self._timeout_seconds:g} s")
         if answer := json.loads(self._store.get(f"{key}/answer")):
             raise self._difference(answer, expected)
 

@@ -1,0 +1,166 @@
+"""Long runs: memory, descriptors, threads and the time of a step stay what they were.
+
+``python -m long_runs [--only ddp | epochs] [--scale 0.05]``
+
+One run has 20,000 steps with ``ddp`` on two processes, the other one 200 epochs on one process,
+each with a validation, a checkpoint, two loggers and loader workers that are started again. Each
+rank reads what its process uses a few hundred times. The last tenth of a run is compared with the
+second one: in the first one torch and Python load and cache what they need. Times are processor
+time, which does not depend on what else the machine does.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from tests.project import start
+
+from processes import assert_nothing_left, at_root
+
+Reading = dict[str, float]
+TENTHS = 10
+READINGS = 200  # of a run, on each rank
+PATIENCE = 3600.0  # seconds
+# Bounds: memory that a long run may take in addition, MiB; and the ratio of processor times.
+MORE_MEMORY, MORE_TIME = 8.0, 1.5
+MEMORY = ("resident", "anonymous", "launcher")
+COUNTS = ("descriptors", "threads")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A long run: the options of the trainer, and the arguments of the module."""
+
+    name: str
+    steps: int
+    processes: int
+    options: dict[str, Any]
+    model: dict[str, Any]
+
+
+def runs(scale: float) -> list[Run]:
+    """The long runs, or as small a part of them."""
+    steps, epochs = round(20_000 * scale), round(200 * scale)
+    per_epoch = 50
+    shared = {"default_root_dir": "runs", "run_name": "run", "log_every_n_steps": 10}
+    ddp = {"strategy": "ddp", "devices": 2, "max_steps": steps, "checkpoint_every_n_steps": 500}
+    alone = {"devices": 1, "max_epochs": epochs, "async_checkpoints": True}
+    return [
+        Run(
+            f"{steps:,} steps, ddp on two processes",
+            steps,
+            2,
+            {**shared, **ddp, "val_every_n_steps": 500},
+            {"every": max(1, steps // READINGS), "workers": 0, "samples": 8 * 1000},
+        ),
+        Run(
+            f"{epochs} epochs, one process",
+            epochs * per_epoch,
+            1,
+            {**shared, **alone},
+            {"every": per_epoch // 2, "workers": 1, "samples": 4 * per_epoch},
+        ),
+    ]
+
+
+def train(run: Run, folder: Path) -> list[list[Reading]]:
+    """Run it to its end; the readings of each rank."""
+    job = json.dumps({"options": run.options, "model": run.model})
+    command = ["-m", "long_runs_subject", job, folder]
+    process = start(command, cwd=folder, extra=at_root(), fresh=True)
+    try:
+        _, errors = process.communicate(timeout=PATIENCE)
+    finally:
+        process.kill()
+    assert process.returncode == 0, errors
+    assert_nothing_left(folder)
+    paths = [folder / f"rank-{rank}.jsonl" for rank in range(run.processes)]
+    return [[json.loads(line) for line in path.read_text().splitlines()] for path in paths]
+
+
+def tenths(readings: Sequence[Reading], steps: int) -> list[Reading]:
+    """The median of each quantity in each tenth of the steps; ``step_ms`` is of processor time."""
+    parts: list[list[Reading]] = [[] for _ in range(TENTHS)]
+    for before, after in pairwise(readings):
+        taken = (after["cpu_s"] - before["cpu_s"]) / (after["step"] - before["step"])
+        part = min(int((after["step"] - 1) * TENTHS / steps), TENTHS - 1)
+        parts[part].append({**after, "step_ms": 1000 * taken})
+    names = [name for name in parts[0][0] if name not in ("step", "cpu_s")]
+    return [
+        {name: statistics.median(each[name] for each in part) for name in names} for part in parts
+    ]
+
+
+def problems(found: Sequence[Reading]) -> list[str]:
+    """One line for each quantity that is not flat from the second tenth to the last one."""
+    early, late = found[1], found[-1]
+    lines = [
+        f"{name}: {early[name]:.1f} MiB, then {late[name]:.1f} (at most {MORE_MEMORY:g} more)"
+        for name in MEMORY
+        if name in early and late[name] > early[name] + MORE_MEMORY
+    ]
+    lines += [
+        f"{name}: {early[name]:g}, then {late[name]:g}"
+        for name in COUNTS
+        if late[name] != early[name]
+    ]
+    if late["step_ms"] > MORE_TIME * early["step_ms"]:
+        lines.append(
+            f"a step: {early['step_ms']:.2f} ms of processor time, then {late['step_ms']:.2f} "
+            f"(at most {MORE_TIME:g} times as much)"
+        )
+    return lines
+
+
+def table(name: str, ranks: Sequence[Sequence[Reading]]) -> list[str]:
+    """Rows of the table in docs/reliability.md of a project: rank 0, and all ranks' bounds."""
+    rows = []
+    for number, found in enumerate(ranks):
+        who = name if len(ranks) == 1 else f"{name}, rank {number}"
+        for part in (0, 1, TENTHS // 2 - 1, TENTHS - 1):
+            each = found[part]
+            rows.append(
+                f"| {who} | {part + 1} | {each['resident']:.0f} | {each['anonymous']:.0f} "
+                f"| {each['descriptors']:g} | {each['threads']:g} | {each['step_ms']:.2f} |"
+            )
+    return rows
+
+
+HEAD = [
+    "| | tenth | MiB resident | MiB anonymous | descriptors | threads | processor ms per step |",
+    "|---|---|---|---|---|---|---|",
+]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", choices=["ddp", "epochs"])
+    parser.add_argument("--scale", type=float, default=1.0, help="part of the steps and epochs")
+    options = parser.parse_args(arguments)
+    print(*HEAD, sep="\n", flush=True)
+    failed = []
+    for run in runs(options.scale):
+        if options.only and options.only not in run.name:
+            continue
+        with tempfile.TemporaryDirectory(prefix="long-") as folder:
+            ranks = [tenths(each, run.steps) for each in train(run, Path(folder))]
+        print(*table(run.name, ranks), sep="\n", flush=True)
+        failed += [
+            f"{run.name}, rank {number}: {line}"
+            for number, found in enumerate(ranks)
+            for line in problems(found)
+        ]
+    sys.exit("\n".join(failed) or 0)
+
+
+if __name__ == "__main__":
+    main()

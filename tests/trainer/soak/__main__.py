@@ -1,0 +1,198 @@
+"""Strikes runs for hours, or for the minutes of CI: see the package's docstring.
+
+``python -m soak [--seconds N] [--faults N] [--seed S] [--only WAY …] [--workers N] [--slice]``
+"""
+
+import argparse
+import os
+import random
+import secrets
+import shutil
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests import fork_server
+from tests.conformance.matrix import ENGINES
+from tests.project import missing
+
+from .faults import FAULTS, Fault
+from .journal import GOOD, Entry, Journal, Outcome
+from .journal import Journey as Line
+from .journeys import Failed, Journey, compare, undisturbed
+from .ways import WAYS, Way
+
+# Of a journey.
+MOST_FAULTS = 8
+# A slice starts nothing later, and so ends within seven minutes.
+SLICE_SECONDS, SLICE_FAULTS = 240.0, 20
+
+
+@dataclass
+class Soak:
+    """Takes the ways in turn, several journeys side by side.
+
+    Args:
+        seed: of all random numbers.
+        ways: by name.
+        faults: by name.
+        journal: gets the results.
+        folder: for the runs.
+        kept: folder for what failed.
+        seconds, most: when and after how many faults no journey begins any more; both must be past.
+    """
+
+    seed: int
+    ways: dict[str, Way]
+    faults: dict[str, Fault]
+    journal: Journal
+    folder: Path
+    kept: Path
+    seconds: float
+    most: int
+    started: float = field(default_factory=time.monotonic)
+    new_faults: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _begun: dict[str, int] = field(default_factory=dict)
+    _undisturbed: dict[str, tuple[Path, float]] = field(default_factory=dict)
+    _locks: dict[str, threading.Lock] = field(default_factory=dict)
+
+    def work(self) -> None:
+        """Travel until it is time to end; one worker."""
+        while (chosen := self._choose()) is not None:
+            try:
+                self._travel(*chosen)
+            except Exception:
+                traceback.print_exc()
+                raise
+
+    def _is_over(self) -> bool:
+        return time.monotonic() - self.started > self.seconds and self.new_faults >= self.most
+
+    def _choose(self) -> tuple[str, int] | None:
+        """The way with the fewest journeys, and the number of its next one."""
+        with self._lock:
+            if self._is_over():
+                return None
+            names = sorted(self.ways)
+            random.Random(self.seed).shuffle(names)
+            for name in names:
+                self._begun.setdefault(name, self.journal.journeys_of(name))
+                self._locks.setdefault(name, threading.Lock())
+            name = min(names, key=self._begun.__getitem__)
+            self._begun[name] += 1
+            return name, self._begun[name] - 1
+
+    def _reference(self, name: str) -> tuple[Path, float]:
+        with self._locks[name]:
+            if name not in self._undisturbed:
+                folder = self.folder / f"{name} undisturbed".replace(" ", "-")
+                folder.mkdir()
+                log = folder.with_suffix(".log")
+                self._undisturbed[name] = undisturbed(self.ways[name], folder, log)
+            return self._undisturbed[name]
+
+    def _deck(self, name: str, dice: random.Random) -> list[Fault]:
+        """Faults that can strike a way: those that have struck it least come first."""
+        struck = self.journal.faults_of(name)
+        fitting = [each for each in self.faults.values() if each.fits(self.ways[name])]
+        dice.shuffle(fitting)
+        return sorted(fitting, key=lambda each: struck[each.name])
+
+    def _travel(self, name: str, number: int) -> None:
+        way, dice = self.ways[name], random.Random(f"{self.seed} {name} {number}")
+        reference, usual = self._reference(name)
+        folder = self.folder / f"{name} {number}".replace(" ", "-")
+        logs = folder.with_name(f"{folder.name}-logs")
+        folder.mkdir()
+        logs.mkdir()
+        journey = Journey(
+            *(way, folder, logs, dice, self._deck(name, dice), MOST_FAULTS),
+            entry=lambda fault, step: Entry(self.seed, number, name, fault, step),
+        )
+        began = time.monotonic()
+        outcome: Outcome
+        try:
+            journey.travel()
+            outcome = compare(folder / "run", reference)
+            for entry in journey.entries:
+                entry.outcome = outcome
+        except Failed as failed:
+            outcome = failed.outcome
+            place = self._keep(journey, folder, logs)
+            print(f"{name}: {failed.outcome}: {failed}\n  left in {place}", flush=True)
+            if journey.entries:
+                last = journey.entries[-1]
+                last.outcome, last.error = failed.outcome, str(failed)[:400]
+        seconds = round(time.monotonic() - began, 1)
+        self.journal.add(
+            Line(self.seed, number, name, seconds, round(usual, 1), outcome), journey.entries
+        )
+        with self._lock:
+            self.new_faults += len(journey.entries)
+        faults = "; ".join(each.fault for each in journey.entries) or "no fault"
+        print(f"{name} {number}: {faults}: {outcome}, {seconds:.0f} s", flush=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(logs, ignore_errors=True)
+
+    def _keep(self, journey: Journey, folder: Path, logs: Path) -> Path:
+        place = self.kept / folder.name
+        shutil.rmtree(place, ignore_errors=True)
+        shutil.copytree(folder, place, symlinks=True, ignore_dangling_symlinks=True)
+        shutil.copytree(logs, place / "logs")
+        return place
+
+
+def available(only: Sequence[str]) -> dict[str, Way]:
+    """The ways whose packages and programs are here; in CI, one that is missing is an error."""
+    ways = {name: WAYS[name] for name in only or WAYS}
+    for name, way in list(ways.items()):
+        if way.engine != "torch" and (reason := missing(way.engine)):
+            if os.environ.get("CI"):
+                raise SystemExit(f"{name}: {reason}")
+            print(f"left out: {name}: {reason}")
+            del ways[name]
+    return ways
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="soak", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=7200.0, help="begin no run after that")
+    parser.add_argument("--faults", type=int, default=0, help="and not before so many more faults")
+    parser.add_argument("--seed", type=int, help="default: the journal's, or a random one")
+    parser.add_argument("--only", nargs="+", default=[], choices=list(WAYS), metavar="WAY")
+    parser.add_argument("--fault", nargs="+", default=[], choices=list(FAULTS), metavar="FAULT")
+    parser.add_argument("--workers", type=int, default=2, help="journeys side by side")
+    parser.add_argument("--folder", type=Path, default=Path("build/soak"))
+    parser.add_argument("--slice", action="store_true", help="a few minutes, in a journal apart")
+    options = parser.parse_args(arguments)
+    journal = Journal(options.folder / ("slice.jsonl" if options.slice else "journal.jsonl"))
+    known = [each.seed for each in journal.journeys]
+    seed = known[-1] if known and options.seed is None else options.seed
+    seed = secrets.randbits(32) if seed is None else seed
+    print(f"seed {seed}", flush=True)
+    faults = {name: FAULTS[name] for name in options.fault or FAULTS}
+    if os.getuid() != 0 and (left := [name for name in faults if faults[name].needs_root]):
+        print(f"left out, as they need root: {', '.join(left)}")
+        faults = {name: each for name, each in faults.items() if not each.needs_root}
+    folder = Path(tempfile.mkdtemp(prefix="soak-"))
+    soak = Soak(
+        *(seed, available(options.only), faults, journal, folder, options.folder / "kept"),
+        *(options.seconds, options.faults),
+    )
+    with fork_server.serving(ENGINES), ThreadPoolExecutor(options.workers) as executor:
+        for worker in [executor.submit(soak.work) for _ in range(options.workers)]:
+            worker.result()
+    shutil.rmtree(folder, ignore_errors=True)
+    print(journal.summary())
+    return 1 if journal.bad() else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

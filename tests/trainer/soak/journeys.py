@@ -1,0 +1,261 @@
+"""A journey: a run that is started until it has finished, with a fault in each attempt."""
+
+import json
+import random
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+from my_project_trainer.checkpoint import reading as checkpoint
+
+from .faults import Fault
+from .journal import Entry, Outcome
+from .ways import EVERY, LAST, Attempt, Way
+
+# Seconds within which an attempt ends or makes a step, on however busy a machine.
+PATIENCE = 240.0
+# And within which its last process ends after that of its launchers.
+SECONDS_TO_END = 60.0
+_POLL_SECONDS = 0.02
+# Attempts that may end by a timeout of a few seconds before a fault that needs it has struck.
+_MOST_EARLY = 3
+
+
+class Failed(Exception):
+    """Something that must not happen has happened."""
+
+    def __init__(self, outcome: Outcome, message: str) -> None:
+        super().__init__(message)
+        self.outcome: Outcome = outcome
+
+
+@dataclass
+class Journey:
+    """A run with its faults.
+
+    Args:
+        way: how it is started.
+        folder: of its own, the working directory of all its attempts.
+        logs: folder that gets the output of its attempts.
+        dice: random numbers.
+        faults: those that it may have, in order of preference.
+        most: how many of them.
+        entry: makes the journal's entry of a fault by its name and step.
+    """
+
+    way: Way
+    folder: Path
+    logs: Path
+    dice: random.Random
+    faults: list[Fault]
+    most: int
+    entry: Callable[[str, int], Entry]
+    entries: list[Entry] = field(default_factory=list)
+    attempts: int = 0
+    reached: int = 0
+    # What the next attempt may lose, in steps, and what is to blame for it. None: anything.
+    bound: int | None = EVERY
+    blamed: Entry | None = None
+    early: int = 0
+    _waiting: list[tuple[Entry, float]] = field(default_factory=list)
+
+    def travel(self) -> None:
+        """Run to the end, through faults as long as there are steps enough."""
+        while not self.attempt(self._plan()):
+            pass
+
+    def _plan(self) -> list[Fault]:
+        """Faults of the next attempt: the last one ends it, if the launcher does not restart it."""
+        plan: list[Fault] = []
+        while self.faults and self.reached < LAST - 16 and len(self.entries) + len(plan) < self.most:
+            plan.append(self.faults.pop(0))
+            goes_on = plan[-1].ends == "continues" or (self.way.restarts and len(plan) < 3)
+            if not goes_on:
+                break
+        return plan
+
+    def attempt(self, plan: list[Fault]) -> bool:
+        """Start once, with faults; whether the run has finished."""
+        log = self.logs / f"attempt-{self.attempts:02}.log"
+        self.attempts += 1
+        attempt = Attempt(self.way, self.folder, log, self.dice)
+        strikes: list[tuple[Fault, Iterator[None]]] = []
+        try:
+            for fault in plan:
+                strike = fault.strike(attempt)
+                if next(strike, self) is None:  # otherwise it cannot strike now
+                    strikes.append((fault, strike))
+            return self._run(attempt, strikes)
+        finally:
+            self.way.stop(attempt)
+            for _, strike in strikes:
+                for _ in strike:  # one that has not struck does so now, and undoes it
+                    pass
+
+    def _run(self, attempt: Attempt, strikes: list[tuple[Fault, Iterator[None]]]) -> bool:
+        for path in [*self.folder.glob("process-of-rank-*"), *self.folder.glob("order*")]:
+            path.unlink()
+        (self.folder / "outcome").unlink(missing_ok=True)
+        for fault, _ in strikes:
+            if fault.is_before:
+                self.blamed, self.bound = self._note(fault, self.reached), fault.lost
+        self.way.begin(attempt)
+        struck, target = None, self.reached
+        for fault, strike in strikes:
+            if not fault.is_before:
+                target += self.dice.randint(1, 8 if struck is None else 4)
+                if not self._reach(attempt, target):
+                    break
+                struck = fault if self._strike(attempt, fault, strike) else struck
+                target = max(target, attempt.steps())
+        self._wait(attempt)
+        self._check_left(attempt)
+        printed = attempt.printed()
+        self._check_lost(printed, struck)
+        self.reached, self.bound, self.blamed = attempt.steps(), EVERY, None
+        if struck is not None:
+            self.bound, self.blamed = struck.lost, self.entries[-1]
+        return self._check_end(attempt, struck, printed)
+
+    def _note(self, fault: Fault, step: int) -> Entry:
+        entry = self.entry(fault.name, step)
+        self.entries.append(entry)
+        self._waiting.append((entry, time.monotonic()))
+        return entry
+
+    def _strike(self, attempt: Attempt, fault: Fault, strike: Iterator[None]) -> bool:
+        self._note(fault, attempt.steps())
+        try:
+            next(strike, None)
+        except (ProcessLookupError, psutil.NoSuchProcess, IndexError):  # it has just ended by itself
+            self.entries.pop()
+            self._waiting.pop()
+            return False
+        return True
+
+    def _look(self, attempt: Attempt) -> int:
+        """The newest step; the first new one after a fault is noted with its time."""
+        step = attempt.steps()
+        for entry, struck in list(self._waiting):
+            if step > entry.step:
+                entry.seconds = round(time.monotonic() - struck, 2)
+                self._waiting.remove((entry, struck))
+        return step
+
+    def _reach(self, attempt: Attempt, target: int) -> bool:
+        """Wait until a run has made a step, and a moment more; False if it ends before."""
+        deadline = time.monotonic() + PATIENCE
+        while self._look(attempt) < target or not attempt.ranks():
+            if attempt.code() is not None:
+                return False
+            if time.monotonic() > deadline:
+                raise Failed("hung", f"step {target} was not made in {PATIENCE:g} s")
+            time.sleep(_POLL_SECONDS)
+        time.sleep(self.dice.uniform(0, 0.1))
+        return attempt.code() is None
+
+    def _wait(self, attempt: Attempt) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while attempt.code() is None:
+            self._look(attempt)
+            if time.monotonic() > deadline:
+                left = ", ".join(self.way.left(attempt))
+                raise Failed("hung", f"it has not ended in {PATIENCE:g} s: {left}")
+            time.sleep(_POLL_SECONDS)
+        self._look(attempt)
+
+    # --- checks ----------------------------------------------------------------------------------
+
+    def _check_left(self, attempt: Attempt) -> None:
+        deadline = time.monotonic() + SECONDS_TO_END
+        while left := self.way.left(attempt):
+            if time.monotonic() > deadline:
+                raise Failed("leftover", f"processes are left: {', '.join(left)}")
+            time.sleep(0.1)
+
+    def _check_lost(self, printed: str, struck: Fault | None) -> None:
+        """No more is lost than lies between two checkpoints."""
+        if "run directory" not in printed:
+            return  # it ended before it resumed
+        found = [int(step) for step in re.findall(r"resumed from \S*step-(\d+)\b", printed)]
+        lost = max(0, self.reached - (found[0] if found else 0))
+        if self.blamed is not None:
+            self.blamed.lost = lost
+        if self.bound is not None and lost > self.bound:
+            raise Failed("lost", f"{lost} steps were lost, more than {self.bound}")
+        if struck is None or not self.way.restarts:
+            return
+        # Restarts within the attempt, of which the log says when, but not which fault each follows.
+        last = self.entries[-1]
+        last.lost = max([0, *(last.step - step for step in found[-1:] if len(found) > 1)])
+        if struck.lost is not None and last.lost > struck.lost:
+            raise Failed("lost", f"{last.lost} steps were lost, more than {struck.lost}")
+
+    def _check_end(self, attempt: Attempt, struck: Fault | None, printed: str) -> bool:
+        """An attempt ended as its fault has it; where that came too late, as it ends by itself."""
+        code, ended = attempt.code(), attempt.ended()
+        how = f"exit code {code}, {ended or 'no outcome'}: {printed[-3000:]}"
+        if ended == f"finished step {LAST}" and self.reached == LAST:
+            if code and struck is None:
+                raise Failed("lost", f"it finished, but {how}")
+            return True
+        if struck is None:
+            self.early += 1
+            if attempt.timeout > 30 or self.early > _MOST_EARLY:
+                raise Failed("lost", f"it failed without a fault, {how}")
+            return False
+        self.early = 0
+        if struck.ends == "continues" and not self.way.restarts:
+            raise Failed("lost", f"it did not continue, {how}")
+        can_save = self.way.saves or (struck.is_to_rank and not self.way.restarts)
+        if struck.ends == "saves" and can_save and not ended.startswith("preempted"):
+            raise Failed("lost", f"it did not save, {how}")
+        if struck.ends == "fails" and code == 0 and self.way.processes > 1:
+            raise Failed("lost", f"it failed, but {how}")
+        if struck.says and struck.says not in printed:
+            raise Failed("lost", f"it did not say {struck.says!r}, {how}")
+        return False
+
+
+def compare(run: Path, reference: Path) -> Outcome:
+    """Compare a run with an undisturbed one."""
+    attempts = json.loads((run / "run.json").read_text())["attempts"]
+    sizes = Counter(each["layout"]["world_size"] for each in attempts)
+    states = [
+        checkpoint.Checkpoint(checkpoint.resolve(each)).state()["model"] for each in (run, reference)
+    ]
+    if states[0].keys() != states[1].keys():
+        raise Failed("differs", "the names of weights differ from those of the undisturbed run")
+    ours, theirs = ((each / "metrics.csv").read_text() for each in (run, reference))
+    if len(sizes) > 1:
+        if [line.split(",")[0] for line in ours.splitlines()] != [
+            line.split(",")[0] for line in theirs.splitlines()
+        ]:
+            raise Failed("differs", "the steps in the log differ from those of the undisturbed run")
+        return "finished"
+    if ours != theirs:
+        raise Failed("differs", "the metrics differ from those of the undisturbed run")
+    if not all(value.equal(states[1][name]) for name, value in states[0].items()):
+        raise Failed("differs", "the weights differ from those of the undisturbed run")
+    return "equal"
+
+
+def undisturbed(way: Way, folder: Path, log: Path) -> tuple[Path, float]:
+    """A run that nothing befalls, and the seconds that it took."""
+    attempt = Attempt(way, folder, log, random.Random(0))
+    started = time.monotonic()
+    try:
+        way.begin(attempt)
+        while attempt.code() is None:
+            if time.monotonic() > started + PATIENCE:
+                raise Failed("hung", "the undisturbed run has not ended")
+            time.sleep(_POLL_SECONDS)
+    finally:
+        way.stop(attempt)
+    if attempt.ended() != f"finished step {LAST}":
+        raise Failed("lost", f"the undisturbed run failed: {attempt.printed()[-3000:]}")
+    return folder / "run", time.monotonic() - started

@@ -18,14 +18,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests import fork_server
 from tests.conformance.matrix import ENGINES
 from tests.project import missing
 
-from .faults import FAULTS, Fault
-from .journal import GOOD, Entry, Journal, Outcome
+from tests import fork_server
+
+from . import machine
+from .faults import Fault
+from .journal import Entry, Failed, Journal, Outcome
 from .journal import Journey as Line
-from .journeys import Failed, Journey, compare, undisturbed
+from .journeys import Journey, compare, undisturbed
+from .storage_faults import FAULTS
 from .ways import WAYS, Way
 
 # Of a journey.
@@ -60,7 +63,7 @@ class Soak:
     new_faults: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _begun: dict[str, int] = field(default_factory=dict)
-    _undisturbed: dict[str, tuple[Path, float]] = field(default_factory=dict)
+    _undisturbed: dict[str, Path] = field(default_factory=dict)
     _locks: dict[str, threading.Lock] = field(default_factory=dict)
 
     def work(self) -> None:
@@ -89,12 +92,12 @@ class Soak:
             self._begun[name] += 1
             return name, self._begun[name] - 1
 
-    def _reference(self, name: str) -> tuple[Path, float]:
+    def _reference(self, name: str) -> Path:
         with self._locks[name]:
             if name not in self._undisturbed:
                 folder = self.folder / f"{name} undisturbed".replace(" ", "-")
                 folder.mkdir()
-                log = folder.with_suffix(".log")
+                log = folder.with_name(f"{folder.name}.log")
                 self._undisturbed[name] = undisturbed(self.ways[name], folder, log)
             return self._undisturbed[name]
 
@@ -107,33 +110,20 @@ class Soak:
 
     def _travel(self, name: str, number: int) -> None:
         way, dice = self.ways[name], random.Random(f"{self.seed} {name} {number}")
-        reference, usual = self._reference(name)
+        reference = self._reference(name)
         folder = self.folder / f"{name} {number}".replace(" ", "-")
         logs = folder.with_name(f"{folder.name}-logs")
-        folder.mkdir()
         logs.mkdir()
         journey = Journey(
             *(way, folder, logs, dice, self._deck(name, dice), MOST_FAULTS),
             entry=lambda fault, step: Entry(self.seed, number, name, fault, step),
         )
-        began = time.monotonic()
-        outcome: Outcome
-        try:
-            journey.travel()
-            outcome = compare(folder / "run", reference)
-            for entry in journey.entries:
-                entry.outcome = outcome
-        except Failed as failed:
-            outcome = failed.outcome
-            place = self._keep(journey, folder, logs)
-            print(f"{name}: {failed.outcome}: {failed}\n  left in {place}", flush=True)
-            if journey.entries:
-                last = journey.entries[-1]
-                last.outcome, last.error = failed.outcome, str(failed)[:400]
-        seconds = round(time.monotonic() - began, 1)
-        self.journal.add(
-            Line(self.seed, number, name, seconds, round(usual, 1), outcome), journey.entries
-        )
+        with machine.disk(folder):
+            began = time.monotonic()
+            outcome = self._outcome(journey, reference)
+            seconds = round(time.monotonic() - began, 1)
+        line = Line(self.seed, number, name, seconds, outcome)
+        self.journal.add(line, journey.entries)
         with self._lock:
             self.new_faults += len(journey.entries)
         faults = "; ".join(each.fault for each in journey.entries) or "no fault"
@@ -141,12 +131,24 @@ class Soak:
         shutil.rmtree(folder, ignore_errors=True)
         shutil.rmtree(logs, ignore_errors=True)
 
-    def _keep(self, journey: Journey, folder: Path, logs: Path) -> Path:
-        place = self.kept / folder.name
-        shutil.rmtree(place, ignore_errors=True)
-        shutil.copytree(folder, place, symlinks=True, ignore_dangling_symlinks=True)
-        shutil.copytree(logs, place / "logs")
-        return place
+    def _outcome(self, journey: Journey, reference: Path) -> Outcome:
+        """Make a journey and compare; of one that failed, keep what is left."""
+        try:
+            journey.travel()
+            outcome = compare(journey, reference)
+        except Failed as failed:
+            place = self.kept / journey.folder.name
+            shutil.rmtree(place, ignore_errors=True)
+            shutil.copytree(journey.folder, place, symlinks=True)
+            shutil.copytree(journey.logs, place / "logs")
+            print(f"{failed.outcome}: {failed}\n  left in {place}", flush=True)
+            if journey.entries:
+                last = journey.entries[-1]
+                last.outcome, last.error = failed.outcome, str(failed)[:400]
+            return failed.outcome
+        for entry in journey.entries:
+            entry.outcome = outcome
+        return outcome
 
 
 def available(only: Sequence[str]) -> dict[str, Way]:
@@ -178,14 +180,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     seed = secrets.randbits(32) if seed is None else seed
     print(f"seed {seed}", flush=True)
     faults = {name: FAULTS[name] for name in options.fault or FAULTS}
-    if os.getuid() != 0 and (left := [name for name in faults if faults[name].needs_root]):
-        print(f"left out, as they need root: {', '.join(left)}")
-        faults = {name: each for name, each in faults.items() if not each.needs_root}
+    for name, each in list(faults.items()):
+        if reason := each.needs():
+            print(f"left out: {name}: {reason}")
+            del faults[name]
     folder = Path(tempfile.mkdtemp(prefix="soak-"))
     soak = Soak(
         *(seed, available(options.only), faults, journal, folder, options.folder / "kept"),
         *(options.seconds, options.faults),
     )
+    machine.mounts()  # before any thread
     with fork_server.serving(ENGINES), ThreadPoolExecutor(options.workers) as executor:
         for worker in [executor.submit(soak.work) for _ in range(options.workers)]:
             worker.result()

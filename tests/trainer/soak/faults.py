@@ -5,8 +5,6 @@ or ``any`` of these.
 """
 
 import os
-import resource
-import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -16,6 +14,7 @@ from typing import Literal
 
 import psutil
 
+from .machine import Need
 from .ways import EVERY, Attempt, Way
 
 Ends = Literal["fails", "saves", "continues", "any"]
@@ -34,9 +33,10 @@ class Fault:
         ends: what happens to the attempt.
         fits: ways that it can strike.
         lost: most steps that may be lost; ``None``: all.
-        needs_root: whether only root can do it.
+        needs: why it cannot strike here.
         says: what the attempt's output must have, if it failed.
         is_before: whether it strikes before the attempt starts.
+        ends_log: whether the log of metrics ends with it, though training continues.
     """
 
     name: str
@@ -44,9 +44,10 @@ class Fault:
     ends: Ends
     fits: Callable[[Way], bool]
     lost: int | None
-    needs_root: bool
+    needs: Need
     says: str
     is_before: bool
+    ends_log: bool
 
     @property
     def is_to_rank(self) -> bool:
@@ -66,14 +67,16 @@ def fault(
     fits: Callable[[Way], bool] = lambda _: True,
     *,
     lost: int | None = EVERY,
-    needs_root: bool = False,
+    needs: Need = str,
     says: str = "",
     is_before: bool = False,
+    ends_log: bool = False,
 ) -> Callable[[Strike], Strike]:
     """Register a generator as a fault."""
 
     def register(strike: Strike) -> Strike:
-        FAULTS[name] = Fault(name, strike, ends, fits, lost, needs_root, says, is_before)
+        rest = (lost, needs, says, is_before, ends_log)
+        FAULTS[name] = Fault(name, strike, ends, fits, *rest)
         return strike
 
     return register
@@ -134,7 +137,9 @@ def stop_rank(attempt: Attempt) -> Iterator[None]:
     os.kill(attempt.a_rank(), signal.SIGSTOP)
 
 
-@fault("the launcher stopped", "continues", lambda way: has_peers(way) and way.launcher == "launcher")
+@fault(
+    "the launcher stopped", "continues", lambda way: has_peers(way) and way.launcher == "launcher"
+)
 def stop_launcher(attempt: Attempt) -> Iterator[None]:
     yield
     _pause(attempt.a_launcher(), attempt.dice.uniform(1, 5))
@@ -175,21 +180,7 @@ def kill_worker(attempt: Attempt) -> Iterator[None]:
             return
 
 
-# --- memory, disks and files ---------------------------------------------------------------------
-
-
-@fault("a file that may not grow", says="cannot be saved: File too large")
-def limit_files(attempt: Attempt) -> Iterator[None]:
-    yield
-    for rank in attempt.ranks():
-        resource.prlimit(rank, resource.RLIMIT_FSIZE, (30_000, 30_000))
-
-
-@fault("the run directory removed", lost=None)
-def remove_run(attempt: Attempt) -> Iterator[None]:
-    yield
-    while attempt.run.exists():
-        shutil.rmtree(attempt.run, ignore_errors=True)
+# --- checkpoints before a start -------------------------------------------------------------------
 
 
 @fault("a bit of the newest checkpoint inverted", "continues", lost=2 * EVERY + 1, is_before=True)

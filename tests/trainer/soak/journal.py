@@ -8,9 +8,17 @@ from pathlib import Path
 from typing import Literal
 
 Outcome = Literal["equal", "finished", "differs", "lost", "hung", "leftover", "open"]
-"""``equal``: to the undisturbed run, bit for bit; ``finished``: likewise, but attempts had different
-numbers of ranks, which draw other random numbers; ``open``: a later fault's journey failed."""
+"""``equal``: to the undisturbed run, bit for bit; ``finished``: with the same steps, after attempts
+with different numbers of ranks, which draw other random numbers; ``open``: a later fault failed."""
 GOOD = ("equal", "finished")
+
+
+class Failed(Exception):
+    """Something that must not happen has happened."""
+
+    def __init__(self, outcome: Outcome, message: str) -> None:
+        super().__init__(message)
+        self.outcome: Outcome = outcome
 
 
 @dataclass
@@ -43,13 +51,12 @@ class Entry:
 
 @dataclass(frozen=True)
 class Journey:
-    """A run that has finished: its seconds, and those of an undisturbed one."""
+    """A run that has finished, and its seconds from the first start to the end."""
 
     seed: int
     journey: int
     way: str
     seconds: float
-    undisturbed: float
     outcome: Outcome
 
 
@@ -93,6 +100,6 @@ class Journal:
         ways = len({each.way for each in self.entries})
         kinds = len({each.fault for each in self.entries})
         return (
-            f"{len(self.entries)} faults of {kinds} kinds in {len(self.journeys)} runs under {ways} "
-            f"strategies and launchers: {outcomes or 'none'}"
+            f"{len(self.entries)} faults of {kinds} kinds in {len(self.journeys)} runs under "
+            f"{ways} strategies and launchers: {outcomes or 'none'}"
         )

@@ -1,4 +1,4 @@
-"""What is trained: dropout and random noise. Each rank writes down its process, and takes orders."""
+"""What is trained: dropout and random noise. Ranks note their processes, and take orders."""
 
 import ctypes
 import os

@@ -16,11 +16,11 @@ from typing import Any
 import psutil
 from my_project_trainer.checkpoint import reading as checkpoint
 from my_project_trainer.launch import outcome
-from tests import fork_server
 from tests.conformance.horovod_rows import horovodrun
 from tests.project import PACKAGE, environment, free_port, mpirun
 
 from processes import at_root
+from tests import fork_server
 
 EVERY = 5  # steps between two checkpoints
 EPOCHS = 8

@@ -29,7 +29,7 @@ LINES = {
     "options": 852,
     "run": 1738,
     "strategies/*.py": 2225,
-    "strategies/asynchronous": 862,
+    "strategies/asynchronous": 861,
     "strategies/deepspeed": 1774,
     "strategies/fairscale": 943,
     "strategies/fsdp": 686,

@@ -13,8 +13,9 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -163,6 +164,19 @@ def available(only: Sequence[str]) -> dict[str, Way]:
     return ways
 
 
+@contextmanager
+def _serving(folder: Path) -> Iterator[None]:
+    """Fork servers that have loaded the library of faults, where it can be compiled."""
+    with ExitStack() as stack:
+        if not machine.compiler():
+            os.environ["LD_PRELOAD"] = str(machine.library(folder))
+        try:
+            stack.enter_context(fork_server.serving(ENGINES))
+        finally:
+            os.environ.pop("LD_PRELOAD", None)
+        yield
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="soak", description=__doc__)
     parser.add_argument("--seconds", type=float, default=7200.0, help="begin no run after that")
@@ -190,7 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         *(options.seconds, options.faults),
     )
     machine.mounts()  # before any thread
-    with fork_server.serving(ENGINES), ThreadPoolExecutor(options.workers) as executor:
+    with _serving(folder), ThreadPoolExecutor(options.workers) as executor:
         for worker in [executor.submit(soak.work) for _ in range(options.workers)]:
             worker.result()
     shutil.rmtree(folder, ignore_errors=True)

@@ -68,11 +68,19 @@ class Journey:
         while (
             self.faults and self.reached < LAST - 16 and len(self.entries) + len(plan) < self.most
         ):
-            plan.append(self.faults.pop(0))
+            plan.append(self._next())
             goes_on = plan[-1].ends == "continues" or (self.way.restarts and len(plan) < 3)
             if not goes_on or plan[-1].ends_log:
                 break
         return plan
+
+    def _next(self) -> Fault:
+        """The next fault; one with which the log ends comes late, as no step is seen after it."""
+        is_late = self.reached > LAST - 30
+        order = range(len(self.faults))
+        return self.faults.pop(
+            next((i for i in order if is_late or not self.faults[i].ends_log), 0)
+        )
 
     def attempt(self, plan: list[Fault]) -> bool:
         """Start once, with faults; whether the run has finished."""

@@ -97,13 +97,11 @@ def remove_run(attempt: Attempt) -> Iterator[None]:
 
 
 def _preload(attempt: Attempt) -> None:
-    attempt.fresh = True
     (attempt.folder / "preloaded").unlink(missing_ok=True)
+    # Fork servers have loaded it; commands that are started otherwise find it by its variable.
     library = machine.library(attempt.log.parents[1])
-    attempt.variables |= {
-        "LD_PRELOAD": str(library),
-        "SOAK_ORDERS": str(attempt.folder / "preloaded"),
-    }
+    orders = attempt.folder / "preloaded"
+    attempt.variables |= {"LD_PRELOAD": str(library), "SOAK_ORDERS": str(orders)}
 
 
 def _order(attempt: Attempt, order: str) -> None:

@@ -42,8 +42,7 @@ class Attempt:
         timeout: ``timeout_seconds`` of the strategy, where it has several processes.
         options: more arguments of ``fit``.
         variables: more environment variables.
-        fresh: start new interpreters: fork servers cannot preload a library, and end processes
-            whose parent was killed.
+        fresh: start new interpreters: a fork server ends a process whose parent was killed.
     """
 
     way: "Way"

@@ -102,7 +102,6 @@ class ParameterServer(ProcessGroupStrategy):
                 store=rendezvous.connect_store(layout, seconds),
                 rank=layout.rank,
                 world_size=layout.world_size,
-                # Workers that take each step together have nobody far behind to wait for.
                 timeout=seconds if self.limits.steps_together else MOST_TO_MEET,
             )
 

@@ -62,6 +62,7 @@ class Soak:
     most: int
     started: float = field(default_factory=time.monotonic)
     new_faults: int = 0
+    failed: list[str] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _begun: dict[str, int] = field(default_factory=dict)
     _undisturbed: dict[str, Path] = field(default_factory=dict)
@@ -72,6 +73,11 @@ class Soak:
         while (chosen := self._choose()) is not None:
             try:
                 self._travel(*chosen)
+            except Failed as failed:
+                print(f"{chosen[0]}: {failed}; it is left out", flush=True)
+                with self._lock:
+                    self.failed.append(chosen[0])
+                    self.ways.pop(chosen[0], None)
             except Exception:
                 traceback.print_exc()
                 raise
@@ -82,7 +88,7 @@ class Soak:
     def _choose(self) -> tuple[str, int] | None:
         """The way with the fewest journeys, and the number of its next one."""
         with self._lock:
-            if self._is_over():
+            if self._is_over() or not self.ways:
                 return None
             names = sorted(self.ways)
             random.Random(self.seed).shuffle(names)
@@ -209,7 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             worker.result()
     shutil.rmtree(folder, ignore_errors=True)
     print(journal.summary())
-    return 1 if journal.bad() else 0
+    return 1 if journal.bad() or soak.failed else 0
 
 
 if __name__ == "__main__":

@@ -77,10 +77,8 @@ class Journey:
     def _next(self) -> Fault:
         """The next fault; one with which the log ends comes late, as no step is seen after it."""
         is_late = self.reached > LAST - 30
-        order = range(len(self.faults))
-        return self.faults.pop(
-            next((i for i in order if is_late or not self.faults[i].ends_log), 0)
-        )
+        fitting = (i for i, each in enumerate(self.faults) if is_late or not each.ends_log)
+        return self.faults.pop(next(fitting, 0))
 
     def attempt(self, plan: list[Fault]) -> bool:
         """Start once, with faults; whether the run has finished."""

@@ -239,7 +239,7 @@ class Mpirun(Way):
     saves = False  # it kills ranks a second after it has told them to end
 
     def begin(self, attempt: Attempt) -> None:
-        fit = self.fit(attempt, 1)
+        fit = self.fit(attempt, 1 if self.strategy == "horovod" else 2)
         attempt.launchers = [self.start(attempt, fit, lambda: mpirun(2))]
 
 

@@ -35,6 +35,7 @@ class Journey:
         dice: random numbers.
         faults: those that it may have, in order of preference.
         most: how many of them.
+        hurries: whether it is to have no more faults.
         entry: makes the journal's entry of a fault by its name and step.
     """
 
@@ -44,6 +45,7 @@ class Journey:
     dice: random.Random
     faults: list[Fault]
     most: int
+    hurries: Callable[[], bool]
     entry: Callable[[str, int], Entry]
     entries: list[Entry] = field(default_factory=list)
     attempts: int = 0
@@ -65,9 +67,9 @@ class Journey:
     def _plan(self) -> list[Fault]:
         """Faults of the next attempt: the last one ends it, if the launcher does not restart it."""
         plan: list[Fault] = []
-        while (
-            self.faults and self.reached < LAST - 16 and len(self.entries) + len(plan) < self.most
-        ):
+        if self.hurries() or self.reached >= LAST - 16:
+            return plan
+        while self.faults and len(self.entries) + len(plan) < self.most:
             plan.append(self._next())
             goes_on = plan[-1].ends == "continues" or (self.way.restarts and len(plan) < 3)
             if not goes_on or plan[-1].ends_log:

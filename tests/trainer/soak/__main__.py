@@ -79,12 +79,15 @@ class Soak:
                 self._travel(*chosen)
             except Failed as failed:
                 print(f"{chosen[0]}: {failed}; it is left out", flush=True)
-                with self._lock:
-                    self.failed.append(chosen[0])
-                    self.ways.pop(chosen[0], None)
-            except Exception:
+                self._leave_out(chosen[0])
+            except Exception:  # of the soak itself: the other ways go on
                 traceback.print_exc()
-                raise
+                self._leave_out(chosen[0])
+
+    def _leave_out(self, name: str) -> None:
+        with self._lock:
+            self.failed.append(name)
+            self.ways.pop(name, None)
 
     def end(self, *_: object) -> None:
         """Let runs end without further faults; a handler of signals."""

@@ -7,7 +7,7 @@ or ``any`` of these.
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
@@ -18,7 +18,7 @@ from .machine import Need
 from .ways import EVERY, Attempt, Way
 
 Ends = Literal["fails", "saves", "continues", "any"]
-Strike = Callable[[Attempt], Iterator[None]]
+Strike = Generator[None, None, None]
 # Seconds: of the strategy's timeout where a rank hangs, which then ends five seconds later.
 SOON = 8.0
 
@@ -40,7 +40,7 @@ class Fault:
     """
 
     name: str
-    strike: Strike
+    strike: Callable[[Attempt], Strike]
     ends: Ends
     fits: Callable[[Way], bool]
     lost: int | None
@@ -71,10 +71,10 @@ def fault(
     says: str = "",
     is_before: bool = False,
     ends_log: bool = False,
-) -> Callable[[Strike], Strike]:
+) -> Callable[[Callable[[Attempt], Strike]], Callable[[Attempt], Strike]]:
     """Register a generator as a fault."""
 
-    def register(strike: Strike) -> Strike:
+    def register(strike: Callable[[Attempt], Strike]) -> Callable[[Attempt], Strike]:
         rest = (lost, needs, says, is_before, ends_log)
         FAULTS[name] = Fault(name, strike, ends, fits, *rest)
         return strike
@@ -87,7 +87,7 @@ def fault(
 
 def _signal_to_rank(number: signal.Signals, ends: Ends) -> None:
     @fault(f"SIG{number.name[3:]} to a rank", ends)
-    def strike(attempt: Attempt) -> Iterator[None]:
+    def strike(attempt: Attempt) -> Strike:
         yield
         os.kill(attempt.a_rank(), number)
 
@@ -100,7 +100,7 @@ def _signal_to_launcher(number: signal.Signals, name: str) -> None:
         "fails" if is_kill else "saves",
         lambda way: has_peers(way) and way.launcher == name.split()[-1],
     )
-    def strike(attempt: Attempt) -> Iterator[None]:
+    def strike(attempt: Attempt) -> Strike:
         attempt.fresh = is_kill
         yield
         os.kill(attempt.a_launcher(), number)
@@ -125,13 +125,13 @@ for _number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
 
 
 @fault("a rank stopped for a moment", "continues")
-def pause_rank(attempt: Attempt) -> Iterator[None]:
+def pause_rank(attempt: Attempt) -> Strike:
     yield
     _pause(attempt.a_rank(), attempt.dice.uniform(0.2, 1.5))
 
 
 @fault("SIGSTOP to a rank", fits=has_peers)
-def stop_rank(attempt: Attempt) -> Iterator[None]:
+def stop_rank(attempt: Attempt) -> Strike:
     attempt.timeout = SOON
     yield
     os.kill(attempt.a_rank(), signal.SIGSTOP)
@@ -140,13 +140,13 @@ def stop_rank(attempt: Attempt) -> Iterator[None]:
 @fault(
     "the launcher stopped", "continues", lambda way: has_peers(way) and way.launcher == "launcher"
 )
-def stop_launcher(attempt: Attempt) -> Iterator[None]:
+def stop_launcher(attempt: Attempt) -> Strike:
     yield
     _pause(attempt.a_launcher(), attempt.dice.uniform(1, 5))
 
 
 @fault("an agent stopped", "continues", lambda way: way.launcher == "agent")
-def stop_agent(attempt: Attempt) -> Iterator[None]:
+def stop_agent(attempt: Attempt) -> Strike:
     """Longer than until its peers take it for lost, where it has any."""
     yield
     _pause(attempt.a_launcher(), attempt.dice.uniform(1, 12))
@@ -157,7 +157,7 @@ def stop_agent(attempt: Attempt) -> Iterator[None]:
 
 def _order(name: str, what: str, fits: Callable[[Way], bool], seconds: float | None) -> None:
     @fault(name, fits=fits)
-    def strike(attempt: Attempt) -> Iterator[None]:
+    def strike(attempt: Attempt) -> Strike:
         attempt.timeout = seconds or attempt.timeout
         yield
         attempt.order(what)
@@ -171,7 +171,7 @@ _order("a GIL that is held", "holds_the_interpreter", has_peers, SOON)
 
 
 @fault("a loader worker killed")
-def kill_worker(attempt: Attempt) -> Iterator[None]:
+def kill_worker(attempt: Attempt) -> Strike:
     attempt.options += ["--model.workers", "1"]
     yield
     for rank in attempt.ranks():
@@ -184,7 +184,7 @@ def kill_worker(attempt: Attempt) -> Iterator[None]:
 
 
 @fault("a bit of the newest checkpoint inverted", "continues", lost=2 * EVERY + 1, is_before=True)
-def flip_bit(attempt: Attempt) -> Iterator[None]:
+def flip_bit(attempt: Attempt) -> Strike:
     found = attempt.checkpoints()
     if len(found) < 2:
         return
@@ -196,7 +196,7 @@ def flip_bit(attempt: Attempt) -> Iterator[None]:
 
 
 @fault("the newest checkpoint cut short", "continues", lost=2 * EVERY + 1, is_before=True)
-def truncate(attempt: Attempt) -> Iterator[None]:
+def truncate(attempt: Attempt) -> Strike:
     found = attempt.checkpoints()
     if len(found) < 2:
         return
@@ -206,7 +206,7 @@ def truncate(attempt: Attempt) -> Iterator[None]:
 
 
 @fault("an older checkpoint resumed", "continues", lost=None, is_before=True)
-def resume_older(attempt: Attempt) -> Iterator[None]:
+def resume_older(attempt: Attempt) -> Strike:
     found = attempt.checkpoints()
     if len(found) < 2:
         return

@@ -4,19 +4,19 @@ import json
 import random
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 from my_project_trainer.checkpoint import reading as checkpoint
 
-from .faults import Fault
+from .faults import Fault, Strike
 from .journal import Entry, Failed, Outcome
 from .ways import EVERY, LAST, Attempt, Way
 
 # Seconds within which an attempt ends or makes a step, on however busy a machine.
-PATIENCE = 240.0
+PATIENCE = 600.0
 # And within which its last process ends after that of its launchers.
 SECONDS_TO_END = 60.0
 _POLL_SECONDS = 0.02
@@ -58,6 +58,7 @@ class Journey:
     # Faults, when they struck, and the step after which the next one is new.
     _waiting: list[tuple[Entry, float, int]] = field(default_factory=list)
     _last: tuple[Entry, float, int] | None = None
+    _struck: list[Strike] = field(default_factory=list)
 
     def travel(self) -> None:
         """Run to the end, through faults as long as there are steps enough."""
@@ -86,21 +87,25 @@ class Journey:
         """Start once, with faults; whether the run has finished."""
         log = self.logs / f"attempt-{self.attempts:02}.log"
         self.attempts += 1
+        self._struck = []
         attempt = Attempt(self.way, self.folder, log, self.dice)
-        strikes: list[tuple[Fault, Iterator[None]]] = []
+        strikes: list[tuple[Fault, Strike]] = []
         try:
             for fault in plan:
                 strike = fault.strike(attempt)
                 if next(strike, self) is None:  # otherwise it cannot strike now
                     strikes.append((fault, strike))
-            return self._run(attempt, strikes)
+            has_finished = self._run(attempt, strikes)
+            self.way.stop(attempt)
+            for strike in self._struck:  # now those that look at what is left do
+                next(strike, None)
+            return has_finished
         finally:
             self.way.stop(attempt)
             for _, strike in strikes:
-                for _ in strike:  # one that has not struck does so now, and undoes it
-                    pass
+                strike.close()
 
-    def _run(self, attempt: Attempt, strikes: list[tuple[Fault, Iterator[None]]]) -> bool:
+    def _run(self, attempt: Attempt, strikes: list[tuple[Fault, Strike]]) -> bool:
         for path in [*self.folder.glob("process-of-rank-*"), *self.folder.glob("order*")]:
             path.unlink()
         (self.folder / "outcome").unlink(missing_ok=True)
@@ -137,7 +142,7 @@ class Journey:
         self._waiting.append(self._last)
         return entry
 
-    def _strike(self, attempt: Attempt, fault: Fault, strike: Iterator[None]) -> bool:
+    def _strike(self, attempt: Attempt, fault: Fault, strike: Strike) -> bool:
         self._note(fault, attempt.steps())
         try:
             next(strike, None)
@@ -149,6 +154,7 @@ class Journey:
             self.entries.pop()
             self._waiting.pop()
             return False
+        self._struck.append(strike)
         return True
 
     def _look(self, attempt: Attempt) -> int:
@@ -251,7 +257,8 @@ class Journey:
 def compare(journey: Journey, reference: Path) -> Outcome:
     """Compare a journey's run with an undisturbed one."""
     run = journey.folder / "run"
-    attempts = json.loads((run / "run.json").read_text())["attempts"]
+    records = [json.loads((each / "run.json").read_text()) for each in (run, reference)]
+    attempts = [each for record in records for each in record["attempts"]]
     is_same_layout = len({each["layout"]["world_size"] for each in attempts}) == 1
     states = [
         checkpoint.Checkpoint(checkpoint.resolve(each)).state()["model"]

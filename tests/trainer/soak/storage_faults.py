@@ -15,7 +15,7 @@ from my_project_trainer.checkpoint import reading as checkpoint
 from my_project_trainer.errors import CheckpointError
 
 from . import machine
-from .faults import FAULTS, fault
+from .faults import FAULTS, Strike, fault
 from .journal import Failed
 from .ways import EVERY, Attempt
 
@@ -31,7 +31,7 @@ _SOON = 20.0
 
 
 @fault("out of memory", needs=machine.memory_groups)
-def exhaust_memory(attempt: Attempt) -> Iterator[None]:
+def exhaust_memory(attempt: Attempt) -> Strike:
     yield
     with machine.limited_memory(f"soak-{attempt.folder.name}", 100 << 20) as processes:
         for rank in attempt.ranks():
@@ -44,41 +44,41 @@ def exhaust_memory(attempt: Attempt) -> Iterator[None]:
 
 
 @fault("a file that may not grow", says="File too large")
-def limit_files(attempt: Attempt) -> Iterator[None]:
+def limit_files(attempt: Attempt) -> Strike:
     yield
     for rank in attempt.ranks():
         resource.prlimit(rank, resource.RLIMIT_FSIZE, (30_000, 30_000))
 
 
 @mounts("disk full at the start", says="No space left", is_before=True)
-def fill_before(attempt: Attempt) -> Iterator[None]:
+def fill_before(attempt: Attempt) -> Strike:
     with machine.full(attempt.folder, 0):
         yield
 
 
 @mounts("disk full in a save", says="No space left")
-def fill(attempt: Attempt) -> Iterator[None]:
+def fill(attempt: Attempt) -> Strike:
     yield
     with machine.full(attempt.folder, 20_000):
         yield
 
 
 @preloads("disk full in a log", "continues", says="No space left", ends_log=True)
-def fill_for_log(attempt: Attempt) -> Iterator[None]:
+def fill_for_log(attempt: Attempt) -> Strike:
     _preload(attempt)
     yield
     _order(attempt, "full metrics.csv")
 
 
 @mounts("read-only directory at the start", says="Read-only file system", is_before=True)
-def forbid_before(attempt: Attempt) -> Iterator[None]:
+def forbid_before(attempt: Attempt) -> Strike:
     if attempt.run.exists():
         with machine.read_only(attempt.run):
             yield
 
 
 @mounts("read-only directory in a save", says="Read-only file system")
-def forbid(attempt: Attempt) -> Iterator[None]:
+def forbid(attempt: Attempt) -> Strike:
     yield
     folder = attempt.run / "checkpoints"
     folder.mkdir(exist_ok=True)
@@ -87,7 +87,7 @@ def forbid(attempt: Attempt) -> Iterator[None]:
 
 
 @fault("the run directory removed", lost=None)
-def remove_run(attempt: Attempt) -> Iterator[None]:
+def remove_run(attempt: Attempt) -> Strike:
     yield
     while attempt.run.exists():
         shutil.rmtree(attempt.run, ignore_errors=True)
@@ -111,21 +111,21 @@ def _order(attempt: Attempt, order: str) -> None:
 
 
 @preloads("a rename that fails", says="cannot be saved")
-def fail_rename(attempt: Attempt) -> Iterator[None]:
+def fail_rename(attempt: Attempt) -> Strike:
     _preload(attempt)
     yield
     _order(attempt, "rename checkpoints/step-")
 
 
 @preloads("the clock set back", "continues")
-def set_clock_back(attempt: Attempt) -> Iterator[None]:
+def set_clock_back(attempt: Attempt) -> Strike:
     _preload(attempt)
     yield
     _order(attempt, f"clock -{attempt.dice.choice([60, 3600, 86_400])}")
 
 
 @preloads("a slow disk", "continues")
-def slow_disk(attempt: Attempt) -> Iterator[None]:
+def slow_disk(attempt: Attempt) -> Strike:
     _preload(attempt)
     yield
     _order(attempt, "slow 10")
@@ -148,7 +148,7 @@ def _is_saving(attempt: Attempt) -> bool:
 
 
 @preloads("killed in a save")
-def kill_in_save(attempt: Attempt) -> Iterator[None]:
+def kill_in_save(attempt: Attempt) -> Strike:
     _preload(attempt)
     yield
     _order(attempt, "slow 50")
@@ -157,7 +157,7 @@ def kill_in_save(attempt: Attempt) -> Iterator[None]:
 
 
 @preloads("killed in an asynchronous save", lost=2 * EVERY + 1)
-def kill_in_asynchronous_save(attempt: Attempt) -> Iterator[None]:
+def kill_in_asynchronous_save(attempt: Attempt) -> Strike:
     _preload(attempt)
     attempt.options += ["--trainer.async_checkpoints", "true"]
     yield
@@ -167,7 +167,7 @@ def kill_in_asynchronous_save(attempt: Attempt) -> Iterator[None]:
 
 
 @fault("killed in an upload")
-def kill_in_upload(attempt: Attempt) -> Iterator[None]:
+def kill_in_upload(attempt: Attempt) -> Strike:
     store = attempt.folder / "store"
     uploads = {"class_path": "soak.subject.Uploads", "init_args": {"folder": str(store)}}
     attempt.options += ["--trainer.callbacks", json.dumps([uploads])]

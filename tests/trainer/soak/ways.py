@@ -73,7 +73,7 @@ class Attempt:
 
     def order(self, what: str) -> None:
         """Have a rank do something in its next step: a name of ``subject.ORDERS``."""
-        number = self.dice.randrange(len(self.ranks()))
+        number = self.dice.choice(range(len(self.ranks())))
         new = self.folder / "order"
         new.write_text(what)
         new.rename(self.folder / f"order-to-rank-{number}")
@@ -223,8 +223,9 @@ class Elastic(Torchrun):
         port = free_port()
         attempt.launchers = []
         for number in range(self.processes):
-            host = f"is_host={'false' if number else 'true'},join_timeout=120"
-            waits = "keep_alive_interval=2,keep_alive_max_attempt=3,last_call_timeout=5"
+            # With time for all to come on a busy machine: one that is late restarts the others.
+            waits = "keep_alive_interval=2,keep_alive_max_attempt=3,last_call_timeout=10"
+            host = f"is_host={'false' if number else 'true'}"
             options = ("--nnodes=1:4", "--max-restarts=100", "--rdzv-backend=c10d")
             where = (f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=soak")
             conf = f"--rdzv-conf={waits},{host}"

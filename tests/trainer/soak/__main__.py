@@ -33,7 +33,7 @@ from .journeys import Journey, compare, undisturbed
 from .storage_faults import FAULTS
 from .ways import WAYS, Way
 
-FAULTS_OF_A_RUN = 8
+FAULTS_OF_A_RUN = 12
 # A slice has no fault later, and so ends within seven minutes, on however busy a machine. It must
 # have had so many by then.
 SLICE_SECONDS, SLICE_FAULTS = 240.0, 10

@@ -49,10 +49,6 @@ class Fault:
     is_before: bool
     ends_log: bool
 
-    @property
-    def is_to_rank(self) -> bool:
-        return self.name.endswith(" a rank")
-
 
 FAULTS: dict[str, Fault] = {}
 

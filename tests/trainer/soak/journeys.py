@@ -71,17 +71,18 @@ class Journey:
         if self.hurries() or self.reached >= LAST - 16:
             return plan
         while self.faults and len(self.entries) + len(plan) < self.most:
-            plan.append(self._next())
-            goes_on = plan[-1].ends == "continues" or (self.way.restarts and len(plan) < 3)
+            plan.append(self._next(goes_on=not plan))
+            goes_on = plan[-1].ends == "continues" or (self.way.restarts and len(plan) < 4)
             if not goes_on or plan[-1].ends_log:
                 break
         return plan
 
-    def _next(self) -> Fault:
-        """The next fault; one with which the log ends comes late, as no step is seen after it."""
-        is_late = self.reached > LAST - 30
-        fitting = (i for i, each in enumerate(self.faults) if is_late or not each.ends_log)
-        return self.faults.pop(next(fitting, 0))
+    def _next(self, goes_on: bool) -> Fault:
+        """The next fault that a run survives, or that ends it; if there is none, any."""
+        is_late = self.reached > LAST - 30  # then no step is seen after one with which the log ends
+        fitting = [i for i, each in enumerate(self.faults) if is_late or not each.ends_log]
+        wanted = (i for i in fitting if (self.faults[i].ends == "continues") == goes_on)
+        return self.faults.pop(next(wanted, next(iter(fitting), 0)))
 
     def attempt(self, plan: list[Fault]) -> bool:
         """Start once, with faults; whether the run has finished."""
@@ -244,8 +245,7 @@ class Journey:
         self.early = 0
         if struck.ends == "continues" and not self.way.restarts:
             raise Failed("lost", f"it did not continue, {how}")
-        can_save = self.way.saves or (struck.is_to_rank and not self.way.restarts)
-        if struck.ends == "saves" and can_save and not ended.startswith("preempted"):
+        if struck.ends == "saves" and self.way.saves and not ended.startswith("preempted"):
             raise Failed("lost", f"it did not save, {how}")
         if struck.ends == "fails" and code == 0 and self.way.processes > 1:
             raise Failed("lost", f"it failed, but {how}")

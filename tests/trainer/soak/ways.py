@@ -237,10 +237,10 @@ class Elastic(Torchrun):
 class Mpirun(Way):
     """Two ranks by Open MPI."""
 
-    saves = False  # it kills ranks a second after it has told them to end
+    saves = False  # it kills ranks a second after it has told them to end, or another has ended
 
     def begin(self, attempt: Attempt) -> None:
-        fit = self.fit(attempt, 1 if self.strategy == "horovod" else 2)
+        fit = self.fit(attempt, 2)
         attempt.launchers = [self.start(attempt, fit, lambda: mpirun(2))]
 
 
@@ -271,7 +271,6 @@ WAYS: dict[str, Way] = {
     "diloco": Way("diloco", {"every_n_steps": 3}),
     "parameter_server": Way("parameter_server", {"max_staleness": 0}),
     "horovod by horovodrun": Horovodrun("horovod", {"scale_learning_rate": False}, "horovod"),
-    "horovod by mpirun": Mpirun("horovod", {"scale_learning_rate": False}, "horovod"),
     "ddp by mpirun": Mpirun("ddp", engine="mpirun"),
     "fsdp by mpirun": Mpirun("fsdp", engine="mpirun"),
     "ddp by torchrun": Torchrun("ddp"),

@@ -4,6 +4,7 @@
 """
 
 import argparse
+import math
 import os
 import random
 import secrets
@@ -27,17 +28,17 @@ from tests import fork_server
 
 from . import machine, table
 from .faults import Fault
-from .journal import Entry, Failed, Journal, Outcome
+from .journal import Entry, Failed, Journal, Late, Outcome
 from .journal import Journey as Line
 from .journeys import Journey, compare, undisturbed
 from .storage_faults import FAULTS
 from .ways import WAYS, Way
 
 FAULTS_OF_A_RUN = 12
-# A slice has no fault later, and so ends within seven minutes, on however busy a machine. It must
-# have had so many by then.
-SLICE_SECONDS, SLICE_FAULTS = 240.0, 10
-SLICE_FAULTS_OF_A_RUN = 5
+# A slice has no fault later than this, gives runs up at another time, and ends within seven minutes
+# on however busy a machine. It must have had so many faults in runs that have finished.
+SLICE_SECONDS, SLICE_MOST_SECONDS = 240.0, 380.0
+SLICE_FAULTS, SLICE_FAULTS_OF_A_RUN = 10, 5
 
 
 @dataclass
@@ -77,12 +78,18 @@ class Soak:
         while (chosen := self._choose()) is not None:
             try:
                 self._travel(*chosen)
+            except Late:
+                print(f"{chosen[0]} {chosen[1]}: not finished in time", flush=True)
             except Failed as failed:
                 print(f"{chosen[0]}: {failed}; it is left out", flush=True)
                 self._leave_out(chosen[0])
             except Exception:  # of the soak itself: the other ways go on
                 traceback.print_exc()
                 self._leave_out(chosen[0])
+
+    @property
+    def deadline(self) -> float:
+        return self.started + SLICE_MOST_SECONDS if self.is_slice else math.inf
 
     def _leave_out(self, name: str) -> None:
         with self._lock:
@@ -92,6 +99,7 @@ class Soak:
     def end(self, *_: object) -> None:
         """Let runs end without further faults; a handler of signals."""
         self.seconds, self.most, self.is_slice = 0.0, 0, True
+        self.started = time.monotonic()
 
     def _is_late(self) -> bool:
         return time.monotonic() - self.started > self.seconds
@@ -116,7 +124,8 @@ class Soak:
                 folder = self.folder / f"{name} undisturbed".replace(" ", "-")
                 folder.mkdir()
                 log = folder.with_name(f"{folder.name}.log")
-                self._undisturbed[name] = undisturbed(self.ways[name], folder, log)
+                way = self.ways[name]
+                self._undisturbed[name] = undisturbed(way, folder, log, self.deadline)
             return self._undisturbed[name]
 
     def _deck(self, name: str, dice: random.Random) -> list[Fault]:
@@ -136,6 +145,7 @@ class Soak:
             *(way, folder, logs, dice, self._deck(name, dice)),
             most=SLICE_FAULTS_OF_A_RUN if self.is_slice else FAULTS_OF_A_RUN,
             hurries=lambda: self.is_slice and self._is_late(),
+            deadline=self.deadline,
             entry=lambda fault, step: Entry(self.seed, number, name, fault, step),
         )
         with machine.disk(folder):
@@ -203,7 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, help="default: the journal's, or a random one")
     parser.add_argument("--only", nargs="+", default=[], choices=list(WAYS), metavar="WAY")
     parser.add_argument("--fault", nargs="+", default=[], choices=list(FAULTS), metavar="FAULT")
-    parser.add_argument("--workers", type=int, default=2, help="journeys side by side")
+    parser.add_argument("--workers", type=int, default=3, help="journeys side by side")
     parser.add_argument("--folder", type=Path, default=Path("build/soak"))
     parser.add_argument("--slice", action="store_true", help="a few minutes, in a journal apart")
     parser.add_argument("--page", type=Path, help="only write the journal's tables into this page")

@@ -21,6 +21,10 @@ class Failed(Exception):
         self.outcome: Outcome = outcome
 
 
+class Late(Exception):
+    """A slice ends before a run has: it says nothing."""
+
+
 @dataclass
 class Entry:
     """A fault that struck.

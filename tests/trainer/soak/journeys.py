@@ -12,7 +12,7 @@ import psutil
 from my_project_trainer.checkpoint import reading as checkpoint
 
 from .faults import Fault, Strike
-from .journal import Entry, Failed, Outcome
+from .journal import Entry, Failed, Late, Outcome
 from .ways import EVERY, LAST, Attempt, Way
 
 # Seconds within which an attempt ends or makes a step, on however busy a machine.
@@ -36,6 +36,7 @@ class Journey:
         faults: those that it may have, in order of preference.
         most: how many of them.
         hurries: whether it is to have no more faults.
+        deadline: time, as time.monotonic's, at which it is given up.
         entry: makes the journal's entry of a fault by its name and step.
     """
 
@@ -46,6 +47,7 @@ class Journey:
     faults: list[Fault]
     most: int
     hurries: Callable[[], bool]
+    deadline: float
     entry: Callable[[str, int], Entry]
     entries: list[Entry] = field(default_factory=list)
     attempts: int = 0
@@ -186,7 +188,7 @@ class Journey:
                 return False
             if time.monotonic() > deadline:
                 raise Failed("hung", f"step {target} was not made in {PATIENCE:g} s")
-            time.sleep(_POLL_SECONDS)
+            _sleep(self.deadline)
         time.sleep(self.dice.uniform(0, 0.1))
         return attempt.code() is None
 
@@ -197,7 +199,7 @@ class Journey:
             if time.monotonic() > deadline:
                 left = ", ".join(self.way.left(attempt))
                 raise Failed("hung", f"it has not ended in {PATIENCE:g} s: {left}")
-            time.sleep(_POLL_SECONDS)
+            _sleep(self.deadline)
         self._look(attempt)
 
     # --- checks ----------------------------------------------------------------------------------
@@ -278,7 +280,13 @@ def compare(journey: Journey, reference: Path) -> Outcome:
     return "equal"
 
 
-def undisturbed(way: Way, folder: Path, log: Path) -> Path:
+def _sleep(deadline: float) -> None:
+    if time.monotonic() > deadline:
+        raise Late
+    time.sleep(_POLL_SECONDS)
+
+
+def undisturbed(way: Way, folder: Path, log: Path, deadline: float) -> Path:
     """A run that nothing befalls."""
     attempt = Attempt(way, folder, log, random.Random(0))
     started = time.monotonic()
@@ -287,7 +295,7 @@ def undisturbed(way: Way, folder: Path, log: Path) -> Path:
         while attempt.code() is None:
             if time.monotonic() > started + PATIENCE:
                 raise Failed("hung", "the undisturbed run has not ended")
-            time.sleep(_POLL_SECONDS)
+            _sleep(deadline)
     finally:
         way.stop(attempt)
     if attempt.ended() != f"finished step {LAST}":

@@ -4,6 +4,7 @@ What happens to an attempt then: it ``fails``; it ``saves`` and ends; it ``conti
 or ``any`` of these.
 """
 
+import math
 import os
 import signal
 import threading
@@ -32,7 +33,7 @@ class Fault:
         strike: the generator.
         ends: what happens to the attempt.
         fits: ways that it can strike.
-        lost: most steps that may be lost; ``None``: all.
+        lost: most steps that may be lost.
         needs: why it cannot strike here.
         says: what the attempt's output must have, if it failed.
         is_before: whether it strikes before the attempt starts.
@@ -43,7 +44,7 @@ class Fault:
     strike: Callable[[Attempt], Strike]
     ends: Ends
     fits: Callable[[Way], bool]
-    lost: int | None
+    lost: float
     needs: Need
     says: str
     is_before: bool
@@ -62,7 +63,7 @@ def fault(
     ends: Ends = "fails",
     fits: Callable[[Way], bool] = lambda _: True,
     *,
-    lost: int | None = EVERY,
+    lost: float = EVERY,
     needs: Need = str,
     says: str = "",
     is_before: bool = False,
@@ -201,7 +202,7 @@ def truncate(attempt: Attempt) -> Strike:
     yield
 
 
-@fault("an older checkpoint resumed", "continues", lost=None, is_before=True)
+@fault("an older checkpoint resumed", "continues", lost=math.inf, is_before=True)
 def resume_older(attempt: Attempt) -> Strike:
     found = attempt.checkpoints()
     if len(found) < 2:

@@ -81,7 +81,8 @@ class Journal:
 
     def add(self, journey: Journey, entries: list[Entry]) -> None:
         """Append a journey and its faults in one write."""
-        text = "".join(f"{json.dumps(asdict(each))}\n" for each in [*entries, journey])
+        lines: list[Entry | Journey] = [*entries, journey]
+        text = "".join(f"{json.dumps(asdict(each))}\n" for each in lines)
         with self._lock:
             with self._path.open("a") as file:
                 file.write(text)

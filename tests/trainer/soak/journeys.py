@@ -13,13 +13,15 @@ from my_project_trainer.checkpoint import reading as checkpoint
 
 from .faults import Fault, Strike
 from .journal import Entry, Failed, Late, Outcome
-from .ways import EVERY, LAST, Attempt, Way
+from .ways import EVERY, LAST, TIMEOUT, Attempt, Way
 
 # Seconds within which an attempt ends or makes a step, on however busy a machine.
 PATIENCE = 600.0
 # And within which its last process ends after that of its launchers.
 SECONDS_TO_END = 60.0
-_POLL_SECONDS = 0.02
+_POLL_SECONDS = 0.05
+# Of a strike: the process has just ended by itself.
+_ENDED = (ProcessLookupError, psutil.NoSuchProcess, IndexError)
 # Attempts that may end by a timeout of a few seconds before a fault that needs it has struck.
 _MOST_EARLY = 3
 
@@ -52,8 +54,8 @@ class Journey:
     entries: list[Entry] = field(default_factory=list)
     attempts: int = 0
     reached: int = 0
-    # What the next attempt may lose, in steps, and what is to blame for it. None: anything.
-    bound: int | None = EVERY
+    # What the next attempt may lose, in steps, and what is to blame for it.
+    bound: float = EVERY
     blamed: Entry | None = None
     early: int = 0
     has_whole_log: bool = True
@@ -115,7 +117,8 @@ class Journey:
         struck: Fault | None = None
         for fault, _ in strikes:
             if fault.is_before:
-                self.blamed, self.bound = self._note(fault, self.reached), fault.lost
+                self.blamed = self._note(fault, self.reached)
+                self.bound = max(self.bound, fault.lost)
                 struck = None if fault.ends == "continues" else fault
         self.way.begin(attempt)
         target = self.reached
@@ -130,10 +133,12 @@ class Journey:
         self._expect_next_attempt(attempt, struck)
         self._check_left(attempt)
         printed = attempt.printed()
-        self._check_lost(printed, struck)
-        self.reached, self.bound, self.blamed = attempt.steps(), EVERY, None
+        if "run directory" in printed:  # otherwise it ended before it resumed
+            self._check_lost(printed, struck)
+            self.bound, self.blamed = EVERY, None
+        self.reached = attempt.steps()
         if struck is not None:
-            self.bound, self.blamed = struck.lost, self.entries[-1]
+            self.bound, self.blamed = max(self.bound, struck.lost), self.entries[-1]
         return self._check_end(attempt, struck, printed)
 
     def _note(self, fault: Fault, step: int) -> Entry:
@@ -149,11 +154,7 @@ class Journey:
         self._note(fault, attempt.steps())
         try:
             next(strike, None)
-        except (
-            ProcessLookupError,
-            psutil.NoSuchProcess,
-            IndexError,
-        ):  # it has just ended by itself
+        except _ENDED:
             self.entries.pop()
             self._waiting.pop()
             return False
@@ -213,20 +214,18 @@ class Journey:
 
     def _check_lost(self, printed: str, struck: Fault | None) -> None:
         """No more is lost than lies between two checkpoints."""
-        if "run directory" not in printed:
-            return  # it ended before it resumed
         found = [int(step) for step in re.findall(r"resumed from \S*step-(\d+)\b", printed)]
         lost = max(0, self.reached - (found[0] if found else 0))
         if self.blamed is not None:
             self.blamed.lost = lost
-        if self.bound is not None and lost > self.bound:
+        if lost > self.bound:
             raise Failed("lost", f"{lost} steps were lost, more than {self.bound}")
         if struck is None or not self.way.restarts:
             return
         # Restarts within the attempt, of which the log says when, but not which fault each follows.
         last = self.entries[-1]
         last.lost = max([0, *(last.step - step for step in found[-1:] if len(found) > 1)])
-        if struck.lost is not None and last.lost > struck.lost:
+        if last.lost > struck.lost:
             raise Failed("lost", f"{last.lost} steps were lost, more than {struck.lost}")
 
     def _check_end(self, attempt: Attempt, struck: Fault | None, printed: str) -> bool:
@@ -239,17 +238,16 @@ class Journey:
             if code and struck is None:
                 raise Failed("lost", f"it finished, but {how}")
             return True
-        if struck is None:
+        if struck is None or (struck.ends == "continues" and not self.way.restarts):
             self.early += 1
-            if attempt.timeout > 30 or self.early > _MOST_EARLY:
-                raise Failed("lost", f"it failed without a fault, {how}")
+            if attempt.timeout == TIMEOUT or self.early > _MOST_EARLY:
+                raise Failed("lost", f"it did not continue, {how}")
             return False
         self.early = 0
-        if struck.ends == "continues" and not self.way.restarts:
-            raise Failed("lost", f"it did not continue, {how}")
         if struck.ends == "saves" and self.way.saves and not ended.startswith("preempted"):
             raise Failed("lost", f"it did not save, {how}")
-        if struck.ends == "fails" and code == 0 and self.way.processes > 1:
+        is_watched = self.way.processes > 1 and not self.way.restarts
+        if struck.ends == "fails" and code == 0 and is_watched:
             raise Failed("lost", f"it failed, but {how}")
         if struck.says and struck.says not in printed:
             raise Failed("lost", f"it did not say {struck.says!r}, {how}")

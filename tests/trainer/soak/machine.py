@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -20,7 +21,12 @@ Need = Callable[[], str]
 
 
 def _mount(*arguments: str | Path) -> None:
-    subprocess.run(["mount", *arguments], check=True, capture_output=True, timeout=60)
+    for _ in range(50):
+        done = subprocess.run(["mount", *arguments], check=False, capture_output=True, timeout=60)
+        if done.returncode == 0:
+            return
+        time.sleep(0.1)  # a file was just being written
+    raise OSError(f"mount {arguments}: {done.stderr.decode()}")
 
 
 @cache
@@ -32,7 +38,7 @@ def mounts() -> str:
         return f"no mounts: {os.strerror(ctypes.get_errno())}"
     try:
         _mount("--make-rprivate", "/")
-    except (OSError, subprocess.SubprocessError) as error:
+    except OSError as error:
         return f"no mounts: {error}"
     return ""
 
@@ -122,6 +128,6 @@ def library(folder: Path) -> Path:
     """Compile preloaded.c into a folder."""
     made = folder / "preloaded.so"
     source = Path(__file__).with_name("preloaded.c")
-    command = ["cc", "-shared", "-fPIC", "-O1", "-o", made, source, "-ldl"]
+    command: list[str | Path] = ["cc", "-shared", "-fPIC", "-O1", "-o", made, source, "-ldl"]
     subprocess.run(command, check=True, timeout=120)
     return made

@@ -1,6 +1,7 @@
 """Faults of memory, disks, files and the clock."""
 
 import json
+import math
 import os
 import resource
 import shutil
@@ -86,7 +87,7 @@ def forbid(attempt: Attempt) -> Strike:
         yield
 
 
-@fault("the run directory removed", lost=None)
+@fault("the run directory removed", lost=math.inf)
 def remove_run(attempt: Attempt) -> Strike:
     yield
     while attempt.run.exists():

@@ -98,7 +98,7 @@ class Attempt:
     def code(self) -> int | None:
         """Exit code of the launchers; ``None`` while one runs."""
         codes = [each.poll() for each in self.launchers]
-        return None if None in codes else min(codes, key=abs)
+        return None if None in codes else min(codes, key=lambda code: abs(code or 0))
 
     def printed(self) -> str:
         return self.log.read_text(errors="replace")

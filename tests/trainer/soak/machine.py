@@ -62,7 +62,8 @@ def full(folder: Path, free: int) -> Iterator[None]:
     """The file system of a folder has so many free bytes."""
     found = os.statvfs(folder)
     used = (found.f_blocks - found.f_bfree) * found.f_frsize
-    _mount("-o", f"remount,size={used + free}", folder)
+    # A size of 0 is none.
+    _mount("-o", f"remount,size={max(used + free, found.f_frsize)}", folder)
     try:
         yield
     finally:

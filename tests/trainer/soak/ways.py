@@ -223,12 +223,10 @@ class Elastic(Torchrun):
         port = free_port()
         attempt.launchers = []
         for number in range(self.processes):
-            # With time for all to come on a busy machine: one that is late restarts the others.
-            waits = "keep_alive_interval=2,keep_alive_max_attempt=3,last_call_timeout=10"
-            host = f"is_host={'false' if number else 'true'}"
+            # On a busy machine agents are late, and would be taken for lost as soon as there.
+            conf = f"--rdzv-conf=last_call_timeout=10,is_host={'false' if number else 'true'}"
             options = ("--nnodes=1:4", "--max-restarts=100", "--rdzv-backend=c10d")
             where = (f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=soak")
-            conf = f"--rdzv-conf={waits},{host}"
             agent = self.agent(attempt, *options, *where, conf, "--nproc-per-node=1")
             attempt.launchers.append(agent)
             time.sleep(0.2)

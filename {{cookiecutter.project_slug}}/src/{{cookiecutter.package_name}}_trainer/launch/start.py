@@ -72,7 +72,9 @@ def run_external(
     except BaseException as error:
         # After a save, all ranks have agreed to stop, and reach the teardown together.
         has_saved = isinstance(error, Interrupted | Preempted)
-        if (collectives.end_waits() or end_waits()) and not has_saved:
+        is_lost = collectives.world_size() > 1 and reports.is_lost_peer(error, lost_peer)
+        # Nor wait for the threads and the store of a process group that has lost a peer.
+        if (is_lost or collectives.end_waits() or end_waits()) and not has_saved:
             if isinstance(error, KeyboardInterrupt):
                 raise  # SIGINT ends all ranks
             reports.end_failed(error, lost_peer)

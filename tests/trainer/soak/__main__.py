@@ -22,17 +22,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.conformance.matrix import ENGINES
-from tests.project import missing
 
 from tests import fork_server
 
-from . import machine, table
+from . import cluster, machine, network, table
 from .faults import Fault
 from .journal import Entry, Failed, Journal, Late, Outcome
 from .journal import Journey as Line
 from .journeys import Journey, compare, undisturbed
 from .storage_faults import FAULTS
 from .ways import WAYS, Way
+
+WAYS |= network.WAYS | cluster.WAYS
 
 FAULTS_OF_A_RUN = 12
 # A slice has no fault later than this, gives runs up at another time, and ends within seven minutes
@@ -148,7 +149,7 @@ class Soak:
             deadline=self.deadline,
             entry=lambda fault, step: Entry(self.seed, number, name, fault, step),
         )
-        with machine.disk(folder):
+        with machine.disk(folder, way.has_own_disk):
             began = time.monotonic()
             outcome = self._outcome(journey, reference)
             seconds = round(time.monotonic() - began, 1)
@@ -185,7 +186,7 @@ def available(only: Sequence[str]) -> dict[str, Way]:
     """The ways whose packages and programs are here; in CI, one that is missing is an error."""
     ways = {name: WAYS[name] for name in only or WAYS}
     for name, way in list(ways.items()):
-        if way.engine != "torch" and (reason := missing(way.engine)):
+        if reason := way.missing():
             if os.environ.get("CI"):
                 raise SystemExit(f"{name}: {reason}")
             print(f"left out: {name}: {reason}")

@@ -40,6 +40,7 @@ class Entry:
         lost: steps that had to be made again.
         outcome: see :data:`Outcome`.
         error: what was wrong.
+        ended: seconds from the fault to the end of all launchers of the attempt.
     """
 
     seed: int
@@ -51,6 +52,7 @@ class Entry:
     lost: int = 0
     outcome: Outcome = "open"
     error: str = ""
+    ended: float | None = None
 
 
 @dataclass(frozen=True)

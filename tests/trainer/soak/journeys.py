@@ -130,6 +130,8 @@ class Journey:
                 struck = fault if self._strike(attempt, fault, strike) else struck
                 target = max(target, attempt.steps())
         self._wait(attempt)
+        if struck is not None and self._last is not None:
+            self.entries[-1].ended = round(time.monotonic() - self._last[1], 2)
         self._expect_next_attempt(attempt, struck)
         self._check_left(attempt)
         printed = attempt.printed()
@@ -220,11 +222,15 @@ class Journey:
             self.blamed.lost = lost
         if lost > self.bound:
             raise Failed("lost", f"{lost} steps were lost, more than {self.bound}")
-        if struck is None or not self.way.restarts:
+        if struck is None:
+            return
+        is_requeued = printed.count("run directory: ") > 1 and struck.ends != "continues"
+        if not (self.way.restarts or is_requeued):
             return
         # Restarts within the attempt, of which the log says when, but not which fault each follows.
         last = self.entries[-1]
-        last.lost = max([0, *(last.step - step for step in found[-1:] if len(found) > 1)])
+        again = found[1:] if self.way.restarts else found or [0]
+        last.lost = max([0, *(last.step - step for step in again[-1:])])
         if last.lost > struck.lost:
             raise Failed("lost", f"{last.lost} steps were lost, more than {struck.lost}")
 

@@ -44,10 +44,10 @@ def mounts() -> str:
 
 
 @contextmanager
-def disk(folder: Path) -> Iterator[None]:
-    """A folder that is a file system of its own, where root can mount one."""
+def disk(folder: Path, is_own: bool) -> Iterator[None]:
+    """A folder, if need be a file system of its own, where root can mount one."""
     folder.mkdir()
-    if mounts():
+    if not is_own or mounts():
         yield
         return
     _mount("-t", "tmpfs", "-o", f"size={_SIZE}", "soak", folder)

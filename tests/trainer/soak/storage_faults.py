@@ -18,12 +18,17 @@ from my_project_trainer.errors import CheckpointError
 from . import machine
 from .faults import FAULTS, Strike, fault
 from .journal import Failed
-from .ways import EVERY, Attempt
+from .ways import EVERY, Attempt, Way
 
 __all__ = ["FAULTS"]
 
-preloads = partial(fault, needs=machine.compiler)
-mounts = partial(fault, needs=machine.mounts)
+
+def _has_own_disk(way: Way) -> bool:
+    return way.has_own_disk
+
+
+preloads = partial(fault, fits=_has_own_disk, needs=machine.compiler)
+mounts = partial(fault, fits=_has_own_disk, needs=machine.mounts)
 # Seconds in which a save or an upload begins.
 _SOON = 20.0
 
@@ -148,22 +153,24 @@ def _is_saving(attempt: Attempt) -> bool:
     return any((attempt.run / "checkpoints").glob(".step-*.partial"))
 
 
-@preloads("killed in a save")
-def kill_in_save(attempt: Attempt) -> Strike:
+def await_save(attempt: Attempt) -> Strike:
+    """The part of a fault before it strikes in a save; the disk is slow then."""
     _preload(attempt)
     yield
     _order(attempt, "slow 50")
     _await(attempt, lambda: _is_saving(attempt))
+
+
+@preloads("killed in a save")
+def kill_in_save(attempt: Attempt) -> Strike:
+    yield from await_save(attempt)
     os.kill(attempt.a_rank(), signal.SIGKILL)
 
 
 @preloads("killed in an asynchronous save", lost=2 * EVERY + 1)
 def kill_in_asynchronous_save(attempt: Attempt) -> Strike:
-    _preload(attempt)
     attempt.options += ["--trainer.async_checkpoints", "true"]
-    yield
-    _order(attempt, "slow 50")
-    _await(attempt, lambda: _is_saving(attempt))
+    yield from await_save(attempt)
     os.kill(attempt.a_rank(), signal.SIGKILL)
 
 

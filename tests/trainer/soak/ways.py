@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 from my_project_trainer.checkpoint import reading as checkpoint
 from my_project_trainer.launch import outcome
 from tests.conformance.horovod_rows import horovodrun
-from tests.project import PACKAGE, environment, free_port, mpirun
+from tests.project import PACKAGE, environment, free_port, missing, mpirun
 
 from processes import at_root
 from tests import fork_server
@@ -27,6 +27,17 @@ EPOCHS = 8
 LAST = 64  # steps: 96 samples an epoch, 12 a step
 # Longer than anything takes here on a busy machine; a fault that hangs a rank shortens it.
 TIMEOUT = 90.0
+
+
+class Launcher(Protocol):
+    """What starts ranks, as a ``subprocess.Popen`` is."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self) -> int: ...
 
 
 @dataclass
@@ -54,7 +65,7 @@ class Attempt:
     options: list[str] = field(default_factory=list)
     variables: dict[str, str] = field(default_factory=dict)
     fresh: bool = False
-    launchers: "list[subprocess.Popen[Any]]" = field(default_factory=list)
+    launchers: list[Launcher] = field(default_factory=list)
 
     @property
     def run(self) -> Path:
@@ -125,6 +136,12 @@ class Way:
     launcher = "launcher"
     saves = True
     restarts = False
+    # Whether its runs may be on a file system that only this process, and those below it, see.
+    has_own_disk = True
+
+    def missing(self) -> str | None:
+        """Why it cannot be taken here, or ``None``."""
+        return None if self.engine == "torch" else missing(self.engine)
 
     def fit(self, attempt: Attempt, devices: int | None = None) -> list[str]:
         """The package's command, without Python."""
@@ -177,14 +194,14 @@ class Way:
 
     def left(self, attempt: Attempt) -> list[str]:
         """Processes that still work in the folder of an attempt."""
-        return [f"{each.pid} {each.name()}" for each in _processes_in(attempt.folder)]
+        return [f"{each.pid} {each.name()}" for each in processes_in(attempt.folder)]
 
     def stop(self, attempt: Attempt) -> None:
         """End all processes of an attempt at once."""
         for launcher in attempt.launchers:
             with suppress(ProcessLookupError):
                 os.killpg(launcher.pid, signal.SIGKILL)
-        for each in _processes_in(attempt.folder):
+        for each in processes_in(attempt.folder):
             with suppress(psutil.NoSuchProcess):
                 each.kill()
         for launcher in attempt.launchers:
@@ -194,7 +211,8 @@ class Way:
 ALONE = ("single_device",)
 
 
-def _processes_in(folder: Path) -> list[psutil.Process]:
+def processes_in(folder: Path) -> list[psutil.Process]:
+    """Processes that work in a folder."""
     found = psutil.process_iter(["cwd"])
     return [each for each in found if (each.info["cwd"] or "").startswith(str(folder))]
 
@@ -207,10 +225,12 @@ class Torchrun(Way):
     def begin(self, attempt: Attempt) -> None:
         attempt.launchers = [self.agent(attempt, "--standalone", "--nproc-per-node=2")]
 
-    def agent(self, attempt: Attempt, *options: str) -> "subprocess.Popen[Any]":
+    def agent(
+        self, attempt: Attempt, *options: str, by: Callable[[], list[str]] = list
+    ) -> "subprocess.Popen[Any]":
         signals = "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
         given = ["-m", "torch.distributed.run", signals, "--shutdown-timeout=30", *options]
-        return self.start(attempt, [*given, *self.fit(attempt, int(options[-1][-1]))])
+        return self.start(attempt, [*given, *self.fit(attempt, int(options[-1][-1]))], by)
 
 
 class Elastic(Torchrun):

@@ -8,6 +8,9 @@ attempts has one fault. After an attempt no process may be left, and no more ste
 lie between two checkpoints. At the end metrics and weights must equal, bit for bit, those of an
 undisturbed run, if all attempts had the same number of ranks.
 
+Jobs on a SLURM cluster are in ``cluster.py``, runs on two nodes with cuts of their network in
+``network.py``: a way and its own faults in one file.
+
 To add a way to start a run, write a subclass of ``ways.Way`` whose ``begin`` starts an attempt and
 returns its launchers; override ``ranks``, ``stop`` and ``left`` if the processes are not found on
 this machine by their working directory; and add objects of it to ``ways.WAYS``.

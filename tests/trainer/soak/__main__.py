@@ -33,6 +33,7 @@ from .journeys import Journey, compare, undisturbed
 from .storage_faults import FAULTS
 from .ways import WAYS, Way
 
+_ON_NODES = (network.WAYS, cluster.WAYS)
 WAYS |= network.WAYS | cluster.WAYS
 
 FAULTS_OF_A_RUN = 12
@@ -112,6 +113,9 @@ class Soak:
                 return None
             names = sorted(self.ways)
             random.Random(self.seed).shuffle(names)
+            # Even a slice has one of each of these.
+            first = [next(filter(each.__contains__, names), "") for each in _ON_NODES]
+            names.sort(key=lambda name: name not in first)
             for name in names:
                 self._begun.setdefault(name, self.journal.journeys_of(name))
                 self._locks.setdefault(name, threading.Lock())

@@ -63,7 +63,7 @@ def _folder() -> Path:
 def _control(*arguments: str, folder: Path | None = None) -> None:
     """Call cluster.sh."""
     env = {**os.environ, "SLURM_CLUSTER_DIR": str(folder or _folder())}
-    command = ["nsenter", f"--mount=/proc/{os.getpid()}/fd/{_mounts}", _CLUSTER, *arguments]
+    command = ["nsenter", f"--mount=/proc/{os.getpid()}/fd/{_mounts}", str(_CLUSTER), *arguments]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     if done.returncode:
         raise RuntimeError(f"cluster.sh {' '.join(arguments)}: {done.stderr}")

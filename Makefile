@@ -47,7 +47,7 @@ TRAINER_TESTS = RENDERED_PROJECT=build/test/my-project $(PROJECT_VENV)/bin/pytho
 	--numprocesses $(WORKERS) --dist loadfile --durations 10
 
 .DEFAULT_GOAL := help
-.PHONY: help demo project tutorial test test-template test-trainer test-capabilities test-engines renders test-slow conformance test-xla test-gpu gpu-project gpu-tools bench-gpu chaos docker slurm ssh horovod engines models lint format bench bench-memory bench-plan bench-pipeline bench-checkpoints docs docs-screenshots lock clean tables docs-tools test-docs bench-scale soak-long
+.PHONY: help demo project tutorial test test-template test-trainer test-capabilities test-engines renders test-slow conformance test-xla test-gpu gpu-project gpu-tools bench-gpu soak docker slurm ssh horovod engines models lint format bench bench-memory bench-plan bench-pipeline bench-checkpoints docs docs-screenshots lock clean tables docs-tools test-docs bench-scale soak-long
 
 help:  ## list these commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -116,11 +116,12 @@ test-xla: $(TOOLS)  ## test the strategy xla on XLA's CPU device: installs 5 GB 
 	RENDERED_PROJECT=build/xla/my-project $(XLA_VENV)/bin/python -m pytest tests/trainer/test_xla_runs.py
 
 # In the project's own environment, which has the engines; it may be in use by another render of the project.
-chaos: $(TOOLS)  ## inject random faults into runs of a rendered project for five minutes; ARGS='--seed N' repeats a run
-	rm -rf build/chaos
-	$(RENDER) build/chaos
-	[ -e $(PROJECT_VENV)/.project ] || $(IN_PROJECT) build/chaos/my-project setup VENV=$(PROJECT_VENV)
-	cd build/chaos/my-project && PYTHONPATH="$$PWD/src:$$PWD:$(CURDIR)/tests/trainer" $(PROJECT_VENV)/bin/python -m chaos $(ARGS)
+soak: $(TOOLS)  ## strike runs of a rendered project with faults, as root with all of them, for two hours; ARGS=--slice: for minutes
+	rm -rf build/soak/my-project
+	$(RENDER) build/soak
+	[ -e $(PROJECT_VENV)/.project ] || $(IN_PROJECT) build/soak/my-project setup VENV=$(PROJECT_VENV)
+	cd build/soak/my-project && PYTHONPATH="$$PWD/src:$$PWD:$(CURDIR)/tests/trainer" $(PROJECT_VENV)/bin/python -m soak \
+		--folder '$(CURDIR)/build/soak' $(ARGS)
 
 # In the project's own environment.
 bench-checkpoints: $(TOOLS)  ## measure the cost of checksums when a checkpoint is saved (a minute)
@@ -138,7 +139,7 @@ bench-scale: $(TOOLS)  ## measure the start and stop of 8 to 64 ranks on this ma
 	$(RENDER) build/bench-scale
 	PYTHONPATH=build/bench-scale/my-project/src:build/bench-scale/my-project $(PROJECT_VENV)/bin/python benchmarks/scale.py $(ARGS)
 
-# Like `make chaos`.
+# Like `make soak`.
 soak-long: $(TOOLS)  ## train for 20,000 steps and for 200 epochs: memory and time of a step stay the same (ten minutes)
 	rm -rf build/soak-long
 	$(RENDER) build/soak-long

@@ -93,6 +93,25 @@ def test_a_killed_rank_costs_at_most_the_steps_since_the_last_checkpoint(tmp_pat
 
 
 @slow
+def test_ranks_of_a_killed_agent_end(tmp_path):
+    long = ["--trainer.run_name", "run", "--trainer.max_epochs", "10000"]
+    alive = []
+    arguments = [*torchrun(0), *slow_fit(tmp_path, *long)]
+    process = start(arguments, cwd=tmp_path, extra=at_root(), fresh=True)
+    try:
+        wait_for(lambda: len(steps_of(tmp_path)) > 1, process)
+        ranks = psutil.Process(process.pid).children()
+        process.kill()
+        gone, alive = psutil.wait_procs(ranks, timeout=60)
+    finally:
+        for each in alive:
+            each.kill()
+        process.kill()
+        process.communicate()
+    assert (len(gone), alive) == (2, [])
+
+
+@slow
 def test_a_run_with_options_of_auto_shrinks_to_one_process(tmp_path):
     """One agent per node, here two on one machine; one of them is killed with its rank."""
     rendezvous = f"--rdzv-endpoint=127.0.0.1:{free_port()}"

@@ -1,28 +1,34 @@
 """Our launcher on several nodes: the command is started once on each, here twice on one machine."""
 
 import json
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
 
 import pytest
-from tests.project import fit, free_port, run
+from tests.project import fit, free_port, run, start
 
 from processes import at_root
 from test_launch import SHORT, SUBJECT, losses
 
 
-def on_two_nodes(folder: Path, *arguments: str, **more: str) -> "list[CompletedProcess[str]]":
-    """A short fit with a run of the same name, started as on two nodes."""
+def commands(folder: Path, *arguments: str, **more: str) -> Iterator[dict[str, Any]]:
+    """A short fit with a run of the same name, as it is started on each of two nodes."""
     into = ["--trainer.default_root_dir", str(folder), "--trainer.run_name", "run"]
     command = fit(*SHORT, "--trainer.accelerator", "cpu", *into, *arguments)
-    master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **more}
+    extra = at_root() | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **more}
+    for node in range(2):
+        started = {"arguments": command, "cwd": folder}
+        yield started | {"extra": extra | {"NODE_RANK": str(node)}}
 
-    def start(node: int) -> "CompletedProcess[str]":
-        return run(command, cwd=folder, extra=at_root() | master | {"NODE_RANK": str(node)})
 
+def on_two_nodes(folder: Path, *arguments: str, **more: str) -> "list[CompletedProcess[str]]":
+    """What a fit on two nodes has printed on each."""
     with ThreadPoolExecutor(2) as executor:
-        return list(executor.map(start, range(2)))
+        nodes = commands(folder, *arguments, **more)
+        return list(executor.map(lambda command: run(**command), nodes))
 
 
 EVERY = ["--model.dropout", "0", "--trainer.log_every_n_steps", "1"]
@@ -66,6 +72,25 @@ def test_a_rank_of_the_second_node_that_fails_ends_both(tmp_path: Path) -> None:
     assert second.returncode == 1
     assert "ArithmeticError: planted on rank 1" in second.stderr
     assert first.returncode != 0
+
+
+def test_a_rank_ends_though_that_with_the_store_is_stopped(tmp_path: Path) -> None:
+    model = ["--model", "fault_subject.Fails", "--model.fault", "is_stopped", "--model.rank", "0"]
+    options = ["--trainer.strategy", "fsdp", "--trainer.strategy_options", "{timeout_seconds: 3}"]
+    size = ["--trainer.devices", "1", "--trainer.global_batch_size", "16"]
+    first, second = commands(tmp_path, *model, *options, *size, NNODES="2")
+    stopped = start(**first)
+    try:
+        done = run(**second)
+    finally:
+        stopped.kill()
+        stopped.communicate()
+    assert done.returncode == 1
+    *stack, line = done.stderr.splitlines()
+    assert line.startswith("rank 1 lost a peer (Timed out waiting 3000ms for ")
+    assert line.endswith("; see docs/trouble.md#a-peer-was-lost")
+    assert "Traceback" not in done.stderr
+    assert all(each.startswith("  File ") for each in stack), done.stderr
 
 
 def test_mistakes_are_told_before_anything_starts(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def preempt(arguments: list[str | Path], folder: Path, name: str, number: int) -
         pytest.param("one", signal.SIGUSR1, marks=slow),
         pytest.param("ours", signal.SIGINT, marks=slow),
         *(
-            # CI leaves these to chaos.py, which signals runs at random.
+            # CI leaves these to soak/, which signals runs at random.
             pytest.param(launch, number, marks=[slow, pytest.mark.exhaustive])
             for launch, number in [
                 ("one", signal.SIGINT),

@@ -96,12 +96,13 @@ def watch_for_hangs(seconds: float) -> None:
         hangs.timer.arm(seconds, stack_file(directory, _rank()) if directory else None)
 
 
-def report_failure(error: BaseException, lost_peer: Sequence[str] = ()) -> None:
+def report_failure(error: BaseException, lost_peer: Sequence[str] = ()) -> str:
     """Write a rank's failure report for its launcher: ours, or torchelastic.
 
     Args:
         error: The error that ended the rank's work.
-        lost_peer: Names of an engine's exceptions that only report the loss of a peer.
+        lost_peer: Names of an engine's exceptions that only report the loss of a peer. Of these,
+            what to print is returned; of others, nothing.
     """
     hangs.timer.pause()
     directory, rank, is_ours = _directory(), _rank(), is_reported()
@@ -110,11 +111,11 @@ def report_failure(error: BaseException, lost_peer: Sequence[str] = ()) -> None:
         files.write_atomically(directory / _INTERRUPTED, json.dumps(saved))
     is_requested = isinstance(error, KeyboardInterrupt | Preempted)
     if is_requested or (isinstance(error, SystemExit) and not error.code):
-        return
+        return ""
     is_lost = collectives.world_size() > 1 and is_lost_peer(error, lost_peer)
     if is_lost and not is_ours:
         time.sleep(_SECONDS_FOR_PEER)
-    message = describe(error, f"rank {rank}: ")
+    message = _of_lost_peer(error) if is_lost else describe(error, f"rank {rank}: ")
     if not (is_lost and is_ours):  # our launcher knows which peer was lost
         outcome.write_failure(message)
     if directory:
@@ -135,6 +136,7 @@ def report_failure(error: BaseException, lost_peer: Sequence[str] = ()) -> None:
         more = {"py_callstack": message, "timestamp": str(int(time.time()))}
         report = {"message": {"message": message, "extraInfo": more}}
         files.write_atomically(Path(file), json.dumps(report))
+    return message if is_lost else ""
 
 
 def end_failed(error: BaseException, lost_peer: Sequence[str] = ()) -> NoReturn:
@@ -143,9 +145,9 @@ def end_failed(error: BaseException, lost_peer: Sequence[str] = ()) -> NoReturn:
     With NCCL, that would wait for peers, which wait for this rank. Only functions registered with
     ``atexit`` are called, for some seconds at most.
     """
-    report_failure(error, lost_peer)
+    lost = report_failure(error, lost_peer)
     if not is_reported():
-        write_error(describe(error, f"rank {_rank()}: "))
+        write_error(lost or describe(error, f"rank {_rank()}: "))
     at_exit = threading.Thread(target=atexit._run_exitfuncs, daemon=True)
     at_exit.start()
     at_exit.join(_SECONDS_AT_EXIT)
@@ -242,6 +244,15 @@ def is_lost_peer(error: BaseException, kinds: Sequence[str] = ()) -> bool:
     return isinstance(cause, RuntimeError) and (
         type(cause).__name__ in kinds or any(sign in str(cause) for sign in _LOST)
     )
+
+
+def _of_lost_peer(error: BaseException) -> str:
+    """The stack at which a rank lost a peer, and one line."""
+    line = (
+        f"rank {_rank()} lost a peer ({reason(error)}): another rank ended or hangs, or the network "
+        "between them failed; see docs/trouble.md#a-peer-was-lost"
+    )
+    return redaction.message(f"{hangs.of_error(error)}\n{line}")
 
 
 def reason(error: BaseException) -> str:

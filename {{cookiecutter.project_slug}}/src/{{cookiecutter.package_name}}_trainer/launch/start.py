@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -72,7 +72,9 @@ def run_external(
     except BaseException as error:
         # After a save, all ranks have agreed to stop, and reach the teardown together.
         has_saved = isinstance(error, Interrupted | Preempted)
-        if (collectives.end_waits() or end_waits()) and not has_saved:
+        is_lost = collectives.world_size() > 1 and reports.is_lost_peer(error, lost_peer)
+        # Nor wait for the threads and the store of a process group that has lost a peer.
+        if (is_lost or collectives.end_waits() or end_waits()) and not has_saved:
             if isinstance(error, KeyboardInterrupt):
                 raise  # SIGINT ends all ranks
             reports.end_failed(error, lost_peer)
@@ -90,12 +92,13 @@ def run_external(
 
 
 def _die_with_parent() -> None:
-    """Let the kernel kill this rank when its parent process ends, even by SIGKILL."""
-    parent = os.environ.get(PARENT)
-    if parent is None or not parent.isdecimal() or os.getppid() not in (int(parent), 1):
-        return  # not a rank of our launcher; perhaps a child process that inherited its variables
+    """Let the kernel kill this rank when its parent process ends, even while code holds the GIL."""
+    # When torchrun or Open MPI are killed, nobody else ends their ranks.
+    leaves_orphans = {*_OTHERS, "OMPI_COMM_WORLD_RANK"} & os.environ.keys()
+    parent = os.environ.get(PARENT, str(os.getppid()) if leaves_orphans else "")
+    if not parent.isdecimal() or os.getppid() not in (int(parent), 1):
+        return  # not a rank; perhaps a child process that inherited its variables
     if sys.platform == "linux":
-        # Not a thread that polls: it could not run while native code holds the GIL.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(parent):
         sys.exit("the process that started this rank has ended")
@@ -220,8 +223,7 @@ def run_in_processes(
         if not result.exists():
             raise RankError("rank 0 ended without a result")
         # Safe: rank 0 has pickled it, as this process has pickled the work.
-        returned: Result = pickle.loads(result.read_bytes())  # noqa: S301
-        return returned
+        return cast(Result, pickle.loads(result.read_bytes()))  # noqa: S301
 
 
 def _check_can_fork(names: dict[str, Any]) -> None:

@@ -102,7 +102,7 @@ class ParameterServer(ProcessGroupStrategy):
                 store=rendezvous.connect_store(layout, seconds),
                 rank=layout.rank,
                 world_size=layout.world_size,
-                timeout=MOST_TO_MEET,
+                timeout=seconds if self.limits.steps_together else MOST_TO_MEET,
             )
 
     def memory(self, sizes: Sizes) -> Memory:

@@ -20,7 +20,7 @@ from ..clipping import clip_gradients
 # Requests are tensors: the kind, two numbers, and which parameters were used.
 _PULL, _STEP, _LEAVE = range(3)
 _NUMBERS = 3
-# Workers meet at the end of an epoch, which the slowest may reach long after the others.
+# Workers that do not step together meet when the slowest has made its steps of the epoch.
 MOST_TO_MEET = datetime.timedelta(days=1)
 
 

@@ -30,6 +30,7 @@ _CALLS, _ENDS, _LEAVES_OUT = "calls", "ends", "leaves out"
 _SHOWN = 3
 _SECONDS_BETWEEN_LOOKS = 0.5
 _SECONDS_BETWEEN_POLLS = 0.005
+_SECONDS_TO_ANSWER = 5.0
 # Events in which a step must repeat; also how far a rank may run ahead of one that asks.
 _REMEMBERED = 4096
 
@@ -159,8 +160,8 @@ class SameUse:
             handle.remove()
         self._handles = []
         self._ended.set()
-        if self._thread is not None:
-            self._thread.join()
+        if self._thread is not None:  # no longer: a store whose server hangs never answers
+            self._thread.join(_SECONDS_TO_ANSWER)
 
     def _compare(self, event: Event) -> None:
         expected = self._events.get(self._count - self._period)

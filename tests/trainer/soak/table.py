@@ -1,0 +1,76 @@
+"""Writes the journal's tables into a page: by fault, and by strategy and launcher."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import median
+
+from .journal import GOOD, Entry, Journal
+
+_BEGIN, _END = "<!-- soak: begin -->", "<!-- soak: end -->"
+_OURS = "trainer's launcher"
+
+
+def write(journal: Journal, page: Path) -> None:
+    """Replace what is between the two comments of a page."""
+    parts = [_summary(journal), _by_fault(journal.entries), _by_way(journal)]
+    tables = "\n\n".join([_BEGIN, *parts, _END])
+    text, number = re.subn(f"{_BEGIN}.*{_END}", lambda _: tables, page.read_text(), flags=re.S)
+    if number != 1:
+        raise SystemExit(f"{page} has no place for the tables: {_BEGIN} … {_END}")
+    page.write_text(text)
+
+
+def _summary(journal: Journal) -> str:
+    count = Counter(each.outcome for each in journal.entries)
+    lines = [
+        f"{len(journal.entries)} faults of {len({each.fault for each in journal.entries})} kinds "
+        f"in {len(journal.journeys)} runs, {len({each.way for each in journal.entries})} "
+        "combinations of",
+        f"strategy and launcher: {count['lost']} lost, {count['hung']} hung, {count['leftover']} "
+        f"with processes left, {count['differs']} with other results.",
+    ]
+    return "\n".join(lines)
+
+
+def _by_fault(entries: Sequence[Entry]) -> str:
+    launchers = sorted({_launcher(each.way) for each in entries}, key=lambda name: name != _OURS)
+    rows = [["fault", *launchers, "steps lost", "median, s", "worst, s", "as expected"]]
+    for name in sorted({each.fault for each in entries}, key=str.casefold):
+        struck = [each for each in entries if each.fault == name]
+        count = Counter(_launcher(each.way) for each in struck)
+        numbers = [str(count[launcher] or "") for launcher in launchers]
+        rows.append([name, *numbers, str(max(each.lost for each in struck)), *_times(struck)])
+    return _table(rows)
+
+
+def _by_way(journal: Journal) -> str:
+    rows = [
+        ["strategy", "runs", "faults", "median, s", "worst, s", "as expected", "effective time"]
+    ]
+    for way in sorted({each.way for each in journal.journeys}, key=str.casefold):
+        struck = [each for each in journal.entries if each.way == way]
+        runs = [each for each in journal.journeys if each.way == way]
+        total = sum(each.seconds for each in runs)
+        effective = max(0.0, 1 - sum(each.seconds or 0 for each in struck) / max(total, 1e-9))
+        rows.append([way, str(len(runs)), str(len(struck)), *_times(struck), f"{effective:.0%}"])
+    return _table(rows)
+
+
+def _launcher(way: str) -> str:
+    return way.partition(" ")[2].removeprefix("by ") or _OURS
+
+
+def _times(entries: Sequence[Entry]) -> list[str]:
+    """Median and worst time to the next step, and how many ended as they should."""
+    seconds = [each.seconds for each in entries if each.seconds is not None]
+    times = [f"{median(seconds):.1f}", f"{max(seconds):.1f}"] if seconds else ["", ""]
+    good = sum(each.outcome in GOOD for each in entries)
+    return [*times, "all" if good == len(entries) else f"{good} of {len(entries)}"]
+
+
+def _table(rows: Iterable[Sequence[str]]) -> str:
+    head, *others = rows
+    lines = [head, ["---"] * len(head), *others]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

@@ -152,7 +152,7 @@ class Soak:
             began = time.monotonic()
             outcome = self._outcome(journey, reference)
             seconds = round(time.monotonic() - began, 1)
-        line = Line(self.seed, number, name, seconds, outcome)
+        line = Line(self.seed, number, name, seconds, outcome, round(journey.waited, 1))
         self.journal.add(line, journey.entries)
         with self._lock:
             self.new_faults += len(journey.entries)

@@ -40,7 +40,7 @@ FAULTS_OF_A_RUN = 12
 # A slice has no fault later than this, gives runs up at another time, and ends within seven minutes
 # on however busy a machine. It must have had so many faults in runs that have finished.
 SLICE_SECONDS, SLICE_MOST_SECONDS = 240.0, 380.0
-SLICE_FAULTS, SLICE_FAULTS_OF_A_RUN = 10, 5
+SLICE_FAULTS, SLICE_FAULTS_OF_A_RUN = 5, 5
 
 
 @dataclass
@@ -157,7 +157,7 @@ class Soak:
             began = time.monotonic()
             outcome = self._outcome(journey, reference)
             seconds = round(time.monotonic() - began, 1)
-        line = Line(self.seed, number, name, seconds, outcome)
+        line = Line(self.seed, number, name, seconds, outcome, round(journey.waited, 1))
         self.journal.add(line, journey.entries)
         with self._lock:
             self.new_faults += len(journey.entries)

@@ -57,13 +57,17 @@ class Entry:
 
 @dataclass(frozen=True)
 class Journey:
-    """A run that has finished, and its seconds from the first start to the end."""
+    """A run that has finished; its seconds from the first start to the end.
+
+    ``waited``: those from a fault to the next new step; ``None``: not measured.
+    """
 
     seed: int
     journey: int
     way: str
     seconds: float
     outcome: Outcome
+    waited: float | None = None
 
 
 class Journal:

@@ -59,6 +59,9 @@ class Journey:
     blamed: Entry | None = None
     early: int = 0
     has_whole_log: bool = True
+    # Seconds from faults to the next new steps.
+    waited: float = 0.0
+    _since: float = 0.0
     # Faults, when they struck, and the step after which the next one is new.
     _waiting: list[tuple[Entry, float, int]] = field(default_factory=list)
     _last: tuple[Entry, float, int] | None = None
@@ -149,8 +152,14 @@ class Journey:
         # Ranks that restart may first end the step that they are in.
         new = step + (self.way.restarts and fault.ends != "continues")
         self._last = entry, time.monotonic(), new
-        self._waiting.append(self._last)
+        self._wait_for(*self._last)
         return entry
+
+    def _wait_for(self, entry: Entry, when: float, step: int) -> None:
+        """Measure the time until a step after this one."""
+        if not self._waiting:
+            self._since = time.monotonic()
+        self._waiting.append((entry, when, step))
 
     def _strike(self, attempt: Attempt, fault: Fault, strike: Strike) -> bool:
         self._note(fault, attempt.steps())
@@ -171,6 +180,8 @@ class Journey:
             if step > new:
                 entry.seconds = round(time.monotonic() - struck, 2)
                 self._waiting.remove(each)
+                if not self._waiting:
+                    self.waited += time.monotonic() - self._since
         return step
 
     def _expect_next_attempt(self, attempt: Attempt, struck: Fault | None) -> None:
@@ -181,7 +192,7 @@ class Journey:
             entry, when, _ = self._last
             self._waiting = [each for each in self._waiting if each[0] is not entry]
             entry.seconds = None
-            self._waiting.append((entry, when, attempt.steps()))
+            self._wait_for(entry, when, attempt.steps())
 
     def _reach(self, attempt: Attempt, target: int) -> bool:
         """Wait until a run has made a step, and a moment more; False if it ends before."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import median
 
-from .journal import GOOD, Entry, Journal
+from .journal import GOOD, Entry, Journal, Journey
 
 _BEGIN, _END = "<!-- soak: begin -->", "<!-- soak: end -->"
 _OURS = "trainer's launcher"
@@ -26,10 +26,10 @@ def _summary(journal: Journal) -> str:
     count = Counter(each.outcome for each in journal.entries)
     lines = [
         f"{len(journal.entries)} faults of {len({each.fault for each in journal.entries})} kinds "
-        f"in {len(journal.journeys)} runs, {len({each.way for each in journal.entries})} "
-        "combinations of",
-        f"strategy and launcher: {count['lost']} lost, {count['hung']} hung, {count['leftover']} "
-        f"with processes left, {count['differs']} with other results.",
+        f"in {len(journal.journeys)} runs under {len({each.way for each in journal.journeys})} "
+        "combinations",
+        f"of strategy and launcher: {count['lost']} lost, {count['hung']} hung, "
+        f"{count['leftover']} with processes left, {count['differs']} with other results.",
     ]
     return "\n".join(lines)
 
@@ -52,10 +52,15 @@ def _by_way(journal: Journal) -> str:
     for way in sorted({each.way for each in journal.journeys}, key=str.casefold):
         struck = [each for each in journal.entries if each.way == way]
         runs = [each for each in journal.journeys if each.way == way]
-        total = sum(each.seconds for each in runs)
-        effective = max(0.0, 1 - sum(each.seconds or 0 for each in struck) / max(total, 1e-9))
-        rows.append([way, str(len(runs)), str(len(struck)), *_times(struck), f"{effective:.0%}"])
+        rows.append([way, str(len(runs)), str(len(struck)), *_times(struck), _effective(runs)])
     return _table(rows)
+
+
+def _effective(runs: Sequence[Journey]) -> str:
+    """The part of their time that was not between a fault and the next new step."""
+    waited = [(each.waited, each.seconds) for each in runs if each.waited is not None]
+    total = sum(seconds for _, seconds in waited)
+    return f"{1 - sum(each for each, _ in waited) / total:.0%}" if total else ""
 
 
 def _launcher(way: str) -> str:
@@ -72,5 +77,5 @@ def _times(entries: Sequence[Entry]) -> list[str]:
 
 def _table(rows: Iterable[Sequence[str]]) -> str:
     head, *others = rows
-    lines = [head, ["---"] * len(head), *others]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    lines = [f"| {' | '.join(cells)} |" for cells in (head, *others)]
+    return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])

@@ -191,8 +191,11 @@ def _write_own(partial: Path, chunks: Mapping[str, _Chunk]) -> dict[str, list[An
         return {}
     file = partial / f"rank-{collectives.rank():05d}.safetensors"
     offsets = {name: {"saved_offsets": each.offsets} for name, each in chunks.items()}
+    # Without shards, or with the first of each tensor only, the table is not needed.
+    has_shards = any(any(each.offsets) for each in chunks.values())
+    metadata = {stored_tensors.SHARDING: json.dumps(offsets)} if has_shards else {}
     tensors = {name: each.part for name, each in chunks.items()}
-    crc32 = stored_tensors.write(file, tensors, {stored_tensors.SHARDING: json.dumps(offsets)})
+    crc32 = stored_tensors.write(file, tensors, metadata)
     _sync(partial)
     return {file.name: [file.stat().st_size, crc32]}
 

@@ -63,7 +63,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
         parts = (_content(tensors[name]) for name in order)
         start = memoryview(len(text).to_bytes(8, "little") + text)
         for pieces in _batches(itertools.chain([start], parts)):
-            # It does not wait for each sum: on a busy machine, the thread must wait for a core.
+            # Waiting for each sum would be slow: on a busy machine, its thread waits for a core.
             sums.append(executor.submit(_sum, pieces, sums[-1]))
             file.writelines(pieces)
             sums[0].result()
@@ -227,10 +227,7 @@ class Stored:
 
 @contextlib.contextmanager
 def _without_collections() -> Iterator[None]:
-    """Without garbage collection, which traverses all objects again and again while many are made.
-
-    With it, the table of 40,000 tensors takes four times as long.
-    """
+    """Pause garbage collection: a table of 40,000 tensors would take four times as long to read."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

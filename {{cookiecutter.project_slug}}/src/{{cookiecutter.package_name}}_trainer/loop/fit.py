@@ -408,7 +408,6 @@ class FitLoop(AbstractContextManager["FitLoop"]):
             position.saved_at = position.global_step
             if not self.fit.options.fast_dev_run:
                 own = saving.rank_local_state(self.fit)
-                # An engine's own step may change optimizer states without a torch optimizer.
-                steps_torch_s = type(self.fit.strategy).step is Strategy.step
-                stepped = ("optimizers",) if steps_torch_s else ()
+                # A strategy's own step may change these without the step of a torch optimizer.
+                stepped = ["optimizers"] * (type(self.fit.strategy).step is Strategy.step)
                 self.checkpoints.save(position.global_step, state, own, stepped)

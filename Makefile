@@ -124,10 +124,11 @@ soak: $(TOOLS)  ## strike runs of a rendered project with faults, as root with a
 		--folder '$(CURDIR)/build/soak' $(ARGS)
 
 # In the project's own environment.
-bench-checkpoints: $(TOOLS)  ## measure the cost of checksums when a checkpoint is saved (a minute)
+bench-checkpoints: $(TOOLS)  ## measure checkpoints: checksums, a billion parameters, 10,000 tensors, stalls (half an hour)
 	rm -rf build/bench-checkpoints
 	$(RENDER) build/bench-checkpoints
-	PYTHONPATH=build/bench-checkpoints/my-project/src $(PROJECT_VENV)/bin/python benchmarks/checkpoints.py $(ARGS)
+	for each in checkpoints.py checkpoint_scale.py; do PYTHONPATH=build/bench-checkpoints/my-project/src \
+		$(PROJECT_VENV)/bin/python benchmarks/$$each $(ARGS) || exit 1; done
 
 bench-pipeline: $(TOOLS)  ## measure how long pipelines wait, and their memory (twenty minutes)
 	rm -rf build/bench-pipeline

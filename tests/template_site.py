@@ -19,6 +19,7 @@ PAGES = {
     "evidence": "Evidence",
     "benchmarks": "Benchmarks",
     "memory": "Memory, measured",
+    "checkpoints": "Checkpoints, measured",
     "plan": "Accuracy of plan",
     "pipeline": "Pipelines, measured",
     "scale": "Many ranks, measured",

@@ -1,4 +1,7 @@
-"""Writes one checkpoint after another until it is killed; started by test_resume.py."""
+"""Writes one checkpoint after another until it is killed; started by test_resume.py.
+
+``python -m checkpoint_writer FOLDER [async]``: the latter copies a tensor in the background.
+"""
 
 import sys
 from pathlib import Path
@@ -8,16 +11,19 @@ from my_project_trainer.checkpoint import reading as checkpoint
 from my_project_trainer.checkpoint.writing import Checkpoints
 
 
-def main(directory: Path) -> None:
-    """Say that the first is written, and go on from the newest there is."""
+def main(directory: Path, asynchronous: bool) -> None:
+    """Say that one is complete, and go on from the newest there is."""
     existing = checkpoint.complete(directory)
     step = int(existing[-1].name.removeprefix("step-")) if existing else 0
-    writer = Checkpoints(directory)
+    writer = Checkpoints(directory, asynchronous=asynchronous)
     while True:
         step += 1
-        writer.save(step, {"step": step, "tensor": torch.full((1_000_000,), float(step))}, {})
-        print(step, flush=True)
+        tensors = [torch.full((1_000_000,), float(step)) for _ in range(2)]
+        state = {"step": step, "tensor": tensors[0], "optimizers": [tensors[1]]}
+        writer.save(step, state, {}, ["optimizers"])
+        if checkpoint.complete(directory):
+            print(step, flush=True)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), "async" in sys.argv[2:])

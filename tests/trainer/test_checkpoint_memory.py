@@ -1,6 +1,11 @@
 """What saves and resumes hold in memory and read, counted in bytes; nothing here is timed."""
 
+import gc
+import io
 import json
+import os
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -175,3 +180,46 @@ def test_the_header_of_a_file_is_read_once_for_all_its_tensors(
         each.read_flat(0, 1)
     assert len(found) == 2 * len(saved)
     assert len(headers) == count == 6  # the check, the offsets, and the shards of each file
+
+
+def test_what_a_save_and_an_opening_do_does_not_grow_with_the_number_of_tensors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: Counter[str] = Counter()
+
+    def counted(owner: Any, name: str) -> None:
+        call = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *a, **k: calls.update([name]) or call(*a, **k))
+
+    for owner, name in (
+        *((io, "open"), (json, "loads"), (stored_tensors, "safe_open"), (os, "fsync")),
+        *((ThreadPoolExecutor, "submit"), (torch, "frombuffer")),
+    ):
+        counted(owner, name)
+    found = []
+    for count in (3, 3000):
+        state = {"model": {str(index): torch.full((2,), index) for index in range(count)}}
+        calls.clear()
+        Checkpoints(tmp_path / str(count)).save(1, state, {})
+        saving = dict(calls)
+        calls.clear()
+        found_tensors = stored_tensors.find_tensors(tmp_path / str(count) / "step-00000001")
+        assert len(found_tensors) == count
+        found.append((saving, dict(calls)))
+    assert found[0] == found[1]
+    # The beginning of the checksum, and the sum; the file, state.json and what was renamed.
+    assert found[0][0] == {"open": 2, "submit": 2, "fsync": 5}
+    assert found[0][1] == {"open": 1, "safe_open": 1, "loads": 2}
+
+
+def test_the_table_of_many_tensors_is_read_without_garbage_collections(tmp_path: Path) -> None:
+    Checkpoints(tmp_path).save(1, {str(index): torch.zeros(1) for index in range(3000)}, {})
+    collections: list[str] = []
+    gc.callbacks.append(collect := lambda phase, _: collections.append(phase))
+    try:
+        found = stored_tensors.find_tensors(tmp_path / "step-00000001")
+    finally:
+        gc.callbacks.remove(collect)
+    assert len(found) == 3000
+    assert len(collections) <= 2  # the start and the stop of one, when they are enabled again
+    assert gc.isenabled()

@@ -23,6 +23,7 @@ TORCH = [
     ("torch", "", "_dynamo", "compile: utils.counters has how many graphs were captured"),
     ("torch", "", "_foreach_copy_", "gradients and averages: one kernel for all tensors"),
     ("torch", "", "_foreach_lerp_", "averages of weights: one kernel for all parameters"),
+    ("torch", "Tensor", "_version", "asynchronous saves: a change while a tensor is copied"),
     ("torch", "cuda", "_get_pynvml_handler", "idle GPUs: what processes use which GPU"),
     ("torch.amp", "GradScaler", "_unscale_grads_", "fp16: gradients on several meshes"),
     ("torch.distributed", "Reducer", "_check_reducer_finalized", "ddp: an unused parameter"),

@@ -94,9 +94,10 @@ def kill_at_random_step(arguments: list[str | Path], directory: Path) -> None:
         process.communicate()
 
 
-def test_a_kill_while_a_checkpoint_is_written_leaves_a_whole_one(tmp_path):
+@pytest.mark.parametrize("how", [[], ["async"]], ids=["sync", "async"])
+def test_a_kill_while_a_checkpoint_is_written_leaves_a_whole_one(tmp_path, how):
     for attempt in range(8):
-        process = start(["-m", "checkpoint_writer", tmp_path])
+        process = start(["-m", "checkpoint_writer", tmp_path, *how])
         try:
             seen = len(checkpoint.complete(tmp_path))
             process.stdout.readline()
@@ -108,4 +109,5 @@ def test_a_kill_while_a_checkpoint_is_written_leaves_a_whole_one(tmp_path):
         state = checkpoint.Checkpoint(newest).state()
         assert seen <= 3, attempt  # two are kept, and a third until the oldest is removed
         assert newest.name == f"step-{state['step']:08d}"
-        assert state["tensor"].unique().tolist() == [float(state["step"])]
+        for tensor in (state["tensor"], *state["optimizers"]):
+            assert tensor.unique().tolist() == [float(state["step"])]

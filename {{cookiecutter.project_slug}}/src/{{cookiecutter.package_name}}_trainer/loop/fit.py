@@ -46,7 +46,7 @@ from ..data import MicroBatch
 from ..launch import collectives
 from ..launch.signals import STOP, Preempted, Preemption
 from ..logging import BatchContext, peak_memory
-from ..strategies import BatchSkipped
+from ..strategies import BatchSkipped, Strategy
 from ..strategies.optimizers import rates_to_log
 from . import saving
 from .first_gradients import FirstGradients
@@ -408,4 +408,6 @@ class FitLoop(AbstractContextManager["FitLoop"]):
             position.saved_at = position.global_step
             if not self.fit.options.fast_dev_run:
                 own = saving.rank_local_state(self.fit)
-                self.checkpoints.save(position.global_step, state, own)
+                # A strategy's own step may change these without the step of a torch optimizer.
+                stepped = ["optimizers"] * (type(self.fit.strategy).step is Strategy.step)
+                self.checkpoints.save(position.global_step, state, own, stepped)

@@ -7,7 +7,6 @@
 import json
 import os
 import sys
-import traceback
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -40,13 +39,14 @@ VALIDATED = 31
 BATCH = 6
 UNEVEN = (6, 4)
 """Batches of each replica where the trainer reads loaders as they are."""
-WIDTH = 16
+WIDTH, NOISE = 16, 0.1
 
 
 class Samples(Dataset[tuple[Tensor, Tensor]]):
     """Samples with noise that is drawn anew each time; the targets of one are infinite."""
 
-    def __init__(self, size: int, scale: float, poisoned: bool) -> None:
+    def __init__(self, size: int, scale: float, poisoned: bool, noise: float) -> None:
+        self.noise = noise
         generator = torch.Generator().manual_seed(2)
         self.x = torch.randn(size, 6, generator=generator)
         self.y = torch.stack([self.x.sum(1), self.x.prod(1), self.x[:, 0] * self.x[:, 1]], 1)
@@ -58,7 +58,7 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
         return len(self.x)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.x[index] + 0.1 * torch.randn(6), self.y[index]
+        return self.x[index] + self.noise * torch.randn(6), self.y[index]
 
 
 class Block(nn.Module):
@@ -78,11 +78,12 @@ class Subject(trainer.TrainingModule):
     Args:
         options: the keywords of the trainer.
         pieces: compute in one process what so many replicas read as it is.
+        norm: normalize batches, also if it is one process that does.
     """
 
     flops_per_sample = 1000.0
 
-    def __init__(self, options: Mapping[str, Any], pieces: int = 0) -> None:
+    def __init__(self, options: Mapping[str, Any], pieces: int = 0, norm: bool = False) -> None:
         super().__init__()
         # Small enough that no scaled gradient overflows: a part of a batch may have a larger mean
         # gradient than the whole, and so would skip other steps.
@@ -91,8 +92,9 @@ class Subject(trainer.TrainingModule):
         self.uneven = options["uneven_inputs"] == "join"
         self.as_it_is = not options["use_distributed_sampler"]
         self.pieces = pieces
-        norm = nn.BatchNorm1d(WIDTH) if options["sync_batchnorm"] else nn.Identity()
-        layers = [nn.Linear(6, WIDTH), Block(), norm, Block(), nn.Linear(WIDTH, 3)]
+        is_normalized = norm or options["sync_batchnorm"]
+        normalize = nn.BatchNorm1d(WIDTH) if is_normalized else nn.Identity()
+        layers = [nn.Linear(6, WIDTH), Block(), normalize, Block(), nn.Linear(WIDTH, 3)]
         self.sequential_module = nn.Sequential(*layers)
         torch.manual_seed(options["seed"])
         for name, layer in self.named_modules():
@@ -126,7 +128,7 @@ class Subject(trainer.TrainingModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def train_dataloader(self) -> Any:
-        samples = Samples(SAMPLES, self.scale, self.poisoned)
+        samples = Samples(SAMPLES, self.scale, self.poisoned, NOISE)
         if not self.as_it_is:
             return DataLoader(samples, batch_size=BATCH, shuffle=True)
         facts = self.trainer
@@ -141,7 +143,9 @@ class Subject(trainer.TrainingModule):
         return batches
 
     def val_dataloader(self) -> Any:
-        return DataLoader(Samples(VALIDATED, self.scale, False), batch_size=8)
+        # Only of samples in the trainer's order, each has its own seed.
+        noise = 0.0 if self.as_it_is else NOISE
+        return DataLoader(Samples(VALIDATED, self.scale, False, noise), batch_size=8)
 
 
 # --- asking --------------------------------------------------------------------------------------
@@ -189,6 +193,11 @@ def _read_loaders(own: plan.Plan, module: Subject) -> None:
     rank = _Rank(own, None, False)
     module.trainer_state = replace(module.trainer_state, run=rank)
     feed = rank.training_feed(module.train_dataloader())
+    size = feed.samples_per_step
+    if size is None and own.options.peak_flops is not None:
+        raise trainer.UserError("peak_flops: the loader has no batch_size; leave peak_flops out")
+    shares = rank.data_replicas * feed.accumulate
+    own.learning_rate.target(size, None if size is None else size // shares)
     plan.check_loaders(own, validates=bool(own.options.limit_val_batches), orders=feed.has_plan)
 
 
@@ -210,8 +219,7 @@ def make_array(folder: Path) -> Array:
             return refusals(options)
 
     array = Array(SIZES, lambda row: asked(tuple(sorted(row.items()))))
-    array.left = array.complete(all_pairs(SIZES))
-    print(asked.cache_info())
+    array.complete(all_pairs(SIZES))
     return array
 
 
@@ -230,27 +238,43 @@ def write_weights(folder: Path) -> None:
 # --- training ------------------------------------------------------------------------------------
 
 
-def train(folder: Path, name: str, options: Mapping[str, Any], pieces: int = 0) -> None:
-    """Train; the main process writes how it ended."""
+def train(folder: Path, name: str, options: Mapping[str, Any], **subject: Any) -> int:
+    """Train; the main process writes how it ended.
+
+    Returns:
+        the number of steps.
+    """
     torch._dynamo.reset()
-    result = folder / f"{name}.json"
-    directory = folder / name.rpartition("-")[0]
+    directory = folder / name.partition("-")[0]
     directory.mkdir(exist_ok=True)
     os.chdir(directory)
     try:
-        run = trainer.Trainer(**{**options, "default_root_dir": folder})
+        run = trainer.Trainer(**options, default_root_dir=directory, run_name=name)
         with run.building():
-            module = Subject(options, pieces)
+            module = Subject(options, **subject)
         run.fit(module)
     except trainer.UserError as error:
-        result.write_text(json.dumps({"refused": list(error.problems)}))
-        return
-    except BaseException:
-        rank = os.environ.get("RANK", "0")
-        (folder / f"{name}-{rank}.failed").write_text(traceback.format_exc())
-        raise
-    if run.global_rank == 0:
-        result.write_text(json.dumps({"step": run.global_step, "metrics": run.metrics}))
+        found: dict[str, Any] = {"refused": list(error.problems)}
+        run = None
+    else:
+        found = {"step": run.global_step, "metrics": dict(run.metrics)}
+    if run is None or run.global_rank == 0:
+        (folder / f"{name}.json").write_text(json.dumps(found))
+    return found.get("step", 0)
+
+
+def train_all(folder: Path, requests: list[dict[str, Any]]) -> None:
+    """Train one after another; a run with the name of another is stopped in its middle."""
+    steps: dict[str, int] = {}
+    for each in requests:
+        options = each["options"]
+        if (of := each.pop("half_of", None)) is not None:
+            # Not from a file: the main rank may not have written it yet.
+            done = steps.get(of) or json.loads((folder / f"{of}.json").read_text()).get("step", 0)
+            if not done:
+                continue
+            options["max_steps"] = max(1, (done - 1) // 2)
+        steps[each["name"]] = train(folder, **each)
 
 
 def main(command: str, folder: Path, *names: str) -> None:
@@ -260,11 +284,9 @@ def main(command: str, folder: Path, *names: str) -> None:
         write_weights(folder)
         array = make_array(folder)
         refused = [[sorted(atoms), line] for atoms, line in array.refused.items()]
-        found = {"rows": array.rows, "refused": refused, "left": [sorted(each) for each in array.left]}
-        (folder / "array.json").write_text(json.dumps(found))
-        return
-    for each in json.loads((folder / f"{names[0]}.json").read_text()):
-        train(folder, **each)
+        (folder / "array.json").write_text(json.dumps({"rows": array.rows, "refused": refused}))
+    else:
+        train_all(folder, json.loads((folder / f"{names[0]}.json").read_text()))
 
 
 if __name__ == "__main__":

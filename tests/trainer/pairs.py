@@ -70,7 +70,9 @@ class Array:
                     break
                 row[name] = max(
                     allowed,
-                    key=lambda value: sum(frozenset((each, (name, value))) in missing for each in taken),
+                    key=lambda value: sum(
+                        frozenset((each, (name, value))) in missing for each in taken
+                    ),
                 )
             else:
                 return row

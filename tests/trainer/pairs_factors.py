@@ -1,4 +1,4 @@
-"""The trainer's options with values that differ in effect, and those that have no place in pairs."""
+"""The trainer's options: values that differ in effect, or why they have no place in pairs."""
 
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,13 @@ STEPS = 8
 # Each in the form of one process per rank that its row of the conformance matrix tries first, and
 # two that a script starts by itself. Other names are other ways to start one of these.
 STARTED = ("ddp_spawn", "ddp_fork")
-# Those that refuse the least come first, as of each factor.
+# The first values of a factor refuse the least.
+FIRST = ("ddp", "single_device")
 STRATEGIES: dict[str, Row] = {
     name: row
-    for name, row in sorted(MATRIX.items(), key=lambda each: each[0] not in ("ddp", "single_device"))
+    for name, row in sorted(
+        MATRIX.items(), key=lambda each: each[0] not in ("ddp", "single_device")
+    )
     if row.strategy is None and row.launches and (not row.is_alias or name in STARTED)
 }
 SAME = {name for name, row in MATRIX.items() if row.is_alias or not row.launches} - {*STARTED}
@@ -106,9 +109,7 @@ def keywords(row: dict[str, int], folder: Path) -> dict[str, Any]:
     strategy = STRATEGIES[chosen["strategy"]]
     chosen["strategy_options"] = dict(strategy.options)
     chosen["devices"] = strategy.launches[0].devices
-    chosen["callbacks"] = [
-        {"class_path": name, "init_args": CALLBACKS[name]} for name in used
-    ]
+    chosen["callbacks"] = [{"class_path": name, "init_args": CALLBACKS[name]} for name in used]
     if chosen["weights"] is not None:
         kind = "norm-" * chosen["sync_batchnorm"] + ("" if chosen["weights_strict"] else "part-")
         chosen["weights"] = str(folder / f"{kind}{chosen['weights']}")

@@ -17,7 +17,6 @@ from unittest import mock
 
 import my_project_trainer as trainer
 import torch
-from my_project_trainer.checkpoint import reading as checkpoint
 from my_project_trainer import callbacks
 from my_project_trainer.errors import Problems
 from my_project_trainer.memory import meta_device
@@ -31,7 +30,7 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, Dataset
 
 from compile_subject import use_backend
-from pairs import Array, Row, all_pairs
+from pairs import Array, all_pairs
 from pairs_factors import FACTORS, SIZES, keywords
 
 SAMPLES = 101  # the last batch of an epoch is uneven on any number of processes
@@ -110,7 +109,10 @@ class Subject(trainer.TrainingModule):
             layer.reset_parameters()
 
     def parallelize_plan(self, mesh: Any) -> dict[str, Any]:
-        return {"sequential_module.3.linear": ColwiseParallel(), "sequential_module.4": RowwiseParallel()}
+        return {
+            "sequential_module.3.linear": ColwiseParallel(),
+            "sequential_module.4": RowwiseParallel(),
+        }
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         x, y = batch
@@ -125,7 +127,10 @@ class Subject(trainer.TrainingModule):
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.9)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+        }
 
     def train_dataloader(self) -> Any:
         samples = Samples(SAMPLES, self.scale, self.poisoned, NOISE)
@@ -169,6 +174,7 @@ def refusals(options: Mapping[str, Any]) -> tuple[int, list[str]]:
     return 3, []
 
 
+# The options that a subject is made by.
 SHAPING = (
     *("precision", "nonfinite_loss", "uneven_inputs", "use_distributed_sampler", "sync_batchnorm"),
     *("seed", "meta_device"),
@@ -193,7 +199,7 @@ def _read_loaders(own: plan.Plan, module: Subject) -> None:
     rank = _Rank(own, None, False)
     module.trainer_state = replace(module.trainer_state, run=rank)
     feed = rank.training_feed(module.train_dataloader())
-    size = feed.samples_per_step
+    size = feed.samples_per_step  # each option that needs it is refused when the loop is made
     if size is None and own.options.peak_flops is not None:
         raise trainer.UserError("peak_flops: the loader has no batch_size; leave peak_flops out")
     shares = rank.data_replicas * feed.accumulate
@@ -201,21 +207,25 @@ def _read_loaders(own: plan.Plan, module: Subject) -> None:
     plan.check_loaders(own, validates=bool(own.options.limit_val_batches), orders=feed.has_plan)
 
 
-HOROVOD = {"RANK": 0, "SIZE": 2, "LOCAL_RANK": 0, "LOCAL_SIZE": 2, "CROSS_RANK": 0, "CROSS_SIZE": 1}
-HOROVOD |= {"GLOO_RENDEZVOUS_ADDR": "127.0.0.1", "GLOO_RENDEZVOUS_PORT": 1}
+# What horovodrun tells a process.
+LAUNCHED = {
+    **{"HOROVOD_RANK": "0", "HOROVOD_SIZE": "2", "HOROVOD_LOCAL_RANK": "0"},
+    **{"HOROVOD_LOCAL_SIZE": "2", "HOROVOD_CROSS_RANK": "0", "HOROVOD_CROSS_SIZE": "1"},
+    **{"HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1", "HOROVOD_GLOO_RENDEZVOUS_PORT": "1"},
+}
 
 
 def make_array(folder: Path) -> Array:
     """Rows that hold all pairs of values that the trainer takes together."""
-    launched = {f"HOROVOD_{name}": str(value) for name, value in HOROVOD.items()}
 
     @cache
     def asked(row: tuple[tuple[str, int], ...]) -> tuple[int, list[str]]:
         options = {**keywords(dict(row), folder), "enable_progress_bar": False}
         options["callbacks"] = [
-            getattr(callbacks, each["class_path"])(**each["init_args"]) for each in options["callbacks"]
+            getattr(callbacks, each["class_path"])(**each["init_args"])
+            for each in options["callbacks"]
         ]
-        with mock.patch.dict(os.environ, launched if options["strategy"] == "horovod" else {}):
+        with mock.patch.dict(os.environ, LAUNCHED if options["strategy"] == "horovod" else {}):
             return refusals(options)
 
     array = Array(SIZES, lambda row: asked(tuple(sorted(row.items()))))

@@ -136,8 +136,12 @@ def train(folder: Path, strategy: str, requests: list[Request]) -> dict[str, str
         except subprocess.TimeoutExpired:
             output = f"did not end within {SECONDS:.0f} s"
         files = {each["name"]: folder / f"{each['name']}.json" for each in requests}
-        results = {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
-        failures |= {name: str(each["refused"]) for name, each in results.items() if "refused" in each}
+        results = {
+            name: json.loads(file.read_text()) for name, file in files.items() if file.exists()
+        }
+        failures |= {
+            name: str(each["refused"]) for name, each in results.items() if "refused" in each
+        }
         left = [each for each in requests if each["name"] not in results]
         if left:
             failures[left[0]["name"]] = output[-3000:]

@@ -41,10 +41,12 @@ collect_ignore = [] if importlib.util.find_spec("torch_xla") else ["test_xla_run
 
 
 def pytest_configure() -> None:
-    """One more table after the tests."""
+    """More tables after the tests."""
     from tests.conftest import TABLES
 
     TABLES["models"] = ("largest difference from one process", ["model"])
+    TABLES["pairs"] = ("options in pairs", ["strategy"])
+    TABLES["refused pairs"] = ("pairs of options that are refused", ["pair"])
 
 
 @pytest.fixture

@@ -127,6 +127,13 @@ def test_join_is_refused_for_a_loader_in_the_trainer_s_order(tmp_path: Path) -> 
     fit(tmp_path, Net(), uneven_inputs="join", use_distributed_sampler=False)
 
 
+def test_a_global_batch_is_refused_for_a_loader_that_is_read_as_it_is(tmp_path: Path) -> None:
+    given = {"global_batch_size": 4, "use_distributed_sampler": False}
+    assert refused(lambda: fit(tmp_path, Net(), **given)) == [
+        "global_batch_size=4 has no effect: the training loader is read as it is; leave it out"
+    ]
+
+
 def test_a_monitored_value_that_the_sanity_validation_does_not_log_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -237,6 +237,29 @@ def test_fsdp_saves_shards_of_what_an_evaluation_has_gathered() -> None:
         assert state["optimizers"][0]["param_groups"][0]["params"] == list(state["model"])
 
 
+@pytest.mark.parametrize("algorithm", ["norm", "value"])
+def test_fsdp_clips_what_is_sharded_and_what_each_process_holds_together(algorithm: str) -> None:
+    # In mixed precision each process holds the parameters of BatchNorm.
+    module, strategy = Layers(), fsdp.FSDP()
+    module.first = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    with set_up(strategy, module, "bf16-mixed") as optimization:
+        batch = torch.tensor([[1.0, 2.0], [-3.0, 1.0], [0.5, -1.0]])
+        strategy.forward_backward(batch, 0, weight=1.0, synchronize=True)
+
+        def gradients() -> Tensor:
+            found = [getattr(each.grad, "_local_tensor", each.grad) for each in module.parameters()]
+            return torch.cat([each.flatten() for each in found if each is not None])
+
+        before = gradients()
+        bound = float(before.norm() if algorithm == "norm" else before.abs().max()) / 2
+        norm = strategy.clip(optimization, bound, algorithm)
+        expected = before / 2 if algorithm == "norm" else before.clamp(-bound, bound)
+        assert torch.allclose(gradients(), expected, rtol=1e-5, atol=0)
+        if algorithm == "norm":
+            assert norm is not None
+            assert float(norm) == pytest.approx(float(before.norm()))
+
+
 @pytest.fixture
 def four_ranks() -> Iterator[None]:
     """The first of four ranks, whose collectives are torch's fake ones."""

@@ -273,10 +273,10 @@ def check_loaders(plan: Plan, *, validates: bool, orders: bool) -> None:
 
     ``orders``: whether the trainer controls the order of the training samples.
     """
-    lines, unused = [], dict[str, str]()
+    lines, unused = list[str](), {"global_batch_size": "the training loader is read as it is"}
     if orders:
         why = "the trainer gives each rank the same number of batches of this loader"
-        unused["uneven_inputs"] = why
+        unused = {"uneven_inputs": why}
     if not validates:
         names = ("sanity_check", "val_every_n_steps", "check_val_every_n_epoch")
         unused |= dict.fromkeys(names, _NO_VALIDATION)

@@ -28,6 +28,7 @@ from ...memory import meta_device
 from ...module import TrainingModule
 from ...options import Options
 from ..base import Stage, StepModule
+from ..clipping import clip_gradients_on_meshes
 from ..gradients import sparse
 from ..gradients.averaging import GradientAverage
 from ..gradients.same_use import OPTION, SameUse, trained, unused, with_zeros
@@ -316,6 +317,10 @@ class FSDP(ProcessGroupStrategy):
             if not is_used:
                 parameter.grad = None
         self._used.clear()
+
+    def clip(self, optimization: Optimization, value: float, algorithm: str) -> Tensor | None:
+        self.precision.unscale(optimization.optimizers)
+        return clip_gradients_on_meshes(optimization.parameters, value, algorithm)
 
     def _step_optimizer(self, optimizer: Optimizer) -> None:
         with sharded_state.groups_split(optimizer):

@@ -21,7 +21,6 @@ from ....module import TrainingModule
 from ....options import Options
 from ... import memory
 from ...base import Stage, StepOutput, Strategy
-from ...clipping import clip_gradients_on_meshes
 from ...fsdp.fsdp import FSDP
 from ...gradients import sparse
 from ...gradients.averaging import GradientAverage
@@ -202,10 +201,6 @@ class Mesh(OnMesh, FSDP):
         super().backward(loss, synchronize=synchronize)
         if synchronize:
             self.complete_gradients(self.module.named_parameters(), self.whole_mesh)
-
-    def clip(self, optimization: Optimization, value: float, algorithm: str) -> Tensor | None:
-        self.precision.unscale(optimization.optimizers)
-        return clip_gradients_on_meshes(optimization.parameters, value, algorithm)
 
     def reduce(self, tensor: Tensor, how: How) -> Tensor:
         # Over all ranks: those of a replica have the same values, and their sum counts once.

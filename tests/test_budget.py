@@ -35,7 +35,7 @@ LINES = {
     "strategies/fsdp": 691,
     "strategies/gradients": 465,
     "strategies/horovod": 281,
-    "strategies/model_parallel": 2587,
+    "strategies/model_parallel": 2586,
     "strategies/replicated": 616,
     "strategies/xla": 356,
     "tools/__init__.py": 6,

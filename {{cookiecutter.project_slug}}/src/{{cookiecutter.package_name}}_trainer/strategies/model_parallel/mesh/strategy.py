@@ -25,7 +25,6 @@ from ...fsdp.fsdp import FSDP
 from ...gradients import sparse
 from ...gradients.averaging import GradientAverage
 from ...limits import Limits
-from ...optimizers import Optimization
 from . import context, plan
 from .on_mesh import OnMesh, counted_once, device_mesh, drop_mesh, new_group
 from .pipelined import PipelinedMesh

@@ -24,7 +24,7 @@ LINES = {
     "legacy": 454,
     "logging": 1294,
     "loop": 2393,
-    "memory": 464,
+    "memory": 468,
     "module": 668,
     "options": 852,
     "run": 1738,

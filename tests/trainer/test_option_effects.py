@@ -13,6 +13,7 @@ from my_project_trainer import Trainer, TrainingModule
 from my_project_trainer.checkpoint import is_sharded
 from my_project_trainer.data import sampling
 from my_project_trainer.launch.cluster import Layout
+from my_project_trainer.memory import activation_checkpointing
 from my_project_trainer.strategies.fsdp import fsdp
 from my_project_trainer.strategies.fsdp.fsdp import HSDP
 from my_project_trainer.strategies.optimizers import Optimization, read_optimization
@@ -258,6 +259,15 @@ def test_fsdp_clips_what_is_sharded_and_what_each_process_holds_together(algorit
         if algorithm == "norm":
             assert norm is not None
             assert float(norm) == pytest.approx(float(before.norm()))
+
+
+@pytest.mark.parametrize("mode", ["full", "selective"])
+def test_units_of_fsdp_may_be_inside_a_part_that_is_computed_again(mode: str) -> None:
+    module, strategy = Layers(), fsdp.FSDP(unit_classes=["Linear"])
+    module.first = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 3))
+    with activation_checkpointing.applied(module, ["first"], mode), set_up(strategy, module):
+        strategy.forward_backward(torch.ones(1, 2), 0, weight=1.0, synchronize=True)
+        assert all(each.grad is not None for each in module.parameters())
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import SAC_IGNORED_OPS, checkpoint, create_selective_checkpoint_contexts
 from torch.utils.flop_counter import flop_registry
 
 from ..errors import ConfigurationError, nearest, shown
@@ -28,6 +28,10 @@ _Context = contextlib.AbstractContextManager[object]
 _computed_by: dict[Callable[..., Any], Callable[..., Any]] = {}
 # The mode of the innermost context, last.
 _modes = ["full"]
+_profiled = torch.ops.profiler
+# FSDP names for a profiler what it does: more in backward, where it gathers units in a part again.
+SAC_IGNORED_OPS.update({_profiled._record_function_enter_new.default})
+SAC_IGNORED_OPS.update({_profiled._record_function_exit._RecordFunction})
 
 
 @contextlib.contextmanager

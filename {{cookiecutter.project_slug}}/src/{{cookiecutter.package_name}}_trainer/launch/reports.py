@@ -249,8 +249,8 @@ def is_lost_peer(error: BaseException, kinds: Sequence[str] = ()) -> bool:
 def _of_lost_peer(error: BaseException) -> str:
     """The stack at which a rank lost a peer, and one line."""
     line = (
-        f"rank {_rank()} lost a peer ({reason(error)}): another rank ended or hangs, or the network "
-        "between them failed; see docs/trouble.md#a-peer-was-lost"
+        f"rank {_rank()} lost a peer ({reason(error)}): another rank ended or hangs, or the "
+        "network between them failed; see docs/trouble.md#a-peer-was-lost"
     )
     return redaction.message(f"{hangs.of_error(error)}\n{line}")
 

@@ -28,10 +28,12 @@ HOW = """\
 - Times are wall times until all ranks are done. CPU times are those of the rank with the most, and
   depend less on what else the machine does.
 - *Peak memory* is `VmHWM` of the rank with the most, above what was resident before. That of a
-  resume contains the moments, which are not there before. The caches of the kernel do not count.
-- A stall is the time of a save until training continues, and the time for which the next optimizer
-  step waits for copies. The model is a GPT of 100.7 million parameters, in one process. The first
-  asynchronous save of a run, which touches the memory of its copies, is not in the ratio.
+  resume contains the moments, which are not there before. Pages of files count while a rank maps
+  them.
+- A stall, if there is a table of them, is the time of a save until training continues, and the time
+  for which the next optimizer step waits for copies. The model is a GPT of 100.7 million parameters,
+  in one process. The first asynchronous save of a run, which touches the memory of its copies, is
+  not in the ratio.
 """
 
 
@@ -61,18 +63,19 @@ def markdown(found: Found) -> str:
             "`make bench-checkpoints` (`python benchmarks/checkpoint_scale.py`); do not edit.",
             f"{datetime.date.today()}, {len(found.by_rank[0])} rounds, {os.cpu_count()} cores "
             f"({platform.machine()}), Python {platform.python_version()}, torch "
-            f"{version('torch')}. Medians, with the minimum and maximum in parentheses.",
+            f"{version('torch')}, load average {os.getloadavg()[1]:.0f}. Medians, with the minimum "
+            "and maximum in parentheses.",
             f"## {size.capitalize()} parameters on {ranks} processes",
             f"{12 * job.parameters / 1e9:.3g} GB in all; a rank has {12 * share:.0f} MiB, "
             f"{8 * share:.0f} of them moments. The largest tensor has "
             f"{4 * job.width**2 / 2**20:.0f} MiB.",
             _table(found.by_rank),
             f"## {found.many.tensors:,} small tensors with Adam's moments, one process",
+            f"Rounds: {len(found.of_many[0])}.",
             _table(found.of_many),
             f"To open the checkpoint and read its table: {spread(opening, 2)} s; CPU "
             f"{spread(opening_cpu, 2)} s.",
-            "## The stall of a step by an asynchronous save",
-            _stalls(found.stalls),
+            *_stalls(found.stalls),
             HOW,
         ]
     )
@@ -106,19 +109,21 @@ def _ratio(by_rank: list[Rounds], what: str, kind: str) -> str:
     return spread([mine / other for mine, other in zip(own, best, strict=True)], 2)
 
 
-def _stalls(rounds: Rounds) -> str:
+def _stalls(rounds: Rounds) -> list[str]:
+    if not rounds:
+        return []
+
     def of(name: str, kind: str) -> list[float]:
         return [each[name][kind] for each in rounds]
 
     sync, stalls, first = of("sync", "others"), of("async", "others"), of("async", "first")
     ratios = [100 * each / other for each, other in zip(stalls, sync, strict=True)]
-    return "\n".join(
-        [
-            "| | |",
-            "|---|---|",
-            f"| a synchronous save, s | {spread(sync, 2)} |",
-            f"| stall by an asynchronous save, s | {spread(stalls, 3)} |",
-            f"| ratio within a round, % | {spread(ratios, 1)} |",
-            f"| stall by the first asynchronous save of a run, s | {spread(first, 2)} |",
-        ]
-    )
+    rows = [
+        "| | |",
+        "|---|---|",
+        f"| a synchronous save, s | {spread(sync, 2)} |",
+        f"| stall by an asynchronous save, s | {spread(stalls, 3)} |",
+        f"| ratio within a round, % | {spread(ratios, 1)} |",
+        f"| stall by the first asynchronous save of a run, s | {spread(first, 2)} |",
+    ]
+    return ["## The stall of a step by an asynchronous save", "\n".join(rows)]

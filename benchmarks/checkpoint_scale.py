@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--tensors", type=int, default=10_000, help="of the model of many tensors")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--no-stalls", action="store_true", help="leave out the stalls of steps")
     parser.add_argument("--folder", type=writable, help="where to save; default: a temporary one")
     parser.add_argument("--out", type=writable, default=HERE.parent / "docs", help="of the report")
     options = parser.parse_args()
@@ -52,7 +53,9 @@ def main() -> None:
     width = math.isqrt(int(options.parameters) // LAYERS)
     large, many = Job(width, LAYERS, options.rounds), Job(8, options.tensors, options.rounds)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        stalls = measure_stalls(Path(folder), options.rounds, options.quick)
+        stalls: list[dict[str, Any]] = []
+        if not options.no_stalls:
+            stalls = measure_stalls(Path(folder), options.rounds, options.quick)
         found = checkpoint_report.Found(
             large, measure(large, options.ranks, folder), many, measure(many, 1, folder), stalls
         )

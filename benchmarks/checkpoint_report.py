@@ -32,8 +32,8 @@ HOW = """\
   them.
 - A stall, if there is a table of them, is the time of a save until training continues, and the time
   for which the next optimizer step waits for copies. The model is a GPT of 100.7 million
-  parameters, in one process. The first asynchronous save of a run, which touches the memory of its copies, is
-  not in the ratio.
+  parameters, in one process. The first asynchronous save of a run, which touches the memory of its
+  copies, is not in the ratio.
 """
 
 

@@ -31,9 +31,9 @@ HOW = """\
   resume contains the moments, which are not there before. Pages of files count while a rank maps
   them.
 - A stall, if there is a table of them, is the time of a save until training continues, and the time
-  for which the next optimizer step waits for copies. The model is a GPT of 100.7 million parameters,
-  in one process. The first asynchronous save of a run, which touches the memory of its copies, is
-  not in the ratio.
+  for which the next optimizer step waits for copies. The model is a GPT of 100.7 million
+  parameters, in one process. The first asynchronous save of a run, which touches the memory of its
+  copies, is not in the ratio.
 """
 
 

@@ -61,8 +61,8 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
     with path.open("wb") as file, ThreadPoolExecutor(1, "checksum") as executor:
         sums = deque([executor.submit(int)], _MOST_BEHIND)
         parts = (_content(tensors[name]) for name in order)
-        first = memoryview(len(text).to_bytes(8, "little") + text)
-        for pieces in _batches(itertools.chain([first], parts)):
+        head = memoryview(len(text).to_bytes(8, "little") + text)
+        for pieces in _batches(itertools.chain([head], parts)):
             # Waiting for each sum would be slow: on a busy machine, its thread waits for a core.
             sums.append(executor.submit(_sum, pieces, sums[-1]))
             file.writelines(pieces)

@@ -76,10 +76,9 @@ def by_name(found: Iterable[Found]) -> dict[str, list[Found]]:
 def growth(found: list[Found]) -> dict[str, float]:
     """The power of the number of ranks with which each quantity of rank 0 grows.
 
-    Of the larger half of the starts: what does not depend on the ranks hides the rest in small
-    ones.
+    Between the two largest starts: what does not depend on the ranks hides the rest in small ones.
     """
-    low, high = found[len(found) // 2 - 1], found[-1]
+    low, high = found[-2], found[-1]
     quantities = {
         "operations of rank 0": (low.first_0, high.first_0),
         "operations of all ranks": (low.first_all, high.first_all),
@@ -329,7 +328,7 @@ GROWTH = """\
 ## Growth
 
 The power of the number of ranks with which a quantity of rank 0 or of its launcher grows, between
-the larger starts: 1 is linear, 0 is constant, 2 would be quadratic. Above {most} it is bold.
+the two largest starts: 1 is linear, 0 is constant, 2 would be quadratic. Above {most} it is bold.
 Descriptors and operations of a rank that connects to all others are linear, and those of all ranks
 together quadratic: so more than 16 ranks connect only to those with which they exchange something.
 """
@@ -337,11 +336,11 @@ together quadratic: so more than 16 ranks connect only to those with which they 
 EXTRAPOLATION = """\
 ## {ranks} ranks, extrapolated
 
-On the line through the two largest starts. Assumptions: one rank joins as these do; one server
+On the line through the two largest starts. Assumptions: more ranks join as these do; one server
 handles all operations one after the other, as torch's does; each costs it as much processor time as
-the dearest measured one (microseconds: {costs}; so at most {most} per second on a core). Where
-the time that ranks wait for each other grows, so do operations: ranks look rarer the longer they
-wait, at most twice a second after ten seconds. Imports, the file system, NCCL and the network of a
+the dearest measured one, so that it handles at most {most} per second. Measured, in microseconds:
+{costs}. Where ranks wait longer for each other, they also look at the store more often: twice a
+second from the tenth second on. Imports, the file system, NCCL and the network of a
 cluster are not in these numbers.
 """
 

@@ -33,6 +33,15 @@ def used(process: int) -> dict[str, float]:
     }
 
 
+def yardstick() -> float:
+    """Processor seconds of a fixed piece of work, which a busy machine makes longer, too."""
+    before = time.process_time()
+    layer = nn.Linear(WIDTH, WIDTH)
+    for _ in range(100):
+        layer(torch.ones(4, WIDTH)).sum().backward()
+    return time.process_time() - before
+
+
 class Long(TrainingModule):
     """A small network with dropout, whose losses are logged.
 
@@ -45,6 +54,7 @@ class Long(TrainingModule):
     def __init__(self, every: int, workers: int, samples: int) -> None:
         super().__init__()
         self.every, self.workers, self.samples = every, workers, samples
+        self.spent = 0.0  # seconds of readings
         self.network = nn.Sequential(
             nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Dropout(0.1), nn.Linear(WIDTH, 1)
         )
@@ -60,11 +70,15 @@ class Long(TrainingModule):
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         if self.global_step % self.every:
             return
-        found = {"step": self.global_step, "cpu_s": time.process_time(), **used(os.getpid())}
+        found = {"step": self.global_step, "cpu_s": time.process_time() - self.spent}
+        began = time.process_time()
+        with torch.random.fork_rng():
+            found |= {"yardstick_ms": 1000 * yardstick(), **used(os.getpid())}
         if "RANK" in os.environ and self.global_rank == 0:
             found["launcher"] = used(os.getppid())["anonymous"]
         with Path(f"rank-{self.global_rank}.jsonl").open("a") as file:
             file.write(json.dumps(found) + "\n")
+        self.spent += time.process_time() - began
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.Adam(self.parameters(), lr=0.001)

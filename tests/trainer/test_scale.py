@@ -229,6 +229,7 @@ def test_the_page_of_the_benchmark_names_what_grows_faster_than_linearly() -> No
 
 def test_a_long_run_that_grows_is_no_success() -> None:
     flat = {"resident": 300.0, "anonymous": 200.0, "descriptors": 12.0, "threads": 5.0}
+    flat |= {"yardstick_ms": 10.0}
     steps = [{"step": 50.0 * n, "cpu_s": 0.1 * n, **flat} for n in range(1, 201)]
     assert long_runs.problems(long_runs.tenths(steps, 10_000)) == []
     grown = [{**each, "resident": 300 + each["step"] / 100} for each in steps]

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import pickle
 import shutil
 import signal
 import threading
@@ -86,6 +87,10 @@ def test_a_store_has_the_checkpoints_and_records_of_the_run(tmp_path: Path) -> N
     for name in uploaded:
         if name.startswith("checkpoints"):
             assert (there / name).read_bytes() == (run / name).read_bytes()
+
+
+def test_it_can_be_pickled_for_spawned_ranks() -> None:
+    assert pickle.dumps(UploadCheckpoints("memory://store"))
 
 
 def test_a_download_is_resumed_to_the_same_end(tmp_path: Path) -> None:

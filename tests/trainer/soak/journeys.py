@@ -69,20 +69,25 @@ class Journey:
 
     def travel(self) -> None:
         """Run to the end, through faults as long as there are steps enough."""
-        while not self.attempt(self._plan()):
+        while not self.attempt():
             pass
 
-    def _plan(self) -> list[Fault]:
-        """Faults of the next attempt: the last one ends it, if the launcher does not restart it."""
-        plan: list[Fault] = []
+    def _plan(self, attempt: Attempt, plan: list[tuple[Fault, Strike]]) -> None:
+        """Prepare faults: the last one ends the attempt, if its launcher does not restart it."""
         if self.hurries() or self.reached >= LAST - 16:
-            return plan
+            return
+        not_now = []
         while self.faults and len(self.entries) + len(plan) < self.most:
-            plan.append(self._next(goes_on=not plan))
-            goes_on = plan[-1].ends == "continues" or (self.way.restarts and len(plan) < 4)
-            if not goes_on or plan[-1].ends_log:
+            fault = self._next(goes_on=not plan)
+            strike = fault.strike(attempt)
+            if next(strike, self) is not None:
+                not_now.append(fault)
+                continue
+            plan.append((fault, strike))
+            goes_on = fault.ends == "continues" or (self.way.restarts and len(plan) < 4)
+            if not goes_on or fault.ends_log:
                 break
-        return plan
+        self.faults += not_now
 
     def _next(self, goes_on: bool) -> Fault:
         """The next fault that a run survives, or that ends it; if there is none, any."""
@@ -91,7 +96,7 @@ class Journey:
         wanted = (i for i in fitting if (self.faults[i].ends == "continues") == goes_on)
         return self.faults.pop(next(wanted, next(iter(fitting), 0)))
 
-    def attempt(self, plan: list[Fault]) -> bool:
+    def attempt(self) -> bool:
         """Start once, with faults; whether the run has finished."""
         log = self.logs / f"attempt-{self.attempts:02}.log"
         self.attempts += 1
@@ -99,10 +104,7 @@ class Journey:
         attempt = Attempt(self.way, self.folder, log, self.dice)
         strikes: list[tuple[Fault, Strike]] = []
         try:
-            for fault in plan:
-                strike = fault.strike(attempt)
-                if next(strike, self) is None:  # otherwise it cannot strike now
-                    strikes.append((fault, strike))
+            self._plan(attempt, strikes)
             has_finished = self._run(attempt, strikes)
             self.way.stop(attempt)
             for strike in self._struck:  # now those that look at what is left do

@@ -50,7 +50,7 @@ class UploadCheckpoints(Callback):
         )
         self.url, self.every_n_seconds = url, every_n_seconds
         self._thread: threading.Thread | None = None
-        self._ended = threading.Event()
+        self._ended: threading.Event  # set when the fit starts: it cannot be pickled
         self._uploaded: set[Path] = set()
         self._is_own = False
         """Whether checkpoints in the store can only be of this run."""
@@ -70,8 +70,8 @@ class UploadCheckpoints(Callback):
         self._end(_LAST_SECONDS if isinstance(error, Preempted) else _SECONDS_AFTER_FAILURE)
 
     def _end(self, seconds: float) -> None:
-        self._ended.set()
         if self._thread is not None:
+            self._ended.set()
             self._thread.join(seconds)
             if self._thread.is_alive():
                 _warn(f"the last upload is not complete after {seconds:g} s")

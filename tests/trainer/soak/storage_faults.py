@@ -18,12 +18,19 @@ from my_project_trainer.errors import CheckpointError
 from . import machine
 from .faults import FAULTS, Strike, fault
 from .journal import Failed
-from .ways import EVERY, Attempt
+from .ways import EVERY, Attempt, Way
 
 __all__ = ["FAULTS"]
 
 preloads = partial(fault, needs=machine.compiler)
 mounts = partial(fault, needs=machine.mounts)
+
+
+def ends_at_once(way: Way) -> bool:
+    """Whether a rank's failure ends the attempt: torchrun alone restarts it, and elastic.sh ends it."""
+    return not way.restarts
+
+
 # Seconds in which a save or an upload begins.
 _SOON = 20.0
 
@@ -51,7 +58,7 @@ def limit_files(attempt: Attempt) -> Strike:
         resource.prlimit(rank, resource.RLIMIT_FSIZE, (30_000, 30_000))
 
 
-@mounts("disk full at the start", says="No space left", is_before=True)
+@mounts("disk full at the start", fits=ends_at_once, says="No space left", is_before=True)
 def fill_before(attempt: Attempt) -> Strike:
     with machine.full(attempt.folder, 0):
         yield
@@ -71,7 +78,12 @@ def fill_for_log(attempt: Attempt) -> Strike:
     _order(attempt, "full metrics.csv")
 
 
-@mounts("read-only directory at the start", says="Read-only file system", is_before=True)
+@mounts(
+    "read-only directory at the start",
+    fits=ends_at_once,
+    says="Read-only file system",
+    is_before=True,
+)
 def forbid_before(attempt: Attempt) -> Strike:
     if attempt.run.exists():
         with machine.read_only(attempt.run):

@@ -27,7 +27,7 @@ mounts = partial(fault, needs=machine.mounts)
 
 
 def ends_at_once(way: Way) -> bool:
-    """Whether a rank's failure ends the attempt: torchrun alone restarts it, and elastic.sh ends it."""
+    """Whether a failure ends the attempt: elastic.sh ends it, but torchrun alone restarts ranks."""
     return not way.restarts
 
 

@@ -27,6 +27,11 @@ def _has_own_disk(way: Way) -> bool:
     return way.has_own_disk
 
 
+def ends_at_once(way: Way) -> bool:
+    """Whether a failure ends the attempt: elastic.sh ends it, but torchrun alone restarts ranks."""
+    return way.has_own_disk and not way.restarts
+
+
 preloads = partial(fault, fits=_has_own_disk, needs=machine.compiler)
 mounts = partial(fault, fits=_has_own_disk, needs=machine.mounts)
 # Seconds in which a save or an upload begins.
@@ -56,7 +61,7 @@ def limit_files(attempt: Attempt) -> Strike:
         resource.prlimit(rank, resource.RLIMIT_FSIZE, (30_000, 30_000))
 
 
-@mounts("disk full at the start", says="No space left", is_before=True)
+@mounts("disk full at the start", fits=ends_at_once, says="No space left", is_before=True)
 def fill_before(attempt: Attempt) -> Strike:
     with machine.full(attempt.folder, 0):
         yield
@@ -76,7 +81,12 @@ def fill_for_log(attempt: Attempt) -> Strike:
     _order(attempt, "full metrics.csv")
 
 
-@mounts("read-only directory at the start", says="Read-only file system", is_before=True)
+@mounts(
+    "read-only directory at the start",
+    fits=ends_at_once,
+    says="Read-only file system",
+    is_before=True,
+)
 def forbid_before(attempt: Attempt) -> Strike:
     if attempt.run.exists():
         with machine.read_only(attempt.run):

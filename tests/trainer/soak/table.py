@@ -58,7 +58,7 @@ def _by_way(journal: Journal) -> str:
 
 def _effective(runs: Sequence[Journey]) -> str:
     """The part of their time that was not between a fault and the next new step."""
-    waited = [(each.waited, each.seconds) for each in runs if each.waited is not None]
+    waited = [(each.waited, each.seconds) for each in runs if each.waited]
     total = sum(seconds for _, seconds in waited)
     return f"{1 - sum(each for each, _ in waited) / total:.0%}" if total else ""
 

@@ -20,13 +20,14 @@ Need = Callable[[], str]
 """Returns why something cannot be done here, or an empty text."""
 
 
-def _mount(*arguments: str | Path) -> None:
+def _mount(*arguments: str | Path | Callable[[], str]) -> None:
     for _ in range(50):
-        done = subprocess.run(["mount", *arguments], check=False, capture_output=True, timeout=60)
+        command = ["mount", *(each() if callable(each) else each for each in arguments)]
+        done = subprocess.run(command, check=False, capture_output=True, timeout=60)
         if done.returncode == 0:
             return
         time.sleep(0.1)  # a file was just being written
-    raise OSError(f"mount {arguments}: {done.stderr.decode()}")
+    raise OSError(f"mount {command[1:]}: {done.stderr.decode()}")
 
 
 @cache
@@ -60,10 +61,13 @@ def disk(folder: Path, is_own: bool) -> Iterator[None]:
 @contextmanager
 def full(folder: Path, free: int) -> Iterator[None]:
     """The file system of a folder has so many free bytes."""
-    found = os.statvfs(folder)
-    used = (found.f_blocks - found.f_bfree) * found.f_frsize
-    # A size of 0 is none.
-    _mount("-o", f"remount,size={max(used + free, found.f_frsize)}", folder)
+
+    def options() -> str:
+        found = os.statvfs(folder)
+        used = (found.f_blocks - found.f_bfree) * found.f_frsize
+        return f"remount,size={max(used + free, found.f_frsize)}"  # a size of 0 is none
+
+    _mount("-o", options, folder)
     try:
         yield
     finally:

@@ -50,9 +50,9 @@ class Profile(Callback):
         )
         self.ranks = ranks
         self._steps = (wait + warmup + active) * repeat
+        self._schedule = partial(schedule, wait=wait, warmup=warmup, active=active, repeat=repeat)
         self._create = partial(
             profile,
-            schedule=schedule(wait=wait, warmup=warmup, active=active, repeat=repeat),
             record_shapes=record_shapes,
             profile_memory=profile_memory,
             with_stack=with_stack,
@@ -67,7 +67,7 @@ class Profile(Callback):
         if trainer.global_rank in ranks:
             folder, name = trainer.run_directory / "profile", f"rank-{trainer.global_rank:05d}"
             write = tensorboard_trace_handler(str(folder), name)
-            self._profiler = self._create(on_trace_ready=write)
+            self._profiler = self._create(schedule=self._schedule(), on_trace_ready=write)
             self._profiler.start()
 
     def on_after_optimizer_step(self, trainer: Run, module: TrainingModule) -> None:

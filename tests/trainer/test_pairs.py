@@ -33,6 +33,7 @@ from pairs_factors import (
 
 # Of all rows of a strategy in one way.
 SECONDS = 600.0
+IN_CI = {"single_device", "ddp", "fsdp", "deepspeed_stage_2", "sequential", "mesh", "local_sgd"}
 Request = dict[str, Any]
 WAYS = {"bf16-mixed": "bf16", "16-mixed": "fp16", "bf16-true": "bf16 true", "16-true": "fp16 true"}
 
@@ -257,9 +258,16 @@ def tolerance(options: Mapping[str, Any]) -> float:
 
 
 def marked() -> list[Any]:
-    """All strategies, each with what it needs."""
+    """All strategies, each with what it needs; CI tries those of an engine that differ most."""
+    rest = [pytest.mark.exhaustive]
     return [
-        pytest.param(name, marks=pytest.mark.needs("torchao", *row.launches[0].needs))
+        pytest.param(
+            name,
+            marks=[
+                pytest.mark.needs("torchao", *row.launches[0].needs),
+                *(rest if name not in IN_CI else []),
+            ],
+        )
         for name, row in STRATEGIES.items()
     ]
 

@@ -31,7 +31,7 @@ LINES = {
     "strategies/*.py": 2227,
     "strategies/asynchronous": 861,
     "strategies/deepspeed": 1783,
-    "strategies/fairscale": 945,
+    "strategies/fairscale": 946,
     "strategies/fsdp": 691,
     "strategies/gradients": 465,
     "strategies/horovod": 281,

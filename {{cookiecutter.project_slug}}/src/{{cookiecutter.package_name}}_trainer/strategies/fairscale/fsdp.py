@@ -88,9 +88,10 @@ class FairScaleFSDP(ProcessGroupStrategy):
 
     def problems(self, options: Options, module: TrainingModule | None) -> list[str]:
         if module is None:
-            is_half = options.sync_batchnorm and options.precision != "32-true"
-            what = f"sync_batchnorm is not supported with precision={options.precision!r}: FairScale "
-            return [f"{what}casts its buffers; use strategy='fsdp'"] if is_half else []
+            if not options.sync_batchnorm or options.precision == "32-true":
+                return []
+            what = f"sync_batchnorm is not supported with precision={options.precision!r}"
+            return [f"{what}: FairScale casts its buffers; use strategy='fsdp'"]
         unfit = [
             f"{name} is {each.dtype}; FairScale requires torch.float32; use strategy='fsdp'"
             if each.numel()

@@ -5,6 +5,7 @@ import os
 import random
 import re
 import signal
+import socket
 import time
 from itertools import groupby
 from pathlib import Path
@@ -114,7 +115,8 @@ def test_ranks_of_a_killed_agent_end(tmp_path):
 @slow
 def test_a_run_with_options_of_auto_shrinks_to_one_process(tmp_path):
     """One agent per node, here two on one machine; one of them is killed with its rank."""
-    rendezvous = f"--rdzv-endpoint=127.0.0.1:{free_port()}"
+    address = ("127.0.0.1", free_port())
+    rendezvous = f"--rdzv-endpoint=127.0.0.1:{address[1]}"
     waits = "--rdzv-conf=last_call_timeout=30,join_timeout=120"
     options = ["--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3", "--rdzv-backend=c10d"]
     launch = ["-m", "torch.distributed.run", *options, rendezvous, "--rdzv-id=job", waits]
@@ -123,7 +125,7 @@ def test_a_run_with_options_of_auto_shrinks_to_one_process(tmp_path):
     try:
         for _ in range(2):
             agents.append(start(command, cwd=tmp_path, extra=at_root(), fresh=True))
-            time.sleep(1)  # the first one serves the rendezvous
+            wait_for(lambda: socket.socket().connect_ex(address) == 0, agents[0])  # it serves
         wait_for(lambda: len(steps_of(tmp_path, rank=1)) > 2 * EVERY, agents[0])
         for each in [*psutil.Process(agents[1].pid).children(), agents[1]]:
             each.kill()

@@ -7,6 +7,7 @@ listed here. Deleting the folder of an engine deletes the names of :data:`OF_FOL
 import ast
 import importlib
 import importlib.util
+import operator
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,14 @@ TORCH = [
     ("torch", "", "_foreach_copy_", "gradients and averages: one kernel for all tensors"),
     ("torch", "", "_foreach_lerp_", "averages of weights: one kernel for all parameters"),
     ("torch", "Tensor", "_version", "asynchronous saves: a change while a tensor is copied"),
+    *(
+        ("torch", owner, name, "selective checkpointing: names that FSDP gives a profiler")
+        for owner, name in (
+            ("ops.profiler", "_record_function_enter_new"),
+            ("ops.profiler", "_record_function_exit"),
+            ("ops.profiler._record_function_exit", "_RecordFunction"),
+        )
+    ),
     ("torch", "cuda", "_get_pynvml_handler", "idle GPUs: what processes use which GPU"),
     ("torch.amp", "GradScaler", "_unscale_grads_", "fp16: gradients on several meshes"),
     ("torch.distributed", "Reducer", "_check_reducer_finalized", "ddp: an unused parameter"),
@@ -152,7 +161,7 @@ def test_each_private_name_of_others_is_listed(trees: dict[Path, ast.AST]) -> No
 def test_it_exists(module: str, owner: str, name: str, why: str) -> None:
     found: Any = importlib.import_module(module)
     attribute, is_made, argument = owner.partition("(")
-    found = getattr(found, attribute) if owner else found
+    found = operator.attrgetter(attribute)(found) if owner else found
     if is_made:
         found = found(*map(int, filter(None, [argument.rstrip(")")])))
     assert hasattr(found, name), f"without it breaks: {why}"

@@ -42,7 +42,7 @@ WIDTH, NOISE = 16, 0.1
 
 
 class Samples(Dataset[tuple[Tensor, Tensor]]):
-    """Samples with noise that is drawn anew each time; the targets of one are infinite."""
+    """Samples with noise, drawn at each read; one sample has infinite targets."""
 
     def __init__(self, size: int, scale: float, poisoned: bool, noise: float) -> None:
         self.noise = noise

@@ -252,9 +252,7 @@ def inexact(options: Mapping[str, Any]) -> str:
 def tolerance(options: Mapping[str, Any]) -> float:
     """That of the conformance matrix in this precision."""
     way = WAYS.get(options["precision"], "sgd")
-    bound = STRATEGIES[options["strategy"]].tolerances.get(way, PROPERTIES[way].tolerance)
-    # Statistics of half of a batch, rounded to 8 bits, are summed: the matrix has no BatchNorm.
-    return 4 * bound if options["sync_batchnorm"] and way == "bf16" else bound
+    return STRATEGIES[options["strategy"]].tolerances.get(way, PROPERTIES[way].tolerance)
 
 
 def marked() -> list[Any]:

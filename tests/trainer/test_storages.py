@@ -19,7 +19,7 @@ ENGINES = ("fairscale", "deepspeed")
 # a rank computes with; fsdp gathers again, and keeps those of the last unit.
 CASTS = {
     "fsdp": 1,
-    "fsdp, asynchronous save": 2,  # one more for a moment, while a thread copies moments
+    "fsdp, asynchronous save": 1,
     "fsdp, EMA": 1,
     "fsdp, called twice": 2,
     "fsdp, checkpointed": 2,

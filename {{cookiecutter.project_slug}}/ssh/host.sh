@@ -17,7 +17,7 @@ source slurm/checks.sh
 set +u # scripts of modules and conda read variables that are not set
 prepare < /dev/null || fail "\`prepare\` in slurm/settings.sh has failed"
 set -u
-[[ $SAVE_SECONDS =~ ^[0-9]+$ ]] || fail "SAVE_SECONDS=$SAVE_SECONDS: must be a whole number"
+[[ $SAVE_SECONDS =~ ^(0|[1-9][0-9]*)$ ]] || fail "SAVE_SECONDS=$SAVE_SECONDS: must be a whole number"
 case $CONTAINER in
     none)
         check_venv

@@ -128,7 +128,7 @@ fi
 for index in "${!hosts[@]}"; do [ "$(sed -n 2p "$dir/facts-$index")" = shared ] || is_shared=; done
 address=${MASTER_ADDR:-$("${ssh[@]}" -TG "${hosts[0]}" | sed -n 's/^hostname //p')}
 if [ -z "$signal" ] && ! has_ended; then
-    [ -n "$is_shared" ] || echo "train.sh: note: the hosts do not share runs/: a run does not resume by itself, and sharded checkpoints are in parts" >&2
+    [ -n "$is_shared" ] || echo "train.sh: note: the hosts do not share runs/: a restart does not resume, and each host has only its shards of a sharded checkpoint" >&2
     order go "$address" "${MASTER_PORT:-${versions0##* }}" "${is_shared:-no}"
     if [ -n "$signal" ]; then order stop; fi # it came while this was written
 fi

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from my_project_trainer import TrainingModule
+from my_project_trainer import TrainingModule, strategies
 from my_project_trainer.launch.cluster import Layout
+from my_project_trainer.options import Options
 from my_project_trainer.strategies.fairscale import parameter_shards
 from my_project_trainer.strategies.optimizers import read_optimization
 from my_project_trainer.strategies.precision import Precision
@@ -59,3 +60,14 @@ def test_the_step_count_is_not_sharded(
     assert float(found["step"]) == 5.0
     here = [[7.0, 7.0], [7.0, 0.0]] if shape == (3,) else [[7.0], [0.0]]
     assert found["exp_avg"].tolist() == here[rank]
+
+
+@pytest.mark.needs("fairscale")
+@pytest.mark.parametrize(("precision", "lines"), [("32-true", 0), ("bf16-mixed", 1)])
+def test_synchronized_batchnorm_needs_float32(precision: str, lines: int) -> None:
+    options = Options(sync_batchnorm=True, precision=precision)
+    found = strategies.create("fairscale_fsdp", {}).problems(options, None)
+    assert len(found) == lines
+    assert all(
+        "sync_batchnorm is not supported with precision='bf16-mixed'" in each for each in found
+    )

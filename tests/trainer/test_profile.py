@@ -1,6 +1,7 @@
 """Traces of a fit: their files, their steps and their ranks."""
 
 import json
+import pickle
 import re
 from pathlib import Path
 
@@ -66,3 +67,7 @@ def test_mistakes_are_refused() -> None:
     ]
     with pytest.raises(trainer.ConfigurationError, match=r"ranks=\[0, 3\]: there are 1 ranks"):
         fit(Profile(ranks=[0, 3]), steps=1)
+
+
+def test_it_can_be_pickled_for_spawned_ranks() -> None:
+    assert pickle.loads(pickle.dumps(Profile(wait=2)))._schedule()(2).name == "WARMUP"  # noqa: S301

@@ -23,6 +23,7 @@ PAGES = {
     "plan": "Accuracy of plan",
     "pipeline": "Pipelines, measured",
     "scale": "Many ranks, measured",
+    "soak": "Random faults",
     "gpu": "GPUs",
     "design": "Design of the template",
     "contributing": "Contributing",

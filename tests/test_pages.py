@@ -374,6 +374,10 @@ def test_a_broken_link_ends_the_build(tmp_path: Path) -> None:
         build(project)
 
 
+def test_every_page_of_the_template_is_in_its_site() -> None:
+    assert {file.stem for file in ROOT.glob("docs/*.md")} <= set(template_site.PAGES)
+
+
 @pytest.mark.docs
 def test_the_template_s_pages_are_in_one_site_with_a_project_s(tmp_path: Path) -> None:
     project = render(tmp_path, hooks=True)
@@ -381,5 +385,4 @@ def test_the_template_s_pages_are_in_one_site_with_a_project_s(tmp_path: Path) -
     site = build(project)
     for name in template_site.PAGES:
         assert (site / "template" / f"{name}.html").is_file()
-    assert {file.stem for file in ROOT.glob("docs/*.md")} <= set(template_site.PAGES)
     assert from_network(site) == set()

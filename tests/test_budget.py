@@ -39,10 +39,10 @@ LINES = {
     "strategies/replicated": 616,
     "strategies/xla": 356,
     "tools/__init__.py": 6,
-    "tools/doctor": 661,
+    "tools/doctor": 660,
     "tools/isolated.py": 75,
-    "tools/plan": 795,
-    "tools/report": 574,
+    "tools/plan": 794,
+    "tools/report": 577,
     "tools/reproduce": 388,
     "trainer.py": 348,
 }

@@ -156,6 +156,6 @@ def test_the_tutorial_leads_from_data_to_a_prediction(tmp_path: Path) -> None:
         "PYTHONPATH": str(project / "src"),
     }
     page = project / "docs" / "tutorial.md"
-    assert tutorial.follow(page, project, ("files", "local"), environment) == 6
+    assert tutorial.follow(page, project, ("files", "local"), environment) == 8
     for left in ("widths.html", "runs/killed/last", "runs/two/exported-step-00000600.safetensors"):
         assert (project / left).exists()

@@ -29,6 +29,7 @@ import re
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -182,7 +183,10 @@ def follow(
                 if block.path:
                     (shell.folder / block.path).write_text(block.text, encoding="utf-8")
                 elif not block.language:
+                    started = time.monotonic()
                     printed = "".join(_commands(block.text, shell, venv))
+                    seconds = time.monotonic() - started
+                    print(f"{page.name}:{block.line}: {seconds:.0f} s", flush=True)
                 elif problem := differs(block.text, printed):
                     raise TutorialError(problem)
                 else:

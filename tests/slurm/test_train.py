@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,14 @@ def test_ranks_on_two_nodes_train_as_one_process(on_cluster: Project) -> None:
             f"rank-{rank}.log" for rank in (1, 2, 3)
         ]
     assert (tasks.run / "metrics.csv").read_bytes() == (torchrun.run / "metrics.csv").read_bytes()
+    # The record of a job is enough to run it again on as many nodes.
+    again = on_cluster.submit(
+        "train.sh", "reproduce", f"runs/{tasks.run.name}", "--at", "40", sbatch=NODES
+    )
+    assert again.finish(200) == "COMPLETED after 0 restarts", again.log
+    assert again.run != tasks.run
+    equal = r"reproduce: bit-equal: \d+ steps, 4 ranks, up to step 40;"
+    assert re.search(equal, again.log), again.log
     # Neither the ports that were told nor the outcomes are left.
     assert not list(on_cluster.folder.rglob(".rendezvous-*"))
     assert not list(on_cluster.folder.rglob(".outcome-*"))

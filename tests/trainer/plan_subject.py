@@ -1,4 +1,4 @@
-"""Modules that `plan` traces: one that fake tensors cannot, and one that never ends a step."""
+"""Modules that `plan` traces: two that fake tensors cannot, and one that never ends a step."""
 
 import threading
 from typing import Any
@@ -35,6 +35,19 @@ class WithNumpy(Net):
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         factor = float(batch[0].numpy().mean())
         return super().training_step(batch, batch_idx) * factor
+
+
+@torch.library.custom_op("plan_subject::mean", mutates_args=())
+def custom_mean(x: Tensor) -> Tensor:
+    """An operator that says nothing of the shapes of its results."""
+    return x.mean()
+
+
+class WithOperator(Net):
+    """Its step uses a custom operator, which has no kernel for fake tensors."""
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        return super().training_step(batch, batch_idx) * custom_mean(batch[0])
 
 
 class Endless(Net):

@@ -3,11 +3,14 @@
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from my_project_trainer.options.redaction import HIDDEN
+from my_project_trainer.run import record
 from my_project_trainer.run import repository as of_run
 from my_project_trainer.run.repository import commit
+from my_project_trainer.tools.reproduce import compare
 
 
 def git(*arguments: str, cwd: Path) -> str:
@@ -131,3 +134,37 @@ def test_without_git_the_image_tells_the_commit(tmp_path, monkeypatch, given, ex
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     monkeypatch.setenv("IMAGE_COMMIT", given)
     assert commit(tmp_path) == expected
+
+
+def test_all_that_changed_since_a_record_is_a_line(
+    tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = tmp_path / "project"
+    (project / "requirements").mkdir(parents=True)
+    lock, answers = project / "requirements" / "torch.txt", project / "pyproject.toml"
+    monkeypatch.setattr(record, "_PROJECT", project)
+
+    def here(image: str, locked: str, version: str) -> dict[str, Any]:
+        monkeypatch.setenv("IMAGE_COMMIT", image)
+        lock.write_text(locked)
+        answers.write_text(f'[tool.cookiecutter-distributed-torch]\nversion = "{version}"\n')
+        return record.here(repository)
+
+    before = here("a1", "torch==1\n", "0.1.0")
+    assert list(compare.differences(before, here("a1", "torch==1\n", "0.1.0"))) == []
+    (repository / "new.py").touch()
+    git("commit", "--quiet", "--message", "third", "--allow-empty", cwd=repository)
+    (repository / "file.dat").write_text("changed\n")
+    after = here("b2", "torch==2\n", "0.2.0")
+    found = list(compare.differences(before, after))
+    old, new = (each["git"]["commit"] for each in (before, after))
+    sums = [each["locks"]["torch.txt"] for each in (after, before)]
+    (changed,) = (line for line in found if line.startswith("diff: file.dat: changes "))
+    assert changed.endswith(", recorded none")
+    assert sorted({*found} - {changed}) == [
+        f"commit: {new}, recorded {old}",
+        "file: new.py: untracked, recorded none",
+        "image: commit: b2, recorded a1",
+        f"lock: torch.txt: {sums[0]}, recorded {sums[1]}",
+        "template: version: 0.2.0, recorded 0.1.0",
+    ]

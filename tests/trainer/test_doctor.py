@@ -2,11 +2,16 @@
 
 import json
 import re
+import resource
+import socket
 from functools import partial
+from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+from my_project_trainer import strategies
 from my_project_trainer.cli import command as cli
 from my_project_trainer.cli import configuration
 from my_project_trainer.cli.configuration import Work
@@ -102,7 +107,7 @@ def test_batchnorm_is_a_warning_with_several_replicas() -> None:
     [
         ("Raises", "fails", r"ValueError in doctor_subject.py:\d+: no such file: https://\S+"),
         ("Ends", "fails", "its process ended with exit code 7"),
-        ("Hangs", "warning", "it took longer than 3 s"),
+        ("Hangs", "unknown", "it took longer than 3 s"),
     ],
 )
 def test_a_check_that_fails_is_a_line(model: str, status: str, line: str) -> None:
@@ -163,6 +168,36 @@ def test_little_shared_memory_is_a_warning() -> None:
     assert machine.shared_memory(8 * 2**30).status == "ok"
 
 
+def test_few_open_files_are_a_warning() -> None:
+    def limited(files: int) -> Check:
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(files, most), most))
+        return [*machine._limits()][-1]
+
+    found = Child(partial(limited, 1024), 60.0).result()
+    assert (found.name, found.status) == ("limits", "warning")
+    assert found.found.startswith("1024 open files, ")
+    assert found.advice.startswith("ulimit -n 65536")
+
+
+def test_each_engine_is_named_with_its_strategies_or_its_command() -> None:
+    lines = [(each.found, each.advice) for each in machine._engines()]
+    for strategy in strategies.names():
+        for package, command in strategies.find(strategy).limits.packages.items():
+            is_there = find_spec(package) is not None
+            expected = f"{package} {metadata.version(package) if is_there else 'not installed'}, "
+            (found,) = [line for line in lines if line[0].startswith(expected)]
+            assert strategy in found[0].partition(", for ")[2].split(", ")
+            assert found[1] == ("" if is_there else command)
+
+
+def test_the_address_of_this_host_is_named() -> None:
+    (found,) = machine._network()
+    assert found.found.startswith(", ".join(name for _, name in socket.if_nameindex()))
+    assert f"; host name {socket.gethostname()}" in found.found
+    assert (found.status == "warning") == bool(found.advice)
+
+
 def test_a_folder_that_is_not_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.disk("runs", tmp_path / "new" / "runs", "X").status != "fails"
     monkeypatch.setattr(machine.os, "access", lambda *_: False)
@@ -218,10 +253,17 @@ def test_a_table_and_json_have_the_same_lines(
     lines = json.loads(capsys.readouterr().out)["checks"]
     assert [each["name"] for each in lines] == [line.split()[1] for line in table[:2]]
     assert table[1].split(maxsplit=2)[2] == "full -> free it"
-    assert table[-1] == "a fit can start: 0 fails, 1 warnings"
+    assert table[-1] == "a fit can start: 0 fails, 0 unknown, 1 warnings"
+    found.append(Check("step", "unknown", "not checked: it took longer than 180 s"))
+    assert doctor() == 1
+    counts = "0 fails, 1 unknown, 1 warnings\n"
+    assert capsys.readouterr().out.endswith(f"a fit may not start: {counts}")
+    assert doctor("--json") == 1
+    assert json.loads(capsys.readouterr().out)["can_start"] is None
     found.append(Check("all-reduce", "fails", "3 + 3 = 7"))
     assert doctor() == 1
-    assert capsys.readouterr().out.endswith("a fit cannot start: 1 fails, 1 warnings\n")
+    counts = "1 fails, 1 unknown, 1 warnings\n"
+    assert capsys.readouterr().out.endswith(f"a fit cannot start: {counts}")
 
 
 def test_all_errors_of_the_options_are_reported(capsys: pytest.CaptureFixture[str]) -> None:

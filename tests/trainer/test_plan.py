@@ -120,9 +120,10 @@ def test_all_mistakes_are_reported_at_once():
         assert line in error, error
 
 
-def test_what_fake_tensors_cannot_do_takes_real_steps():
+@pytest.mark.parametrize("model", ["WithNumpy", "WithOperator"])
+def test_what_fake_tensors_cannot_do_takes_real_steps(model: str):
     words = ["--devices", "2", "--memory", "4G", "--accelerator", "cpu", "--trainer.max_steps", "9"]
-    found = plan("--model", "plan_subject.WithNumpy", *words)
+    found = plan("--model", f"plan_subject.{model}", *words)
     assert any("two real steps of 1 and 2 samples" in note for note in found["notes"])
     width = 512
     assert found["facts"]["whole_model"]["gradients"] == 2 * (width * width + width) * 4

@@ -271,9 +271,31 @@ def test_long_logs_are_thinned_to_values_that_were_logged() -> None:
     assert set(kept) <= set(points)
     assert {points[0], points[-1], points[5_000]} <= set(kept)
     assert pages.thinned(points[:7], 7) == points[:7]
-    logs = {f"m{number}": points for number in range(60)}
-    total = sum(len(each["values"]) for each in pages.curves({"run": logs}))
-    assert total <= 20_000
+
+
+@pytest.mark.parametrize(
+    ("runs", "names", "steps", "length"),
+    [(2, 10, 5_000, 5), (2, 10, 5_000, 80), (1, 1_500, 20, 41), (30, 20, 500, 20)],
+)
+def test_a_page_of_much_is_below_two_megabytes(
+    tmp_path: Path, runs: int, names: int, steps: int, length: int
+) -> None:
+    logged = "".join(
+        f"{step},0,layers.0.attention/metric-{name},{math.sin(step) / 3!r}\n"
+        for step in range(steps)
+        for name in range(names)
+    )
+    folders = [tmp_path / f"{number:0{length}}" for number in range(runs)]
+    for folder in folders:
+        made(folder, metrics=logged)
+    page = written(*folders)
+    assert page.size < 2_000_000
+    shown = len([row for row in page.rows if row[0].startswith("last ")])
+    drawn = {(each["name"], each["step"]) for each in page.values}
+    assert {name for name, _ in drawn} == {folder.name for folder in folders}
+    assert {0, steps - 1} <= {step for _, step in drawn}
+    if shown < names:
+        assert f"{names - shown} more values are in the runs' CSV files." in page.text
 
 
 def test_fit_names_the_command_that_makes_it(

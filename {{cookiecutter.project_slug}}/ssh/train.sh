@@ -87,33 +87,45 @@ for index in "${!hosts[@]}"; do
     ) &
 done
 
-has_ended() { compgen -G "$dir/code-*" > /dev/null; } # one of them
+# These have no subshell: Ctrl-C ends the subshells of a terminal too, and what they tell would be missing.
+ended() { # NUMBER: whether so many hosts have
+    set -- "$1" "$dir"/code-*
+    [ -e "$2" ] && [ $(($# - 1)) -ge "$1" ]
+}
+
+# Set fact to a line of what a host has reported; fail if it has not.
+fact() { # INDEX NUMBER
+    local number
+    for ((number = 0; number < $2; number++)); do
+        IFS= read -r fact || { fact= && return 1; }
+    done < "$dir/facts-$1"
+}
 
 # Wait until each host has reported so many facts, or one has ended.
 facts() { # NUMBER
     local index
     for index in "${!hosts[@]}"; do
-        until [ "$(wc -l < "$dir/facts-$index")" -ge "$1" ]; do
-            if has_ended; then return; fi
-            sleep 0.2
-        done
+        until fact "$index" "$1" || ended 1; do sleep 0.2; done
     done
 }
 
-# The index of the host that has failed first; fail if none has.
+# Set first to the index of the host that has failed first; fail if none has.
 first_failed() {
-    local file
-    for file in $(has_ended && ls -tr "$dir"/code-*); do
-        if [ "$(< "$file")" != 0 ]; then echo "${file##*-}" && return; fi
+    local file own oldest=
+    for file in "$dir"/code-*; do
+        if [ -e "$file" ] && read -r own < "$file" && [ "$own" != 0 ] && { [ -z "$oldest" ] || [ "$file" -ot "$oldest" ]; }; then
+            oldest=$file code=$own
+        fi
     done
-    return 1
+    first=${oldest##*-}
+    [ -n "$first" ]
 }
 
 wrong=() is_shared=yes
 facts 1
 read -r code0 versions0 < "$dir/facts-0"
 for index in "${!hosts[@]}"; do
-    if has_ended; then break; fi
+    if ended 1; then break; fi
     read -r code versions < "$dir/facts-$index"
     [ "$code" = "$code0" ] ||
         wrong+=("${hosts[index]} has other files in src, configs or requirements than ${hosts[0]}: copy the folder")
@@ -125,9 +137,9 @@ if [ -z "$signal" ]; then
     order look
     facts 2
 fi
-for index in "${!hosts[@]}"; do [ "$(sed -n 2p "$dir/facts-$index")" = shared ] || is_shared=; done
+for index in "${!hosts[@]}"; do fact "$index" 2 && [ "$fact" = shared ] || is_shared=; done
 address=${MASTER_ADDR:-$("${ssh[@]}" -TG "${hosts[0]}" | sed -n 's/^hostname //p')}
-if [ -z "$signal" ] && ! has_ended; then
+if [ -z "$signal" ] && ! ended 1; then
     [ -n "$is_shared" ] || echo "train.sh: note: the hosts do not share runs/: a restart does not resume, and each host has only its shards of a sharded checkpoint" >&2
     order go "$address" "${MASTER_PORT:-${versions0##* }}" "${is_shared:-no}"
     if [ -n "$signal" ]; then order stop; fi # it came while this was written
@@ -135,15 +147,14 @@ fi
 
 # Wait for all. The first that fails ends the others, which would wait for it in vain.
 first=
-while [ "$(compgen -G "$dir/code-*" | wc -l)" -lt "$nodes" ]; do
-    if [ -z "$first" ] && first=$(first_failed) && [ -z "$signal" ]; then order end; fi
+until ended "$nodes"; do
+    if [ -z "$first" ] && first_failed && [ -z "$signal" ]; then order end; fi
     sleep 0.2
 done
-[ -n "$first" ] || first=$(first_failed) || exit 0
-code=$(< "$dir/code-$first")
+[ -n "$first" ] || first_failed || exit 0
 # How the run ended, as the host says that failed first, or else another one: exit codes do not say.
 outcome=
-for index in "$first" "${!hosts[@]}"; do outcome=${outcome:-$(sed -n 3p "$dir/facts-$index")}; done
+for index in "$first" "${!hosts[@]}"; do fact "$index" 3 && outcome=${outcome:-$fact}; done
 if [ "$code" = 255 ]; then outcome=${outcome:-ssh has lost it, or has not reached it}; fi
 echo "train.sh: ${hosts[first]} ended with exit code $code${outcome:+: $outcome}" >&2
 case $outcome in

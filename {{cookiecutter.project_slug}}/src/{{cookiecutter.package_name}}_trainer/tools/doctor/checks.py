@@ -4,7 +4,8 @@ import json
 import os
 import subprocess
 import traceback
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -18,13 +19,13 @@ from ...options import redaction
 from ..isolated import Child, Exhausted
 from .waits import LIBRARIES
 
-Status = Literal["ok", "warning", "fails"]
+Status = Literal["ok", "warning", "unknown", "fails"]
 Find = Callable[[], Iterable["Check"]]
 _NEEDED = ("step", "all-reduce")  # without which a ``fit`` cannot start
 
 
 class Check(NamedTuple):
-    """A line of the result; ``fails``: a ``fit`` cannot start; ``advice``: what to do about it."""
+    """A line of the result; ``fails``: a ``fit`` cannot start; ``unknown``: perhaps it cannot."""
 
     name: str
     status: Status
@@ -37,19 +38,20 @@ class Check(NamedTuple):
         return cls(name, "ok", found) if is_good else cls(name, "warning", found, advice)
 
 
-def report(found: Iterable[Check], is_json: bool) -> str:
-    """Format lines as a table; or as JSON, with ``can_start`` and the same lines as ``checks``."""
+def report(found: Sequence[Check], is_json: bool) -> str:
+    """Format lines as a table; or as JSON: ``can_start``, null if unknown, and ``checks``."""
     lines = [Check._make(" ".join(redaction.message(x).split()) for x in each) for each in found]
-    fails, warnings = (sum(each.status == kind for each in lines) for kind in ("fails", "warning"))
+    of = Counter(each.status for each in found)
+    start = False if of["fails"] else None if of["unknown"] else True
     if is_json:
-        checks = [each._asdict() for each in lines]
-        return json.dumps({"can_start": not fails, "checks": checks}, indent=2)
+        return json.dumps({"can_start": start, "checks": [x._asdict() for x in lines]}, indent=2)
     table = [
         f"{each.status:9}{each.name:19}{each.found}{each.advice and f' -> {each.advice}'}\n"
         for each in lines
     ]
-    start = "cannot start" if fails else "can start"
-    return f"{''.join(table)}\na fit {start}: {fails} fails, {warnings} warnings"
+    verb = {True: "can", False: "cannot", None: "may not"}[start]
+    counts = f"{of['fails']} fails, {of['unknown']} unknown, {of['warning']} warnings"
+    return f"{''.join(table)}\na fit {verb} start: {counts}"
 
 
 def run(name: str, check: Find, seconds: float, how: str = "fork") -> list[Check]:
@@ -60,9 +62,9 @@ def run(name: str, check: Find, seconds: float, how: str = "fork") -> list[Check
     try:
         return Child(partial(_listed, check, how), seconds, how).result()
     except UserError as error:
-        fails = name in _NEEDED and not isinstance(error, Exhausted)
+        failed: Status = "unknown" if isinstance(error, Exhausted) else "fails"
         found = f"not checked: {'; '.join(error.problems)}"
-        return [Check(name, "fails" if fails else "warning", found)]
+        return [Check(name, failed if name in _NEEDED else "warning", found)]
 
 
 def _listed(check: Find, how: str) -> list[Check]:

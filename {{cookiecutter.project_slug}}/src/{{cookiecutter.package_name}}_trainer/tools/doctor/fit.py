@@ -232,8 +232,7 @@ def _is_fed(workers: int, batch: float, step: float) -> bool:
 def suggest(given: int, measured: dict[int, float], step: float, device: str) -> Check:
     """Suggest the smallest number of workers that keeps a step fed, or else the fastest.
 
-    ``given``: workers of the loader. ``measured``: seconds for a batch by number of workers.
-    ``step``: seconds for a step, on a type of device.
+    ``given``: the loader's; ``measured``: seconds of a batch, by workers; ``step``: its seconds.
     """
     times = ", ".join(f"{1e3 * each:.3g} ms with {number}" for number, each in measured.items())
     found = f"a step takes {1e3 * step:.3g} ms on {device}, a batch {times} workers; it has {given}"

@@ -75,11 +75,9 @@ class Waits(TorchDispatchMode):
             return
         for frame, line in traceback.walk_stack(inspect.currentframe()):
             file = frame.f_code.co_filename
-            is_own = file.startswith(self._owner)
-            if is_own or not file.startswith(LIBRARIES):
+            if file.startswith(self._owner) or not file.startswith(LIBRARIES):
                 text = linecache.getline(file, line).strip()
-                shown = files.shown(Path(file), Path.cwd())
-                self.found[f"{shown}:{line}: {text}"].add(self.batch)
+                self.found[f"{files.shown(Path(file), Path.cwd())}:{line}: {text}"].add(self.batch)
                 return
             if file.startswith(_TRAINER) and file != __file__:
                 return

@@ -7,8 +7,10 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import cache
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader
@@ -22,8 +24,8 @@ _FOLDER = Path(__file__).parent
 # Of run.json; the rest stays there.
 _COMPARED = ("git.commit", "image.", "locks.", "packages.", "versions.", "hosts")
 _LONGEST = 400
-# Points of all curves together, which keeps the page small; and of one of them.
-_MOST_POINTS, _MOST_OF_ONE = 20_000, 1_000
+# They keep the page below 2 MB: curves, bytes of all points, points of a curve, rows of tables.
+_MOST_CURVES, _MOST_BYTES, _MOST_OF_ONE, _MOST_ROWS = 400, 600_000, 1_000, 2_000
 
 Plot = dict[str, Any]
 """Drawn by ``page.js`` with Vega-Lite, shown as a table by ``page.html``: ``title``; ``kind``: a
@@ -32,11 +34,13 @@ key of ``specs`` in ``page.js``; ``domain``: what colors tell apart; ``values``.
 
 def written(runs: Sequence[Run]) -> str:
     """The page of runs, as HTML; all values are escaped."""
-    drawn = {
-        "Metrics": curves({run.name: run.metrics for run in runs}),
-        "Speed, memory and use": curves({run.name: run.speed for run in runs}),
-        "Where the time goes": _times(runs),
+    logs = {
+        "Metrics": {run.name: run.metrics for run in runs},
+        "Speed, memory and use": {run.name: run.speed for run in runs},
     }
+    drawn = {title: curves(each) for title, each in logs.items()}
+    left = {title: len({*chain(*logs[title].values())}) - len(drawn[title]) for title in logs}
+    drawn["Where the time goes"] = _times(runs)
     # In strings, the escape means the same, and a script may not contain the end of its element.
     ends, own = re.compile(r"<(?=/script|!--)", re.IGNORECASE), _FOLDER / "page.js"
     scripts = [ends.sub(r"\\x3c", each) for each in (_library(), own.read_text("utf-8"))]
@@ -50,6 +54,8 @@ def written(runs: Sequence[Run]) -> str:
         runs=[(run, run.spent, checks.check(run)) for run in runs],
         differences=_differences(runs),
         drawn=drawn,
+        left=left,
+        rows=min(36, _MOST_ROWS // max(1, sum(map(len, drawn.values())))),
         scripts=scripts,
         hashes=hashes,
     )
@@ -64,11 +70,13 @@ def _library() -> str:
 
 
 def curves(logs: Mapping[str, Series]) -> list[Plot]:
-    """One plot for each name of a value, with a curve for each run that has it."""
-    total = sum(len(log) for log in logs.values())
-    most = min(_MOST_OF_ONE, max(20, _MOST_POINTS // max(1, total)))
+    """One plot for each name of a value, with a curve for each run; of many names the first."""
+    names = list(dict.fromkeys(chain(*logs.values())))[: max(20, _MOST_CURVES // len(logs))]
+    total = sum(name in log for log in logs.values() for name in names)
+    points = _MOST_BYTES // (50 + max(map(len, logs)))
+    most = min(_MOST_OF_ONE, max(4, points // max(1, total)))
     made = []
-    for metric in dict.fromkeys(name for log in logs.values() for name in log):
+    for metric in names:
         values = [
             # JSON has neither infinity nor NaN.
             {"name": run, "step": step, "value": value if math.isfinite(value) else None}
@@ -96,7 +104,7 @@ def _times(runs: Sequence[Run]) -> list[Plot]:
     walls = {run.name: run.spent._asdict() for run in runs if run.spent.wall}
     ranks = {
         f"rank {trace.rank}{f' of {run.name}' * (len(runs) > 1)}": {
-            name: trace.mean(name) * 1e3 for name in CATEGORIES
+            name: fmean(each.seconds[name] for each in trace.steps) * 1e3 for name in CATEGORIES
         }
         for run in runs
         for trace in run.traces

@@ -3,7 +3,6 @@
 import gzip
 import json
 import re
-import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,10 +64,6 @@ class Trace(NamedTuple):
 
     rank: int
     steps: list[Step]
-
-    def mean(self, category: str) -> float:
-        """Mean seconds of a category in a step."""
-        return statistics.fmean(each.seconds[category] for each in self.steps)
 
 
 def read_traces(directory: Path, notes: list[str]) -> list[Trace]:

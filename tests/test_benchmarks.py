@@ -54,7 +54,7 @@ def paragraphs(script: Path) -> Iterator[str]:
                 yield re.sub(r"\{[^{}]*\}", "\0", node.value.value)
         elif isinstance(node, ast.FunctionDef) and node.name == "markdown":
             texts = [each.value for each in ast.walk(node) if isinstance(each, ast.Constant)]
-            yield from (each for each in texts if "do not edit" in str(each))
+            yield from (each for each in map(str, texts) if "do not edit" in each)
 
 
 @pytest.mark.parametrize(

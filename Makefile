@@ -47,7 +47,7 @@ TRAINER_TESTS = RENDERED_PROJECT=build/test/my-project $(PROJECT_VENV)/bin/pytho
 	--numprocesses $(WORKERS) --dist loadfile --durations 10
 
 .DEFAULT_GOAL := help
-.PHONY: help demo project tutorial test test-template test-trainer test-capabilities test-engines renders test-slow conformance test-xla test-gpu gpu-project gpu-tools bench-gpu soak docker slurm ssh horovod engines models lint format bench bench-memory bench-plan bench-pipeline bench-checkpoints docs docs-screenshots lock clean tables docs-tools test-docs bench-scale soak-long
+.PHONY: help demo project tutorial test test-template test-trainer test-capabilities test-engines renders test-slow conformance test-xla test-gpu gpu-project gpu-tools bench-gpu soak docker slurm ssh horovod engines models lint format bench bench-memory bench-plan bench-pipeline bench-checkpoints docs docs-serve docs-screenshots lock clean tables docs-tools test-docs bench-scale soak-long
 
 help:  ## list these commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -248,11 +248,13 @@ tables: $(TOOLS)  ## update the generated parts of the docs: options, maps of th
 
 # Renders, here and in tests, share one environment with MkDocs.
 DOCS_VENV := $(CURDIR)/build/docs-venv
-docs: $(TOOLS)  ## build the pages of a rendered project and of the template as one site, build/site; a broken link is an error
+docs:  ## build the pages of a rendered project and of the template as one site, build/site; a broken link is an error
+docs-serve:  ## show this site at http://127.0.0.1:8000; it is a copy: call it again after a change
+docs docs-serve: $(TOOLS)
 	rm -rf build/docs
 	$(RENDER) build/docs
 	$(BIN)/python tests/template_site.py build/docs/my-project
-	$(IN_PROJECT) build/docs/my-project docs DOCS_VENV=$(DOCS_VENV) SITE=$(CURDIR)/build/site
+	$(IN_PROJECT) build/docs/my-project $@ DOCS_VENV=$(DOCS_VENV) SITE=$(CURDIR)/build/site
 
 docs-tools: $(TOOLS)  ## install MkDocs into build/docs-venv
 	rm -rf build/docs

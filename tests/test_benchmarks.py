@@ -1,10 +1,13 @@
-"""What the benchmarks refuse before they measure."""
+"""What the benchmarks refuse before they measure, and the pages that they write."""
 
 from __future__ import annotations
 
+import ast
 import importlib
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +44,33 @@ def test_all_benchmarks_check_their_folder() -> None:
     for script in ("run.py", "memory.py", "pipeline.py", "scale.py"):
         text = (BENCHMARKS / script).read_text(encoding="utf-8")
         assert text.count('parser.add_argument("--out", type=writable, default=') == 1
+
+
+def paragraphs(script: Path) -> Iterator[str]:
+    """Yield the texts of a script that writes a page: its constants, and what `markdown` says."""
+    for node in ast.parse(script.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+            if isinstance(node.value.value, str):
+                yield re.sub(r"\{[^{}]*\}", "\0", node.value.value)
+        elif isinstance(node, ast.FunctionDef) and node.name == "markdown":
+            texts = [each.value for each in ast.walk(node) if isinstance(each, ast.Constant)]
+            yield from (each for each in map(str, texts) if "do not edit" in each)
+
+
+@pytest.mark.parametrize(
+    ("script", "page"),
+    [
+        *[("report", "benchmarks"), ("memory_report", "memory"), ("pipeline_report", "pipeline")],
+        *[("checkpoint_report", "checkpoints"), ("scale_report", "scale")],
+    ],
+)
+def test_a_page_says_what_its_script_writes(script: str, page: str) -> None:
+    """Both are changed together; numbers are those of the last run."""
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    found = list(paragraphs(BENCHMARKS / f"{script}.py"))
+    assert len(found) >= 2
+    for each in found:
+        assert re.search(re.escape(each).replace("\x00", ".+"), text), each
 
 
 def test_the_gpu_benchmark_refuses_a_page_before_it_measures(tmp_path: Path) -> None:

@@ -96,6 +96,38 @@ def test_one_command_deletes_all_examples(rendered: Path, tmp_path: Path) -> Non
     assert lint_python(project) == ""
 
 
+@pytest.mark.parametrize("places", [{}, {"editor": "vscode", "other_launchers": "all"}])
+def test_the_page_names_each_file_that_names_a_deleted_one(
+    tmp_path: Path, answers: dict[str, str], places: dict[str, str]
+) -> None:
+    project = render(tmp_path, answers | places, hooks=True)
+    before = tree(project)
+    delete_examples(project)
+    left = tree(project)
+    deleted = before - left
+    deleted |= {
+        name.removeprefix("src/").removesuffix(".py").replace("/", ".")
+        for name in deleted
+        if name.startswith("src/")
+    }
+    a_deleted_one = re.compile(rf"(?<![\w/.-])({'|'.join(map(re.escape, deleted))})(?!\w)")
+    found = {
+        name
+        for name in left
+        if (project / name).is_file()
+        and a_deleted_one.search((project / name).read_text("utf-8", errors="replace"))
+    }
+    page = (project / "docs" / "how-to" / "delete-examples.md").read_text("utf-8")
+    said = set(re.findall(r"`([\w./-]+)`", page.split("```")[2])) & left
+    elsewhere = {name for name in found if not name.startswith("docs/")}
+    assert elsewhere == said - {"mkdocs.yml", "docs/how-to/examples.md"}
+    assert "`docs/`" in page
+    for name in elsewhere - {"README.md"}:  # rows of the table, and others: comments only
+        lines = (project / name).read_text("utf-8").splitlines()
+        names_one = [line for line in lines if a_deleted_one.search(line)]
+        assert f"| `{name}`" in page or f", `{name}` |" in page or all("#" in n for n in names_one)
+
+
 def in_project(project: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
     """Run a module by the project's Python."""
     if not PYTHON.exists():

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import urllib.parse
 from pathlib import Path
 
 import conformance_tables
+import lock
 import pages
 import pytest
 import terminal_pictures
@@ -63,12 +65,29 @@ def test_its_numbers_are_those_of_the_evidence() -> None:
         assert float(said) == pytest.approx(float(more) / 1000, abs=0.005)
 
 
+def test_its_badges_say_what_the_files_say() -> None:
+    badge = r"!\[(\w+): ([^\]]+)\]\(https://img\.shields\.io/badge/(\w+)-([^)-]+)-blue\)"
+    found = re.findall(badge, README)
+    assert len(found) == README.count("shields.io")
+    for name, value, drawn_name, drawn in found:
+        assert (name, value) == (drawn_name, urllib.parse.unquote(drawn))
+    assert (ROOT / "LICENSE").read_text(encoding="utf-8").startswith("MIT License\n")
+    project = (TEMPLATE / "pyproject.toml").read_text(encoding="utf-8")
+    assert f'requires-python = ">={lock.PYTHONS[0]}"' in project
+    (torch,) = re.findall(r'"torch>=([\d.]+)"', project)
+    assert [(name, value) for name, value, *_ in found] == [
+        ("License", "MIT"),
+        ("Python", f"{lock.PYTHONS[0]} to {lock.PYTHONS[-1]}"),
+        ("PyTorch", f"{torch} or newer"),
+    ]
+
+
 @pytest.mark.parametrize(
     "page", [ROOT / "README.md", TEMPLATE / "README.md"], ids=["own", "render"]
 )
 def test_its_pictures_are_there_and_small(page: Path) -> None:
     text = page.read_text(encoding="utf-8").replace("%7B%7Bcookiecutter.project_slug%7D%7D", "*")
-    names = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", text)
+    names = re.findall(r"!\[[^\]]+\]\((?!https:)([^)]+)\)", text)
     names += re.findall(r'<img alt="[^"]+"[^>]*src="([^"]+)"', text)
     assert len(names) == 2
     for name in names:

@@ -5,49 +5,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, gelu
+from torch.nn.functional import cross_entropy
+from torch.optim.lr_scheduler import LinearLR
 
 from my_project_trainer import TrainingModule, UserError, sequence
 
+from .transformer import Block
+
 _VOCABULARY = 256
-
-
-class Attention(nn.Module):
-    """Causal self-attention over (batch, time, width)."""
-
-    def __init__(self, width: int, heads: int, dropout: float) -> None:
-        super().__init__()
-        self.heads = heads
-        self.dropout = dropout
-        self.inputs = nn.Linear(width, 3 * width)
-        self.output = nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Let each position attend to itself and earlier positions."""
-        # Heads are the outer dimension, and so may be sharded: a process may have some of them.
-        parts = self.inputs(x).unflatten(2, (-1, 3, x.shape[2] // self.heads))
-        query, key, value = parts.transpose(1, 2).unbind(dim=3)
-        dropout = self.dropout if self.training else 0.0
-        mixed = sequence.attention(query, key, value, dropout_p=dropout, is_causal=True)
-        output: Tensor = self.output(mixed.transpose(1, 2).flatten(start_dim=2))
-        return output
-
-
-class Block(nn.Module):
-    """Attention and a feed-forward layer, each with pre-normalization and a residual connection."""
-
-    def __init__(self, width: int, heads: int, dropout: float) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attention = Attention(width, heads, dropout)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply the block to (batch, time, width)."""
-        x = x + self.dropout(self.attention(self.norm1(x)))
-        output: Tensor = x + self.dropout(self.down(gelu(self.up(self.norm2(x)))))
-        return output
 
 
 class LanguageModel(TrainingModule):
@@ -78,10 +43,8 @@ class LanguageModel(TrainingModule):
         weight_decay: float = 0.1,
     ) -> None:
         super().__init__()
-        self.heads = heads
-        self.learning_rate = learning_rate
-        self.warmup_steps = warmup_steps
-        self.weight_decay = weight_decay
+        self.heads, self.learning_rate = heads, learning_rate
+        self.warmup_steps, self.weight_decay = warmup_steps, weight_decay
         self.example_input_array = torch.zeros(1, context, dtype=torch.int64)
         self.bytes = nn.Embedding(_VOCABULARY, width)
         self.positions = nn.Embedding(context, width)
@@ -137,8 +100,7 @@ class LanguageModel(TrainingModule):
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         tokens, positions = sequence.split(tokens, 1), sequence.split(positions, 0)
         x = self.bytes(tokens) + self.positions(positions)
-        logits: Tensor = self.head(self.norm(self.blocks(x)))
-        return logits
+        return self.head(self.norm(self.blocks(x)))  # type: ignore[no-any-return]
 
     def count_tokens(self, batch: Tensor) -> int:
         """Count the bytes that are predicted."""
@@ -173,9 +135,7 @@ class LanguageModel(TrainingModule):
             {"params": vectors, "weight_decay": 0.0},
         ]
         optimizer = torch.optim.AdamW(groups, lr=self.learning_rate, betas=(0.9, 0.95), fused=True)
-        warmup = torch.optim.lr_scheduler.LinearLR(
-            optimizer, start_factor=1 / max(self.warmup_steps, 1), total_iters=self.warmup_steps
-        )
+        warmup = LinearLR(optimizer, 1 / max(self.warmup_steps, 1), total_iters=self.warmup_steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": warmup, "interval": "step"}}
 
     def _loss(self, batch: Tensor) -> Tensor:

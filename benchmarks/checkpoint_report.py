@@ -52,8 +52,8 @@ def markdown(found: Found) -> str:
     """The page."""
     ranks, job = len(found.by_rank), found.large
     share = job.parameters / ranks / 2**20
-    size = f"{job.parameters / 1e9:.2g} billion" if job.parameters >= 1e9 else ""
-    size = size or f"{job.parameters / 1e6:.3g} million"
+    is_large = job.parameters > 9.99e8  # a square width is seldom a round number
+    size = f"{job.parameters / (1e9 if is_large else 1e6):.3g} {'b' if is_large else 'm'}illion"
     opening = [each["open"]["seconds"] for each in found.of_many[0]]
     opening_cpu = [each["open"]["cpu"] for each in found.of_many[0]]
     return "\n\n".join(
@@ -86,9 +86,7 @@ def markdown(found: Found) -> str:
 
 def _table(by_rank: list[Rounds]) -> str:
     rows = ["| | s | ratio | CPU s | ratio | peak memory, MiB |", "|---|---|---|---|---|---|"]
-    for what in by_rank[0][0]:
-        if what == "open":
-            continue
+    for what in sorted(by_rank[0][0].keys() - {"open", "round"}, key=_place):
         cells = [spread(_most(by_rank, what, "seconds"), 2), "", "", "", ""]
         if what != "verify":
             cells[2] = spread(_most(by_rank, what, "cpu"), 2)
@@ -97,6 +95,11 @@ def _table(by_rank: list[Rounds]) -> str:
             cells[1], cells[3] = _ratio(by_rank, what, "seconds"), _ratio(by_rank, what, "cpu")
         rows.append(f"| {what} | {' | '.join(cells)} |")
     return "\n".join(rows)
+
+
+def _place(what: str) -> tuple[bool, bool, str]:
+    """Saves come first, and of these the trainer's."""
+    return not what.startswith("save"), "torch" in what, what
 
 
 def _most(by_rank: list[Rounds], what: str, kind: str) -> list[float]:

@@ -66,6 +66,41 @@ def test_a_rank_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
             rank.wait()
 
 
+# The first rank has saved as soon as the second does, which takes long.
+SAVES = """
+import sys, time
+open(sys.argv[1], "w").close()
+time.sleep(float(sys.argv[2]))
+sys.exit(128 + 15)
+"""
+SAVED = FAILS.replace("exit(3)", "exit(128 + 15)")
+
+
+@pytest.mark.parametrize(("takes", "given", "code"), [(25, "1", -15), (2, "25", 143)])
+def test_a_rank_has_its_time_to_save_after_the_others_have_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, takes: float, given: str, code: int
+) -> None:
+    monkeypatch.setenv("TRAINER_SAVE_SECONDS", given)
+    ranks: list[subprocess.Popen[bytes]] = []
+
+    def begin() -> list[subprocess.Popen[bytes]]:
+        for text in (SAVED, SAVES):
+            command = [sys.executable, "-S", "-c", text, str(tmp_path / "saves"), str(takes)]
+            ranks.append(subprocess.Popen(command, process_group=0))
+        return ranks
+
+    try:
+        failure = Watcher(begin, "fork", Place(2, tmp_path)).watch()
+        assert failure is not None
+        assert failure.code == 143
+        assert [rank.poll() for rank in ranks] == [143, code]
+    finally:
+        for rank in ranks:
+            if rank.poll() is None:
+                rank.kill()
+            rank.wait()
+
+
 @pytest.mark.parametrize("own", [None, "7"])
 def test_ranks_share_the_cores_unless_omp_num_threads_is_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str | None

@@ -23,6 +23,10 @@ _POLL_SECONDS = 0.05
 _PREEMPTED = {128 + number for number in signals.SIGNALS}
 
 
+def _save_seconds() -> float:
+    return float(os.environ.get(SAVE_SECONDS) or _DEFAULT_SAVE_SECONDS)
+
+
 class Rank(Protocol):
     """A started process; the id of its process group is its own."""
 
@@ -135,8 +139,7 @@ class Watcher:
         if number == signal.SIGHUP:
             signals.redirect_lost_terminal()
         self._forwarded_signal = number
-        seconds = float(os.environ.get(SAVE_SECONDS) or _DEFAULT_SAVE_SECONDS)
-        self._deadline = min(self._deadline, time.monotonic() + seconds)
+        self._deadline = min(self._deadline, time.monotonic() + _save_seconds())
         for index, rank in self._running().items():
             # Not the process group: loader workers are still needed. A rank that is still
             # importing has nothing to save, and would print a traceback on SIGINT.
@@ -150,8 +153,9 @@ class Watcher:
         if codes <= {0}:
             return None
         if self._forwarded_signal is not None or _PREEMPTED & codes:
-            # Ranks that have saved end together. After SIGINT there is nothing else to wait for.
-            seconds = self._grace if self._forwarded_signal == signal.SIGINT else 30.0
+            # One that uploads may end later. After SIGINT there is nothing else to wait for.
+            is_interrupted = self._forwarded_signal == signal.SIGINT
+            seconds = self._grace if is_interrupted else _save_seconds()
             self._wait_all(min(seconds, self._deadline - time.monotonic()))
             ended_by = self._ended_by()
             if ended_by == signal.SIGINT:

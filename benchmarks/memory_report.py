@@ -12,7 +12,7 @@ from xml.sax.saxutils import escape
 
 from memory_entries import Entry
 from memory_subject import CONTEXT, Size
-from report import spread, wrapped
+from report import spread, svg, wrapped
 
 Found = dict[int, dict[str, list[dict[str, float]]]]  # ranks, entry, round, reading
 
@@ -177,13 +177,5 @@ def plot(found: Found, entries: list[Entry]) -> str:
             f"{steady:.0f}, peak {peak:.0f} MiB</text>",
         ]
     total = 44 + len(shown) * height
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="800" height="{total}" '
-            f'viewBox="0 0 800 {total}" font-family="sans-serif" font-size="13">',
-            f'<rect width="800" height="{total}" fill="white"/>',
-            f'<text x="{left}" y="20">Memory of a rank above its base, {max(found)} ranks</text>',
-            *lines,
-            "</svg>\n",
-        ]
-    )
+    title = f'<text x="{left}" y="20">Memory of a rank above its base, {max(found)} ranks</text>'
+    return svg(800, total, [title, *lines])

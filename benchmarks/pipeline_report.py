@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+from report import svg
+
 # A process may wait this much longer than in theory, and a stage be this large beside the model.
 LONGEST, LARGEST = 1.15, 0.40
 COLORS = {
@@ -135,15 +137,7 @@ def plot(waits: list[Wait]) -> str:
         lines += _panel(own, LEFT + index * (WIDTH + BETWEEN))
     width = LEFT + len(panels) * (WIDTH + BETWEEN)
     total = TOP + HEIGHT + 60
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{total}" '
-            f'viewBox="0 0 {width} {total}" font-family="sans-serif" font-size="13">',
-            f'<rect width="{width}" height="{total}" fill="white"/>',
-            *lines,
-            "</svg>\n",
-        ]
-    )
+    return svg(width, total, lines)
 
 
 def _legend(schedules: Iterable[str]) -> Iterator[str]:

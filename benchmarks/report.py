@@ -6,7 +6,7 @@ import datetime
 import os
 import platform
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.metadata import version
 from statistics import median
 from xml.sax.saxutils import escape
@@ -144,6 +144,14 @@ def wrapped(text: str) -> str:
     return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
 
 
+def svg(width: int, height: int, lines: Iterable[str]) -> str:
+    """Return a picture of these elements on white."""
+    size = f'width="{width}" height="{height}"'
+    box = f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="13"'
+    start = f'<svg xmlns="http://www.w3.org/2000/svg" {size} {box}>'
+    return "\n".join([start, f'<rect {size} fill="white"/>', *lines, "</svg>\n"])
+
+
 def plot(rounds: Rounds) -> str:
     """Bars of the time per step of the MLP more than the hand-written loop's, as an SVG."""
     # Without matplotlib: Lightning imports it if it is installed, which would count against it.
@@ -166,12 +174,4 @@ def plot(rounds: Rounds) -> str:
             f'<text x="{left + width + 6:.1f}" y="{y + 14}">{value:+.0f} µs</text>',
         ]
     total = 20 + len(above) * height
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="800" height="{total}" '
-            f'viewBox="0 0 800 {total}" font-family="sans-serif" font-size="13">',
-            f'<rect width="800" height="{total}" fill="white"/>',
-            *lines,
-            "</svg>\n",
-        ]
-    )
+    return svg(800, total, lines)

@@ -12,6 +12,7 @@ from html import escape
 
 import torch
 
+from report import svg
 from scale_order import BATCH, Order
 
 # A quantity that grows with more than this power of the ranks grows faster than linearly.
@@ -244,15 +245,7 @@ def plot(found: list[Found]) -> str:
     for index, (title, read) in enumerate(PANELS.items()):
         lines += _panel(groups, title, read, LEFT + index * (WIDTH + BETWEEN))
     width, total = LEFT + len(PANELS) * (WIDTH + BETWEEN), TOP + HEIGHT + 60
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{total}" '
-            f'viewBox="0 0 {width} {total}" font-family="sans-serif" font-size="13">',
-            f'<rect width="{width}" height="{total}" fill="white"/>',
-            *lines,
-            "</svg>\n",
-        ]
-    )
+    return svg(width, total, lines)
 
 
 def _legend(groups: Iterable[str]) -> Iterator[str]:

@@ -4,11 +4,12 @@ import os
 import re
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from my_project_trainer.cli import configuration
 from my_project_trainer.errors import ConfigurationError
-from tests.project import ROOT
+from tests.project import PACKAGE, ROOT, run
 
 PAGES = [*sorted(ROOT.glob("docs/**/*.md")), ROOT / "README.md"]
 # Of files that a user has: a run, a class, weights, a text.
@@ -55,6 +56,26 @@ def test_commands_on_the_pages_are_accepted() -> None:
             if not MISSING.search(str(error)):
                 wrong.append(f"{page}: {shlex.join(words)}: {error}")
     assert wrong == []
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+@pytest.mark.timeout(1800)
+def test_commands_on_the_pages_run(tmp_path: Path) -> None:
+    """Each of them, for some steps on the CPU."""
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    short = ["--trainer.accelerator", "cpu", "--trainer.max_steps", "3"]
+    short += ["--trainer.limit_val_batches", "1", "--trainer.loggers", "[]"]
+    failed, count = [], 0
+    for words in dict.fromkeys(tuple(words) for _, words in commands()):
+        done = run(["-m", PACKAGE, *words, *short], cwd=tmp_path, timeout=300)
+        if done.returncode == 2 and MISSING.search(done.stderr):
+            continue
+        count += 1
+        if done.returncode != 0:
+            failed.append(f"{shlex.join(words)}: {done.stderr[-2000:]}")
+    assert failed == []
+    assert count > 20
 
 
 def test_code_on_the_pages_is_python() -> None:

@@ -23,17 +23,21 @@ class Fails(classifier.ImageClassifier):
     Args:
         fault: what happens, by the name of a function of this file.
         rank: on which.
-        step: in which.
+        step: in which batch.
         late: a rank that comes 12 s later to that step.
+        epoch: of that batch.
     """
 
-    def __init__(self, fault: str, rank: int = 1, step: int = 2, late: int | None = None) -> None:
+    def __init__(
+        self, fault: str, rank: int = 1, step: int = 2, late: int | None = None, epoch: int = 0
+    ) -> None:
         super().__init__()
         self.fault, self.rank, self.step, self.late = fault, rank, step, late
+        self.epoch = epoch
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         Path(f"rank-{self.global_rank}").write_text(str(os.getpid()))
-        if batch_idx == self.step:
+        if (self.current_epoch, batch_idx) == (self.epoch, self.step):
             if self.global_rank == self.late:
                 time.sleep(12)
             if self.global_rank == self.rank:

@@ -93,6 +93,22 @@ def test_a_rank_ends_though_that_with_the_store_is_stopped(tmp_path: Path) -> No
     assert all(each.startswith("  File ") for each in stack), done.stderr
 
 
+@pytest.mark.slow
+def test_a_rank_without_a_launcher_ends_itself_in_the_first_batch_of_an_epoch(
+    tmp_path: Path,
+) -> None:
+    model = ["--model", "fault_subject.Fails", "--model.fault", "loops", "--model.rank", "0"]
+    model += ["--model.step", "0", "--model.epoch", "1", "--trainer.max_epochs", "2"]
+    options = ["--trainer.strategy_options", "{timeout_seconds: 3}", "--trainer.devices", "1"]
+    short = ["--trainer.limit_train_batches", "2", "--trainer.global_batch_size", "16"]
+    first, second = on_two_nodes(tmp_path, *model, *options, *short, NNODES="2")
+    assert first.returncode == 1
+    assert "Timeout (0:00:08)!" in first.stderr
+    assert " in loops\n" in first.stderr
+    assert second.returncode == 1
+    assert "rank 1 lost a peer (Timed out waiting 3000ms for " in second.stderr
+
+
 def test_mistakes_are_told_before_anything_starts(tmp_path: Path) -> None:
     more = ["--trainer.devices", "2", "--trainer.num_nodes", "3", "--trainer.strategy", "ddp_spawn"]
     for node in on_two_nodes(tmp_path, *more, NUM_NODES="2", WORLD_SIZE="3"):

@@ -61,13 +61,16 @@ from pathlib import Path
 from PACKAGE_trainer.launch import hangs
 hangs._MARGIN_SECONDS = 0
 hangs.timer.arm(1.5, Path("stack") if len(sys.argv) > 1 else None)
-time.sleep(2)  # before the first batch it may take any time
+hangs.timer.begin("training")
+time.sleep(2)  # the first batch of all may take any time
 for _ in range(20):
     hangs.timer.note_batch()
     time.sleep(0.2)
 hangs.timer.pause()
 time.sleep(2)
-hangs.timer.note_batch()
+hangs.timer.begin("evaluation")
+time.sleep(2)
+hangs.timer.begin("training")
 def hang():
     time.sleep(600)
 hang()

@@ -140,12 +140,13 @@ class Journey:
         self._expect_next_attempt(attempt, struck)
         self._check_left(attempt)
         printed = attempt.printed()
+        allowed = 0.0 if struck is None else max(struck.lost, attempt.may_lose)
         if "run directory" in printed:  # otherwise it ended before it resumed
-            self._check_lost(printed, struck)
+            self._check_lost(printed, struck, allowed)
             self.bound, self.blamed = EVERY, None
         self.reached = attempt.steps()
         if struck is not None:
-            self.bound, self.blamed = max(self.bound, struck.lost), self.entries[-1]
+            self.bound, self.blamed = max(self.bound, allowed), self.entries[-1]
         return self._check_end(attempt, struck, printed)
 
     def _note(self, fault: Fault, step: int) -> Entry:
@@ -227,8 +228,8 @@ class Journey:
                 raise Failed("leftover", f"processes are left: {', '.join(left)}")
             time.sleep(0.1)
 
-    def _check_lost(self, printed: str, struck: Fault | None) -> None:
-        """No more is lost than lies between two checkpoints."""
+    def _check_lost(self, printed: str, struck: Fault | None, allowed: float) -> None:
+        """No more is lost than lies between two checkpoints; ``allowed``: of this attempt."""
         found = [int(step) for step in re.findall(r"resumed from \S*step-(\d+)\b", printed)]
         lost = max(0, self.reached - (found[0] if found else 0))
         if self.blamed is not None:
@@ -244,8 +245,8 @@ class Journey:
         last = self.entries[-1]
         again = found[1:] if self.way.restarts else found or [0]
         last.lost = max([0, *(last.step - step for step in again[-1:])])
-        if last.lost > struck.lost:
-            raise Failed("lost", f"{last.lost} steps were lost, more than {struck.lost}")
+        if last.lost > allowed:
+            raise Failed("lost", f"{last.lost} steps were lost, more than {allowed}")
 
     def _check_end(self, attempt: Attempt, struck: Fault | None, printed: str) -> bool:
         """An attempt ended as its fault has it; where that came too late, as it ends by itself."""

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import threading
 import time
@@ -13,11 +14,12 @@ from pathlib import Path
 from . import machine
 from .faults import SOON, Strike, fault
 from .storage_faults import await_save
-from .ways import Attempt, Torchrun, Way
+from .ways import Attempt, Launcher, Torchrun, Way
 
 # Of each node; 198.51.100.0/24 is reserved for documentation, and nobody else is in these networks.
 _ADDRESSES = ("198.51.100.1", "198.51.100.2")
 _PORT = 29500
+_SECONDS_TO_END = 60.0
 # As slurm/elastic.sh, but with time for both to come on a busy machine: one that is late restarts
 # the other.
 _WAITS = "keep_alive_interval=2,keep_alive_max_attempt=3,last_call_timeout=10"
@@ -61,6 +63,7 @@ class OnTwoNodes(Way):
         for node in range(2):
             by = partial(self.on_node, attempt, node, *nodes, f"NODE_RANK={node}")
             attempt.launchers.append(self.start(attempt, self.fit(attempt, 1), by))
+        _end_together(attempt.launchers)
 
     def on_node(self, attempt: Attempt, node: int, *variables: str) -> list[str]:
         return [*_inside(attempt, node), "env", "GLOO_SOCKET_IFNAME=eth0", *variables]
@@ -75,6 +78,8 @@ class TorchrunOnTwoNodes(OnTwoNodes, Torchrun):
     """An agent of torchrun on each node, with a rank; one without the other is an error."""
 
     nodes = ("--nnodes=2", "--max-restarts=0")
+    goes_on = False
+    """An agent that is alone."""
 
     def begin(self, attempt: Attempt) -> None:
         _connect(attempt)
@@ -85,12 +90,37 @@ class TorchrunOnTwoNodes(OnTwoNodes, Torchrun):
             by = partial(self.on_node, attempt, node)
             agent = self.agent(attempt, *self.nodes, *meet, host, *where, by=by)
             attempt.launchers.append(agent)
+        if not self.goes_on:
+            _end_together(attempt.launchers)
+
+
+def _end_together(launchers: Sequence[Launcher]) -> None:
+    """Begin to do what srun does in slurm/train.sh: end the node that outlives a failed one by far.
+
+    Nobody else ends a process that is stopped, or an agent that waits for a rank that is.
+    """
+    nodes = [*launchers]
+
+    def wait() -> None:
+        while not any(each.poll() for each in nodes):
+            if None not in [each.poll() for each in nodes]:
+                return
+            time.sleep(1)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            deadline = time.monotonic() + _SECONDS_TO_END
+            while None in [each.poll() for each in nodes] and time.monotonic() < deadline:
+                time.sleep(1)
+            for node in (each for each in nodes if each.poll() is None):
+                os.kill(node.pid, number)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 class ElasticOnTwoNodes(TorchrunOnTwoNodes):
     """As slurm/elastic.sh: an agent that is alone goes on."""
 
     nodes = ("--nnodes=1:2", "--max-restarts=100")
+    goes_on = True
     saves = False  # as it restarts ranks that have saved
 
 

@@ -180,6 +180,7 @@ def kill_in_save(attempt: Attempt) -> Strike:
 @preloads("killed in an asynchronous save", lost=2 * EVERY + 1)
 def kill_in_asynchronous_save(attempt: Attempt) -> Strike:
     attempt.options += ["--trainer.async_checkpoints", "true"]
+    attempt.may_lose = 2 * EVERY + 1  # by any fault: it strikes while a checkpoint is pending
     yield from await_save(attempt)
     os.kill(attempt.a_rank(), signal.SIGKILL)
 

@@ -54,6 +54,7 @@ class Attempt:
         options: more arguments of ``fit``.
         variables: more environment variables.
         fresh: start new interpreters: a fork server ends a process whose parent was killed.
+        may_lose: steps that any fault may lose.
     """
 
     way: "Way"
@@ -65,6 +66,7 @@ class Attempt:
     options: list[str] = field(default_factory=list)
     variables: dict[str, str] = field(default_factory=dict)
     fresh: bool = False
+    may_lose: float = 0.0
     launchers: list[Launcher] = field(default_factory=list)
 
     @property

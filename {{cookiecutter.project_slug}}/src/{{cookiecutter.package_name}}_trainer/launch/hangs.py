@@ -47,6 +47,7 @@ class HangTimer:
         self._seconds = math.inf
         self._next = -math.inf
         self._was_enabled = True
+        self._loops = set[str]()
 
     def arm(self, seconds: float, path: Path | None) -> None:
         """Print stacks from now on: after a batch that hangs, and on a fatal error.
@@ -66,6 +67,12 @@ class HangTimer:
             faulthandler.register(_SIGNAL, file=self._file, all_threads=True)
         if not self._was_enabled:
             faulthandler.enable(self._file)
+
+    def begin(self, loop: str) -> None:
+        """Note that a loop reads its first batch: limited, but for the first time it compiles."""
+        if loop in self._loops:
+            self.note_batch()
+        self._loops.add(loop)
 
     def note_batch(self) -> None:
         """Note that another batch begins: the timer starts again, at most once a second."""
@@ -90,6 +97,7 @@ class HangTimer:
         faulthandler.unregister(_SIGNAL)
         self._file.close()
         self._file = None
+        self._loops.clear()
 
 
 @contextlib.contextmanager

@@ -55,6 +55,7 @@ def read(
     devices, dtype = strategy.data.devices, strategy.precision.parameter_dtype
     batches, clock = transfer.read(feed, epoch, start, devices, dtype), time.perf_counter
     started = clock()
+    timer.begin("evaluation" if speed is None else "training")
     try:
         for batch in batches:
             if speed is not None:

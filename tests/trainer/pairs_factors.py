@@ -111,6 +111,7 @@ def keywords(row: dict[str, int], folder: Path) -> dict[str, Any]:
     chosen["devices"] = strategy.launches[0].devices
     chosen["callbacks"] = [{"class_path": name, "init_args": CALLBACKS[name]} for name in used]
     if chosen["weights"] is not None:
-        kind = "norm-" * chosen["sync_batchnorm"] + ("" if chosen["weights_strict"] else "part-")
+        kind = "small-" * (chosen["precision"] == "16-mixed")
+        kind += "norm-" * chosen["sync_batchnorm"] + ("" if chosen["weights_strict"] else "part-")
         chosen["weights"] = str(folder / f"{kind}{chosen['weights']}")
     return {"accelerator": "cpu", "max_steps": STEPS, **chosen}

@@ -4,6 +4,7 @@
 ``… train FOLDER NAME`` trains what ``NAME.json`` lists, one after another, each into a folder.
 """
 
+import itertools
 import json
 import os
 import sys
@@ -234,12 +235,12 @@ def make_array(folder: Path) -> Array:
 
 
 def write_weights(folder: Path) -> None:
-    """Weights to start from, whole and in part, with a BatchNorm and without."""
-    for norm in (False, True):
-        given = {name: values[0] for name, values in FACTORS.items()}
-        module = Subject({**given, "sync_batchnorm": norm, "seed": 3})
-        weights = module.state_dict()
-        kind = "norm-" * norm
+    """Weights to start from, whole and in part, with a BatchNorm and without, and small ones."""
+    given = {name: values[0] for name, values in FACTORS.items()}
+    for norm, precision in itertools.product((False, True), ("32-true", "16-mixed")):
+        own = {"sync_batchnorm": norm, "precision": precision, "seed": 3}
+        weights = Subject({**given, **own}).state_dict()
+        kind = "small-" * (precision == "16-mixed") + "norm-" * norm
         save_file(weights, folder / f"{kind}weights.safetensors")
         del weights["sequential_module.4.bias"]
         save_file(weights, folder / f"{kind}part-weights.safetensors")

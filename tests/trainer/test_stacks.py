@@ -91,6 +91,18 @@ def test_the_timer_ends_a_batch_that_takes_too_long_and_nothing_else(tmp_path, t
     assert hangs.printed(tmp_path / "stack").endswith(" in hang")
 
 
+@pytest.mark.parametrize("by_torchrun", [True, False])
+def test_a_rank_alone_is_limited_if_an_agent_could_start_it_again(monkeypatch, by_torchrun):
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    if by_torchrun:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run")
+    try:
+        reports.watch_for_hangs(600)
+        assert (hangs.timer._file is not None) == by_torchrun
+    finally:
+        hangs.timer.disarm()
+
+
 FAULT = """\
 Fatal Python error: Aborted
 

@@ -91,7 +91,8 @@ def set_state(state: State) -> None:
 
 def watch_for_hangs(seconds: float) -> None:
     """Print this rank's stack if it hangs or ends by a fault; see :meth:`.hangs.HangTimer.arm`."""
-    if collectives.world_size() > 1:
+    # An elastic run may have lost all other ranks; its agent starts one again that has ended.
+    if collectives.world_size() > 1 or "TORCHELASTIC_RUN_ID" in os.environ:
         directory = _directory()
         hangs.timer.arm(seconds, stack_file(directory, _rank()) if directory else None)
 

@@ -26,7 +26,7 @@ LINES = {
     "loop": 2394,
     "memory": 468,
     "module": 668,
-    "options": 852,
+    "options": 857,
     "run": 1738,
     "strategies/*.py": 2227,
     "strategies/asynchronous": 861,

@@ -1,5 +1,6 @@
 """BatchNorm on parts of a batch equals BatchNorm on the whole."""
 
+import my_project_trainer as trainer
 import pytest
 import torch
 from my_project_trainer.strategies import sync_batchnorm
@@ -124,3 +125,12 @@ def test_a_single_value_a_channel_cannot_be_trained_on(monkeypatch):
         module(torch.ones(1, 3))
     with pytest.raises(ValueError, match="takes 2 dimensions or more, not 1"):
         module(torch.ones(3))
+
+
+def test_a_repeated_batch_may_not_count_in_the_statistics():
+    with pytest.raises(trainer.ConfigurationError) as raised:
+        trainer.Trainer(accelerator="cpu", max_steps=1, sync_batchnorm=True, uneven_inputs="join")
+    assert raised.value.problems == [
+        "uneven_inputs='join' with sync_batchnorm=True: a rank whose loader has ended repeats a "
+        "batch, which would count in the statistics; give each rank as many batches"
+    ]

@@ -25,8 +25,8 @@ def check(options: Options, problems: Problems) -> None:
         )
     if options.uneven_inputs == "join" and options.sync_batchnorm:
         problems.add(
-            "uneven_inputs='join' with sync_batchnorm=True: a rank whose loader has ended repeats a "
-            "batch, which would count in the statistics; give each rank as many batches"
+            "uneven_inputs='join' with sync_batchnorm=True: a rank whose loader has ended repeats "
+            "a batch, which would count in the statistics; give each rank as many batches"
         )
     if options.weights is None and not options.weights_strict:
         problems.add("weights_strict=False: only with weights, and none are given")

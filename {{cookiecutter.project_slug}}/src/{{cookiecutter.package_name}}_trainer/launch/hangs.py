@@ -25,7 +25,7 @@ _STDERR = 2
 _MARGIN_SECONDS = 5.0
 # NCCL's timeout is so much longer: it aborts processes, which then print no stacks of their own.
 NCCL_SECONDS = 30.0
-_SECONDS_TO_ANSWER = 3.0
+_SECONDS_TO_ANSWER = 10.0
 _FRAME = '  File "'
 _MOST_FRAMES = 30
 _OMITTED = ("_call_impl", "_wrapped_call_impl")

@@ -60,7 +60,7 @@ class Deep(trainer.TrainingModule):
         return loss
 
     def steady(self) -> int:
-        """Bytes in bfloat16, once gloo's threads have let go of what they have sent."""
+        """Bytes of bfloat16 tensors, after gloo's threads have released their send buffers."""
         found = [sum(self.live.sizes(torch.bfloat16).values())]
         while len(found) < 4 or len({*found[-4:]}) > 1:
             time.sleep(0.005)

@@ -87,7 +87,7 @@ for index in "${!hosts[@]}"; do
     ) &
 done
 
-# These have no subshell: Ctrl-C ends the subshells of a terminal too, and what they tell would be missing.
+# These have no subshell: Ctrl-C in a terminal kills subshells too, and their output would be empty.
 ended() { # NUMBER: whether so many hosts have
     set -- "$1" "$dir"/code-*
     [ -e "$2" ] && [ $(($# - 1)) -ge "$1" ]
@@ -109,7 +109,7 @@ facts() { # NUMBER
     done
 }
 
-# Set first to the index of the host that has failed first; fail if none has.
+# Set first to the index of the host that has failed first, and code to its exit code; fail if none has.
 first_failed() {
     local file own oldest=
     for file in "$dir"/code-*; do

@@ -137,7 +137,7 @@ class _Planning:
                 else:
                     self.notes.append(f"{name} was not traced ({failure}): a formula instead")
         if asked := ", ".join(found[_ALONE].asked).replace("local_scalar_dense", "item"):
-            self.notes.append(f"the step reads values ({asked}): traced with bounds of them")
+            self.notes.append(f"the step reads tensor values ({asked}): traced with bounds of them")
         if self.plan.options.compile:
             self.notes.append("compile: traced without; compiled steps need less for activations")
         return found

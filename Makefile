@@ -171,7 +171,7 @@ horovod: $(TOOLS)  ## install Horovod for the tests of a rendered project; its f
 engines: horovod $(MLFLOW_SERVER)  ## install what these tests need: Horovod, FairScale, DeepSpeed, W&B, MLflow and its server, ONNX, Optuna
 	$(IN_PROJECT) build/test/my-project fairscale deepspeed wandb mlflow onnx optuna VENV=$(PROJECT_VENV)
 
-models: project  ## install the packages of the models that slow tests train (350 MB): timm, transformers, diffusers, …
+models: project  ## install the packages of the models that slow tests train (430 MB): timm, transformers, diffusers, …
 	@[ -e '$(MODELS)' ] || { rm -rf $(dir $(MODELS)) && \
 		{ $(call install,$(PROJECT_VENV),tests/trainer/models.txt --target $(dir $(MODELS))); } && touch '$(MODELS)'; }
 
@@ -290,7 +290,8 @@ lock: $(TOOLS)  ## update all locks from their .in files, including those of the
 	$(LOCK) --output-file tests/trainer/mlflow-server.txt tests/trainer/mlflow-server.in \
 		$(foreach name,cpu dev mlflow,--constraint '$(PROJECT_LOCKS)/$(name).txt') \
 		$(addprefix --no-emit-package ,$(NOT_IN_SERVER))
-	$(LOCK) --output-file tests/trainer/models.txt tests/trainer/models.in --constraint tests/trainer/requirements.txt \
+	$(LOCK) --output-file tests/trainer/models.txt tests/trainer/models.in --config-file tests/trainer/uv.toml \
+		--constraint tests/trainer/requirements.txt \
 		$(foreach name,cpu dev torch cuda deepspeed mlflow onnx optuna wandb,--constraint '$(PROJECT_LOCKS)/$(name).txt') \
 		--no-emit-package torch $$(sed -n 's/^\([a-z][^= ]*\)==.*/--no-emit-package \1/p' \
 		$(foreach name,cpu dev cuda,'$(PROJECT_LOCKS)/$(name).txt'))

@@ -62,6 +62,20 @@ class Line(TrainingModule):
         return optim.SGD(self.parameters(), lr=0.1)
 """
 
+# MosaicML Streaming imports torchvision, of which its local files need nothing.
+OPERATORS = f"""import sys
+sys.path += [{str(PACKAGES)!r}, {str(Path(__file__).parent)!r}]
+from real_models.operators import import_torchvision
+operators = import_torchvision()
+"""
+WRITE_MDS = """
+import samples
+from streaming import MDSWriter
+with MDSWriter(out="mds", columns={"x": "float32", "y": "float32"}, size_limit=400) as file:
+    for number in range(100):
+        file.write({"x": number / 1000, "y": 3 * number / 1000 + 1})
+"""
+
 
 @pytest.fixture
 def packages(apart: None) -> None:
@@ -76,7 +90,8 @@ def packages(apart: None) -> None:
         text = (ROOT / "docs" / "how-to" / f"{page}.md").read_text()
         for code in re.findall(r"```python\n((?:from|import) .*?)```", text, re.DOTALL):
             [*_, name] = re.findall(r"class (\w+)", code)
-            Path(f"{name.lower()}.py").write_text(code)
+            start = OPERATORS if "from streaming" in code else ""
+            Path(f"{name.lower()}.py").write_text(start + code)
 
 
 def python(*words: str) -> None:
@@ -142,15 +157,19 @@ def write_samples() -> None:
         ("tars.Tars", 2, True),
         ("rows.Rows", 0, True),
         ("rows.Rows", 2, False),  # workers draw the order of a buffer again
+        ("samples.Samples", None, True),
     ],
 )
 def test_streamed_samples_are_read_once_and_a_resume_is_exact(
-    data: str, workers: int, resumes: bool, packages: None
+    data: str, workers: int | None, resumes: bool, packages: None
 ) -> None:
     write_samples()
     Path("line.py").write_text(LINE)
     words = ("--model", "line.Line", "--data", data, "--data.batch_size", "8")
-    words += ("--data.num_workers", str(workers))
+    if workers is None:
+        python("-c", WRITE_MDS)
+    else:
+        words += ("--data.num_workers", str(workers))
     words += ("--trainer.devices", "2", "--trainer.max_epochs", "2")
     words += ("--trainer.log_every_n_steps", "1", "--trainer.run_name")
     fit(*words, "whole")
@@ -169,9 +188,11 @@ def test_streamed_samples_are_read_once_and_a_resume_is_exact(
     assert all(torch.equal(value, weights("cut")[name]) for name, value in weights("whole").items())
 
 
-@pytest.mark.parametrize("data", ["tars.Tars", "rows.Rows"])
+@pytest.mark.parametrize("data", ["tars.Tars", "rows.Rows", "samples.Samples"])
 def test_ranks_exchange_nothing_per_micro_batch(data: str, packages: None) -> None:
     write_samples()
+    if data == "samples.Samples":
+        python("-c", WRITE_MDS)
     Path("line.py").write_text(LINE)
     words = ("--model", "line.Line", "--data", data, "--data.batch_size", "1")
     words += ("--trainer.accumulate_grad_batches", "10", "--trainer.devices", "2")

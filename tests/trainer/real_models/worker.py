@@ -26,6 +26,7 @@ from tests.project import PATIENCE, free_port
 
 from . import MODELS
 from .base import GLOBAL_BATCH, STEPS
+from .operators import import_torchvision
 
 # What a process would import later by itself.
 IMPORTED = (
@@ -51,23 +52,6 @@ def import_all() -> object:
     threads = len(list(Path("/proc/self/task").iterdir()))
     assert threads == 1, f"a fork would lose {threads - 1} threads"
     return operators
-
-
-def import_torchvision() -> torch.library.Library | None:
-    """Import it, if need be without its operators.
-
-    They cannot be loaded where its build for CUDA, which the public index has, is beside torch's
-    for the CPU. Training a ResNet or a RetinaNet calls none, but the import needs to know two.
-    """
-    try:
-        importlib.import_module("torchvision")
-    except RuntimeError:
-        operators = torch.library.Library("torchvision", "DEF")
-        for name in ("nms", "qnms"):
-            operators.define(f"{name}(Tensor boxes, Tensor scores, float threshold) -> Tensor")
-        importlib.import_module("torchvision")
-        return operators
-    return None
 
 
 def serve(requests: Iterable[str]) -> None:

@@ -21,7 +21,7 @@ TRAINER_TOOLS := $(PROJECT_VENV)/.trainer-$(shell cksum < tests/trainer/requirem
 MLFLOW_SERVER := build/mlflow-server/.ready-$(shell cksum < tests/trainer/mlflow-server.txt | tr ' ' -)
 # Packages with the models that slow tests train, which only these tests find. Not in a folder `models`: transformers takes
 # the name of a package in it for that of a model.
-MODELS := build/model-packages/.ready-$(shell cksum < tests/trainer/models.txt | tr ' ' -)
+MODELS := build/model-packages/.ready-$(shell cat tests/trainer/models.txt tests/trainer/mosaicml.txt | cksum | tr ' ' -)
 # A package index with torch's CPU build, tried before all others, and for torch only.
 TORCH_INDEX ?=
 export TORCH_INDEX
@@ -173,7 +173,7 @@ engines: horovod $(MLFLOW_SERVER)  ## install what these tests need: Horovod, Fa
 
 models: project  ## install the packages of the models that slow tests train (430 MB): timm, transformers, diffusers, …
 	@[ -e '$(MODELS)' ] || { rm -rf $(dir $(MODELS)) && \
-		{ $(call install,$(PROJECT_VENV),tests/trainer/models.txt --target $(dir $(MODELS))); } && touch '$(MODELS)'; }
+		{ $(call install,$(PROJECT_VENV),tests/trainer/models.txt -r tests/trainer/mosaicml.txt --target $(dir $(MODELS))); } && touch '$(MODELS)'; }
 
 # If cookiecutter cannot be installed, use a project that was rendered elsewhere (`make gpu-project`): GPU_PROJECT=DIR.
 GPU_PROJECT ?=
@@ -290,11 +290,11 @@ lock: $(TOOLS)  ## update all locks from their .in files, including those of the
 	$(LOCK) --output-file tests/trainer/mlflow-server.txt tests/trainer/mlflow-server.in \
 		$(foreach name,cpu dev mlflow,--constraint '$(PROJECT_LOCKS)/$(name).txt') \
 		$(addprefix --no-emit-package ,$(NOT_IN_SERVER))
-	$(LOCK) --output-file tests/trainer/models.txt tests/trainer/models.in --config-file tests/trainer/uv.toml \
-		--constraint tests/trainer/requirements.txt \
+	$(LOCK) --output-file tests/trainer/models.txt tests/trainer/models.in --constraint tests/trainer/requirements.txt \
 		$(foreach name,cpu dev torch cuda deepspeed mlflow onnx optuna wandb,--constraint '$(PROJECT_LOCKS)/$(name).txt') \
 		--no-emit-package torch $$(sed -n 's/^\([a-z][^= ]*\)==.*/--no-emit-package \1/p' \
 		$(foreach name,cpu dev cuda,'$(PROJECT_LOCKS)/$(name).txt'))
+	$(LOCK) --output-file tests/trainer/mosaicml.txt tests/trainer/mosaicml.in --no-deps
 
 clean:  ## remove everything that these commands have created
 	rm -rf build $(VENV)

@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import install_torch
@@ -22,16 +23,19 @@ EXAMPLE_LOCKS = ("graph.txt", "lora.txt", "streaming.txt")
 # Installed into the environment of a rendered project.
 TRAINER_TESTS = ROOT / "tests" / "trainer" / "requirements.txt"
 MODELS = TRAINER_TESTS.with_name("models.txt")
+MOSAICML = TRAINER_TESTS.with_name("mosaicml.txt")
 MLFLOW_SERVER = TRAINER_TESTS.with_name("mlflow-server.txt")
 
 
-def dry_run(platform: str, python: str, *locks: Path, folder: Path) -> None:
+def dry_run(
+    platform: str, python: str, *locks: Path, folder: Path, more: Sequence[str] = ()
+) -> None:
     """Let uv say what it would install: from its own default index, without a file but metadata."""
     options = ("--dry-run", "--require-hashes", "--only-binary", ":all:", "--no-config", "--quiet")
     target = ("--python-platform", platform, "--python-version", python, "--target", str(folder))
     files = [word for path in locks for word in ("--requirement", str(path))]
     done = subprocess.run(
-        [TOOLS / "uv", "pip", "install", *options, *target, *files],
+        [TOOLS / "uv", "pip", "install", *options, *more, *target, *files],
         # torch's wheels for macOS are for version 14 and later.
         env=os.environ | {"MACOSX_DEPLOYMENT_TARGET": "14.0"},
         capture_output=True,
@@ -59,6 +63,11 @@ def test_the_lock_of_an_environment_of_its_own_resolves(tmp_path: Path) -> None:
     locked = lock.entries((REQUIREMENTS / "xla.txt").read_text(encoding="utf-8"))
     versions = {locked[name][0].split()[0] for name in ("torch", "torch-xla")}
     assert versions == {"torch==2.9.0", "torch-xla==2.9.0"}
+
+
+@pytest.mark.parametrize("platform", (PLATFORMS[0], PLATFORMS[2]))  # zstd has none for the other
+def test_a_lock_that_contradicts_the_others_has_wheels(platform: str, tmp_path: Path) -> None:
+    dry_run(platform, "3.12", MOSAICML, folder=tmp_path, more=["--no-deps"])
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
@@ -118,8 +127,8 @@ def test_a_source_is_built_in_the_environment_that_its_file_names() -> None:
 
 def test_every_lock_has_hashes_and_no_addresses() -> None:
     locks = [*REQUIREMENTS.glob("*.txt"), ROOT / "requirements.txt", TRAINER_TESTS, MODELS]
-    locks.append(MLFLOW_SERVER)
-    assert len(locks) == 22
+    locks += [MLFLOW_SERVER, MOSAICML]
+    assert len(locks) == 23
     entry = r"[a-z0-9-]+==[^ ;]+( ; [^\\\n]+)?( \\\n    --hash=sha256:[0-9a-f]{64})+\n"
     for path in [*locks, ROOT / "benchmarks" / "requirements.txt"]:
         text = path.read_text(encoding="utf-8")
@@ -128,7 +137,8 @@ def test_every_lock_has_hashes_and_no_addresses() -> None:
 
 def test_every_lock_has_what_its_source_asks_for() -> None:
     of_cpu = {"cpu.txt", "cuda.txt", "torch.txt"}
-    own = [ROOT / "requirements.in", TRAINER_TESTS.with_suffix(".in"), MODELS.with_suffix(".in")]
+    own = [each.with_suffix(".in") for each in (TRAINER_TESTS, MODELS, MOSAICML)]
+    own.append(ROOT / "requirements.in")
     for source in [*REQUIREMENTS.glob("*.in"), *own]:
         names = of_cpu if source.name == "cpu.in" else {f"{source.stem}.txt"}
         texts = [source.with_name(name).read_text(encoding="utf-8") for name in names]

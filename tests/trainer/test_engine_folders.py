@@ -142,6 +142,12 @@ def test_an_engine_is_registered_without_being_imported(engine):
     assert run(["-c", code]).stdout == "False\n"
 
 
+def test_torch_s_compiler_is_not_imported_with_the_trainer():
+    """It takes as long as torch itself, which a command that prints a line would wait for."""
+    code = f"import sys, {PACKAGE}_trainer.cli; print('torch._dynamo' in sys.modules)"
+    assert run(["-c", code], fresh=True).stdout == "False\n"
+
+
 def test_sources_are_asked_in_their_order():
     order = ["torchelastic", "horovod", "openmpi", "hydra", "deepspeed"]
     order += ["srun", "environment", "nodes", "none"]

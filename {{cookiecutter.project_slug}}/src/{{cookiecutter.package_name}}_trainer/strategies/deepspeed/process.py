@@ -156,6 +156,7 @@ def is_gathered(module: Any) -> bool:
 
 def note_uses(module: nn.Module, note: Callable[[str], object]) -> None:
     """Call ``note`` before stage 3 gathers a parameter that a step uses outside of its module."""
+    note = torch.compiler.disable(note)
 
     def noted(name: str, gather: Callable[..., Any], *given: Any, **options: Any) -> Any:
         note(name)

@@ -130,7 +130,6 @@ class SameUse:
             if self._thread is not None
         ]
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def note(self, name: str) -> None:
         """Compare the call of a module, or a use of a parameter, before it is gathered.
 

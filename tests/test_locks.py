@@ -65,7 +65,7 @@ def test_the_lock_of_an_environment_of_its_own_resolves(tmp_path: Path) -> None:
     assert versions == {"torch==2.9.0", "torch-xla==2.9.0"}
 
 
-@pytest.mark.parametrize("platform", (PLATFORMS[0], PLATFORMS[2]))  # zstd has none for the other
+@pytest.mark.parametrize("platform", [PLATFORMS[0], PLATFORMS[2]])  # zstd has none for the other
 def test_a_lock_that_contradicts_the_others_has_wheels(platform: str, tmp_path: Path) -> None:
     dry_run(platform, "3.12", MOSAICML, folder=tmp_path, more=["--no-deps"])
 

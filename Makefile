@@ -43,11 +43,11 @@ IN_PROJECT = $(MAKE) -C
 # Number of processes for the tests of a rendered project and of the trainer.
 WORKERS ?= 2
 # In the project's environment, on the project that `make project` has rendered.
-TRAINER_TESTS = RENDERED_PROJECT=build/test/my-project $(PROJECT_VENV)/bin/python -m pytest \
-	--numprocesses $(WORKERS) --dist loadfile --durations 10
+PYTEST = -m pytest --numprocesses $(WORKERS) --dist loadfile --durations 10
+TRAINER_TESTS = RENDERED_PROJECT=build/test/my-project $(PROJECT_VENV)/bin/python $(PYTEST)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo project tutorial test test-template test-trainer test-capabilities test-engines renders test-slow conformance test-xla test-gpu gpu-project gpu-tools bench-gpu soak docker slurm ssh horovod engines models lint format bench bench-memory bench-plan bench-pipeline bench-checkpoints docs docs-serve docs-screenshots lock clean tables docs-tools test-docs bench-scale soak-long
+.PHONY: help demo project tutorial test test-template test-trainer test-capabilities test-engines renders test-slow conformance test-xla test-gpu gpu-project gpu-tools bench-gpu soak docker slurm ssh horovod engines models lint format bench bench-memory bench-plan bench-pipeline bench-checkpoints docs docs-serve docs-screenshots lock clean tables docs-tools test-docs bench-scale soak-long test-oldest
 
 help:  ## list these commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -95,6 +95,17 @@ test-engines: $(TOOLS)  ## check the types of projects with each set of engines,
 
 renders: $(TOOLS)  ## print the size of projects with each set of engines; ARGS='--test none' also runs the quick tests of this one
 	PYTHONPATH=. PROJECT_PYTHON=$(PROJECT_VENV)/bin/python $(BIN)/python tests/renders_table.py $(ARGS)
+
+# Besides torch, what the locks have. Without PyTorch's index of CPU builds, pip brings CUDA's libraries.
+OLDEST := $(CURDIR)/build/venv-oldest
+test-oldest: project  ## run the quick tests with the oldest torch that is supported, in build/venv-oldest (1 to 7 GB)
+	$(PYTHON) -m venv --clear '$(OLDEST)'
+	'$(OLDEST)/bin/python' -m pip install -qq --extra-index-url '$(or $(TORCH_INDEX),https://download.pytorch.org/whl/cpu)' \
+		"torch==$$(sed -n 's/^ *"torch>=\([0-9.]*\)",$$/\1/p' build/test/my-project/pyproject.toml).*"
+	@cd build/test/my-project/requirements && { $(call install,$(OLDEST),cpu.txt -r dev.txt -r '$(CURDIR)/tests/trainer/requirements.txt'); }
+	'$(OLDEST)/bin/python' -m pip install -qq --no-build-isolation --no-deps --editable build/test/my-project
+	cd build/test/my-project && CUDA_VISIBLE_DEVICES= '$(OLDEST)/bin/python' $(PYTEST) -m "not slow and not gpu"
+	RENDERED_PROJECT=build/test/my-project CUDA_VISIBLE_DEVICES= '$(OLDEST)/bin/python' $(PYTEST) -m "not slow and not gpu" tests/trainer
 
 # TESTS='(slow or needs) and not (gpu or exhaustive)', as in CI, leaves out combinations that the others cover together.
 TESTS = (slow or needs) and not gpu

@@ -11,6 +11,7 @@ from my_project_trainer.errors import UserError
 from my_project_trainer.memory import batch_size
 
 from group_worker import MOST, run_ranks
+from torch_versions import quiet_gloo
 
 OUT_OF_MEMORY = [
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
@@ -44,6 +45,7 @@ def test_the_largest_size_that_fits_is_found(start, most, limit):
     assert max(tried) <= limit
 
 
+@quiet_gloo
 @pytest.mark.parametrize("processes", [2, 3])
 def test_ranks_agree_on_the_smallest_and_try_the_same(tmp_path, processes):
     printed = run_ranks("find_batch_size", processes, tmp_path)
@@ -51,6 +53,7 @@ def test_ranks_agree_on_the_smallest_and_try_the_same(tmp_path, processes):
     assert printed[0].startswith(f"{min(MOST[:processes])} [4, 8, 16, 32, 24, ")
 
 
+@quiet_gloo
 def test_every_rank_hears_that_one_of_them_cannot_even_start(tmp_path):
     printed = run_ranks("too_large_a_start", 2, tmp_path)
     assert printed[0].startswith(

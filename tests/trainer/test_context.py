@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 
 from context_subject import CASES, STEPS, train
 from context_worker import LENGTHS
+from torch_versions import quiet_gloo
 
 RUNS = {
     "two": ({"context": 2}, 2, CASES),
@@ -35,6 +36,7 @@ PAIRS = [
 ]
 
 
+@quiet_gloo
 @pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_slices_attend_as_the_whole(tmp_path: Path, processes: int) -> None:
     ranks = [

@@ -8,6 +8,7 @@ import pytest
 from tests.project import run
 
 from fake_group_subject import BLOCKS, CASES, NODE, WEIGHT, WORLDS
+from torch_versions import fake_broadcast
 
 MODEL = 2 * BLOCKS * WEIGHT
 ENGINES = {"ddp_sharded": "fairscale", "fairscale_fsdp": "fairscale"}
@@ -37,6 +38,8 @@ def group_of(name: str) -> str:
 def marks(name: str) -> list[pytest.MarkDecorator]:
     """Of a strategy."""
     slow = [] if name in QUICK else [pytest.mark.slow]
+    if name in ("fsdp", "fsdp, whole"):
+        slow.append(fake_broadcast)
     return [*slow, pytest.mark.needs(ENGINES[name])] if name in ENGINES else slow
 
 

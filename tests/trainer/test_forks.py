@@ -5,7 +5,10 @@ import sys
 import pytest
 from tests.project import run
 
+from torch_versions import quiet_gloo
 
+
+@quiet_gloo
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
 def test_workers_of_a_second_fit_leave_the_first_one_s_process_group_alone(tmp_path):
     # Destroyed in a worker it would wait, without an end, for a thread of its parent.

@@ -77,7 +77,8 @@ def test_without_a_gpu_each_check_is_skipped_with_the_reason(folder, words, coun
     done = run(checks(folder, words), extra={"GPU_TESTS_ON": "", "CI": "true"})
     assert done.returncode == 0, done.stdout[-3000:]
     assert " passed" not in done.stdout
-    reason = f"torch {torch.__version__} (a CPU build) sees no GPU here"
+    build = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a CPU build"
+    reason = f"torch {torch.__version__} ({build}) sees no GPU here"
     assert re.search(
         rf"SKIPPED \[{count}\] .*tests/gpu/conftest.py:\d+: {re.escape(reason)}\n", done.stdout
     )

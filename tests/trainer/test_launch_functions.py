@@ -15,6 +15,7 @@ from tests.project import PACKAGE, PATIENCE, environment, run
 
 from processes import assert_nothing_left, at_root
 from test_launch import losses
+from torch_versions import quiet_gloo
 
 SUBJECT = "function_subject"
 METHODS = [pytest.param("ddp_spawn", marks=pytest.mark.slow), "ddp_fork"]
@@ -147,6 +148,7 @@ def test_forks_after_the_parent_has_computed_with_threads(tmp_path):
     assert done.stdout.splitlines() == [f"trained {attempt} 2 2" for attempt in range(10)]
 
 
+@quiet_gloo
 def test_what_a_module_keeps_besides_tensors_comes_back(tmp_path):
     done = run_script(
         tmp_path,
@@ -172,6 +174,7 @@ def test_what_a_module_keeps_besides_tensors_comes_back(tmp_path):
     assert done.stdout == "2\n"
 
 
+@quiet_gloo
 def test_trains_in_a_thread(tmp_path):
     done = run_script(
         tmp_path,
@@ -248,6 +251,7 @@ for call in (
 """
 
 
+@quiet_gloo
 def test_what_cannot_be_pickled_is_named(tmp_path):
     done = run_script(tmp_path, UNPICKLABLE)
     assert done.returncode == 0, done.stderr

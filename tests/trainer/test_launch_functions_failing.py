@@ -11,6 +11,7 @@ from processes import assert_nothing_left, at_root
 from test_interruption import has_noted_an_interrupt, wait_for
 from test_launch import wait_for_ranks
 from test_launch_functions import METHODS, run_script, started, write
+from torch_versions import quiet_gloo
 
 FAILS = """
 import psutil
@@ -31,6 +32,7 @@ print("steps:", attempt(Net()).global_step)
 """
 
 
+@quiet_gloo
 @pytest.mark.parametrize(
     "strategy", [pytest.param("ddp_spawn", marks=pytest.mark.slow), "ddp_fork"]
 )
@@ -77,6 +79,7 @@ except KeyboardInterrupt:
 """
 
 
+@quiet_gloo
 @pytest.mark.parametrize("strategy", METHODS)
 def test_a_second_interrupt_ends_the_ranks_at_once_and_not_the_parent(tmp_path, strategy):
     process = start([write(tmp_path, INTERRUPTED), strategy], cwd=tmp_path, extra=at_root())

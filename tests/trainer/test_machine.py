@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
+from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,28 @@ def test_a_killed_worker_is_one_line(tmp_path: Path) -> None:
         "see docs/trouble.md#a-loader-worker-was-killed"
     )
     assert re.fullmatch(line, str(raised.value))
+
+
+class Unreachable(Fragile):
+    """Its samples connect to a process that is gone, as tensors in shared memory may."""
+
+    def __getitem__(self, index: int) -> Any:
+        return self
+
+    def __reduce__(self) -> Any:
+        return Client, (("127.0.0.1", 1),)
+
+
+class LosesWorker(Model):
+    def train_dataloader(self) -> Any:
+        return DataLoader(Unreachable(), num_workers=1, collate_fn=list)
+
+
+def test_a_worker_that_was_killed_a_moment_ago_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"^DataLoader worker exited unexpectedly; if "
+    ):
+        train(LosesWorker(), tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,11 @@ import time
 import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from multiprocessing import connection
 from pathlib import Path
 from typing import Literal, NoReturn
+
+from torch.utils.data import dataloader
 
 from ..errors import EarlyExit, UserError
 from ..options import redaction
@@ -274,7 +277,15 @@ def failure_of_machine(error: BaseException, directory: Path) -> str | None:
         place = str(directory) if is_ours else f"{last.filename}, line {last.lineno}"
         return f"{error.strerror}: {error.filename or place}"
     worker = _WORKER.match(str(error)) if isinstance(error, RuntimeError) else None
-    if worker is None:
+    if worker is None and not _lost_worker(error):
         return None
     remedy = "give the loader fewer num_workers; see docs/trouble.md#a-loader-worker-was-killed"
-    return f"{worker[0]}; if nobody killed it, memory ran out: {remedy}"
+    what = worker[0] if worker else "DataLoader worker exited unexpectedly"
+    return f"{what}; if nobody killed it, memory ran out: {remedy}"
+
+
+def _lost_worker(error: BaseException) -> bool:
+    """Whether a loader lost the connection to a worker, which it did not see end yet."""
+    files = [each.filename for each in traceback.extract_tb(error.__traceback__)]
+    is_lost = isinstance(error, (ConnectionError, EOFError))
+    return is_lost and files[-1] == connection.__file__ and dataloader.__file__ in files

@@ -131,10 +131,11 @@ class Stages:
             # torch numbers the processes by their stages, and rank 0 has the last one.
             stage.group_rank = self._processes.position
             made.append(stage)
-        if name == "1f1b" and count < self._processes.stages:
-            name = "gpipe"  # as torch requires
-        is_single = name in ("gpipe", "1f1b")  # of one stage per process
-        found = getattr(pipelining, SCHEDULES[name])(
+        is_single, schedule = name in ("gpipe", "1f1b"), SCHEDULES[name]  # one stage per process
+        if is_single and count < self._processes.stages:
+            # All forwards, then all backwards; before 2.13 torch's gpipe needs more micro-batches.
+            is_single, schedule = False, "ScheduleLoopedBFS"
+        found = getattr(pipelining, schedule)(
             made[0] if is_single else made,
             count,
             loss_fn=lambda output, target: self._loss,

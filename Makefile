@@ -96,12 +96,15 @@ test-engines: $(TOOLS)  ## check the types of projects with each set of engines,
 renders: $(TOOLS)  ## print the size of projects with each set of engines; ARGS='--test none' also runs the quick tests of this one
 	PYTHONPATH=. PROJECT_PYTHON=$(PROJECT_VENV)/bin/python $(BIN)/python tests/renders_table.py $(ARGS)
 
-# Besides torch, what the locks have. Without PyTorch's index of CPU builds, pip brings CUDA's libraries.
+# Besides torch, what the locks have. Where PyTorch's index of CPU builds cannot be reached, pip brings CUDA's libraries.
 OLDEST := $(CURDIR)/build/venv-oldest
 test-oldest: project  ## run the quick tests with the oldest torch that is supported, in build/venv-oldest (1 to 7 GB)
 	$(PYTHON) -m venv --clear '$(OLDEST)'
-	'$(OLDEST)/bin/python' -m pip install -qq --extra-index-url '$(or $(TORCH_INDEX),https://download.pytorch.org/whl/cpu)' \
-		"torch==$$(sed -n 's/^ *"torch>=\([0-9.]*\)",$$/\1/p' build/test/my-project/pyproject.toml).*"
+	@torch="torch==$$(sed -n 's/^ *"torch>=\([0-9.]*\)",$$/\1/p' build/test/my-project/pyproject.toml).*" && \
+		{ PIP_INDEX_URL="$${TORCH_INDEX:-https://download.pytorch.org/whl/cpu}" PIP_EXTRA_INDEX_URL= \
+			'$(OLDEST)/bin/python' -m pip install -qq --no-deps --retries 0 "$$torch" 2> /dev/null || \
+		{ echo "$$torch: no index of CPU builds has it, so with CUDA's libraries" && \
+			'$(OLDEST)/bin/python' -m pip install -qq "$$torch"; }; }
 	@cd build/test/my-project/requirements && { $(call install,$(OLDEST),cpu.txt -r dev.txt -r '$(CURDIR)/tests/trainer/requirements.txt'); }
 	'$(OLDEST)/bin/python' -m pip install -qq --no-build-isolation --no-deps --editable build/test/my-project
 	cd build/test/my-project && CUDA_VISIBLE_DEVICES= '$(OLDEST)/bin/python' $(PYTEST) -m "not slow and not gpu"

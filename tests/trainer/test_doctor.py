@@ -1,6 +1,7 @@
 """`doctor`: planted faults are found, each by its place; nothing is found in the examples."""
 
 import json
+import multiprocessing
 import re
 import resource
 import socket
@@ -132,6 +133,15 @@ def test_an_order_that_is_not_reproducible_is_found() -> None:
     assert len(first) == 4
     for workers in (0, 2):
         assert fit.compare("two runs", first, order(workers)).status == "ok"
+
+
+def start_method() -> str:
+    return multiprocessing.get_start_method()
+
+
+def test_workers_of_a_new_interpreter_start_as_those_of_a_fit() -> None:
+    """A spawned process would spawn them; its death would leave their semaphores to a warning."""
+    assert Child(start_method, 60, "spawn").result() == start_method()
 
 
 def test_more_workers_are_suggested_for_a_slow_loader(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,9 +157,7 @@ class LosesWorker(Model):
 
 
 def test_a_worker_that_was_killed_a_moment_ago_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(
-        UserError, match=r"^DataLoader worker exited unexpectedly; if "
-    ):
+    with pytest.raises(UserError, match=r"^DataLoader worker exited unexpectedly; if "):
         train(LosesWorker(), tmp_path)
 
 

@@ -31,7 +31,8 @@ class Child(Generic[T]):
     def __init__(self, function: Callable[[], T], seconds: float, how: str = "fork") -> None:
         context: Any = multiprocessing.get_context(how)
         self._results, results = context.Pipe(duplex=False)
-        self._process = context.Process(target=_run, args=(function, results, seconds))
+        method = multiprocessing.get_start_method(allow_none=True)
+        self._process = context.Process(target=_run, args=(function, results, seconds, method))
         self._seconds, self._deadline = seconds, time.monotonic() + seconds
         self._process.start()
         results.close()
@@ -62,8 +63,9 @@ class Child(Generic[T]):
         return found
 
 
-def _run(function: Callable[[], Any], results: Any, seconds: float) -> None:
+def _run(function: Callable[[], Any], results: Any, seconds: float, method: str | None) -> None:
     os.setpgid(0, 0)
+    multiprocessing.set_start_method(method, force=True)  # that of loaders; "spawn" sets its own
     signal.alarm(int(seconds) + 2)  # it ends also if its parent was killed
     try:
         found = function()

@@ -146,9 +146,8 @@ def _model(work: Work) -> Iterator[Check]:
         yield Check("tied parameters", "ok", f"{' = '.join(tied)}{_TIED}")
 
 
-def _order(read_again: Callable[[], Work], work: Work) -> list[Check]:
-    again = partial(_compared, read_again, _read(work, 0)[0])
-    return run("data order", again, 0.9 * _SECONDS, how="spawn")
+def _order(again: Callable[[], Work], work: Work) -> list[Check]:
+    return run("data order", partial(_compared, again, _read(work, 0)[0]), 0.9 * _SECONDS, "spawn")
 
 
 def _compared(read_again: Callable[[], Work], first: Order) -> Iterator[Check]:

@@ -51,9 +51,8 @@ def read(program: str, words: Sequence[str], problems: Problems) -> Request:
     given = {"accelerator": own.accelerator or "gpu", "seconds": own.seconds or "120"}
     types = {"accelerator": Literal["gpu", "cpu"], "seconds": PositiveInt}
     found = values.convert("--", types, given, problems)
-    accelerator = "cuda" if found.get("accelerator") == "gpu" else "cpu"
-    memory = _bytes(own.memory, problems)
-    return Request(others, own.json, memory, accelerator, found.get("seconds", 1))
+    device = "cuda" if found.get("accelerator") == "gpu" else "cpu"
+    return Request(others, own.json, _bytes(own.memory, problems), device, found.get("seconds", 1))
 
 
 def _bytes(text: str | None, problems: Problems) -> int:

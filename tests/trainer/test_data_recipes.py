@@ -97,7 +97,7 @@ def packages(apart: None) -> None:
 def python(*words: str) -> None:
     paths = os.pathsep.join([os.environ["PYTHONPATH"], str(Path("site-packages").resolve())])
     extra = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(Path("hub").resolve()), "PYTHONPATH": paths}
-    done = run(words, cwd=Path.cwd(), extra=extra, fresh=True)
+    done = run(words, cwd=Path.cwd(), extra=extra)
     assert done.returncode == 0, done.stderr
 
 

@@ -26,7 +26,7 @@ def fit(name: str, *options: str) -> dict[str, torch.Tensor]:
     words = ["-m", "my_project", "fit", "--model", "lora.LoRA", *DATA, *how, *batch, *options]
     words += ["--trainer.run_name", name]
     paths = os.pathsep.join([os.environ["PYTHONPATH"], str(Path("packages").resolve())])
-    done = run(words, cwd=Path.cwd(), extra={**OFFLINE, "PYTHONPATH": paths}, fresh=True)
+    done = run(words, cwd=Path.cwd(), extra={**OFFLINE, "PYTHONPATH": paths})
     assert done.returncode == 0, done.stderr
     model: dict[str, torch.Tensor] = Checkpoint(resolve(Path("runs") / name)).state()["model"]
     return model

@@ -64,7 +64,9 @@ class Project:
         """Start `ssh/train.sh` on `login`, with a file of hosts and options of `fit`."""
         (self.folder / f"hosts-{name}").write_text(hosts, encoding="utf-8")
         script = ("bash", "ssh/train.sh", f"hosts-{name}", *fit, f"--trainer.run_name={name}")
-        command = self.network.inside("login", "env", "-C", str(self.folder), *script)
+        # Not ignored, as it is where a script has started the tests in the background.
+        login = ("env", "--default-signal=INT", "-C", str(self.folder))
+        command = self.network.inside("login", *login, *script)
         log = self.folder / f"{name}.log"
         with log.open("wb") as file:
             process = subprocess.Popen(

@@ -20,7 +20,7 @@ LINES = {
     "cli": 1259,
     "data": 1815,
     "errors.py": 116,
-    "launch": 2694,
+    "launch": 2695,
     "legacy": 454,
     "logging": 1294,
     "loop": 2394,

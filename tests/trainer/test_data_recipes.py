@@ -133,7 +133,10 @@ def test_a_model_of_transformers_on_a_dataset_of_files_equals_one_process(packag
             torch.testing.assert_close(value, one[name], atol=bound, rtol=0, msg=name)
 
 
-def write_samples() -> None:
+def write_samples(data: str) -> None:
+    if data == "samples.Samples":
+        python("-c", WRITE_MDS)
+        return
     for folder in ("shards", "rows"):
         Path(folder).mkdir()
     for part in range(4):
@@ -163,12 +166,10 @@ def write_samples() -> None:
 def test_streamed_samples_are_read_once_and_a_resume_is_exact(
     data: str, workers: int | None, resumes: bool, packages: None
 ) -> None:
-    write_samples()
+    write_samples(data)
     Path("line.py").write_text(LINE)
     words = ("--model", "line.Line", "--data", data, "--data.batch_size", "8")
-    if workers is None:
-        python("-c", WRITE_MDS)
-    else:
+    if workers is not None:
         words += ("--data.num_workers", str(workers))
     words += ("--trainer.devices", "2", "--trainer.max_epochs", "2")
     words += ("--trainer.log_every_n_steps", "1", "--trainer.run_name")
@@ -190,9 +191,7 @@ def test_streamed_samples_are_read_once_and_a_resume_is_exact(
 
 @pytest.mark.parametrize("data", ["tars.Tars", "rows.Rows", "samples.Samples"])
 def test_ranks_exchange_nothing_per_micro_batch(data: str, packages: None) -> None:
-    write_samples()
-    if data == "samples.Samples":
-        python("-c", WRITE_MDS)
+    write_samples(data)
     Path("line.py").write_text(LINE)
     words = ("--model", "line.Line", "--data", data, "--data.batch_size", "1")
     words += ("--trainer.accumulate_grad_batches", "10", "--trainer.devices", "2")

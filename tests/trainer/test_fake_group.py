@@ -37,10 +37,10 @@ def group_of(name: str) -> str:
 
 def marks(name: str) -> list[pytest.MarkDecorator]:
     """Of a strategy."""
-    slow = [] if name in QUICK else [pytest.mark.slow]
+    found = [] if name in QUICK else [pytest.mark.slow]
     if name in ("fsdp", "fsdp, whole"):
-        slow.append(fake_broadcast)
-    return [*slow, pytest.mark.needs(ENGINES[name])] if name in ENGINES else slow
+        found.append(fake_broadcast)
+    return [*found, pytest.mark.needs(ENGINES[name])] if name in ENGINES else found
 
 
 @pytest.fixture(scope="module")

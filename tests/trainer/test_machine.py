@@ -161,6 +161,22 @@ def test_a_worker_that_was_killed_a_moment_ago_is_one_line(tmp_path: Path) -> No
         train(LosesWorker(), tmp_path)
 
 
+class Refused(Fragile):
+    def __getitem__(self, index: int) -> Tensor:
+        Client(("127.0.0.1", 1))
+        raise AssertionError("a connection to port 1 is refused")
+
+
+class Connects(Model):
+    def train_dataloader(self) -> Any:
+        return DataLoader(Refused())
+
+
+def test_a_connection_of_the_user_is_no_worker(tmp_path: Path) -> None:
+    with pytest.raises(ConnectionRefusedError):
+        train(Connects(), tmp_path)
+
+
 @pytest.mark.parametrize(
     ("message", "start"),
     [

@@ -17,7 +17,7 @@ import time
 import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from multiprocessing import connection
+from multiprocessing import connection, queues
 from pathlib import Path
 from typing import Literal, NoReturn
 
@@ -285,7 +285,8 @@ def failure_of_machine(error: BaseException, directory: Path) -> str | None:
 
 
 def _lost_worker(error: BaseException) -> bool:
-    """Whether a loader lost the connection to a worker, which it did not see end yet."""
+    """Whether the connection to a loader's worker broke before torch saw that it had exited."""
     files = [each.filename for each in traceback.extract_tb(error.__traceback__)]
     is_lost = isinstance(error, (ConnectionError, EOFError))
-    return is_lost and files[-1] == connection.__file__ and dataloader.__file__ in files
+    is_received = {dataloader.__file__, queues.__file__} <= {*files}
+    return is_lost and is_received and files[-1] == connection.__file__

@@ -65,7 +65,7 @@ class Child(Generic[T]):
 
 def _run(function: Callable[[], Any], results: Any, seconds: float, method: str | None) -> None:
     os.setpgid(0, 0)
-    multiprocessing.set_start_method(method, force=True)  # that of loaders; "spawn" sets its own
+    multiprocessing.set_start_method(method, force=True)  # for loaders: spawn sets "spawn"
     signal.alarm(int(seconds) + 2)  # it ends also if its parent was killed
     try:
         found = function()

@@ -64,7 +64,7 @@ class Hosts:
 
     def up(self) -> None:
         """Create the network, and start sshd on all hosts but `login`."""
-        self.folder.mkdir()
+        (self.folder / "home").mkdir(parents=True)
         # 198.18.0.0/15 is reserved for network tests; a cluster of slurm/cluster.sh may use others.
         subnet = f"198.19.{int(self._id[:2], 16)}"
         bridge = f"ssh-{self._id}"
@@ -95,7 +95,8 @@ class Hosts:
         names = ",".join(NAMES)
         settings = {
             "known_hosts": f"{names} {key}",
-            "sshd_config": f"HostKey {self.folder}/host_key\n"
+            # An empty home: this machine's own .bashrc may print something, and take time.
+            "sshd_config": f"HostKey {self.folder}/host_key\nSetEnv HOME={self.folder}/home\n"
             f"AuthorizedKeysFile {self.folder}/user_key.pub\nStrictModes no\nUsePAM no\n"
             "PasswordAuthentication no\nPermitRootLogin prohibit-password\nPidFile none\n",
             "ssh_config": f"Host *\nIdentityFile {self.folder}/user_key\nIdentitiesOnly yes\n"

@@ -115,8 +115,8 @@ TESTS = (slow or needs) and not gpu
 test-slow: models  ## run the tests that are slow or need an engine, and train in an updated project
 	$(IN_PROJECT) build/test/my-project test-slow VENV=$(PROJECT_VENV)
 	$(TRAINER_TESTS) -m "$(TESTS)" tests/trainer
-	PROJECT_PYTHON=$(PROJECT_VENV)/bin/python $(BIN)/python -m pytest -m trains tests/test_update.py tests/test_docs.py \
-		tests/test_tutorial.py tests/test_project_files.py tests/test_examples.py tests/test_kubernetes.py
+	PROJECT_PYTHON=$(PROJECT_VENV)/bin/python $(BIN)/python $(PYTEST) -m trains tests/test_update.py tests/test_docs.py \
+		tests/test_project_files.py tests/test_examples.py tests/test_kubernetes.py
 
 conformance: project  ## compare every strategy with one process in all combinations, and print the table
 	$(IN_PROJECT) build/test/my-project conformance VENV=$(PROJECT_VENV)

@@ -1,17 +1,13 @@
-"""The script that follows the tutorial notices what a reader would; the page's local stage."""
+"""The script that follows the tutorial notices what a reader would. `make tutorial` follows it."""
 
 from __future__ import annotations
 
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
 import tutorial
-from history import missing
-from rendering import ROOT, TEMPLATE, render
+from rendering import TEMPLATE
 
-PYTHON = Path(os.environ.get("PROJECT_PYTHON", ROOT / "build" / "venv" / "bin" / "python"))
 PAGE = """# A tutorial
 
 Save it as `new.txt`:
@@ -141,21 +137,3 @@ def test_each_stage_of_the_tutorial_is_followed_somewhere() -> None:
     assert {block.language for block in found} == {"", "text", "python", "yaml"}
     lines = [line for block in outputs for line in block.text.splitlines()]
     assert len([line for line in lines if line != "…"]) > 25
-
-
-@pytest.mark.trains
-def test_the_tutorial_leads_from_data_to_a_prediction(tmp_path: Path) -> None:
-    """But for its first step: `.ci/run` takes it in an empty system."""
-    if not PYTHON.exists():
-        missing(f"there is no {PYTHON} (PROJECT_PYTHON): make demo")
-    if subprocess.run([PYTHON, "-c", "import optuna"], capture_output=True).returncode != 0:
-        missing("Optuna is not installed: make engines")
-    project = render(tmp_path, hooks=True)
-    environment = {
-        "PATH": f"{PYTHON.parent}:{os.environ['PATH']}",
-        "PYTHONPATH": str(project / "src"),
-    }
-    page = project / "docs" / "tutorial.md"
-    assert tutorial.follow(page, project, ("files", "local"), environment) == 8
-    for left in ("widths.html", "runs/killed/last", "runs/two/exported-step-00000600.safetensors"):
-        assert (project / left).exists()

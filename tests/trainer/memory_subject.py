@@ -32,12 +32,13 @@ class Counting(TorchDispatchMode):
         super().__init__()
         self.held = self.read = self.new = 0
         self._live: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._known: dict[int, tuple[StorageWeakRef, bool]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
         given = {each.data_ptr(): each for each in storages((args, kwargs))}
         for pointer, each in {each.data_ptr(): each for each in storages(found)}.items():
-            if pointer not in given and each.nbytes() and not is_file(each):
+            if pointer not in given and each.nbytes():
                 self._live[pointer] = StorageWeakRef(each), each.nbytes()
                 self.new += 1
         self._live = {key: each for key, each in self._live.items() if not each[0].expired()}
@@ -45,9 +46,17 @@ class Counting(TorchDispatchMode):
         kept = {each.data_ptr() for each in storages(found)}
         for each in tensors((args, kwargs)):
             storage = local(each).untyped_storage()
-            if storage.data_ptr() not in kept and is_file(storage):  # not a view
+            if storage.data_ptr() not in kept and self._is_file(storage):  # not a view
                 self.read += each.nbytes
         return found
+
+    def _is_file(self, storage: torch.UntypedStorage) -> bool:
+        """Ask once for each storage: the table of what is mapped is long."""
+        found = self._known.get(storage.data_ptr())
+        if found is None or found[0].expired():
+            found = StorageWeakRef(storage), is_file(storage)
+            self._known[storage.data_ptr()] = found
+        return found[1]
 
 
 def tensors(tree: Any) -> Iterator[Tensor]:

@@ -24,7 +24,14 @@ RUNS: dict[str, tuple[int, dict[str, Any], tuple[str, ...]]] = {
     "mesh of tensors": (4, {"data": 1, "shard": 2, "tensor": 2, **UNITS}, ("regional",)),
     "mesh of contexts": (2, {"data": 1, "context": 2}, ("whole", "regional")),
 }
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in list(RUNS)[1:]]
+# What "mesh of tensors" covers, too.
+COVERED = {"hsdp", "mesh", "mesh of replicas"}
+SLOW = [
+    pytest.param(
+        name, marks=[pytest.mark.slow, *([pytest.mark.exhaustive] if name in COVERED else [])]
+    )
+    for name in list(RUNS)[1:]
+]
 
 
 def losses_and_weights(

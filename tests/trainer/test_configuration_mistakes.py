@@ -49,7 +49,7 @@ pytestmark = pytest.mark.usefixtures("nothing_runs")
         ),
         pytest.param(
             ["--trainer.max_epochs", "null"],
-            "neither max_epochs nor max_steps is given: training would not end",
+            "give max_epochs, max_steps or max_time: training would not end",
             id="no end",
         ),
         pytest.param(

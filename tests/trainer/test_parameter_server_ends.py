@@ -24,6 +24,7 @@ def test_a_lost_server_ends_the_run_with_one_line(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.exhaustive
 def test_a_killed_worker_ends_the_run_with_one_line(tmp_path: Path) -> None:
     options = {"devices": 3, "max_epochs": 50}
     code, error, _ = train(tmp_path, options, {"ends": {"2": [5, "SIGKILL"]}})
@@ -41,7 +42,7 @@ def test_an_error_of_a_worker_ends_the_run(tmp_path: Path) -> None:
     assert error.splitlines()[-1] == "rank 2: OSError: the disk is gone"
 
 
-@pytest.mark.parametrize("when", ["1", "5"])
+@pytest.mark.parametrize("when", [pytest.param("1", marks=pytest.mark.exhaustive), "5"])
 def test_an_error_of_the_optimizer_ends_the_run(tmp_path: Path, when: str) -> None:
     options = {"devices": 3, "max_epochs": 50}
     code, error, _ = train(tmp_path, options, {"fails": int(when)})

@@ -228,7 +228,7 @@ def check_module(plan: Plan, module: TrainingModule) -> None:
     """Raise a ConfigurationError with all that a module lacks, or that does not fit the options."""
     problems, options, strategy = Problems(), plan.options, plan.strategy
     if (options.max_epochs, options.max_steps, options.max_time) == (None, None, None):
-        problems.add("neither max_epochs nor max_steps is given: training would not end")
+        problems.add("give max_epochs, max_steps or max_time: training would not end")
     needed = ["training_step", "configure_optimizers"][: 1 + strategy.limits.needs_optimizers]
     problems.lines += sources.missing(module, needed)
     problems.lines += problems_of(module, plan.strategy_name, strategy, options)

@@ -47,7 +47,8 @@ class Removes(Model):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         if batch_idx == 2:
-            shutil.rmtree(self.trainer.run_directory)
+            while self.trainer.run_directory.exists():  # a thread may be writing run.json in it
+                shutil.rmtree(self.trainer.run_directory, ignore_errors=True)
         return super().training_step(batch, batch_idx)
 
 

@@ -40,7 +40,10 @@ def test_what_needs_the_history_is_skipped_and_all_else_passes(archive: Path) ->
         file.name
         for file in sorted((archive / "tests").glob("test_*.py"))
         if file.name != Path(__file__).name
-        and re.search(r"import.*\bROOT\b[^#]*\bgit\b|from history", file.read_text("utf-8"))
+        and re.search(
+            r"import.*\bROOT\b[^#]*\bgit\b|from history import (?!missing\n)",
+            file.read_text("utf-8"),
+        )
     ]
     assert {"test_prompts.py", "test_update.py"} <= set(using)
     said = run(

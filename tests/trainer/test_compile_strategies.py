@@ -24,7 +24,7 @@ RUNS: dict[str, tuple[int, dict[str, Any], tuple[str, ...]]] = {
     "mesh of tensors": (4, {"data": 1, "shard": 2, "tensor": 2, **UNITS}, ("regional",)),
     "mesh of contexts": (2, {"data": 1, "context": 2}, ("whole", "regional")),
 }
-# What "mesh of tensors" covers, too.
+# What "fsdp", "tensor_parallel" and "mesh of tensors" cover together.
 COVERED = {"hsdp", "mesh", "mesh of replicas"}
 SLOW = [
     pytest.param(

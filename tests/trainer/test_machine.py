@@ -43,13 +43,24 @@ class Model(TrainingModule):
 
 
 class Removes(Model):
-    """Removes its run's directory in the third step."""
+    """Removes its run's directory in the third step, or at the end, after the last save."""
+
+    def __init__(self, at_end: bool = False) -> None:
+        super().__init__()
+        self.at_end = at_end
+
+    def remove(self) -> None:
+        while self.trainer.run_directory.exists():  # a thread may be writing run.json in it
+            shutil.rmtree(self.trainer.run_directory, ignore_errors=True)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        if batch_idx == 2:
-            while self.trainer.run_directory.exists():  # a thread may be writing run.json in it
-                shutil.rmtree(self.trainer.run_directory, ignore_errors=True)
+        if batch_idx == 2 and not self.at_end:
+            self.remove()
         return super().training_step(batch, batch_idx)
+
+    def on_fit_end(self) -> None:
+        if self.at_end:
+            self.remove()
 
 
 class Crowded(Model):
@@ -121,12 +132,12 @@ def test_a_full_disk_is_one_line(tmp_path: Path, is_full: bool) -> None:
     assert not any(line.startswith("Exception in thread") for line in lines)
 
 
-@pytest.mark.parametrize("every", [None, 1])
+@pytest.mark.parametrize(("every", "at_end"), [(None, False), (1, False), (None, True)])
 def test_a_removed_run_directory_ends_the_run_with_a_line(
-    tmp_path: Path, every: int | None
+    tmp_path: Path, every: int | None, at_end: bool
 ) -> None:
     with pytest.raises(UserError, match="the run directory was removed") as raised:
-        train(Removes(), tmp_path, checkpoint_every_n_steps=every)
+        train(Removes(at_end), tmp_path, checkpoint_every_n_steps=every)
     assert len(raised.value.problems) == 1
     assert not (tmp_path / "run").exists()
 

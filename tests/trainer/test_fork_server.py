@@ -149,3 +149,21 @@ def test_nothing_outlives_the_tests():
     while psutil.pid_exists(int(done.stdout)):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+FORKED = """
+import os, time
+from tests import fork_server
+
+with fork_server.serving():
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(100)
+        os._exit(1)
+os.kill(pid, 9)
+"""
+
+
+def test_servers_end_before_what_was_forked_beside_them():
+    done = run(["-c", FORKED], fresh=True, timeout=60)
+    assert done.returncode == 0, done.stderr

@@ -6,14 +6,17 @@ import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from my_project_trainer import Trainer, TrainingModule
+from my_project_trainer import Logger, Trainer, TrainingModule
+from my_project_trainer.callbacks import SystemMonitor
 from my_project_trainer.errors import UserError
 from my_project_trainer.launch import reports
 from tests.project import run
@@ -23,6 +26,11 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from processes import at_root
 
 SMALL = "16k"
+KILLED = (
+    r"DataLoader worker \(pid(\(s\))? \d+\) (is killed by signal: Killed|exited unexpectedly); "
+    "if nobody killed it, memory ran out: give the loader fewer num_workers; "
+    "see docs/trouble.md#a-loader-worker-was-killed"
+)
 
 
 class Model(TrainingModule):
@@ -145,18 +153,21 @@ def test_a_removed_run_directory_ends_the_run_with_a_line(
 def test_a_killed_worker_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError) as raised:
         train(Workers(), tmp_path)
-    line = (
-        r"DataLoader worker \(pid(\(s\))? \d+\) (is killed by signal: Killed|exited unexpectedly); "
-        "if nobody killed it, memory ran out: give the loader fewer num_workers; "
-        "see docs/trouble.md#a-loader-worker-was-killed"
-    )
-    assert re.fullmatch(line, str(raised.value))
+    assert re.fullmatch(KILLED, str(raised.value))
 
 
-class Unreachable(Fragile):
+class Unreachable(Dataset[Any]):
     """Its samples connect to a process that is gone, as tensors in shared memory may."""
 
+    def __init__(self, is_killed: bool) -> None:
+        self.is_killed = is_killed
+
+    def __len__(self) -> int:
+        return 16
+
     def __getitem__(self, index: int) -> Any:
+        if self.is_killed:
+            threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGKILL]).start()
         return self
 
     def __reduce__(self) -> Any:
@@ -164,13 +175,93 @@ class Unreachable(Fragile):
 
 
 class LosesWorker(Model):
+    """Its worker is unreachable, and killed if ``is_killed``."""
+
+    def __init__(self, is_killed: bool) -> None:
+        super().__init__()
+        self.is_killed = is_killed
+
     def train_dataloader(self) -> Any:
-        return DataLoader(Unreachable(), num_workers=1, collate_fn=list)
+        return DataLoader(Unreachable(self.is_killed), num_workers=1, collate_fn=list)
 
 
-def test_a_worker_that_was_killed_a_moment_ago_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^DataLoader worker exited unexpectedly; if "):
-        train(LosesWorker(), tmp_path)
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_worker_that_was_killed_a_moment_ago_is_one_line(tmp_path: Path, is_killed: bool) -> None:
+    with pytest.raises(UserError) as raised:
+        train(LosesWorker(is_killed), tmp_path)
+    line = str(raised.value)
+    assert re.fullmatch(KILLED, line) if is_killed else line.startswith("DataLoader worker exited")
+
+
+class Interrupted(Model):
+    """Its worker is killed in the middle of :meth:`wait`, which torch interrupts by an error."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__()
+        self.path = directory / "is_waiting"
+
+    def wait(self) -> None:
+        if self.trainer.global_step == 0 or self.path.exists():
+            return
+        self.path.touch()
+        time.sleep(60)
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(KilledLater(self.path), batch_size=2, num_workers=2)
+
+
+class KilledLater(Fragile):
+    """Kills the worker as soon as a file exists."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __getitem__(self, index: int) -> Tensor:
+        while index == 5 and not self.path.exists():
+            time.sleep(0.01)
+        return super().__getitem__(index)
+
+
+class WaitingLogger(Logger):
+    def __init__(self, wait: Callable[[], None]) -> None:
+        self.wait = wait
+
+    def write(self, step: int, epoch: int, values: Any) -> None:
+        self.wait()
+
+
+class WaitingOption(str):
+    """An option of an optimizer, which waits while it is hashed."""
+
+    wait: Callable[[], None]
+
+    def __repr__(self) -> str:
+        self.wait()
+        return super().__repr__()
+
+
+@pytest.mark.parametrize("place", ["logger", "monitor", "hashes"])
+def test_a_killed_worker_is_told_whatever_it_interrupts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    module = Interrupted(tmp_path)
+    options: dict[str, Any] = {"log_every_n_steps": 1, "record_hashes": False}
+    if place == "logger":
+        options["loggers"] = [WaitingLogger(module.wait)]
+    elif place == "monitor":
+        monkeypatch.setattr("psutil.cpu_percent", lambda: module.wait() or 0.0)
+        options["callbacks"] = [SystemMonitor(every_n_seconds=1e-6)]
+    else:
+        option = WaitingOption()
+        option.wait = module.wait
+        optimizer = torch.optim.SGD([{"params": module.parameters(), "note": option}], lr=0.01)
+        monkeypatch.setattr(module, "configure_optimizers", lambda: optimizer)
+        options["record_hashes"] = True
+    with pytest.raises(UserError) as raised:
+        train(module, tmp_path, **options)
+    assert re.fullmatch(KILLED, str(raised.value))
+    assert "is killed by signal: Killed" in str(raised.value)
+    assert (tmp_path / "is_waiting").exists()
 
 
 class Refused(Fragile):

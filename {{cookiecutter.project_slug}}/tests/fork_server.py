@@ -64,7 +64,7 @@ def serving(engines: "Sequence[Engine]" = ()) -> Iterator[None]:
                 variables |= engine.variables
         # What a process finds by PYTHONPATH, its request says.
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-        # A server ends when its standard input does, which is when this process is gone.
+        # A server ends when it can read its standard input, or this process is gone.
         servers = [
             subprocess.Popen(
                 [sys.executable, "-m", MAIN, f"{directory}/{name}-{seed}", *modules],
@@ -82,8 +82,9 @@ def serving(engines: "Sequence[Engine]" = ()) -> Iterator[None]:
         finally:
             del os.environ[DIRECTORY]
             for server in servers:
-                with server:  # closes its standard input and waits
-                    pass
+                # It would wait for the end if a process that was forked here, as a loader's
+                # worker of a failed test, still has the other end of its standard input.
+                server.communicate(b"end")
 
 
 class ForkedProcess(_Popen):

@@ -1,10 +1,13 @@
 """User errors: one line per problem; all problems of a configuration are reported at once."""
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 from types import TracebackType
 
 _LONGEST, _LONGEST_LINE = 120, 1000
+# Of torch/utils/data/dataloader.py, and of its handler of SIGCHLD.
+_WORKER = re.compile(r"DataLoader worker \(pid[^)]*(?:\(s\) [^)]*)?\) [^.]*")
 
 
 class UserError(Exception):
@@ -105,6 +108,16 @@ def one_line(error: BaseException) -> str:
         text = ""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return " ".join(lines[:2])[:300] if lines else type(error).__name__
+
+
+def lost_worker(error: BaseException) -> str:
+    """What torch says of a loader's worker that ended; empty for other errors.
+
+    Its handler of SIGCHLD raises this wherever the main thread is, so code that catches any error
+    and continues must raise this one again.
+    """
+    found = _WORKER.match(str(error)) if isinstance(error, RuntimeError) else None
+    return found[0] if found else ""
 
 
 def shorten(text: str, longest: int = _LONGEST) -> str:

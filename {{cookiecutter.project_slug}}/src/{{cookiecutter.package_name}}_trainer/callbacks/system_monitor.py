@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from ..errors import one_line
+from ..errors import lost_worker, one_line
 from ..module import Run, TrainingModule
 from .callback import Callback, check
 
@@ -57,6 +57,8 @@ class SystemMonitor(Callback):
             try:
                 values[name] = float(read())
             except Exception as error:  # a driver may raise anything
+                if lost_worker(error):
+                    raise
                 del self._readers[name]
                 failed.setdefault(f"{type(error).__name__}: {one_line(error)}", []).append(name)
         for reason, names in failed.items():

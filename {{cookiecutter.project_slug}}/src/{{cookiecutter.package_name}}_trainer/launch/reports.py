@@ -23,7 +23,7 @@ from typing import Literal, NoReturn
 
 from torch.utils.data import dataloader
 
-from ..errors import EarlyExit, UserError
+from ..errors import EarlyExit, UserError, lost_worker
 from ..options import redaction
 from . import collectives, files, hangs, outcome, signals
 from .signals import Interrupted, Preempted
@@ -36,12 +36,11 @@ RANK_PROCESS = "TRAINER_RANK_PID"
 # How long a rank that only lost a peer lets the peer report first.
 _SECONDS_FOR_PEER = 8.0
 _SECONDS_AT_EXIT = 5.0
+_SECONDS_FOR_SIGCHLD = 2.0
 _USER_ERROR = 2
 _INTERRUPTED = "interrupted.json"
 _TRAINER = Path(__file__).parents[1]
 _LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "gloo", "NCCL")
-# Of torch/utils/data/dataloader.py, and of its handler of SIGCHLD, which raises anywhere.
-_WORKER = re.compile(r"DataLoader worker \(pid[^)]*(?:\(s\) [^)]*)?\) [^.]*")
 
 State = Literal["", "started", "working"]
 """``started``: it handles SIGINT; ``working``: it must not end, even with exit code 0."""
@@ -276,17 +275,22 @@ def failure_of_machine(error: BaseException, directory: Path) -> str | None:
         is_ours = Path(last.filename).is_relative_to(_TRAINER)
         place = str(directory) if is_ours else f"{last.filename}, line {last.lineno}"
         return f"{error.strerror}: {error.filename or place}"
-    worker = _WORKER.match(str(error)) if isinstance(error, RuntimeError) else None
-    if worker is None and not _lost_worker(error):
+    worker = lost_worker(error) or _unreachable_worker(error)
+    if not worker:
         return None
     remedy = "give the loader fewer num_workers; see docs/trouble.md#a-loader-worker-was-killed"
-    what = worker[0] if worker else "DataLoader worker exited unexpectedly"
-    return f"{what}; if nobody killed it, memory ran out: {remedy}"
+    return f"{worker}; if nobody killed it, memory ran out: {remedy}"
 
 
-def _lost_worker(error: BaseException) -> bool:
-    """Whether the connection to a loader's worker broke before torch saw that it had exited."""
+def _unreachable_worker(error: BaseException) -> str:
+    """Describe a loader's worker that broke its connection before torch saw that it had exited."""
     files = [each.filename for each in traceback.extract_tb(error.__traceback__)]
     is_lost = isinstance(error, (ConnectionError, EOFError))
     is_received = {dataloader.__file__, queues.__file__} <= {*files}
-    return is_lost and is_received and files[-1] == connection.__file__
+    if not (is_lost and is_received and files[-1] == connection.__file__):
+        return ""
+    try:
+        time.sleep(_SECONDS_FOR_SIGCHLD)  # its handler raises an error that says how it ended
+    except RuntimeError as raised:
+        return lost_worker(raised)
+    return "DataLoader worker exited unexpectedly"

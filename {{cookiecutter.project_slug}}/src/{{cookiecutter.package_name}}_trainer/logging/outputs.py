@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from ..errors import one_line
+from ..errors import lost_worker, one_line
 from ..options import redaction
 from .logger import LoggedRun, Logger
 from .metrics import Recorder
@@ -85,6 +85,8 @@ class Outputs:
             try:
                 results[name] = call(name, logger)
             except Exception as error:  # a logger may raise anything
+                if lost_worker(error):
+                    raise
                 del self.loggers[name]
                 reason = redaction.message(f"{type(error).__name__}: {one_line(error)}")
                 line = f"warning: logger {name!r} is not used any more: it raised {reason}"

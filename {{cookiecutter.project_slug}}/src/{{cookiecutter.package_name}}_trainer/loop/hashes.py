@@ -30,7 +30,7 @@ from torch import Tensor
 
 from ..checkpoint import dtensors
 from ..data import MicroBatch, moving, randomness
-from ..errors import one_line
+from ..errors import lost_worker, one_line
 from ..launch import collectives
 from ..strategies.optimizers import Optimization
 from .parts import FitParts
@@ -172,6 +172,8 @@ class StepHashes:
         try:
             yield
         except Exception as error:
+            if lost_worker(error):
+                raise
             self.is_open = self.is_due = False
             why = f"{type(error).__name__}: {one_line(error)}"
             line = f"warning: hashes of steps are not recorded any more: {why}"

@@ -182,14 +182,16 @@ def read_named(
         int(env[name])
         for name in (names.rank, names.world_size, names.local_rank, names.local_world_size)
     )
-    nodes = -(-world_size // on_node) if on_node > 0 else 0  # 0 is refused, with all numbers
+    if on_node < 1:
+        given = f"{names.local_world_size}={on_node}"
+        raise ConfigurationError(f"{source}: {given} is below 1; the launch is broken")
     return Layout(
         rank=rank,
         local_rank=local_rank,
         world_size=world_size,
         local_world_size=on_node,
-        node_rank=int(env.get(names.node_rank, rank // on_node if nodes else 0)),
-        num_nodes=int(env.get(names.num_nodes, nodes)),
+        node_rank=int(env.get(names.node_rank, rank // on_node)),
+        num_nodes=int(env.get(names.num_nodes, -(-world_size // on_node))),
         main_address=env.get("MASTER_ADDR", main_address),
         main_port=int(env.get("MASTER_PORT", 0)),
         source=source,

@@ -109,6 +109,7 @@ def create(name: object, options: dict[str, Any]) -> Strategy:
     for option, value in options.items():
         if option not in wrong and isinstance(value, float) and not math.isfinite(value):
             problems.add(f"strategy_options.{option}={value!r}: expected a finite number")
+            wrong.append(option)
     timeout = options.get("timeout_seconds", 1)
     if "timeout_seconds" not in wrong and not 0 < timeout <= _LONGEST_TIMEOUT:
         problems.add(

@@ -63,6 +63,11 @@ pytestmark = pytest.mark.usefixtures("nothing_runs")
             id="unknown option of a strategy",
         ),
         pytest.param(
+            ["--trainer.strategy=ddp", "--trainer.strategy_options.timeout_seconds=.nan"],
+            "strategy_options.timeout_seconds=nan: expected a finite number",
+            id="option of a strategy that is not finite",
+        ),
+        pytest.param(
             ["--trainer.strategy=fsdp", "--trainer.strategy_options.accumulate_in_parts=false"],
             "strategy_options: fsdp has no option 'accumulate_in_parts': it is called "
             "reduce_every_microbatch now",

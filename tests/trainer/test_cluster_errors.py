@@ -64,7 +64,8 @@ from cluster_environments import (
         ),
         (
             LAUNCHED | {"LOCAL_WORLD_SIZE": "0"},
-            "environment: LOCAL_WORLD_SIZE=0 is below 1; the launch is broken",
+            "environment: LOCAL_WORLD_SIZE=0, but it is the number of processes on this node, at "
+            "least 1; the launch is broken",
         ),
         (
             LAUNCHED | {"LOCAL_RANK": "2"},

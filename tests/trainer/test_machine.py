@@ -159,38 +159,49 @@ def test_a_killed_worker_is_one_line(tmp_path: Path) -> None:
 class Unreachable(Dataset[Any]):
     """Its samples connect to a process that is gone, as tensors in shared memory may."""
 
-    def __init__(self, is_killed: bool) -> None:
-        self.is_killed = is_killed
+    def __init__(self, is_due: Callable[[], bool]) -> None:
+        self.is_due = is_due
 
     def __len__(self) -> int:
         return 16
 
     def __getitem__(self, index: int) -> Any:
-        if self.is_killed:
-            threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGKILL]).start()
+        threading.Thread(target=self.kill, daemon=True).start()
         return self
+
+    def kill(self) -> None:
+        time.sleep(0.2)  # the sample is sent first
+        while not self.is_due():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
 
     def __reduce__(self) -> Any:
         return Client, (("127.0.0.1", 1),)
 
 
 class LosesWorker(Model):
-    """Its worker is unreachable, and killed if ``is_killed``."""
+    """Its worker is unreachable, and killed when it ``is_due``."""
 
-    def __init__(self, is_killed: bool) -> None:
+    def __init__(self, is_due: Callable[[], bool]) -> None:
         super().__init__()
-        self.is_killed = is_killed
+        self.is_due = is_due
 
     def train_dataloader(self) -> Any:
-        return DataLoader(Unreachable(self.is_killed), num_workers=1, collate_fn=list)
+        return DataLoader(Unreachable(self.is_due), num_workers=1, collate_fn=list)
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_a_worker_that_was_killed_a_moment_ago_is_one_line(tmp_path: Path, is_killed: bool) -> None:
     with pytest.raises(UserError) as raised:
-        train(LosesWorker(is_killed), tmp_path)
+        train(LosesWorker(lambda: is_killed), tmp_path)
     line = str(raised.value)
     assert re.fullmatch(KILLED, line) if is_killed else line.startswith("DataLoader worker exited")
+
+
+def wait_at(path: Path) -> None:
+    """Wait until torch raises that a worker was killed, which one is when the path exists."""
+    path.touch()
+    time.sleep(60)
 
 
 class Interrupted(Model):
@@ -201,10 +212,8 @@ class Interrupted(Model):
         self.path = directory / "is_waiting"
 
     def wait(self) -> None:
-        if self.trainer.global_step == 0 or self.path.exists():
-            return
-        self.path.touch()
-        time.sleep(60)
+        if self.trainer.global_step > 0 and not self.path.exists():
+            wait_at(self.path)
 
     def train_dataloader(self) -> Any:
         return DataLoader(KilledLater(self.path), batch_size=2, num_workers=2)
@@ -262,6 +271,34 @@ def test_a_killed_worker_is_told_whatever_it_interrupts(
     assert re.fullmatch(KILLED, str(raised.value))
     assert "is killed by signal: Killed" in str(raised.value)
     assert (tmp_path / "is_waiting").exists()
+
+
+class ClosingLogger(Logger):
+    """Calls a function when it is closed."""
+
+    def __init__(self, name: str, call: Callable[[], None]) -> None:
+        self.name, self.call = name, call
+
+    def write(self, step: int, epoch: int, values: Any) -> None:
+        pass
+
+    def close(self) -> None:
+        self.call()
+
+
+def test_a_killed_worker_keeps_no_logger_from_being_closed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = waiting, closed = tmp_path / "is_waiting", tmp_path / "is_closed"
+    loggers = [
+        ClosingLogger("first", lambda: wait_at(waiting)),
+        ClosingLogger("second", closed.touch),
+    ]
+    with pytest.raises(UserError) as raised:
+        train(LosesWorker(waiting.exists), tmp_path, loggers=loggers)
+    assert re.fullmatch(KILLED, str(raised.value))
+    assert [path.exists() for path in paths] == [True, True]
+    assert capsys.readouterr().err == ""
 
 
 class Refused(Fragile):

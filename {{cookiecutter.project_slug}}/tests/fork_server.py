@@ -64,7 +64,7 @@ def serving(engines: "Sequence[Engine]" = ()) -> Iterator[None]:
                 variables |= engine.variables
         # What a process finds by PYTHONPATH, its request says.
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-        # A server ends when it can read its standard input, or this process is gone.
+        # A server ends when it is told so, or all that have its standard input open are gone.
         servers = [
             subprocess.Popen(
                 [sys.executable, "-m", MAIN, f"{directory}/{name}-{seed}", *modules],
@@ -82,8 +82,8 @@ def serving(engines: "Sequence[Engine]" = ()) -> Iterator[None]:
         finally:
             del os.environ[DIRECTORY]
             for server in servers:
-                # It would wait for the end if a process that was forked here, as a loader's
-                # worker of a failed test, still has the other end of its standard input.
+                # Its standard input does not end while a process that was forked here, such as
+                # a loader's worker of a failed test, has it open too.
                 server.communicate(b"end")
 
 

@@ -183,8 +183,10 @@ def read_named(
         for name in (names.rank, names.world_size, names.local_rank, names.local_world_size)
     )
     if on_node < 1:
-        given = f"{names.local_world_size}={on_node}"
-        raise ConfigurationError(f"{source}: {given} is below 1; the launch is broken")
+        raise ConfigurationError(
+            f"{source}: {names.local_world_size}={on_node}, but it is the number of processes on "
+            "this node, at least 1; the launch is broken"
+        )
     return Layout(
         rank=rank,
         local_rank=local_rank,

@@ -79,16 +79,24 @@ class Outputs:
         self._each(lambda _, logger: logger.close())
 
     def _each(self, call: Callable[[str, Logger], T]) -> dict[str, T]:
-        """Call all loggers; one that raises is not called any more, which is said once."""
+        """Call all loggers; one that raises is not called any more, which is said once.
+
+        Raises:
+            RuntimeError: A loader's worker was killed meanwhile; all loggers were called.
+        """
         results: dict[str, T] = {}
+        lost: Exception | None = None
         for name, logger in list(self.loggers.items()):
             try:
                 results[name] = call(name, logger)
             except Exception as error:  # a logger may raise anything
                 if lost_worker(error):
-                    raise
+                    lost = error
+                    continue
                 del self.loggers[name]
                 reason = redaction.message(f"{type(error).__name__}: {one_line(error)}")
                 line = f"warning: logger {name!r} is not used any more: it raised {reason}"
                 print(line, file=sys.stderr, flush=True)
+        if lost is not None:
+            raise lost
         return results

@@ -22,7 +22,7 @@ LINES = {
     "errors.py": 129,
     "launch": 2703,
     "legacy": 454,
-    "logging": 1304,
+    "logging": 1300,
     "loop": 2396,
     "memory": 468,
     "module": 668,

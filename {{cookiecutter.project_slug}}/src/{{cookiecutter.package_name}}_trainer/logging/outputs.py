@@ -79,11 +79,7 @@ class Outputs:
         self._each(lambda _, logger: logger.close())
 
     def _each(self, call: Callable[[str, Logger], T]) -> dict[str, T]:
-        """Call all loggers; one that raises is not called any more, which is said once.
-
-        Raises:
-            RuntimeError: A loader's worker was killed meanwhile; all loggers were called.
-        """
+        """Call all loggers; one that raises is not called any more, which is said once."""
         results: dict[str, T] = {}
         lost: Exception | None = None
         for name, logger in list(self.loggers.items()):
@@ -91,7 +87,7 @@ class Outputs:
                 results[name] = call(name, logger)
             except Exception as error:  # a logger may raise anything
                 if lost_worker(error):
-                    lost = error
+                    lost = error  # not the logger's; raised when all were called
                     continue
                 del self.loggers[name]
                 reason = redaction.message(f"{type(error).__name__}: {one_line(error)}")

@@ -20,7 +20,7 @@ LINES = {
     "cli": 1259,
     "data": 1815,
     "errors.py": 129,
-    "launch": 2703,
+    "launch": 2740,
     "legacy": 454,
     "logging": 1300,
     "loop": 2396,

@@ -9,7 +9,7 @@ import time
 import psutil
 import pytest
 from tests.fork_server import is_serving
-from tests.project import PACKAGE, run, start
+from tests.project import PACKAGE, run, stacks_of, start
 
 pytestmark = pytest.mark.skipif(
     not is_serving(), reason="processes are started, not forked, on this system"
@@ -128,6 +128,42 @@ def test_a_wait_is_bounded():
             process.communicate(timeout=0.1)
         process.kill()
         assert process.wait(60) == -signal.SIGKILL
+
+
+HANGS = """
+import multiprocessing, os, subprocess, sys, threading, time
+
+def hang():
+    os.write(1, b"here ")
+    time.sleep(1000)
+
+def rank(): hang()
+def worker(): hang()
+def thread(): hang()
+def launcher(): hang()
+
+if len(sys.argv) == 1:
+    subprocess.Popen([sys.executable, "hangs.py", "rank"], env={**os.environ}, process_group=0)
+    launcher()
+os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+multiprocessing.get_context("fork").Process(target=worker).start()
+threading.Thread(target=thread, daemon=True).start()
+rank()
+"""
+
+
+def test_a_timeout_tells_where_each_process_stands(tmp_path, monkeypatch):
+    (tmp_path / "hangs.py").write_text(HANGS)
+    with start(["hangs.py"], cwd=tmp_path) as process:
+        assert process.stdout.read(4 * len("here ")) == 4 * "here "
+        found = stacks_of(process)
+        process.kill()
+    for each in ("launcher", "rank", "worker", "thread"):
+        assert f"in {each}\n" in found
+    monkeypatch.setattr("tests.project._SECONDS_TO_PRINT", 0.1)
+    with pytest.raises(subprocess.TimeoutExpired) as raised:
+        run(["-c", "import time; time.sleep(1000)"], timeout=0.1)
+    assert len(raised.value.__notes__) == 1
 
 
 KILLED = """

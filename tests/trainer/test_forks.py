@@ -1,19 +1,76 @@
-"""A loader's worker does not destroy what earlier runs have left in its parent."""
+"""A loader's worker does not hang over what its parent's threads do, or earlier runs have left."""
 
+import ctypes
 import sys
+import threading
+from hashlib import sha256
 
 import pytest
-from tests.project import run
+from my_project_trainer.launch import forks, rendezvous
+from tests.project import PATIENCE, run
 
 from torch_versions import quiet_gloo
 
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads are seen in /proc")
+PR_SET_NAME = 15  # linux/prctl.h
+IS_FIXED = sys.version_info >= (3, 11, 10)
+
 
 @quiet_gloo
-@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
 def test_workers_of_a_second_fit_leave_the_first_one_s_process_group_alone(tmp_path):
     # Destroyed in a worker it would wait, without an end, for a thread of its parent.
     done = run(["-m", "twice_subject", tmp_path], timeout=120)
     assert done.returncode == 0, done.stderr
-    left = [line for line in done.stdout.splitlines() if line.endswith("left")]
+    left = [line for line in done.stdout.splitlines() if line.startswith("left:")]
     assert len(left) == 2
-    assert left[0] != "first: 0 left"  # there was something to destroy
+    assert "pt_gloo_runloop" in left[0]  # there was something to destroy; and its name is known
+
+
+@pytest.mark.parametrize("name", ["pt_test", "test"])
+def test_a_running_thread_is_seen_if_it_is_of_torch(name):
+    runs, ends = threading.Event(), threading.Event()
+
+    def work() -> None:
+        ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode())
+        runs.set()
+        while not ends.is_set():
+            sha256(bytes(2**22)).digest()  # releases the GIL
+
+    def is_seen(seconds: float) -> bool:
+        return rendezvous.poll(forks._is_any_running, seconds, 0.001)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        runs.wait()
+        assert is_seen(PATIENCE) if name == "pt_test" else not is_seen(0.5)
+    finally:
+        ends.set()
+        thread.join()
+    assert rendezvous.poll(lambda: not forks._is_any_running(), PATIENCE, 0.001)
+
+
+FORK = """
+import os
+from my_project_trainer.launch import forks
+
+answers = [False, True, True]
+forks._is_any_running = answers.pop
+forks.keep_children_from_hanging()
+forks.keep_children_from_hanging()
+pid = os.fork()
+if pid == 0:
+    os._exit(len(answers))
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+def test_a_fork_waits_until_torch_s_threads_are_idle():
+    done = run(["-c", FORK])
+    assert done.stdout == ("3\n" if IS_FIXED else "0\n"), done.stderr
+
+
+def test_the_wait_is_bounded(monkeypatch):
+    monkeypatch.setattr(forks, "_is_any_running", lambda: True)
+    monkeypatch.setattr(forks, "_MOST_SECONDS", 0.01)
+    forks._wait_for_threads()

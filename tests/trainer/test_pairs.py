@@ -136,8 +136,8 @@ def train(folder: Path, strategy: str, requests: list[Request]) -> dict[str, str
         arguments = ["-m", "pairs_subject", "train", folder, "requests"]
         try:
             output = run(arguments, cwd=folder, timeout=SECONDS, **how).stderr
-        except subprocess.TimeoutExpired:
-            output = f"did not end within {SECONDS:.0f} s"
+        except subprocess.TimeoutExpired as error:
+            output = f"did not end within {SECONDS:.0f} s\n{error.__notes__[0]}"
         files = {each["name"]: folder / f"{each['name']}.json" for each in requests}
         results = {
             name: json.loads(file.read_text()) for name, file in files.items() if file.exists()

@@ -1,6 +1,6 @@
 """Two fits in one process a rank, with loader workers that collect garbage.
 
-``python -m twice_subject FOLDER`` prints after each fit how many of gloo's threads are left.
+``python -m twice_subject FOLDER`` prints after each fit which of gloo's threads are left.
 """
 
 import gc
@@ -59,9 +59,9 @@ def fit(folder: Path, name: str) -> None:
         run_name=name,
     )
     run.fit(Model())
-    gloo = [each for each in TASKS.iterdir() if "gloo" in (each / "comm").read_text()]
+    left = [name for each in TASKS.iterdir() if "gloo" in (name := (each / "comm").read_text())]
     if run.global_rank == 0:
-        print(f"{name}: {len(gloo)} left", flush=True)
+        print("left:", *{each.strip() for each in left}, flush=True)
 
 
 if __name__ == "__main__":

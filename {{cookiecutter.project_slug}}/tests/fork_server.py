@@ -38,6 +38,7 @@ DIRECTORY = "TEST_FORK_SERVERS"
 ROOT = Path(__file__).parent.parent
 MAIN = "tests.fork_server_main"
 SEEDS = 2
+_servers: "list[subprocess.Popen[bytes]]" = []
 
 
 def is_serving() -> bool:
@@ -77,14 +78,22 @@ def serving(engines: "Sequence[Engine]" = ()) -> Iterator[None]:
             for seed in range(SEEDS)
         ]
         os.environ[DIRECTORY] = directory
+        _servers.extend(servers)
         try:
             yield
         finally:
+            _servers.clear()
             del os.environ[DIRECTORY]
             for server in servers:
                 # Its standard input does not end while a process that was forked here, such as
                 # a loader's worker of a failed test, has it open too.
                 server.communicate(b"end")
+
+
+def print_stacks() -> None:
+    """Have all processes that were forked, and their own forks, write their stacks to stderr."""
+    for server in _servers:
+        server.send_signal(signal.SIGQUIT)
 
 
 class ForkedProcess(_Popen):

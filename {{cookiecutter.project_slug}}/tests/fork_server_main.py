@@ -7,6 +7,7 @@ import array
 import atexit
 import contextlib
 import ctypes
+import faulthandler
 import fcntl
 import gc
 import importlib
@@ -82,6 +83,7 @@ class _Server:
         os.set_blocking(self._wakes, False)
         signal.set_wakeup_fd(self._wakes)
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGQUIT, lambda *_: self._signal_all(signal.SIGQUIT))
         while True:
             watched = [0, self._woken, self._listener, *self._asking, *self._children.values()]
             ready, _, _ = select.select(watched, [], [])
@@ -113,11 +115,14 @@ class _Server:
         """A caller sends nothing more: what can be read is that it has gone."""
         for pid, connection in self._children.items():
             if connection in ready:
-                _kill(pid)
+                _signal(pid, signal.SIGKILL)
+
+    def _signal_all(self, number: int) -> None:
+        for pid in self._children:
+            _signal(pid, number)
 
     def _end(self) -> None:
-        for pid in self._children:
-            _kill(pid)
+        self._signal_all(signal.SIGKILL)
         os._exit(0)
 
     def _fork(self, connection: socket.socket) -> Callable[[], None] | None:
@@ -181,11 +186,11 @@ def _leave_out_destructors() -> None:
     libc.on_exit(libc.fcloseall, None)
 
 
-def _kill(pid: int) -> None:
+def _signal(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
+        os.killpg(pid, number)  # with those that it has forked itself
     with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, number)
 
 
 def _become(request: _Request, files: Sequence[int], path: Sequence[str]) -> None:
@@ -205,6 +210,8 @@ def _become(request: _Request, files: Sequence[int], path: Sequence[str]) -> Non
     own, real = os.getpid(), os.getppid
     os.getppid = lambda: request.parent if os.getpid() == own else real()
     _take_files(files, request.numbers)
+    # A run redirects the output of all ranks but the first.
+    faulthandler.register(signal.SIGQUIT, os.dup(2), all_threads=True)
     arguments = list(request.arguments)
     unbuffered = bool(request.environment.get("PYTHONUNBUFFERED"))
     while arguments[0] in ("-u", "-B"):

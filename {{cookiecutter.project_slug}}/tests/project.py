@@ -1,6 +1,7 @@
 """Starts the package's commands for tests, and says what is missing for some."""
 
 import atexit
+import contextlib
 import importlib.util
 import os
 import re
@@ -26,6 +27,7 @@ PACKAGE = "my_project"
 
 # Seconds that a test waits for a process: no limit on a slow machine, but an end where one hangs.
 PATIENCE = 600.0
+_SECONDS_TO_PRINT = 5.0
 # A test is one process of its own, whatever has started it.
 _CLUSTER = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"),
@@ -49,17 +51,30 @@ def run(
 ) -> "subprocess.CompletedProcess[str]":
     """Run Python with arguments to its end; a process group that takes too long is killed whole.
 
+    Then a note of the ``TimeoutExpired`` gives the stacks of all processes that were forked.
     ``how`` it is started: see :func:`start`.
     """
     with start(arguments, cwd=cwd, extra=extra, **how) as process:
         try:
             output, error = process.communicate(timeout=timeout)
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
+        except BaseException as error:
+            if isinstance(error, subprocess.TimeoutExpired):
+                error.add_note(stacks_of(process))
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             raise
     # Said on a machine with GPUs, where torch is a CPU build; test_hidden_gpus.py asks for it.
     error = re.sub("^warning: this run is on the CPU: .*\n", "", error, flags=re.MULTILINE)
     return subprocess.CompletedProcess(process.args, process.returncode, output, error)
+
+
+def stacks_of(process: "subprocess.Popen[str]") -> str:
+    """What a process that takes too long has written to standard error, with all stacks."""
+    fork_server.print_stacks()
+    try:
+        return process.communicate(timeout=_SECONDS_TO_PRINT)[1]
+    except subprocess.TimeoutExpired as error:
+        return (error.stderr or b"").decode(errors="replace")
 
 
 def run_nodes(

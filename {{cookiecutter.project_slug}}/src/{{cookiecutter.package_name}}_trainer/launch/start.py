@@ -6,8 +6,6 @@ work in :func:`run_external`.
 
 import atexit
 import ctypes
-import functools
-import gc
 import multiprocessing
 import multiprocessing.util
 import os
@@ -26,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError
-from . import collectives, outcome, reports, signals
+from . import collectives, forks, outcome, reports, signals
 from .cluster import Layout
 from .pickling import find_unpicklable
 from .reports import PARENT, RANK_PROCESS, Failure, RankError
@@ -64,7 +62,7 @@ def run_external(
         end_waits: Whether the end of this process would wait for its peers, after a failure.
     """
     _die_with_parent()
-    _freeze_garbage_in_children()
+    forks.keep_children_from_hanging()
     reports.report_start()
     reports.set_state("working")
     try:
@@ -102,16 +100,6 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(parent):
         sys.exit("the process that started this rank has ended")
-
-
-@functools.cache  # once in a process
-def _freeze_garbage_in_children() -> None:
-    """Keep forked processes, such as loader workers, from destroying objects of this one.
-
-    To destroy an earlier run's process group, if it is in a reference cycle, hangs in a forked
-    process: gloo waits for a thread that exists only in the parent.
-    """
-    os.register_at_fork(after_in_child=gc.freeze)
 
 
 def drop_inherited_variables() -> None:

@@ -38,7 +38,6 @@ DIRECTORY = "TEST_FORK_SERVERS"
 ROOT = Path(__file__).parent.parent
 MAIN = "tests.fork_server_main"
 SEEDS = 2
-_servers: "list[subprocess.Popen[bytes]]" = []
 
 
 def is_serving() -> bool:
@@ -78,22 +77,14 @@ def serving(engines: "Sequence[Engine]" = ()) -> Iterator[None]:
             for seed in range(SEEDS)
         ]
         os.environ[DIRECTORY] = directory
-        _servers.extend(servers)
         try:
             yield
         finally:
-            _servers.clear()
             del os.environ[DIRECTORY]
             for server in servers:
                 # Its standard input does not end while a process that was forked here, such as
                 # a loader's worker of a failed test, has it open too.
                 server.communicate(b"end")
-
-
-def print_stacks() -> None:
-    """Have all processes that were forked, and their own forks, write their stacks to stderr."""
-    for server in _servers:
-        server.send_signal(signal.SIGQUIT)
 
 
 class ForkedProcess(_Popen):
@@ -118,6 +109,12 @@ class ForkedProcess(_Popen):
     ) -> None:
         self._engine, self._seed = engine, seed
         super().__init__(args, **options)
+
+    def print_stacks(self) -> None:
+        """Have it, its ranks and their own forks write their stacks to its standard error."""
+        for seed in range(SEEDS):
+            with _connect(f"{self._engine}-{seed}") as server:
+                _send(server, self.pid)
 
     # The private methods in which Popen starts a process and waits for it: all else is its own.
     def _execute_child(self, args: Any, *positional: Any) -> None:
@@ -173,10 +170,12 @@ def _connect(server: str) -> socket.socket:
     return connection
 
 
-def _send(connection: socket.socket, request: Mapping[str, Any], files: list[int]) -> None:
+def _send(
+    connection: socket.socket, request: Mapping[str, Any] | int, files: Sequence[int] = ()
+) -> None:
     data = json.dumps(request).encode()
     rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))
-    connection.sendmsg([len(data).to_bytes(4, "little")], [rights])
+    connection.sendmsg([len(data).to_bytes(4, "little")], [rights] if files else [])
     connection.sendall(data)
 
 

@@ -70,6 +70,7 @@ class _Server:
     def __init__(self, path: str, modules: Sequence[str]) -> None:
         self._modules = [*PRELOADED, *modules]
         self._children: dict[int, socket.socket] = {}
+        self._parents: dict[int, int] = {}  # who asked for each child
         self._asking: list[socket.socket] = []  # have connected, and may be stopped before they ask
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(f"{path}.new")
@@ -83,7 +84,6 @@ class _Server:
         os.set_blocking(self._wakes, False)
         signal.set_wakeup_fd(self._wakes)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGQUIT, lambda *_: self._signal_all(signal.SIGQUIT))
         while True:
             watched = [0, self._woken, self._listener, *self._asking, *self._children.values()]
             ready, _, _ = select.select(watched, [], [])
@@ -108,6 +108,7 @@ class _Server:
             if pid == 0:
                 return
             connection = self._children.pop(pid)
+            del self._parents[pid]
             with connection, contextlib.suppress(OSError):
                 connection.sendall(status.to_bytes(4, "little"))
 
@@ -117,12 +118,14 @@ class _Server:
             if connection in ready:
                 _signal(pid, signal.SIGKILL)
 
-    def _signal_all(self, number: int) -> None:
-        for pid in self._children:
-            _signal(pid, number)
+    def _print_stacks(self, process: int) -> None:
+        for pid, parent in self._parents.items():
+            if process in (pid, parent):
+                _signal(pid, signal.SIGQUIT)
 
     def _end(self) -> None:
-        self._signal_all(signal.SIGKILL)
+        for pid in self._children:
+            _signal(pid, signal.SIGKILL)
         os._exit(0)
 
     def _fork(self, connection: socket.socket) -> Callable[[], None] | None:
@@ -130,9 +133,14 @@ class _Server:
         if not size:  # it has only had this server import
             connection.close()
             return None
+        asked = json.loads(receive(connection, int.from_bytes(size, "little")))
+        if isinstance(asked, int):
+            self._print_stacks(asked)
+            connection.close()
+            return None
         files = array.array("i")
         files.frombytes(rights[0][2])
-        request = _Request(**json.loads(receive(connection, int.from_bytes(size, "little"))))
+        request = _Request(**asked)
         pid = os.fork()
         if pid == 0:
             for each in (connection, self._listener, *self._asking, *self._children.values()):
@@ -142,7 +150,7 @@ class _Server:
             return lambda: _become(request, list(files), self._path)
         for file in files:
             os.close(file)
-        self._children[pid] = connection
+        self._children[pid], self._parents[pid] = connection, request.parent
         with contextlib.suppress(OSError):  # the caller has gone: seen in the next round
             connection.sendall(pid.to_bytes(4, "little"))
         return None

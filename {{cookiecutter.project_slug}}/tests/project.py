@@ -69,8 +69,12 @@ def run(
 
 
 def stacks_of(process: "subprocess.Popen[str]") -> str:
-    """What a process that takes too long has written to standard error, with all stacks."""
-    fork_server.print_stacks()
+    """What a process that takes too long has written to standard error, with its stacks.
+
+    Also those of its ranks and their loader workers, if fork servers have forked them.
+    """
+    if isinstance(process, fork_server.ForkedProcess):
+        process.print_stacks()
     try:
         return process.communicate(timeout=_SECONDS_TO_PRINT)[1]
     except subprocess.TimeoutExpired as error:

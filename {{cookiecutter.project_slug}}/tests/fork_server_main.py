@@ -22,12 +22,15 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing import popen_spawn_posix, process, util
 from pathlib import Path
 from typing import Any, cast
+
+import psutil
 
 from .fork_server import ForkedProcess, receive
 
@@ -51,6 +54,7 @@ TRAINER = f"{PACKAGE}_trainer"
 OURS = f"{TRAINER}.cli"
 SOURCES = Path(__file__).parent.parent / "src"
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_SECONDS_TO_PRINT = 0.1  # stacks, which are written in pieces
 
 
 @dataclass(frozen=True)
@@ -116,16 +120,18 @@ class _Server:
         """A caller sends nothing more: what can be read is that it has gone."""
         for pid, connection in self._children.items():
             if connection in ready:
-                _signal(pid, signal.SIGKILL)
+                _kill(pid)
 
     def _print_stacks(self, process: int) -> None:
-        for pid, parent in self._parents.items():
-            if process in (pid, parent):
-                _signal(pid, signal.SIGQUIT)
+        asked = [pid for pid, parent in self._parents.items() if process in (pid, parent)]
+        for found in map(psutil.Process, asked):
+            for each in (found, *found.children(recursive=True)):
+                each.send_signal(signal.SIGQUIT)
+                time.sleep(_SECONDS_TO_PRINT)
 
     def _end(self) -> None:
         for pid in self._children:
-            _signal(pid, signal.SIGKILL)
+            _kill(pid)
         os._exit(0)
 
     def _fork(self, connection: socket.socket) -> Callable[[], None] | None:
@@ -135,8 +141,8 @@ class _Server:
             return None
         asked = json.loads(receive(connection, int.from_bytes(size, "little")))
         if isinstance(asked, int):
-            self._print_stacks(asked)
-            connection.close()
+            with connection, contextlib.suppress(psutil.NoSuchProcess):
+                self._print_stacks(asked)
             return None
         files = array.array("i")
         files.frombytes(rights[0][2])
@@ -194,11 +200,11 @@ def _leave_out_destructors() -> None:
     libc.on_exit(libc.fcloseall, None)
 
 
-def _signal(pid: int, number: int) -> None:
+def _kill(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, number)  # with those that it has forked itself
+        os.killpg(pid, signal.SIGKILL)
     with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
+        os.kill(pid, signal.SIGKILL)
 
 
 def _become(request: _Request, files: Sequence[int], path: Sequence[str]) -> None:

@@ -124,9 +124,10 @@ class _Server:
 
     def _print_stacks(self, process: int) -> None:
         asked = [pid for pid, parent in self._parents.items() if process in (pid, parent)]
-        for found in map(psutil.Process, asked):
+        for found in map(psutil.Process, asked):  # not reaped yet, so they exist
             for each in (found, *found.children(recursive=True)):
-                each.send_signal(signal.SIGQUIT)
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.send_signal(signal.SIGQUIT)
                 time.sleep(_SECONDS_TO_PRINT)
 
     def _end(self) -> None:
@@ -141,8 +142,8 @@ class _Server:
             return None
         asked = json.loads(receive(connection, int.from_bytes(size, "little")))
         if isinstance(asked, int):
-            with connection, contextlib.suppress(psutil.NoSuchProcess):
-                self._print_stacks(asked)
+            connection.close()
+            self._print_stacks(asked)
             return None
         files = array.array("i")
         files.frombytes(rights[0][2])

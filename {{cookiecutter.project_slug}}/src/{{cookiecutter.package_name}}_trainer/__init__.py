@@ -4,7 +4,7 @@ import importlib
 import importlib.util
 
 from .callbacks import Callback
-from .data import seed_everything, sequence
+from .data import seed_everything
 from .errors import CheckpointError, ConfigurationError, UserError
 from .launch import RankError
 from .logging import LoggedRun, Logger
@@ -27,7 +27,6 @@ __all__ = [
     "UserError",
     "register",
     "seed_everything",
-    "sequence",
 ]
 
 if importlib.util.find_spec(f"{__name__}.legacy"):  # a folder that may be deleted

@@ -9,7 +9,6 @@ from .calls import create as create_callbacks
 from .monitored import BestCheckpoint, EarlyStopping
 from .profile import Profile
 from .system_monitor import SystemMonitor
-from .upload_checkpoints import UploadCheckpoints
 from .weight_averages import EMA, StochasticWeightAveraging
 
 __all__ = [
@@ -21,7 +20,6 @@ __all__ = [
     "Profile",
     "StochasticWeightAveraging",
     "SystemMonitor",
-    "UploadCheckpoints",
     "calls_of",
     "create_callbacks",
     "problems_of_manual",

@@ -19,13 +19,10 @@ from .callback import Callback
 from .monitored import BestCheckpoint, EarlyStopping
 from .profile import Profile
 from .system_monitor import SystemMonitor
-from .upload_checkpoints import UploadCheckpoints
 from .weight_averages import EMA, StochasticWeightAveraging, WeightAverage
 
 _BUILT_IN = (BestCheckpoint, EarlyStopping, EMA, Profile, StochasticWeightAveraging)
-BUILT_IN: dict[str, type[Callback]] = {
-    each.__name__: each for each in (*_BUILT_IN, SystemMonitor, UploadCheckpoints)
-}
+BUILT_IN: dict[str, type[Callback]] = {each.__name__: each for each in (*_BUILT_IN, SystemMonitor)}
 _Calls = tuple[Callable[..., None], ...]
 
 

@@ -4,7 +4,6 @@
 of the step. Imports ``launch``, ``module`` and the folders below them.
 """
 
-from . import sequence
 from .feed import Feed, MicroBatch, Share
 from .feed_creation import BatchLimit, feed_evaluation, feed_first, feed_trained, feed_training
 from .randomness import seed_everything
@@ -26,5 +25,4 @@ __all__ = [
     "feed_training",
     "part_sizes",
     "seed_everything",
-    "sequence",
 ]

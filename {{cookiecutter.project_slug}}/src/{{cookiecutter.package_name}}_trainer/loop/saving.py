@@ -10,7 +10,6 @@ from ..data import Feed, loader_state, randomness
 from ..errors import CheckpointError, ConfigurationError
 from ..launch.cluster import Layout
 from ..logging import torchmetrics_state
-from . import saved_types
 from .parts import FitParts
 
 _NOT_OF_THIS_MODEL = (
@@ -121,19 +120,13 @@ def _load(fit: FitParts, saved: dict[str, Any], step: int) -> list[str]:
     outputs, schedulers = fit.outputs, fit.optimization.schedulers
     configured = fit.optimization.configured_rates()
     position = _checked(saved["position"], step)
-    optimizers = zip(saved["optimizers"], fit.optimization.optimizers, strict=False)
-    for index, (of_optimizer, own) in enumerate(optimizers):
-        if saved_types.is_of_torch(own):
-            saved_types.check_optimizer(of_optimizer, own, f"optimizers/{index}")
     fit.strategy.load_state(saved, fit.optimization)
     for each, of_scheduler in zip(schedulers, saved["schedules"], strict=True):
-        if saved_types.is_of_torch(each.scheduler):
-            saved_types.check(of_scheduler, each.scheduler.state_dict(), "schedules")
         each.scheduler.load_state_dict(read_all(of_scheduler))
     fit.strategy.precision.load_state(saved["precision"])
     remarks = fit.optimization.other_rates(configured) + _load_position(fit, position)
     logged = ["latest", "last_values", "logs"] + ["epoch_values"] * fit.position.epoch_done
-    values = {name: saved_types.numbers(saved[name], name) for name in logged}
+    values = {name: dict(saved[name]) for name in logged}
     outputs.epoch_values = values.get("epoch_values", {})
     outputs.latest.update(values["latest"])
     if fit.position.epoch_done or fit.position.is_end(fit.options):

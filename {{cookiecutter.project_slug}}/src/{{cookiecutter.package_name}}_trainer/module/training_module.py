@@ -32,10 +32,6 @@ class TrainingModule(ReplicaProperties, Hooks, nn.Module):
     """True: ``training_step`` may return ``None``, and all ranks then skip the batch. They agree on
     it with one more all-reduce per batch, and average gradients in each, also in accumulation."""
 
-    splits_sequences: bool = False
-    """True: the steps split sequences with the functions of ``trainer.sequence``, so that context
-    parallelism can train the module."""
-
     example_input_array: Tensor | tuple[Tensor, ...] | dict[str, Tensor] | None = None
     """Inputs of ``forward`` for the command ``export``: one, several, or by name, batch first."""
 

@@ -3,7 +3,6 @@
 It imports from ``strategies/``, ``gradients/`` and ``replicated/``, and from the floors below.
 """
 
-from ..gradients.same_use import ELSEWHERE
 from ..registration import Entry, Registration
 
 REGISTRATION = Registration(
@@ -14,13 +13,6 @@ REGISTRATION = Registration(
             "ddp_sharded in processes that are spawned for one call of a script",
             launcher="spawn",
             max_nodes=1,
-        ),
-        "fairscale_fsdp": Entry(
-            "fsdp:FairScaleFSDP",
-            lacks={
-                "find_unused_parameters": "FairScale gathers and reduces in the order in which "
-                f"each rank computes; {ELSEWHERE}"
-            },
         ),
     },
 )

@@ -13,7 +13,7 @@ _SEQUENTIAL = Entry(
         "find_unused_parameters": "a pipeline needs none for parameters that a step does not use"
     },
 )
-_MESH = Entry("mesh.strategy:Mesh", factory="mesh.strategy:make")
+_MESH = Entry("mesh.strategy:Mesh")
 
 REGISTRATION = Registration(
     {

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from ...errors import ConfigurationError
 from ...module import TrainingModule
-from .. import elementwise, sharded_optimizers
+from .. import sharded_optimizers
 from ..memory import Memory, Sizes, divided
 from ..optimizer_state import parameter_names
 from ..optimizers import Optimization
@@ -27,7 +27,6 @@ class DDPZeRO1(DDP):
 
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         optimization = super().setup(module, configure)
-        elementwise.check(optimization.optimizers, "parameters", self.device)
         return optimization.replaced(_sharded)
 
     def memory(self, sizes: Sizes) -> Memory:

@@ -104,8 +104,8 @@ class OnMesh(Strategy):
         return replace(
             super().data,
             replicas=sizes.replicas,
-            index=rank // (sizes.context * sizes.tensor) % sizes.replicas,
-            is_first=rank % (sizes.context * sizes.tensor) == 0,
+            index=rank // sizes.tensor % sizes.replicas,
+            is_first=rank % sizes.tensor == 0,
             random_rank=rank - rank % sizes.tensor,
         )
 

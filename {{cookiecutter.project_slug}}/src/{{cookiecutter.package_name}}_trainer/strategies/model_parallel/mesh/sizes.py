@@ -8,7 +8,7 @@ from ....errors import ConfigurationError
 from . import styles
 
 # Outermost first: neighboring ranks, on the same node, form a tensor group.
-DIMENSIONS = ("pipeline", "data", "shard", "context", "tensor")
+DIMENSIONS = ("data", "shard", "tensor")
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,6 @@ class Sizes:
     data: int = -1
     shard: int = 1
     tensor: int = 1
-    pipeline: int = 1
-    context: int = 1
 
     # So that plans import nothing of this family, which a project may leave out.
     styles = styles
@@ -38,12 +36,6 @@ class Sizes:
         free = [name for name, size in self if size == -1]
         if len(free) > 1:
             lines.append(f"strategy_options: {' and '.join(free)} are -1; only one size may be")
-        if self.pipeline != 1 and self.context != 1:
-            lines.append(
-                f"strategy_options: context={self.context} with pipeline={self.pipeline} is not "
-                "supported: later stages do not know how a step has split its sequences; set one "
-                "of them to 1"
-            )
         return lines
 
     def on(self, processes: int) -> "Sizes":

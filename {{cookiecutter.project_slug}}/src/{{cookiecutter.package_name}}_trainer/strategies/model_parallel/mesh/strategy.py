@@ -4,7 +4,6 @@ Source: https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html
 """
 
 import contextlib
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,24 +12,19 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ....checkpoint import dtensors
-from ....data import sequence
 from ....errors import ConfigurationError, UserError
 from ....launch import collectives
 from ....launch.collectives import How
 from ....module import TrainingModule
 from ....options import Options
 from ... import memory
-from ...base import Stage, StepOutput, Strategy
 from ...fsdp.fsdp import FSDP
 from ...gradients import sparse
 from ...gradients.averaging import GradientAverage
 from ...limits import Limits
-from . import context, plan
-from .on_mesh import OnMesh, counted_once, device_mesh, drop_mesh, new_group
-from .pipelined import PipelinedMesh
+from . import plan
+from .on_mesh import OnMesh, counted_once, device_mesh, drop_mesh
 from .sizes import Sizes
-
-_OF_PIPELINES = ("balance", "microbatches", "schedule", "checkpoint", "stages_per_process")
 
 
 class Mesh(OnMesh, FSDP):
@@ -43,14 +37,7 @@ class Mesh(OnMesh, FSDP):
         data: Number of replicas of the model; -1: all remaining processes.
         shard: Number of shards of each replica's parameters, gradients and optimizer states.
         tensor: Number of ranks over which layers are sharded.
-        pipeline: Number of processes over which the children of ``sequential_module`` are divided.
-        context: Number of ranks over which sequences are split.
-        balance: As in ``sequential``, if ``pipeline`` is not 1; so are the next four.
-        microbatches: Number of parts of a batch that pass through the stages.
-        schedule: The order of their forwards and backwards.
-        checkpoint: Of which of them stages recompute activations.
-        stages_per_process: Number of stages of a process, with ``schedule="interleaved"``.
-        options: As in :class:`FSDP`, if ``pipeline`` is 1. Given with ``shard=1``, they make units,
+        options: As in :class:`FSDP`. Given with ``shard=1``, they make units,
             whose gradients replicas average during backward; without, they do so after backward.
 
     Raises:
@@ -59,33 +46,17 @@ class Mesh(OnMesh, FSDP):
 
     limits: Limits = Limits(shards_parameters=True)
     whole_mesh: DeviceMesh
-    slices: context.Context | None = None
 
     def __init__(
         self,
         data: int = -1,
         shard: int = 1,
         tensor: int = 1,
-        pipeline: int = 1,
-        context: int = 1,
-        balance: str | Sequence[int] | None = None,
-        microbatches: int | None = None,
-        schedule: str | None = None,
-        checkpoint: str | None = None,
-        stages_per_process: int | None = None,
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.sizes = Sizes(data, shard, tensor, pipeline, context)
-        of_pipeline = (balance, microbatches, schedule, checkpoint, stages_per_process)
-        lines = self.sizes.problems() + [
-            f"strategy_options.{name} has no effect with pipeline=1, which has no stages; remove "
-            "it, or set strategy_options.pipeline of strategy='mesh'"
-            for name, value in zip(_OF_PIPELINES, of_pipeline, strict=True)
-            if value is not None
-        ]
-        if pipeline != 1:
-            lines.append(f"pipeline={pipeline}: give strategy='mesh' and strategy_options instead")
+        self.sizes = Sizes(data, shard, tensor)
+        lines = self.sizes.problems()
         if lines:
             raise ConfigurationError(lines)
         self.has_units = shard != 1 or bool(options.keys() - {"timeout_seconds"})
@@ -100,7 +71,7 @@ class Mesh(OnMesh, FSDP):
                 "strategy_options.find_unused_parameters is not supported with tensor parallelism; "
                 "use shard=1 without options of fsdp, which needs it not, or strategy='fsdp'"
             )
-        if options.sync_batchnorm and (self.sizes.tensor, self.sizes.context) != (1, 1):
+        if options.sync_batchnorm and self.sizes.tensor != 1:
             lines.append(
                 "sync_batchnorm would count a sample on each rank of a tensor or context group; "
                 "use strategy='fsdp' or 'ddp'"
@@ -117,35 +88,23 @@ class Mesh(OnMesh, FSDP):
         if options.compile and not regional and not unplanned:
             lines += plan.problems_of_compiling(module, self.sizes)
         lines += unplanned
-        if self.sizes.context > 1 and not module.splits_sequences:
-            lines.append(
-                f"strategy_options.context={self.sizes.context}: {type(module).__name__} does not "
-                "split its sequences; use trainer.sequence in it and set splits_sequences = True, "
-                "or set context=1"
-            )
         return lines
 
     def memory(self, sizes: memory.Sizes) -> memory.Memory:
         found = self.sizes.on(sizes.ranks)
         part = 1 / found.tensor
         own = memory.divided(sizes, parameters=part, gradients=part, optimizer=part)
-        own = own.computing(part / found.context)
+        own = own.computing(part)
         if not self.has_units:
             step = replace(own, step=round(sizes.step * part))
             return memory.memory(step, mark="unverified")
-        return self._sharded_memory(own, found.shard * found.context)
+        return self._sharded_memory(own, found.shard)
 
     def make_mesh(self) -> DeviceMesh:
         """Create the mesh of all dimensions, and return that over which units are sharded."""
         timeout = self.group_timeout
-        if self.sizes.context > 1:
-            group = new_group(self.sizes.context, self.sizes.tensor, timeout)
-            self.slices = context.Context(group)
-        # The ranks of a context group have the same parameters and other parts of their gradients:
-        # they are shards if there are units, and replicas otherwise.
         outer = "shard" if self.has_units else "data"
         sizes = {name: getattr(self.sizes, name) for name in ("data", "shard", "tensor")}
-        sizes[outer] *= self.sizes.context
         sizes = {name: size for name, size in sizes.items() if size > 1 or name == outer}
         self.whole_mesh = device_mesh(sizes, self.device.type, timeout)
         return self.whole_mesh[tuple(name for name in sizes if name != "tensor")]
@@ -163,7 +122,6 @@ class Mesh(OnMesh, FSDP):
             cache: Any = torch.compiler.config
             tag = f"{cache.cache_key_tag} rank {self._layout.rank}"
             self.until_teardown.enter_context(cache.patch(cache_key_tag=tag))
-            # Each rank of a context group counts its own slice.
             counted = counted_once(module, self.sizes.tensor, self.group_timeout)
             self.until_teardown.enter_context(counted)
         if self.has_units:
@@ -177,22 +135,9 @@ class Mesh(OnMesh, FSDP):
     def watch_gradients(self) -> None:
         if self.has_units:
             super().watch_gradients()
-        elif self.sizes.data * self.sizes.context > 1:
+        elif self.sizes.data > 1:
             group = self.whole_mesh.get_group("data")
             self.averaged = GradientAverage(self.module.parameters(), group)
-
-    def forward_backward(
-        self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
-    ) -> StepOutput:
-        # In backward too: activation checkpointing computes parts of the step again.
-        with sequence.sliced(self.slices):
-            return super().forward_backward(
-                batch, batch_idx, weight=weight, synchronize=synchronize
-            )
-
-    def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
-        with self.slices.step(stage) if self.slices is not None else contextlib.nullcontext():
-            return super().forward(stage, batch, batch_idx)
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
         # In manual optimization, units reduce gradients in each backward; so do replicas.
@@ -208,12 +153,6 @@ class Mesh(OnMesh, FSDP):
         return reduced / copies if how == "sum" else reduced
 
     def teardown(self) -> None:
-        self.slices = None
         if hasattr(self, "whole_mesh"):
             drop_mesh(self.whole_mesh)
         super().teardown()
-
-
-def make(**options: Any) -> Strategy:
-    """Create the strategy of a mesh, whose outermost dimension may be a pipeline."""
-    return Mesh(**options) if options.get("pipeline", 1) == 1 else PipelinedMesh(**options)

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from ....launch import collectives
 from ....launch.collectives import How
 from ....module import TrainingModule
 from ....options import Options
-from ... import elementwise, memory
+from ... import memory
 from ...base import DataLayout, Stage, StepModule, StepOutput, check_loss
 from ...clipping import clip_distinct_gradients
 from ...gradients import sparse
@@ -144,8 +144,6 @@ class Sequential(ProcessGroupStrategy):
         # The optimizers get the whole module: they skip the parameters of other processes, which
         # have no gradients.
         optimization = configure()
-        if self.processes.count > 1:
-            elementwise.check(optimization.optimizers, "parameters", self.device)
         for optimizer in optimization.optimizers:
             for each in [each for each in optimizer.state if not self.ownership.is_own(each)]:
                 del optimizer.state[each]
@@ -174,10 +172,12 @@ class Sequential(ProcessGroupStrategy):
         for each in filter(self.ownership.is_own, tensors):
             each.data = each.data.to(self.device)
         self.ownership.equalize(tensors)
-        self.shard_stages(module)
         parameters = list(module.parameters())
         self._shared = self.ownership.shared(parameters)
-        self._replicated = self.replicated(list(filter(self.ownership.is_own, parameters)))
+        self._replicated = (
+            list(filter(self.ownership.is_own, parameters)),
+            self.processes.across_replicas(),
+        )
 
     def _sizes(self, module: TrainingModule) -> list[int]:
         """Number of children of each stage; in evaluation, nothing is measured."""
@@ -202,24 +202,6 @@ class Sequential(ProcessGroupStrategy):
         parts = self.ownership.parts()
         self._stages = Stages(module, parts, self.processes, self.precision, self.device)
         module.trainer_state = replace(module.trainer_state, device=self.device)
-
-    # --- how processes with the same stages hold their parameters: whole, unless overridden ------
-
-    def shard_stages(self, module: TrainingModule) -> None:
-        """Shard this process' parameters, equal so far, before optimizers are created."""
-
-    def gathered(self) -> AbstractContextManager[None]:
-        """Context of forwards and backwards, in which modules have the parameters they use."""
-        return nullcontext()
-
-    def end_backward(self, *, synchronize: bool) -> None:
-        """End the backwards of a batch; ``synchronize``: average the gradients of shards."""
-
-    def replicated(
-        self, parameters: Sequence[Tensor]
-    ) -> tuple[Sequence[Tensor], dist.ProcessGroup | None]:
-        """This process' parameters whose gradients are averaged after backward, and the group."""
-        return parameters, self.processes.across_replicas()
 
     # --- a micro-batch -------------------------------------------------------------------------
 
@@ -247,9 +229,7 @@ class Sequential(ProcessGroupStrategy):
             )
             for number, piece in enumerate(pieces)
         ]
-        with self.gathered():
-            self._stages.train(self.shape.schedule, steps, self._shapes(pieces[0]))
-            self.end_backward(synchronize=synchronize)
+        self._stages.train(self.shape.schedule, steps, self._shapes(pieces[0]))
         if synchronize:
             self._reduce_gradients()
         return found
@@ -291,8 +271,7 @@ class Sequential(ProcessGroupStrategy):
 
     def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         run = functools.partial(super().forward, stage, batch, batch_idx)
-        with self.gathered():
-            return self._stages.evaluate(Step(run))
+        return self._stages.evaluate(Step(run))
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

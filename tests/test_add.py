@@ -78,7 +78,7 @@ def test_torchvision_is_locked_with_the_cpu_build_of_torch_s_index(
         monkeypatch.setenv("TORCH_INDEX", f"{address}/cpu")
         add.main()
     project = tomllib.loads((requirements.parent / "pyproject.toml").read_text())["project"]
-    assert project["dependencies"][-2:] == ["fsspec", "timm>=1"]
+    assert project["dependencies"][-2:] == ["jinja2>=3.1", "timm>=1"]
     assert names(requirements / "torch.txt") == ["torch", "torchvision"]
     assert names(requirements / "cpu.txt") == ["numpy", "timm"]
     text = (requirements / "torch-cpu.txt").read_text()
@@ -115,7 +115,7 @@ def test_beside_torch_with_cuda_the_build_of_pip_s_index_is_right(
     add.main()
     text = (requirements.parent / "pyproject.toml").read_text()
     assert tomllib.loads(text)["project"]["dependencies"][-3:] == [
-        *("fsspec", "TIMM==1.0.31", "my_lib[extra]~=1.0")
+        *("jinja2>=3.1", "TIMM==1.0.31", "my_lib[extra]~=1.0")
     ]
 
 

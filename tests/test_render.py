@@ -59,7 +59,6 @@ def test_the_metadata_name_what_the_project_needs(project: Path) -> None:
     built = metadata(project)
     needs = [need for need in built.get_all("Requires-Dist", []) if "extra ==" not in need]
     assert sorted(needs) == [
-        "fsspec",
         "jinja2>=3.1",
         "jsonargparse[signatures]<5,>=4.49",
         "numpy",

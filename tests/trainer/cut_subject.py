@@ -47,17 +47,6 @@ class Marked(Lamb):
     is_elementwise = True
 
 
-class Noisy(torch.optim.SGD):
-    """Adds noise, which parts draw otherwise."""
-
-    def step(self, closure: Any = None) -> None:
-        super().step(closure)
-        with torch.no_grad():
-            for group in self.param_groups:
-                for each in group["params"]:
-                    each.add_(torch.randn_like(each) * 0.01)
-
-
 class Lion(torch.optim.Optimizer):
     """An optimizer that torch does not have."""
 
@@ -84,11 +73,21 @@ class Early(Lion):
                 self.state[each]["mean"] = torch.zeros_like(each)
 
 
-class Strange(torch.optim.SGD):
-    """Cannot be created again from its settings."""
+class Wraps(torch.optim.SGD):
+    """Steps with the parameter groups of another one."""
 
-    def __init__(self, params: Any, name: str) -> None:
-        super().__init__(params, lr=0.1)
+    def __init__(self, base: torch.optim.Optimizer) -> None:
+        super().__init__(base.param_groups, lr=0.01)
+
+
+class Mixes(torch.optim.SGD):
+    """Cannot step DTensors."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for each in group["params"]:
+                each.copy_(torch.ones(each.shape) * each)
 
 
 OPTIMIZERS: dict[str, Any] = {
@@ -100,6 +99,8 @@ OPTIMIZERS: dict[str, Any] = {
     "lars": Lars,
     "lion": lambda parameters: Lion(parameters, lr=0.01),
     "marked": Marked,
+    "mixes": lambda parameters: Mixes(parameters, lr=0.01),
+    "wraps": lambda parameters: Wraps(torch.optim.SGD(parameters)),
 }
 
 
@@ -138,7 +139,7 @@ def main(folder: Path, devices: int, names: list[str]) -> None:
         found = ""
         try:
             run.fit(module)
-        except trainer.ConfigurationError as error:
+        except trainer.UserError as error:
             found = str(error)
         if os.environ.get("RANK", "0") == "0":
             print(json.dumps({name: found}), flush=True)

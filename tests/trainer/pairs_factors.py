@@ -60,7 +60,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "checkpoint_every_n_steps": (None, 2),
     "checkpoint_every_n_epochs": (1, 2),
     "keep_checkpoints": (2, 3),
-    "nonfinite_loss": ("stop", "skip", "rollback", "ignore"),
+    "nonfinite_loss": ("stop", "skip", "ignore"),
     "async_checkpoints": (False, True),
     "weights": (None, "weights.safetensors"),
     "weights_strict": (True, False),
@@ -75,7 +75,6 @@ CALLBACKS: dict[str, dict[str, Any]] = {
     "BestCheckpoint": {"monitor": "val_loss", "k": 2},
     "Profile": {"wait": 0, "warmup": 0, "active": 1},
     "SystemMonitor": {"every_n_seconds": 0.001},
-    "UploadCheckpoints": {"url": "uploads", "every_n_seconds": 0.05},
 }
 EXEMPT = {
     "accelerator": "all are on the CPU",

@@ -48,7 +48,7 @@ def test_a_loss_that_is_not_finite_ends_the_fit(tmp_path, what, strategy, manual
     assert line == (
         "the loss of step 4 is not finite (NaN or infinite) on rank 0; the last good checkpoint "
         f"is {newest}; lower the learning rate or set gradient_clip_val, or train on "
-        "with --trainer.nonfinite_loss skip or rollback"
+        "with --trainer.nonfinite_loss skip"
     )
     assert saved(tmp_path) == ["step-00000003"]
 
@@ -71,6 +71,13 @@ def test_a_recorded_step_ends_it_at_once(tmp_path):
 
 def test_it_can_be_turned_off(tmp_path):
     assert fit(tmp_path, Diverges(), nonfinite_loss="ignore").global_step == 12
+
+
+def test_rollback_was_removed(tmp_path):
+    line = "was removed; use 'stop' or 'skip', or resume from an earlier checkpoint"
+    with pytest.raises(errors.ConfigurationError) as raised:
+        fit(tmp_path, Diverges(), nonfinite_loss="rollback")
+    assert raised.value.problems == [f"nonfinite_loss='rollback' {line}"]
 
 
 def test_a_finite_loss_with_an_infinite_gradient_is_not_saved(tmp_path):

@@ -1,23 +1,16 @@
 """Faults of memory, disks, files and the clock."""
 
-import json
 import math
 import os
 import resource
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-
-from my_project_trainer.checkpoint import reading as checkpoint
-from my_project_trainer.errors import CheckpointError
 
 from . import machine
 from .faults import FAULTS, Strike, fault
-from .journal import Failed
 from .ways import EVERY, Attempt, Way
 
 __all__ = ["FAULTS"]
@@ -34,7 +27,7 @@ def ends_at_once(way: Way) -> bool:
 
 preloads = partial(fault, fits=_has_own_disk, needs=machine.compiler)
 mounts = partial(fault, fits=_has_own_disk, needs=machine.mounts)
-# Seconds in which a save or an upload begins.
+# Seconds in which a save begins.
 _SOON = 20.0
 
 
@@ -147,7 +140,7 @@ def slow_disk(attempt: Attempt) -> Strike:
     _order(attempt, "slow 10")
 
 
-# --- saves and uploads that do not end ------------------------------------------------------------
+# --- saves that do not end ------------------------------------------------------------------------
 
 
 def _await(attempt: Attempt, begun: Callable[[], bool]) -> None:
@@ -183,26 +176,3 @@ def kill_in_asynchronous_save(attempt: Attempt) -> Strike:
     attempt.may_lose = 2 * EVERY + 1  # by any fault: it strikes while a checkpoint is pending
     yield from await_save(attempt)
     os.kill(attempt.a_rank(), signal.SIGKILL)
-
-
-@fault("killed in an upload")
-def kill_in_upload(attempt: Attempt) -> Strike:
-    store = attempt.folder / "store"
-    uploads = {"class_path": "soak.subject.Uploads", "init_args": {"folder": str(store)}}
-    attempt.options += ["--trainer.callbacks", json.dumps([uploads])]
-    yield
-    _await(attempt, lambda: any(_partly_uploaded(store)))
-    os.kill(attempt.ranks()[0], signal.SIGKILL)
-    yield
-    for path in checkpoint.complete(store / "run" / "checkpoints"):
-        try:
-            checkpoint.Checkpoint(path)
-        except CheckpointError as error:
-            raise Failed("lost", f"a damaged checkpoint is in the store: {error}") from None
-
-
-def _partly_uploaded(store: Path) -> Iterator[Path]:
-    with suppress(OSError):
-        for path in (store / "run" / "checkpoints").glob("step-*"):
-            if any(path.iterdir()) and not (path / "state.json").exists():
-                yield path

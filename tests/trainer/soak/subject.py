@@ -6,10 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import my_project_trainer as trainer
 import torch
-from fsspec.implementations.local import LocalFileSystem
 from my_project_trainer.launch import files
 from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
@@ -106,31 +104,3 @@ ORDERS = {
     each.__name__: each
     for each in (sleeps, holds_the_interpreter, segfaults, os.abort, leaves, allocates)
 }
-
-
-class SlowStore(LocalFileSystem):  # type: ignore[misc]
-    """A folder to which each file takes a while, and of which a killed upload leaves a part."""
-
-    protocol = "slow"
-
-    def put_file(self, source: str, target: str, **options: Any) -> None:
-        data = Path(source).read_bytes()
-        with Path(target).open("wb") as file:
-            file.write(data[: len(data) // 2])
-            file.flush()
-            time.sleep(0.3)
-            file.write(data[len(data) // 2 :])
-
-
-fsspec.register_implementation("slow", SlowStore, clobber=True)
-
-
-class Uploads(trainer.callbacks.UploadCheckpoints):
-    """Uploads to a slow folder.
-
-    Args:
-        folder: its path.
-    """
-
-    def __init__(self, folder: str) -> None:
-        super().__init__(f"slow://{folder}", every_n_seconds=0.05)

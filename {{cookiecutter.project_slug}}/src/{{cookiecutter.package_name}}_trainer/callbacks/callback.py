@@ -26,13 +26,11 @@ class Callback:
                     print(f"epoch {trainer.current_epoch}: step {trainer.global_step}")
 
     ``needs``: features that the strategy must support, such as ``"parameter_averaging"``.
-    ``belongs_to_weights``: whether its state is loaded again after a rollback
-    (``nonfinite_loss="rollback"``). ``monitored``: name of a logged value that
-    :meth:`on_validation_end` reads, for checks before training.
+    ``monitored``: name of a logged value that :meth:`on_validation_end` reads, for checks before
+    training.
     """
 
     needs: ClassVar[tuple[str, ...]] = ()
-    belongs_to_weights: ClassVar[bool] = False
     monitored: str | None = None
 
     def on_fit_start(self, trainer: Run, module: TrainingModule) -> None:

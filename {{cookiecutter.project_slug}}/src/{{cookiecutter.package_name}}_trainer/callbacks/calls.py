@@ -23,6 +23,7 @@ from .weight_averages import EMA, StochasticWeightAveraging, WeightAverage
 
 _BUILT_IN = (BestCheckpoint, EarlyStopping, EMA, Profile, StochasticWeightAveraging)
 BUILT_IN: dict[str, type[Callback]] = {each.__name__: each for each in (*_BUILT_IN, SystemMonitor)}
+_REMOVED = ("UploadCheckpoints", f"{__package__}.UploadCheckpoints")
 _Calls = tuple[Callable[..., None], ...]
 
 
@@ -105,6 +106,12 @@ def create(given: object, problems: Problems) -> tuple[Callback, ...]:
     made: list[Callback] = []
     for index, each in enumerate(given):
         with problems:
+            path = each.get("class_path") if isinstance(each, dict) else each
+            if path in _REMOVED:
+                raise ConfigurationError(
+                    f"callbacks[{index}]: {path} was removed; upload in the job, or by a callback "
+                    "of your own: docs/how-to/upload-checkpoints.md"
+                )
             callback = class_paths.create(f"callbacks[{index}]", each, Callback, BUILT_IN)
             lines = problems_of_names(type(callback), Callback)
             lines += problems_of_signatures(callback, Callback)

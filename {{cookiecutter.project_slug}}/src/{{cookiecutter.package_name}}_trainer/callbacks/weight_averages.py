@@ -23,7 +23,6 @@ class WeightAverage(Callback):
     """
 
     needs: ClassVar[tuple[str, ...]] = ("parameter_averaging",)
-    belongs_to_weights = True
     _weights: Weights | None = None
 
     def __init__(self) -> None:

@@ -403,8 +403,7 @@ class FitLoop(AbstractContextManager["FitLoop"]):
         self._nonfinite.check()
         with self._speed.paused("checkpoint"):
             state = saving.state(self.fit)
-            if self._nonfinite.check_weights(state["model"]):
-                state = saving.state(self.fit)
+            self._nonfinite.check_weights(state["model"])
             position.saved_at = position.global_step
             if not self.fit.options.fast_dev_run:
                 own = saving.rank_local_state(self.fit)

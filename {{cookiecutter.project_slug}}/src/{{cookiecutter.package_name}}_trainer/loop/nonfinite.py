@@ -1,33 +1,27 @@
 """Losses and gradients that are not finite (NaN or infinite): the trainer's ``nonfinite_loss``.
 
 ``stop`` ends the fit before it overwrites good weights, ``skip`` leaves out steps whose gradients
-are not finite, and ``rollback`` restores the weights of the newest checkpoint and continues with
-the next batches: repeating the same ones would give the same loss (section 5.1 of PaLM,
-https://arxiv.org/abs/2204.02311). Losses are checked on their device, and read only where a step
-synchronizes anyway. A gradient scaler skips steps itself, so that a loss does not count with it.
+are not finite. Losses are checked on their device, and read only where a step synchronizes anyway.
+A gradient scaler skips steps itself, so that a loss does not count with it.
 """
 
 import math
 import sys
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from ..checkpoint import Checkpoint, Checkpoints, dtensors
+from ..checkpoint import Checkpoints, dtensors
 from ..errors import UserError
 from ..launch import collectives
-from . import saving
 from .parts import FitParts
 from .position import Position
 
 # Consecutive skipped steps after which a fit ends: about as many as with a gradient scaler, whose
 # scale starts at 65536; this is fairseq's --min-loss-scale.
 _MOST_SKIPPED, _SMALLEST_SCALE = 30, 1e-4
-# Rollbacks without a new good checkpoint, after which a fit ends.
-_MOST_ROLLBACKS = 3
 # Losses to collect before they are checked together: one or two kernels per loss instead of ten.
 _BLOCK = 64
 
@@ -64,11 +58,6 @@ class LossRecord:
         self._used = 0
         return self._first
 
-    def clear(self) -> None:
-        """Forget the losses so far."""
-        self.first_step()
-        self._first.fill_(math.inf)
-
 
 class NonfinitePolicy:
     """Applies the policy; all ranks call its methods after the same step."""
@@ -78,7 +67,7 @@ class NonfinitePolicy:
         self._fit, self._checkpoints = fit, checkpoints
         self._scaler = strategy.precision.scaler
         self._losses: LossRecord | None = None
-        if self._policy in ("stop", "rollback") and self._scaler is None:
+        if self._policy == "stop" and self._scaler is None:
             block = 1 if strategy.limits.compiles_steps else None
             self._losses = LossRecord(strategy.device, fit.position, block)
         self.note_loss = self._losses.note if self._losses is not None else None
@@ -86,10 +75,6 @@ class NonfinitePolicy:
         self.needs_norm = self._policy == "skip" and self._scaler is None
         """Whether :meth:`skips` needs the norm of the gradients in each step."""
         self._skipped = self._skipped_in_a_row = self._checked_at = 0
-        self._rollbacks = 0
-        """Rollbacks since the last good checkpoint."""
-        self._has_trained = False
-        """Whether a check found only finite losses since the last rollback."""
 
     def skips(self, norm: Tensor | None) -> bool:
         """Whether a step is skipped, because the norm of its gradients is not finite; reads it.
@@ -120,14 +105,14 @@ class NonfinitePolicy:
         """Check the losses since the last call; with a gradient scaler, its scale.
 
         Raises:
-            UserError: One is not finite, and there is no rollback.
+            UserError: One is not finite.
         """
         step = self._fit.position.global_step
         if self._checked_at == step or self._policy == "ignore":
             return
         self._checked_at = step
         if self._scaler is not None and _smallest(self._scaler.get_scale()) < _SMALLEST_SCALE:
-            self._stop_or_roll_back(
+            self._stop(
                 f"the gradient scaler's scale fell to {self._scaler.get_scale():.1g} by step "
                 f"{step}: the losses or gradients of all recent steps were not finite"
             )
@@ -137,96 +122,38 @@ class NonfinitePolicy:
         first = _smallest(self._losses.first_step() * world_size + collectives.rank())
         if first < math.inf:
             step, rank = divmod(int(first), world_size)
-            self._stop_or_roll_back(
-                f"the loss of step {step} is not finite (NaN or infinite) on rank {rank}"
-            )
-        else:
-            self._has_trained = True
+            self._stop(f"the loss of step {step} is not finite (NaN or infinite) on rank {rank}")
 
-    def check_weights(self, model: Mapping[str, Any]) -> bool:
+    def check_weights(self, model: Mapping[str, Any]) -> None:
         """Check the weights before they are saved: a finite loss may have an infinite gradient.
 
         Args:
             model: Tensors by name; each rank checks what it holds of the trainable parameters.
                 Others, and buffers, may be infinite on purpose.
 
-        Returns:
-            Whether there was a rollback, so that the state to save is another one.
-
         Raises:
-            UserError: A parameter is not finite, and there is no rollback.
+            UserError: A parameter is not finite.
         """
         if self._policy == "ignore":
-            return False
+            return
         named = self._fit.module.named_parameters()
         trained = (name for name, each in named if each.requires_grad)
         found = first_not_finite({name: model[name] for name in trained if name in model})
         rank = _smallest(math.inf if found is None else collectives.rank())
         if rank < math.inf:
             name = next(each for each in collectives.gather(found) if each is not None)
-            self._stop_or_roll_back(
+            self._stop(
                 f"parameter {name} is not finite (NaN or infinite) on rank {int(rank)} after step "
                 f"{self._fit.position.global_step}, and is not saved"
             )
-        elif self._has_trained:
-            self._rollbacks = 0
-        return rank < math.inf
 
-    def _stop_or_roll_back(self, what: str) -> None:
+    def _stop(self, what: str) -> NoReturn:
         newest = self._checkpoints.newest()
-        if self._policy == "rollback":
-            newest = Path(found) if (found := collectives.broadcast(str(newest or ""))) else None
-        if self._policy != "rollback" or newest is None:
-            is_there = f"the last good checkpoint is {newest}"
-            raise UserError(
-                f"{what}; {is_there if newest else 'there is no checkpoint yet'}; lower the "
-                "learning rate or set gradient_clip_val, or train on with "
-                "--trainer.nonfinite_loss skip or rollback"
-            )
-        self._rollbacks, self._has_trained = self._rollbacks + 1, False
-        if self._rollbacks > _MOST_ROLLBACKS:
-            raise UserError(
-                f"{what}, after {_MOST_ROLLBACKS} rollbacks without a good checkpoint in between; "
-                "lower the learning rate or set gradient_clip_val"
-            )
-        _restore(self._fit, Checkpoint(newest))
-        if self._losses is not None:
-            self._losses.clear()
-        _warn(
-            f"{what}: restored weights and optimizers from {newest}; training continues with the "
-            "next batches"
+        is_there = f"the last good checkpoint is {newest}"
+        raise UserError(
+            f"{what}; {is_there if newest else 'there is no checkpoint yet'}; lower the learning "
+            "rate or set gradient_clip_val, or train on with --trainer.nonfinite_loss skip"
         )
-
-
-def _restore(fit: FitParts, checkpoint: Checkpoint) -> None:
-    """Restore weights, optimizers and averages of the weights, but not what schedulers have set.
-
-    Steps, data, schedules, random numbers and other callbacks continue.
-    """
-    strategy, saved = fit.strategy, checkpoint.stored_state()
-    kept = [
-        {
-            name: value.clone() if isinstance(value, Tensor) else value
-            for name, value in group.items()
-            if name != "params"
-        }
-        for group in _groups(fit)
-    ]
-    strategy.load_state(saved, fit.optimization)
-    for group, own in zip(_groups(fit), kept, strict=True):
-        group.update(own)
-    if checkpoint.world_size == collectives.world_size():
-        own_state = checkpoint.own(collectives.rank())
-        strategy.load_rank_local_state(saving.part(own_state, "strategy"))
-    for name, callback in fit.calls.callbacks.items():
-        if callback.belongs_to_weights and name in saved["callbacks"]:
-            callback.load_stored_state(saved["callbacks"][name])
-    for optimizer in fit.optimization.optimizers:
-        optimizer.zero_grad()
-
-
-def _groups(fit: FitParts) -> list[dict[str, Any]]:
-    return [group for each in fit.optimization.optimizers for group in each.param_groups]
 
 
 def first_not_finite(tensors: Mapping[str, Any]) -> str | None:

@@ -12,9 +12,7 @@ from ..launch.cluster import Layout
 from ..logging import torchmetrics_state
 from .parts import FitParts
 
-_NOT_OF_THIS_MODEL = (
-    *(RuntimeError, ValueError, LookupError, TypeError, AttributeError, OverflowError),
-)
+_NOT_OF_THIS_MODEL = (RuntimeError, ValueError, LookupError, TypeError, AttributeError)
 
 
 def state(fit: FitParts) -> dict[str, Any]:
@@ -125,14 +123,17 @@ def _load(fit: FitParts, saved: dict[str, Any], step: int) -> list[str]:
         each.scheduler.load_state_dict(read_all(of_scheduler))
     fit.strategy.precision.load_state(saved["precision"])
     remarks = fit.optimization.other_rates(configured) + _load_position(fit, position)
-    logged = ["latest", "last_values", "logs"] + ["epoch_values"] * fit.position.epoch_done
-    values = {name: dict(saved[name]) for name in logged}
-    outputs.epoch_values = values.get("epoch_values", {})
-    outputs.latest.update(values["latest"])
+    outputs.latest.update(_numbers(saved["latest"]))
+    if fit.position.epoch_done:
+        outputs.epoch_values = _numbers(saved["epoch_values"])
     if fit.position.epoch_done or fit.position.is_end(fit.options):
-        outputs.last_values = values["last_values"]
-    outputs.log_positions = values["logs"]
+        outputs.last_values = _numbers(saved["last_values"])
+    outputs.log_positions = {name: int(each) for name, each in saved["logs"].items()}
     return remarks + fit.calls.load_state(saved.get("callbacks", {}))
+
+
+def _numbers(saved: Mapping[str, Any]) -> dict[str, float]:
+    return {name: float(each) for name, each in saved.items()}
 
 
 def extra_steps(checkpoint: Checkpoint, feed: Feed) -> int:
@@ -155,9 +156,6 @@ def _checked(saved: Mapping[str, Any], step: int) -> Mapping[str, Any]:
     """
     # Missing in older checkpoints, which were saved at the end of an epoch after validation.
     saved = {"epoch_done": False, "seconds": 0.0, "holds_order": True, **saved}
-    for name in ("epoch_done", "holds_order"):
-        if type(saved[name]) is not bool:
-            raise ValueError(f"{name} is {saved[name]!r}, not true or false")
     least = {"epoch": 0, "step_in_epoch": 0, "global_step": step, "validated_at": -1}
     if saved["samples_per_step"] is not None:
         least["samples_per_step"] = 1

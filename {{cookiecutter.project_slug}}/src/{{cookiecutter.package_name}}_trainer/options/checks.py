@@ -18,11 +18,6 @@ def check(options: Options, problems: Problems) -> None:
             "cudnn_benchmark=True with deterministic=True: which algorithm is fastest differs from "
             "run to run, and so do the last bits; leave cudnn_benchmark out"
         )
-    if options.nonfinite_loss == "rollback" and options.precision == "16-mixed":
-        problems.add(
-            "nonfinite_loss='rollback': with precision='16-mixed' a gradient scaler skips steps "
-            "whose gradients are not finite; use 'stop'"
-        )
     if options.uneven_inputs == "join" and options.sync_batchnorm:
         problems.add(
             "uneven_inputs='join' with sync_batchnorm=True: a rank whose loader has ended repeats "

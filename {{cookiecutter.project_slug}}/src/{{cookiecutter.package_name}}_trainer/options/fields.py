@@ -152,13 +152,12 @@ class Options:
     callbacks: Sequence[Any] = ()
     """Callbacks of a fit: objects, class paths, names of built-in ones, or dicts with
     ``class_path`` and ``init_args``."""
-    nonfinite_loss: Literal["stop", "skip", "rollback", "ignore"] = "stop"
+    nonfinite_loss: Literal["stop", "skip", "ignore"] = "stop"
     """``"stop"``: stop with an error after a step whose loss is NaN or infinite, and save no
     non-finite parameters. ``"skip"``: skip steps whose gradients are not finite, on all ranks, and
-    stop after 30 in a row; reads a number from the device in each step. ``"rollback"``: restore
-    weights and optimizers from the newest checkpoint, and continue with the next batches. With a
-    gradient scaler (``"16-mixed"``) all skip such steps, until the scale falls below 1e-4.
-    ``"ignore"``: no checks."""
+    stop after 30 in a row; reads a number from the device in each step. With a gradient scaler
+    (``"16-mixed"``) both skip such steps, until the scale falls below 1e-4. ``"ignore"``: no
+    checks."""
     async_checkpoints: bool = False
     """Write checkpoints while training continues."""
     resume: str | None = None

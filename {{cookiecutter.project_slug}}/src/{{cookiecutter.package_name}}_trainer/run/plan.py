@@ -165,7 +165,6 @@ def _check_strategy(
         "log_gradient_norm": options.log_gradient_norm,
         # A gradient scaler skips steps by itself.
         "skipping": options.nonfinite_loss == "skip" and options.precision != "16-mixed",
-        "rollback": options.nonfinite_loss == "rollback",
         "uneven_inputs": options.uneven_inputs == "join",
         "learning_rate_scaling": options.learning_rate_scaling != "none",
     }

@@ -89,7 +89,6 @@ FEATURES = {
     "activation_checkpointing": "activation_checkpointing",
     "log_gradient_norm": "log_gradient_norm",
     "skipping": "nonfinite_loss='skip'",
-    "rollback": "nonfinite_loss='rollback'",
     "uneven_inputs": "uneven_inputs='join'",
     "skipped_batches": "may_skip_batches",
     "skipped_batches_of_a_step": "may_skip_batches with accumulate_grad_batches",

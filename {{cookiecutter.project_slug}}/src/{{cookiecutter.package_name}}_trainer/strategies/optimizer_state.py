@@ -115,7 +115,14 @@ def load_optimizer_state(
         indices[name]: _state_like(parameters[indices[name]], values)
         for name, values in state["state"].items()
     }
+    options = [set(group) for group in optimizer.param_groups]
     optimizer.load_state_dict({"state": by_index, "param_groups": groups})
+    for own, group in zip(options, optimizer.param_groups, strict=True):
+        if missing := own - group.keys():
+            raise ConfigurationError(
+                f"its optimizer is not {type(optimizer).__name__}: it has no {min(missing)!r}; use "
+                "the optimizer of the checkpoint, or start a new run with weights=PATH"
+            )
 
 
 def _state_like(parameter: Tensor, values: Mapping[str, Any]) -> dict[str, Any]:

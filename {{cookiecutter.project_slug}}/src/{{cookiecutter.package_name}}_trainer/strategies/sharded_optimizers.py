@@ -5,20 +5,35 @@ process' shard of them and their state (torch's ``ZeroRedundancyOptimizer``, and
 """
 
 import inspect
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from torch.optim import Optimizer
 
 from ..checkpoint import ShardedDict
+from ..errors import ConfigurationError, one_line
 from .optimizer_state import group_names, load_optimizer_state, named_groups
 
+T = TypeVar("T", bound=Optimizer)
 
-def constructor_options(optimizer: Optimizer) -> dict[str, Any]:
-    """Arguments to create another optimizer of the same class, without parameters."""
+
+def created(sharded: Callable[..., T], optimizer: Optimizer) -> T:
+    """Create a sharded optimizer, whose inner one has the class and options of the user's.
+
+    Raises:
+        ConfigurationError: The user's cannot be created again; some wrap another one.
+    """
+    kind, groups = type(optimizer), [dict(group) for group in optimizer.param_groups]
     # Some optimizers have defaults that are no arguments (AdamW: decoupled_weight_decay).
-    takes = inspect.signature(type(optimizer)).parameters
-    return {name: value for name, value in optimizer.defaults.items() if name in takes}
+    takes = inspect.signature(kind).parameters
+    options = {name: value for name, value in optimizer.defaults.items() if name in takes}
+    try:
+        return sharded(groups, kind, **options)
+    except Exception as error:  # the constructor of a user's class may raise anything
+        raise ConfigurationError(
+            f"configure_optimizers gave {kind.__name__}, which cannot be created again from its "
+            f"settings for a shard of the parameters ({one_line(error)}); use strategy='ddp'"
+        ) from None
 
 
 def state(optimizer: Any, names: Mapping[int, str]) -> dict[str, Any]:

@@ -46,7 +46,6 @@ class LocalSGD(ProcessGroupStrategy):
             "parameter_averaging": "ranks hold different weights between its own averages; use "
             "strategy='ddp'",
             "log_gradient_norm": "its ranks do not average gradients in each step; leave it out",
-            "rollback": "its ranks have own weights and optimizers; use strategy='ddp'",
             "skipping": "its ranks would not skip the same steps; use strategy='ddp'",
             "sync_batchnorm": "ranks would communicate in every forward, and their weights differ; "
             "use strategy='ddp'",

@@ -55,7 +55,6 @@ class ParameterServer(ProcessGroupStrategy):
             "manual_optimization": _ON_SERVER,
             "parameter_averaging": "workers hold weights of different steps; use strategy='ddp'",
             "skipped_batches": "each step needs a gradient of each worker; use strategy='ddp'",
-            "rollback": _ON_SERVER,
             "skipping": _ON_SERVER,
             "sync_batchnorm": "workers do not run each forward together; use strategy='ddp'",
         },

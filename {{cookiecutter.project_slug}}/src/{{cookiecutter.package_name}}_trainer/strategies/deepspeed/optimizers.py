@@ -73,9 +73,7 @@ def _not_sliced(found: Sequence[Optimizer], config: Mapping[str, Any]) -> list[s
         if each.state and not isinstance(each, torch.optim.Adagrad)  # which DeepSpeed creates again
     ]
     if not config.get("zero_allow_untested_optimizer"):
-        for each in found:
-            device = each.param_groups[0]["params"][0].device
-            lines += elementwise.problems_of([each], "elements", device)
+        lines += elementwise.problems_of(found, "elements")
     return lines
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..gradients.averaging import copy_gradient
-from ..sharded_optimizers import constructor_options
+from ..sharded_optimizers import created
 
 
 class Replica(ShardedDataParallel):  # type: ignore[misc]
@@ -69,5 +69,4 @@ class Replica(ShardedDataParallel):  # type: ignore[misc]
 
 def sharded(optimizer: Optimizer) -> OSS:
     """An optimizer of the same class that steps this process' shard of the parameters."""
-    groups = [dict(group) for group in optimizer.param_groups]
-    return OSS(groups, optim=type(optimizer), **constructor_options(optimizer))
+    return created(OSS, optimizer)

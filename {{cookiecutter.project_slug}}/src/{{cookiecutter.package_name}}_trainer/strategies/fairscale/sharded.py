@@ -16,7 +16,7 @@ from ...errors import ConfigurationError, UserError, refuse
 from ...launch.cluster import Layout
 from ...module import TrainingModule
 from ...options import Options
-from .. import sharded_optimizers
+from .. import elementwise, sharded_optimizers
 from ..base import StepOutput
 from ..clipping import clip_distinct_gradients
 from ..gradients import sparse
@@ -103,6 +103,7 @@ class DDPSharded(ProcessGroupStrategy):
         self.start_equal((*module.parameters(), *module.buffers()))
         given = configure()
         _check(given, parameter_names(module))
+        refuse(elementwise.problems_of(given.optimizers, "parameters"))
         if self.find_unused_parameters or not module.automatic_optimization:
             with _all_trainable(given.parameters):
                 optimization = given.replaced(sharded)

@@ -4,8 +4,9 @@ Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 """
 
 import dataclasses
+import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -23,7 +24,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from ...checkpoint import dtensors
-from ...errors import ConfigurationError, UserError
+from ...errors import UserError, one_line
 from ...memory import meta_device
 from ...module import TrainingModule
 from ...options import Options
@@ -155,15 +156,6 @@ class FSDP(ProcessGroupStrategy):
         return dataclasses.replace(
             found, peak=peak, parameters=0, gradients=0, optimizer=0, host=host * sizes.devices
         )
-
-    def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
-        self.place(module)
-        found = configure()
-        if any(isinstance(each, torch.optim.Adafactor) for each in found.optimizers):
-            raise ConfigurationError(
-                "torch's Adafactor cannot step sharded parameters; use AdamW, or strategy='ddp'"
-            )
-        return found
 
     def place(self, module: TrainingModule) -> None:
         if any(dtensors.is_sharded(each) for each in module.parameters()):
@@ -323,8 +315,16 @@ class FSDP(ProcessGroupStrategy):
         return clip_gradients_on_meshes(optimization.parameters, value, algorithm)
 
     def _step_optimizer(self, optimizer: Optimizer) -> None:
-        with sharded_state.groups_split(optimizer):
-            super()._step_optimizer(optimizer)
+        try:
+            with sharded_state.groups_split(optimizer):
+                super()._step_optimizer(optimizer)
+        except RuntimeError as error:
+            if not re.search("DTensor|placement|sharding strategy", str(error)):
+                raise
+            name, why = type(optimizer).__name__, one_line(error)
+            raise UserError(
+                f"{name} cannot step sharded parameters ({why}); use AdamW, or strategy='ddp'"
+            ) from None
 
     def weights(self) -> LocalWeights:
         def reshard() -> None:

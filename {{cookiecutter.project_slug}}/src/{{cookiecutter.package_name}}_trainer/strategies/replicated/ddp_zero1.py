@@ -10,9 +10,9 @@ from typing import Any
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import Optimizer
 
-from ...errors import ConfigurationError
+from ...errors import ConfigurationError, refuse
 from ...module import TrainingModule
-from .. import sharded_optimizers
+from .. import elementwise, sharded_optimizers
 from ..memory import Memory, Sizes, divided
 from ..optimizer_state import parameter_names
 from ..optimizers import Optimization
@@ -27,6 +27,7 @@ class DDPZeRO1(DDP):
 
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         optimization = super().setup(module, configure)
+        refuse(elementwise.problems_of(optimization.optimizers, "parameters"))
         return optimization.replaced(_sharded)
 
     def memory(self, sizes: Sizes) -> Memory:
@@ -49,6 +50,4 @@ def _sharded(optimizer: Optimizer) -> ZeroRedundancyOptimizer:
             f"{', '.join(dtypes)}, and torch shards those of one dtype; give each dtype an "
             "optimizer, or use strategy='ddp'"
         )
-    groups = [dict(group) for group in optimizer.param_groups]
-    options = sharded_optimizers.constructor_options(optimizer)
-    return ZeroRedundancyOptimizer(groups, type(optimizer), **options)
+    return sharded_optimizers.created(ZeroRedundancyOptimizer, optimizer)

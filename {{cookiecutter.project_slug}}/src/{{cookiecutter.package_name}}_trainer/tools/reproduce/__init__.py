@@ -23,7 +23,6 @@ _SAFE = (
     *("accelerator", "devices", "num_nodes", "default_root_dir", "run_name", "overwrite", "resume"),
     *("loggers", "enable_progress_bar", "keep_checkpoints", "async_checkpoints"),
 )
-_UPLOADS = "UploadCheckpoints"
 
 
 class StopAfter(Callback):
@@ -50,15 +49,11 @@ def run(program: str, words: Sequence[str]) -> None:
     recorded, trainer = given.attempts[-1], given.recorded_options
     last, layout = _last_step(given), cluster.detect()
     fit = _options(given, layout)
-    callbacks = trainer.get("callbacks") or []
-    kept = [each for each in callbacks if not _is_upload(each)]
     stop = {"class_path": f"{__name__}.StopAfter", "init_args": {"step": last}}
-    fit["callbacks"] = [*kept, stop]
+    fit["callbacks"] = [*(trainer.get("callbacks") or []), stop]
     says = layout.is_main and not is_reported()
     printed: list[str] = []
     if says:
-        if kept != callbacks:
-            _say([f"the callback {_UPLOADS} is left out: nothing is uploaded again"])
         known = compare.here(layout, trainer | fit)
         try:
             printed = [
@@ -78,11 +73,6 @@ def run(program: str, words: Sequence[str]) -> None:
         if not is_equal:
             outcome.write(f"failed {compared[0]}")
             sys.exit(1)
-
-
-def _is_upload(callback: Any) -> bool:
-    name = callback.get("class_path") if isinstance(callback, dict) else callback
-    return str(name).rpartition(".")[2] == _UPLOADS
 
 
 def _say(lines: Sequence[str]) -> None:

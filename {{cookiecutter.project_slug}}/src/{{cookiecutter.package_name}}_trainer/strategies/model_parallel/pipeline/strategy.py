@@ -13,12 +13,12 @@ from torch.optim import Optimizer
 
 from ....checkpoint import ShardedDict, dtensors, fill_module
 from ....data import Splitter, batch_length, moving, part_sizes, randomness
-from ....errors import ConfigurationError, UserError
+from ....errors import ConfigurationError, UserError, refuse
 from ....launch import collectives
 from ....launch.collectives import How
 from ....module import TrainingModule
 from ....options import Options
-from ... import memory
+from ... import elementwise, memory
 from ...base import DataLayout, Stage, StepModule, StepOutput, check_loss
 from ...clipping import clip_distinct_gradients
 from ...gradients import sparse
@@ -144,6 +144,8 @@ class Sequential(ProcessGroupStrategy):
         # The optimizers get the whole module: they skip the parameters of other processes, which
         # have no gradients.
         optimization = configure()
+        if self.processes.count > 1:
+            refuse(elementwise.problems_of(optimization.optimizers, "parameters"))
         for optimizer in optimization.optimizers:
             for each in [each for each in optimizer.state if not self.ownership.is_own(each)]:
                 del optimizer.state[each]

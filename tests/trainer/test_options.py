@@ -64,23 +64,6 @@ def test_numbers_may_be_given_as_text_where_text_is_accepted(
     assert (len(plan.node_devices), plan.options.precision) == (devices, precision)
 
 
-@pytest.mark.parametrize(
-    ("method", "keyword", "known"),
-    [
-        ("fit", "datamodule", "module, data, val_dataloader"),
-        ("test", "ckpt_path", "module, data, checkpoint, averaged"),
-        ("building", "model", "none"),
-    ],
-)
-def test_an_unknown_keyword_of_a_method_is_one_line(method: str, keyword: str, known: str) -> None:
-    made = trainer.Trainer(accelerator="cpu", max_steps=1)
-    with pytest.raises(trainer.ConfigurationError) as caught:
-        getattr(made, method)(**{keyword: 1})
-    assert caught.value.problems == [
-        f"{keyword}: Trainer.{method} has no such argument; known: {known}"
-    ]
-
-
 def test_auto_with_options_is_ddp_on_one_device_too() -> None:
     given = {"accelerator": "cpu", "devices": 1, "max_steps": 1}
     assert trainer.Trainer(**given)._plan.strategy_name == "single_device"

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from my_project_trainer.checkpoint import reading as checkpoint
 from my_project_trainer.data import scaling
 from my_project_trainer.errors import ConfigurationError
-from my_project_trainer.loop.learning_rate import LearningRateScaling as LearningRate
+from my_project_trainer.loop.learning_rate import scaled, warmed_up
+from my_project_trainer.options import Options
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -20,35 +21,39 @@ SIZES = st.integers(1, 10**6)
 FACTORS = st.floats(1e-3, 1e3)
 
 
+def by(rule: str, reference: int | None = None) -> Options:
+    """The options of a rule."""
+    return Options(learning_rate_scaling=rule, reference_batch_size=reference)  # type: ignore[arg-type]
+
+
 # --- the rules -------------------------------------------------------------------------------
 
 
 @given(batch=SIZES, reference=SIZES, device=SIZES)
 def test_the_factor_follows_the_rule(batch: int, reference: int, device: int) -> None:
-    assert LearningRate("none", reference).target(batch, device) == 1.0
-    linear = LearningRate("linear", reference).target(batch, device)
+    assert scaled(by("none", reference), batch, device) == 1.0
+    linear = scaled(by("linear", reference), batch, device)
     assert linear == pytest.approx(batch / reference)
-    assert LearningRate("sqrt", reference).target(batch, device) ** 2 == pytest.approx(linear)
+    assert scaled(by("sqrt", reference), batch, device) ** 2 == pytest.approx(linear)
     # Without a reference, what one device reads is it.
-    assert LearningRate("linear").target(batch, device) == pytest.approx(batch / device)
-    assert LearningRate("linear").target(batch, batch) == 1.0
+    assert scaled(by("linear"), batch, device) == pytest.approx(batch / device)
+    assert scaled(by("linear"), batch, batch) == 1.0
 
 
 @given(target=FACTORS, warmup=st.integers(0, 100), step=st.integers(0, 200))
 def test_the_warm_up_is_a_straight_line(target: float, warmup: int, step: int) -> None:
-    rate = LearningRate("linear", 1, warmup)
-    found = rate.factor(target, step)
+    found = warmed_up(target, warmup, step)
     if step + 1 >= warmup:
         assert found == pytest.approx(target)
     else:
         assert found == pytest.approx(1 + (target - 1) * (step + 1) / warmup)
         assert min(1, target) <= found <= max(1, target)
-        assert abs(found - target) >= abs(rate.factor(target, step + 1) - target)
+        assert abs(found - target) >= abs(warmed_up(target, warmup, step + 1) - target)
 
 
 @given(target=FACTORS, step=st.integers(0, 10))
 def test_without_a_warm_up_the_factor_is_there_at_once(target: float, step: int) -> None:
-    assert LearningRate("linear").factor(target, step) == target
+    assert warmed_up(target, 0, step) == target
 
 
 @given(
@@ -86,9 +91,9 @@ def test_a_global_batch_holds_something(size: int) -> None:
 
 @pytest.mark.parametrize(("batch", "device"), [(None, None), (8, None), (None, 8)])
 def test_a_batch_of_unknown_size_cannot_be_scaled(batch: int | None, device: int | None) -> None:
-    assert LearningRate("none").target(batch, device) == 1.0
+    assert scaled(by("none"), batch, device) == 1.0
     with pytest.raises(ConfigurationError) as raised:
-        LearningRate("sqrt").target(batch, device)
+        scaled(by("sqrt"), batch, device)
     assert raised.value.problems == [
         "learning_rate_scaling='sqrt': the loader's batch size is unknown; scale the rate in "
         "configure_optimizers"

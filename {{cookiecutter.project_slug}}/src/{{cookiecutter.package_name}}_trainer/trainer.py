@@ -23,7 +23,7 @@ from .launch.signals import Interrupted, Preempted
 from .loop import Position, trials
 from .module import Loaders, RunFacts, RunProperties, TrainingModule
 from .options import Options, paths, values
-from .options.reading import explains_keywords, takes
+from .options.reading import takes
 from .run import console, environment, placement, plan, training
 from .run.plan import Plan
 from .run.rank import Evaluation, RankRun
@@ -47,7 +47,6 @@ class RunResult:
     weights: Mapping[str, Any] | None = None
 
 
-@explains_keywords
 class Trainer(RunProperties):
     """Trains a module with any strategy.
 

@@ -6,7 +6,6 @@ strategy only through the contract in ``strategies/base.py``.
 
 from .evaluation import check_validation, evaluate, predict
 from .fit import FitLoop
-from .learning_rate import LearningRateScaling
 from .manual_optimization import ManualOptimization
 from .parts import FitParts
 from .position import Position
@@ -14,7 +13,6 @@ from .position import Position
 __all__ = [
     "FitLoop",
     "FitParts",
-    "LearningRateScaling",
     "ManualOptimization",
     "Position",
     "check_validation",

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, islice, pairwise
 from typing import Any, NamedTuple
@@ -50,22 +50,9 @@ def _copied(module: TrainingModule) -> TrainingModule:
 # --- the batch size ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Trial:
-    """What training steps are tried on: the user's module, which is not changed.
-
-    ``loader``: a ``DataLoader`` of a dataset that can be indexed; ``use_manual``: called with the
-    manual optimization of a copy of the module, and at the end with ``None``.
-    """
-
-    module: TrainingModule
-    loader: object
-    device: torch.device
-    precision: str
-    use_manual: Callable[[ManualOptimization | None], None]
-
-
-def find_batch_size(trial: Trial, replicas: int) -> tuple[int, str]:
+def find_batch_size(
+    module: TrainingModule, loader: object, device: torch.device, precision: str, replicas: int
+) -> tuple[int, str]:
     """Find the largest batch on which a device can train, the same on every process.
 
     Each process tries on its own, on a copy of the module and without collectives, so that one that
@@ -78,7 +65,6 @@ def find_batch_size(trial: Trial, replicas: int) -> tuple[int, str]:
     Raises:
         UserError: Not even one sample fits, or batches cannot be made from the loader.
     """
-    loader = trial.loader
     if not isinstance(loader, DataLoader) or not hasattr(loader.dataset, "__getitem__"):
         raise UserError(
             "find_batch_size makes batches of many sizes: give a DataLoader of a data set that can "
@@ -87,25 +73,26 @@ def find_batch_size(trial: Trial, replicas: int) -> tuple[int, str]:
     samples = len(loader.dataset)  # type: ignore[arg-type]
     largest = max(1, samples // replicas)
 
+    def fits(size: int) -> bool:
+        return fits_in_memory(lambda: _try(_alone(device, precision), module, loader, size))
+
     try:  # not one sample first, which BatchNorm refuses in training
-        found = largest_that_fits(
-            lambda size: fits_in_memory(lambda: _try(trial, loader, size)), 2, largest
-        )
+        found = largest_that_fits(fits, 2, largest)
     finally:
-        trial.use_manual(None)
+        if not module.automatic_optimization:
+            module.trainer.manual = None
     if found < largest:
         return found, ""
     of_all = f" for {replicas} replicas" if replicas > 1 else ""
     return found, f"; no larger one was tried: the dataset has {samples} samples{of_all}"
 
 
-def _try(trial: Trial, loader: DataLoader[Any], size: int) -> None:
-    alone, tried = _alone(trial.device, trial.precision), _copied(trial.module)
+def _try(alone: Strategy, module: TrainingModule, loader: DataLoader[Any], size: int) -> None:
+    tried = _copied(module)
     optimization = alone.setup(tried, lambda: configured(tried))
     manual: ManualOptimization | None = None
     if not tried.automatic_optimization:
-        manual = ManualOptimization(alone, optimization)
-        trial.use_manual(manual)
+        tried.trainer.manual = manual = ManualOptimization(alone, optimization)
     batch = loader.collate_fn([loader.dataset[index] for index in range(size)])
     # The prefetched batch, which is also on the GPU.
     waiting = moving.move(batch, alone.device, alone.precision.parameter_dtype)

@@ -18,6 +18,12 @@ def check(options: Options, problems: Problems) -> None:
             "cudnn_benchmark=True with deterministic=True: which algorithm is fastest differs from "
             "run to run, and so do the last bits; leave cudnn_benchmark out"
         )
+    rule = options.learning_rate_scaling
+    if rule != "none" and options.global_batch_size and options.reference_batch_size is None:
+        problems.add(
+            f"learning_rate_scaling={rule!r} with global_batch_size: give reference_batch_size, "
+            "the batch that the rate was chosen for"
+        )
     if options.uneven_inputs == "join" and options.sync_batchnorm:
         problems.add(
             "uneven_inputs='join' with sync_batchnorm=True: a rank whose loader has ended repeats "

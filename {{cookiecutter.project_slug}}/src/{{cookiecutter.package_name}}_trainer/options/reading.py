@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from ..errors import ConfigurationError, Problems, nearest, shown
+from ..errors import Problems, nearest, shown
 from . import paths, values
 from .fields import Options
 
@@ -62,35 +62,6 @@ def takes(
         return __init__
 
     return decorate
-
-
-C = TypeVar("C", bound=type)
-
-
-def explains_keywords(cls: C) -> C:
-    """Decorate a class: an unknown keyword of a public method is one line with the known ones."""
-
-    def explained(method: Callable[..., Any]) -> Callable[..., Any]:
-        known = list(inspect.signature(method).parameters)[1:]
-
-        @functools.wraps(method)
-        def call(*arguments: Any, **given: Any) -> Any:
-            if unknown := given.keys() - set(known):
-                raise ConfigurationError(
-                    [
-                        f"{name}: {method.__qualname__} has no such argument; known: "
-                        f"{', '.join(known) or 'none'}"
-                        for name in sorted(unknown)
-                    ]
-                )
-            return method(*arguments, **given)
-
-        return call
-
-    for name, method in list(vars(cls).items()):
-        if inspect.isfunction(method) and not name.startswith("_"):
-            setattr(cls, name, explained(method))
-    return cls
 
 
 def read(given: Mapping[str, Any], problems: Problems) -> Options:

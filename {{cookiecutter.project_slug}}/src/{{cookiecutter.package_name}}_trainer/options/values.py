@@ -29,11 +29,8 @@ _RANGES = {
     "Below1": "float >= 0 and < 1",
     "PositiveNumber": "float > 0",
 }
-# Values that an option no longer has, and what to use.
-_REMOVED = {
-    ("nonfinite_loss", "rollback"): "was removed; use 'stop' or 'skip', or resume from an earlier "
-    "checkpoint",
-}
+# Values that an option no longer has.
+_REMOVED = {"rollback": "was removed; use 'stop' or 'skip', or resume from an earlier checkpoint"}
 
 
 def hints(cls: type) -> dict[str, Any]:
@@ -58,8 +55,8 @@ def check(
 
 def refusal(name: str, value: Any, expected: Any) -> str:
     """Error line for a value of a wrong type, or one that was removed."""
-    if isinstance(value, str) and (instead := _REMOVED.get((name.rpartition(".")[2], value))):
-        return f"{name}={value!r} {instead}"
+    if isinstance(value, str) and value in _REMOVED:
+        return f"{name}={value!r} {_REMOVED[value]}"
     wanted = re.sub(r"\b(?:\w+\.)+(?=\w)", "", inspect.formatannotation(expected))
     wanted = re.sub(r"^Optional\[(.*)\]$", r"\1 | None", wanted)
     wanted = re.sub(r"\w+", lambda word: _RANGES.get(word[0], word[0]), wanted)

@@ -104,7 +104,7 @@ def _settings(plan: Plan, loop: FitLoop, total_steps: int | None) -> list[str]:
             f"replica{'s' * (replicas > 1)}, {accumulate} accumulated)"
         )
     if loop.rate_factor is not None:
-        warmup = plan.learning_rate.warmup_steps
+        warmup = options.learning_rate_warmup_steps
         reached = f", reached after {warmup} steps" if warmup else ""
         lines.append(f"learning rates times {loop.rate_factor(warmup):g}{reached}")
     end = "max_time" if options.max_steps is None else "max_steps"

@@ -18,7 +18,7 @@ from ..errors import Problems, refuse, shown
 from ..launch import cluster, files
 from ..launch.cluster import Layout
 from ..logging import Logger, create_loggers
-from ..loop import LearningRateScaling, compilation, float8
+from ..loop import compilation, float8
 from ..loop.problems import problems_of
 from ..memory import activation_checkpointing, meta_device
 from ..module import (
@@ -53,7 +53,6 @@ class Plan:
     strategy_name: str
     strategy: Strategy
     precision: Precision
-    learning_rate: LearningRateScaling
     request: Request
     started_in: Path
     callbacks: tuple[Callback, ...]
@@ -112,9 +111,6 @@ def make(given: Options, problems: Problems, find: Find = placement.find) -> Pla
     loggers = create_loggers(options.loggers, problems)
     for logger in loggers.values():
         problems.lines += problems_of_signatures(logger, Logger)
-    learning_rate = LearningRateScaling()
-    with problems:
-        learning_rate = LearningRateScaling.of(options)
     precision = Precision("32-true", where.accelerator)
     with problems:
         precision = Precision(str(options.precision), where.accelerator)
@@ -129,7 +125,6 @@ def make(given: Options, problems: Problems, find: Find = placement.find) -> Pla
         strategy_name=where.name,
         strategy=where.strategy,
         precision=precision,
-        learning_rate=learning_rate,
         request=Request.of(options),
         started_in=Path.cwd(),
         callbacks=callbacks,

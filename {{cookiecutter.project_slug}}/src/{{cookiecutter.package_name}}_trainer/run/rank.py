@@ -23,7 +23,7 @@ from ..data import (
 from ..errors import CheckpointError, UserError
 from ..launch import collectives, files
 from ..logging import Recorder
-from ..loop import FitLoop, ManualOptimization, Position, evaluate, float8, predict, trials
+from ..loop import FitLoop, Position, evaluate, float8, predict, trials
 from ..memory import activation_checkpointing
 from ..module import (
     DataHooks,
@@ -255,20 +255,14 @@ class RankRun(Run):
     def find_batch_size(self, module: TrainingModule, data: Data) -> int:
         """The largest batch that a device can train on, the same on all ranks."""
         with self.attached(module, "fit", data):
-            trial = trials.Trial(
-                module,
-                sources.training_loader(data, module),
-                self.plan.device,
-                self.plan.precision.name,
-                self._use_manual,
-            )
+            loader = sources.training_loader(data, module)
+            device, precision = self.plan.device, self.plan.precision.name
             with activation_checkpointing.applied(module, *self.checkpointing):
-                found, why = trials.find_batch_size(trial, self.data_replicas)
+                found, why = trials.find_batch_size(
+                    module, loader, device, precision, self.data_replicas
+                )
         self.console.say(f"the largest batch that fits on every device: {found}{why}")
         return found
-
-    def _use_manual(self, manual: ManualOptimization | None) -> None:
-        self.manual = manual
 
     def find_learning_rate(self, module: TrainingModule, data: Data, sweep: trials.Sweep) -> float:
         """The rate at which the loss falls most steeply, the same on all ranks."""

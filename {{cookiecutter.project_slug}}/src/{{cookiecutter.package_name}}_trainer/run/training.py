@@ -31,6 +31,7 @@ from ..loop import (
     compilation,
     evaluate,
     hashes,
+    learning_rate,
     saving,
 )
 from ..module import DataHooks, Loaders, TrainingModule
@@ -122,7 +123,7 @@ class _Fit:
     # --- the loop ------------------------------------------------------------------------------
 
     def _make_loop(self) -> FitLoop:
-        plan, options, strategy = self._plan, self._plan.options, self._plan.strategy
+        options, strategy = self._plan.options, self._plan.strategy
         fit = self._set_up()
         self._run.schedulers = [each.scheduler for each in fit.optimization.schedulers]
         checkpoints = Checkpoints(
@@ -134,9 +135,11 @@ class _Fit:
         batch_size = self._feed.samples_per_step
         replicas = strategy.data.replicas
         shares = replicas * self._feed.accumulate
-        target = plan.learning_rate.target(batch_size, batch_size // shares if batch_size else None)
+        of_device = batch_size // shares if batch_size else None
+        target = learning_rate.scaled(options, batch_size, of_device)
         target *= replicas if strategy.limits.scales_learning_rate else 1
-        factor = None if target == 1.0 else partial(plan.learning_rate.factor, target)
+        warmed_up = partial(learning_rate.warmed_up, target, options.learning_rate_warmup_steps)
+        factor = None if target == 1.0 else warmed_up
         validate = self._validation() if self._loaders else None
         self._check = self._validation_check()
         return FitLoop(fit, checkpoints, validate, factor)

@@ -14,6 +14,7 @@ from torch import Tensor
 from ...cli import classes, configuration
 from ...data import Feed, batch_length, moving, scaling, seed_everything, sources
 from ...errors import Problems, UserError
+from ...loop import learning_rate
 from ...module import DataModule, TrainingModule
 from ...options import reading
 from ...run import plan as plans
@@ -190,7 +191,7 @@ class _Planning:
         options, plan, sizes = self.plan.options, self.plan, alone.one
         effective = feed.samples_per_step
         per_device = effective and effective // (self.replicas * feed.accumulate)
-        target = plan.learning_rate.target(effective, per_device)
+        target = learning_rate.scaled(options, effective, per_device)
         target *= self.replicas if plan.strategy.limits.scales_learning_rate else 1
         rates, peak = sorted(set(alone.rates)), options.peak_flops
         flops *= samples * options.accumulate_grad_batches
@@ -209,7 +210,7 @@ class _Planning:
             "learning_rates": rates,
             "learning_rate_factor": target,
             "scaled_learning_rates": [rate * target for rate in rates],
-            "warmup_steps": plan.learning_rate.warmup_steps if target != 1 else 0,
+            "warmup_steps": options.learning_rate_warmup_steps if target != 1 else 0,
             "memory": self.asked.memory,
             "margin": self.margin,
             "available": self.available,

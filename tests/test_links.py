@@ -17,7 +17,10 @@ PAGES = (
     TEMPLATE / "README.md",
 )
 # Examples of what users create, or had.
-EXAMPLES = {"tasks/line.py", "strategies/sign.py", "lora.py", "reviews.py", "tasks/houses.py"}
+EXAMPLES = {
+    *("tasks/line.py", "strategies/sign.py", "lora.py", "reviews.py", "tasks/houses.py"),
+    "upload.py",
+}
 EXAMPLES |= {"predict.py"}
 
 

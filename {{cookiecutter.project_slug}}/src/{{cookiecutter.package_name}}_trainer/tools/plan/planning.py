@@ -188,8 +188,7 @@ class _Planning:
 
     def _facts(self, alone: Trace, feed: Feed, samples: int, flops: float) -> dict[str, Any]:
         """Names and values of the run; ``flops``: of a sample, 0 if unknown."""
-        options, plan, sizes = self.plan.options, self.plan, alone.one
-        effective = feed.samples_per_step
+        options, plan, effective = self.plan.options, self.plan, feed.samples_per_step
         per_device = effective and effective // (self.replicas * feed.accumulate)
         target = learning_rate.scaled(options, effective, per_device)
         target *= self.replicas if plan.strategy.limits.scales_learning_rate else 1
@@ -200,7 +199,7 @@ class _Planning:
             **self.place,
             "precision": str(options.precision),
             "parameters": alone.elements,
-            "trained": sizes.elements,
+            "trained": alone.one.elements,
             "replicas": self.replicas,
             "micro_batch": samples,
             "accumulate": feed.accumulate,
@@ -215,7 +214,7 @@ class _Planning:
             "margin": self.margin,
             "available": self.available,
             "whole_model": {
-                name: getattr(sizes, name)
+                name: getattr(alone.one, name)
                 for name in ("parameters", "gradients", "optimizer", "activations", "step")
             },
             "step_seconds_at_least": flops / peak if flops and peak else None,

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from my_project_trainer.strategies.gradients.same_use import _period
 from tests.project import missing, require, run
 
 from test_fairscale import difference
@@ -105,25 +104,6 @@ def test_units_that_are_called_several_times_are_compared_in_the_first_steps_onl
     known, deleted = ({key for own in keys for key in own[which]} for which in ("set", "deleted"))
     assert len(known) > 9
     assert len(known - deleted) == 3, sorted(known - deleted)
-
-
-@pytest.mark.parametrize(
-    ("events", "expected"),
-    [
-        ("abc", "?"),
-        ("abcabca", "b"),
-        ("aaabaaab", "a"),
-        ("aaabaaa", "b"),
-        ("abacabac", "a"),
-        ("abacabaca", "b"),
-        ("abcxbcxabc", "x"),
-        # A validation between two epochs, which ends as the one before.
-        ("abeabeababababeabeabab", "a"),
-    ],
-)
-def test_the_longest_sequence_is_expected_again(events, expected):
-    period = _period(list(events))
-    assert expected in ("?", events[-period])
 
 
 @slow

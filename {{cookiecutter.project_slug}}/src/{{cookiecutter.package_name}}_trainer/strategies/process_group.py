@@ -19,7 +19,7 @@ from torch import Tensor
 from .. import launch
 from ..launch import collectives, hangs, network, rendezvous
 from ..launch.cluster import Layout
-from .base import DataLayout, Stage, StepOutput, Strategy
+from .base import DataLayout, StepOutput, Strategy
 from .gradients.averaging import GradientAverage
 from .gradients.same_use import SameUse
 from .limits import Limits
@@ -139,11 +139,6 @@ class ProcessGroupStrategy(Strategy):
             return super().forward_backward(
                 batch, batch_idx, weight=weight, synchronize=synchronize
             )
-
-    def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
-        if self.same_use is not None:
-            self.same_use.begin(stage)
-        return super().forward(stage, batch, batch_idx)
 
     def _skips(self, asks: bool) -> bool:
         if self.same_use is not None:  # peers may wait in a unit that this rank does not call

@@ -1,14 +1,12 @@
 """Saves after every step, synchronously and asynchronously, for a comparison of the files.
 
 ``python -m background_subject FOLDER DEVICES STRATEGY CASE …`` trains each case with and without
-``async_checkpoints``, into ``CASE-async`` and ``CASE-sync``. Copies in the background begin late,
-so that the next step comes first if it does not wait. ``CASE-RANK.json``: how many there were.
+``async_checkpoints``, into ``CASE-async`` and ``CASE-sync``. Writing begins late, so that the next
+step comes first.
 """
 
-import json
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,31 +92,17 @@ CASES: dict[str, tuple[type[Model], dict[str, Any]]] = {
 }
 
 
-class Late:
-    """Delays copies in the background, and counts them."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._copy = Checkpoints._copy_rest
-
-    def __call__(self, checkpoints: Checkpoints, copies: Sequence[Any]) -> None:
-        if copies:
-            time.sleep(0.05)
-        self.count += len(copies)
-        self._copy(checkpoints, copies)
-
-
 def main(folder: Path, devices: int, strategy: str, cases: list[str]) -> None:
-    late = Late()
+    write = Checkpoints._write
 
-    def copy_rest(checkpoints: Checkpoints, later: Any) -> None:
-        late(checkpoints, later)
+    def late(*given: Any) -> None:
+        time.sleep(0.05)
+        write(*given)
 
-    Checkpoints._copy_rest = copy_rest  # type: ignore[method-assign]
+    Checkpoints._write = late  # type: ignore[method-assign]
     options = {"fsdp": {"unit_parameters": 1}}.get(strategy, {})
     for case in cases:
         model, more = CASES[case]
-        late.count = 0
         for name in ("sync", "async"):
             run = trainer.Trainer(
                 **{"accelerator": "cpu", "devices": devices, "strategy": strategy},
@@ -128,7 +112,6 @@ def main(folder: Path, devices: int, strategy: str, cases: list[str]) -> None:
                 **{"run_name": f"{case}-{name}", **more},
             )
             run.fit(model())
-        (folder / f"{case}-{run.global_rank}.json").write_text(json.dumps(late.count))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ def main(directory: Path, asynchronous: bool) -> None:
         step += 1
         tensors = [torch.full((1_000_000,), float(step)) for _ in range(2)]
         state = {"step": step, "tensor": tensors[0], "optimizers": [tensors[1]]}
-        writer.save(step, state, {}, ["optimizers"])
+        writer.save(step, state, {})
         if checkpoint.complete(directory):
             print(step, flush=True)
 

@@ -108,7 +108,7 @@ def measure(case: Case, world: int) -> dict[str, Any]:
         mock.patch.dict("os.environ", {"TRAINER_BACKEND": "fake"}),
         mock.patch.object(rendezvous, "connect_store", return_value=FakeStore()),
         # It would ask the others by the store.
-        mock.patch.object(SameUse, "_compare"),
+        mock.patch.object(SameUse, "note"),
         # Fake tensors cannot be swapped, and all are on their device.
         mock.patch.object(sharded_state, "move_rest"),
         mock.patch.object(ddp, "_rebuild_buckets"),

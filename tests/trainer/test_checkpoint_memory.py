@@ -3,7 +3,9 @@
 import gc
 import io
 import json
+import mmap
 import os
+import re
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -145,6 +147,26 @@ def test_elements_of_a_flattened_tensor_are_read_from_shards(tmp_path: Path, row
             assert found.tolist() == list(range(start, start + length))
             # The rest of two rows of 24 bytes; safetensors looks at a byte of each file.
             assert counting.read <= 4 * length + 40 + 4
+
+
+def test_a_file_is_mapped_once_and_read_tensors_leave_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    maps, real = list[int](), mmap.mmap
+    fake = SimpleNamespace(**vars(mmap))
+    fake.mmap = lambda file, *size, **how: maps.append(file) or real(file, *size, **how)
+    monkeypatch.setattr(stored_tensors, "mmap", fake)
+    tensors = {str(each): torch.full((2**18,), float(each)) for each in range(8)}
+    stored_tensors.write(tmp_path / "a.safetensors", tensors, {})
+    found = stored_tensors.find_tensors(tmp_path)
+    assert maps == []
+    assert all(torch.equal(each.read(), tensors[name]) for name, each in found.items())
+    assert len(maps) == 1
+    (tmp_path / "a.safetensors").unlink()  # as of a checkpoint that is not kept
+    assert torch.equal(found["3"].read(), tensors["3"])
+    assert len(maps) == 1
+    _, mapped = Path("/proc/self/smaps").read_text().split(f"{tmp_path}/a.safetensors")
+    assert int(re.search(r"Rss: +(\d+) kB", mapped)[1]) <= 2**10
 
 
 def test_hooks_of_a_module_see_tensors_that_are_not_read_yet(tmp_path: Path) -> None:

@@ -4,58 +4,49 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from my_project_trainer.data.first_batches import fingerprint
+from my_project_trainer.data.first_batches import compared
+from my_project_trainer.data.hashing import digest
+from my_project_trainer.errors import UserError
+from my_project_trainer.launch import collectives
 from tests.project import run
-from torch.nn.utils.rnn import pack_sequence
 
 pytestmark = pytest.mark.timeout(600)
 
 
-class Graph:
-    def __init__(self, nodes: Any) -> None:
-        self._store = {"nodes": nodes, "owner": self}
-
-    def to(self, device: torch.device) -> "Graph":
-        return self
-
-
 X = torch.arange(6.0).reshape(2, 3)
-LARGE = torch.zeros(300, 300)
-OTHER = LARGE.clone()
-OTHER[::7] = 1.0
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ([X, "a"], [X + 1, "a"]),
-        ([X, "a"], [X, "b"]),
-        ({"x": X}, {"x": X.T}),
-        ({"x": X}, {"x": X.double()}),
-        (Graph(X), Graph(X + 1)),
-        (pack_sequence([X[0], X[1, :2]]), pack_sequence([X[0], X[1, 1:]])),
-        (X.numpy(), X.numpy() + 1),
-        (np.array(["a"]), np.array(["b"])),
-        (LARGE, OTHER),
-        (X.bool(), ~X.bool()),
-        (None, X),
-    ],
-)
-def test_other_samples_have_another_fingerprint(one: Any, other: Any) -> None:
-    assert fingerprint(one) == fingerprint(one)
-    assert fingerprint(one) != fingerprint(other)
+def gathering(monkeypatch: pytest.MonkeyPatch, *others: tuple[int, Any]) -> list[int]:
+    """Fake peers, each with a replica and a first batch; returns a list of this rank's calls."""
+    calls: list[int] = []
+    peers = [torch.tensor([each, int(digest(batch), 16) >> 1]) for each, batch in others]
+
+    def gathered(own: torch.Tensor) -> list[torch.Tensor]:
+        calls.append(int(own[0]))
+        return [own, *peers]
+
+    monkeypatch.setattr(collectives, "is_active", lambda: True)
+    monkeypatch.setattr(collectives, "world_size", lambda: 1 + len(others))
+    monkeypatch.setattr(collectives, "all_gather_equal", gathered)
+    return calls
 
 
-def test_the_last_bit_of_a_number_does_not_count() -> None:
-    assert fingerprint([X / 3]) == fingerprint([X / 3 * (1 + 1e-7)])
+def test_a_rank_without_a_batch_is_compared_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = gathering(monkeypatch, (0, X))
+    with pytest.raises(UserError, match="ranks 0 and 1 are in one replica and have read different"):
+        compared(iter([]), 0, replicas=1, tells=False)
+    assert calls == [0]
+    calls = gathering(monkeypatch, (0, None))
+    assert list(compared(iter([]), 0, replicas=1, tells=False)) == []
+    assert calls == [0]
 
 
-@pytest.mark.parametrize("value", [X.to_sparse(), X.to("meta"), X.bfloat16(), X * 1j, X[:0], {1}])
-def test_fingerprint_of_any_value(value: Any) -> None:
-    assert fingerprint([value]) == fingerprint([value])
+def test_all_batches_are_read_after_the_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = gathering(monkeypatch, (0, [X]), (1, [X + 1]))
+    assert [*compared(iter([[X], "b"]), 0, replicas=2, tells=False)] == [[X], "b"]
+    assert calls == [0]
 
 
 def test_tells_if_replicas_read_the_same(tmp_path: Path) -> None:

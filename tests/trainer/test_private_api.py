@@ -24,7 +24,6 @@ TORCH = [
     ("torch", "", "_dynamo", "compile: utils.counters has how many graphs were captured"),
     ("torch", "", "_foreach_copy_", "gradients and averages: one kernel for all tensors"),
     ("torch", "", "_foreach_lerp_", "averages of weights: one kernel for all parameters"),
-    ("torch", "Tensor", "_version", "asynchronous saves: a change while a tensor is copied"),
     *(
         ("torch", owner, name, "selective checkpointing: names that FSDP gives a profiler")
         for owner, name in (

@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from my_project_trainer.strategies.gradients.same_use import _period
+import torch.distributed as dist
+from my_project_trainer.errors import UserError
+from my_project_trainer.launch import collectives
+from my_project_trainer.strategies.gradients.same_use import SameUse
 from tests.project import missing, require, run
 
 from test_fairscale import difference
@@ -107,23 +110,42 @@ def test_units_that_are_called_several_times_are_compared_in_the_first_steps_onl
     assert len(known - deleted) == 3, sorted(known - deleted)
 
 
-@pytest.mark.parametrize(
-    ("events", "expected"),
-    [
-        ("abc", "?"),
-        ("abcabca", "b"),
-        ("aaabaaab", "a"),
-        ("aaabaaa", "b"),
-        ("abacabac", "a"),
-        ("abacabaca", "b"),
-        ("abcxbcxabc", "x"),
-        # A validation between two epochs, which ends as the one before.
-        ("abeabeababababeabeabab", "a"),
-    ],
-)
-def test_the_longest_sequence_is_expected_again(events, expected):
-    period = _period(list(events))
-    assert expected in ("?", events[-period])
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> dist.HashStore:
+    """The store of two ranks, of which this process is the first."""
+    store = dist.HashStore()
+    monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
+    monkeypatch.setattr(collectives, "world_size", lambda: 2)
+    return store
+
+
+def step(compared: SameUse, *names: str) -> int:
+    """Do what these names say in a step; how often its peers were asked."""
+    before = compared._asked
+    compared.begin("training")
+    for name in names:
+        compared.note(f"uses {name}")
+    return compared._asked - before
+
+
+def test_peers_are_asked_where_a_step_leaves_those_before(store, monkeypatch):
+    compared = SameUse(list, "", 60)
+    monkeypatch.setattr(dist.PrefixStore, "add", lambda *_: 2)  # the other rank does the same
+    steps = ["aab", "aab", "aac", "aac", "aab", "ab", "aab"]
+    assert [step(compared, *names) for names in steps] == [3, 0, 1, 0, 1, 1, 1]
+    compared.begin("validation")
+    compared.note("uses a")
+    assert compared._asked == 8
+
+
+def test_a_rank_that_alone_does_something_new_says_so_before_the_timeout(store):
+    # Where nothing is expected, all ranks ask, and one that does not come is lost.
+    with pytest.raises(dist.DistStoreError, match="timeout after"):
+        step(SameUse(list, "", 0.4), "a")
+    compared = SameUse(list, "advice", 0.4)
+    assert step(compared, "a") == 1  # as the one before
+    with pytest.raises(UserError, match="rank 0 uses b, another rank uses a; advice"):
+        step(compared, "b")
 
 
 @slow

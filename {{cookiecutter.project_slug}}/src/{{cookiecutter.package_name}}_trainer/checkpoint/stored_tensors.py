@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -122,11 +122,23 @@ def checksum(path: Path) -> str:
     return f"{crc32:08x}"
 
 
+class _File:
+    """A file that is mapped when the first of its tensors is read, and then once for all."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @cached_property
+    def content(self) -> mmap.mmap:
+        with self._path.open("rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+
+
 @dataclass(frozen=True, slots=True)
 class _Chunk:
     """A tensor in a file, or a shard of one; ``start``: of its bytes in the file."""
 
-    file: Path
+    file: _File
     start: int
     offsets: list[int]
     shape: torch.Size
@@ -135,13 +147,14 @@ class _Chunk:
     def ends(self) -> list[int]:
         return [start + size for start, size in zip(self.offsets, self.shape, strict=True)]
 
-    def view(self) -> Tensor:
-        """Its elements, which are read when they are used; the file's header is not read again."""
-        with self.file.open("rb") as file:
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        count = self.shape.numel()
-        flat = torch.frombuffer(mapped, dtype=self.dtype, count=count, offset=self.start)
-        return flat.view(self.shape)
+    @contextlib.contextmanager
+    def view(self) -> Iterator[Tensor]:
+        """Its elements, which are read when they are used, and in memory until the context ends."""
+        content, count = self.file.content, self.shape.numel()
+        flat = torch.frombuffer(content, dtype=self.dtype, count=count, offset=self.start)
+        yield flat.view(self.shape)
+        page = self.start // mmap.PAGESIZE * mmap.PAGESIZE
+        content.madvise(mmap.MADV_DONTNEED, page, self.start + flat.nbytes - page)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -218,9 +231,10 @@ class Stored:
                     here.append(slice(begin - start, end - start))
                     there.append(slice(begin - offset, end - offset))
                 if all(each.start < each.stop for each in here):
-                    read = chunk.view()[tuple(there)]
-                    part[tuple(here)].copy_(read)
-                    missing -= read.numel()
+                    target = part[tuple(here)]
+                    with chunk.view() as elements:
+                        target.copy_(elements[tuple(there)])
+                    missing -= target.numel()
             if missing:
                 raise ValueError(f"{missing} elements of {self.name} are missing")
 
@@ -251,11 +265,12 @@ def find_tensors(path: Path) -> dict[str, Stored]:
             with safe_open(file, "pt"), file.open("rb") as opened:  # the one checks the header
                 length = int.from_bytes(opened.read(8), "little")
                 header = json.loads(opened.read(length))
+            content = _File(file)
             shards = json.loads(header.pop("__metadata__", {}).get(SHARDING, "{}"))
             for name, each in header.items():
                 shape, start = torch.Size(each["shape"]), 8 + length + each["data_offsets"][0]
                 offsets = shards[name]["saved_offsets"] if name in shards else [0] * len(shape)
-                chunk = _Chunk(file, start, offsets, shape, dtypes[each["dtype"]])
+                chunk = _Chunk(content, start, offsets, shape, dtypes[each["dtype"]])
                 chunks.setdefault(name, []).append(chunk)
         return {
             name: Stored(path, name, each, _full_shape(each), each[0].dtype)

@@ -6,8 +6,7 @@ import itertools
 import json
 import os
 import shutil
-import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,19 +15,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils.hooks import RemovableHandle
 
 from ..errors import CheckpointError, one_line
 from ..launch import collectives
 from . import dtensors, run_directory, state_file, stored_tensors
 from .reading import DIRECTORY, PREFIX, complete, step_name, step_of
 from .state_file import Head, Packing, StoredFile
-
-# Bytes from which on a tensor is worth a copy in the background.
-_LARGE = 1 << 16
-_Later = list[tuple[str, Tensor, int]]
-"""Tensors that are still to be copied; their versions show whether they change."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +55,6 @@ class Checkpoints:
         self._executor = ThreadPoolExecutor(1, "checkpoint") if asynchronous else None
         self._pending: Future[None] | None = None
         self._kept: dict[str, Tensor] = {}
-        self._copied = threading.Event()
-        self._before_step: RemovableHandle | None = None
         self._group: dist.ProcessGroup | None = None
         if asynchronous and collectives.is_active():
             # A separate group: the writer's collectives must not mix with those of the step.
@@ -76,22 +66,13 @@ class Checkpoints:
             for partial in directory.glob(f".{PREFIX}*"):
                 shutil.rmtree(partial, ignore_errors=True)
 
-    def save(
-        self,
-        step: int,
-        state: Mapping[str, Any],
-        own: Mapping[str, Tensor],
-        stepped: Collection[str] = (),
-    ) -> None:
+    def save(self, step: int, state: Mapping[str, Any], own: Mapping[str, Tensor]) -> None:
         """Save the state at a step; called by every rank.
 
         Args:
             step: Number of optimizer steps.
             state: The same on every rank: numbers, strings and tensors in dicts and lists.
             own: Rank-local tensors, such as random states.
-            stepped: Keys of ``state`` whose tensors change only when a torch optimizer steps. An
-                asynchronous save copies those in host memory in the background, and the next step
-                of any optimizer waits for it.
 
         Raises:
             CheckpointError: On every rank: the state contains an unsupported type, or cannot be
@@ -110,58 +91,29 @@ class Checkpoints:
         if self._executor is None:
             self._write(step, tree, chunks)
             return
-        later = self._copy(chunks, tuple(f"state/{key}/" for key in stepped))
-        if later:
-            self._copied.clear()
-            self._before_step = register_optimizer_step_pre_hook(self._wait_for_copies)
+        self._copy(chunks)
         copies = {name: replace(each, part=self._kept[name]) for name, each in chunks.items()}
-        self._pending = self._executor.submit(self._write, step, tree, copies, later)
+        self._pending = self._executor.submit(self._write, step, tree, copies)
 
-    def _copy(self, chunks: Mapping[str, _Chunk], stepped: tuple[str, ...]) -> _Later:
-        """Copy chunks into the host memory of the last save's copies, as far as they fit.
-
-        Large ones whose names begin as given are returned instead; they have only the memory yet.
-        """
+    def _copy(self, chunks: Mapping[str, _Chunk]) -> None:
+        """Copy chunks into the host memory of the last save's copies, as far as they fit."""
         old, self._kept = self._kept, {}
-        later: _Later = []
         for name, chunk in chunks.items():
             part = chunk.part.detach()
             copy = old.pop(name, None)
             if copy is None or (copy.shape, copy.dtype) != (part.shape, part.dtype):
                 copy = torch.empty(part.shape, dtype=part.dtype, pin_memory=part.is_cuda)
-            self._kept[name] = copy
-            if name.startswith(stepped) and part.is_cpu and part.nbytes >= _LARGE:
-                later.append((name, part, part._version))
-            else:
-                copy.copy_(part, non_blocking=part.is_cuda)
+            self._kept[name] = copy.copy_(part, non_blocking=part.is_cuda)
         for device in {each.part.device for each in chunks.values() if each.part.is_cuda}:
             torch.cuda.current_stream(device).synchronize()
-        return later
 
-    def _copy_rest(self, later: _Later) -> None:
-        try:
-            for name, part, _ in later:
-                self._kept[name].copy_(part)
-            changed = [name for name, part, version in later if part._version != version]
-        finally:
-            self._copied.set()
-        if changed:
-            what = "was changed, not by an optimizer's step, while it was copied"
-            raise CheckpointError(f"{changed[0]} {what}; set async_checkpoints=False")
-
-    def _wait_for_copies(self, *_: Any) -> None:
-        self._copied.wait()
-
-    def _write(
-        self, step: int, tree: str, chunks: Mapping[str, _Chunk], later: _Later | None = None
-    ) -> None:
+    def _write(self, step: int, tree: str, chunks: Mapping[str, _Chunk]) -> None:
         """Write a checkpoint on all ranks; all ranks raise an error if one fails."""
         path, is_first = self.path(step), collectives.rank() == 0
         partial = path.with_name(f".{path.name}.partial")
         files: dict[str, list[Any]] = {}
         problem = None
         try:
-            self._copy_rest(later or [])
             files = _write_own(partial, chunks)
         except (OSError, CheckpointError) as error:
             problem = f"{one_line(error)} (rank {collectives.rank()})"
@@ -203,8 +155,6 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Wait for a pending asynchronous save; raise its error."""
-        if self._before_step is not None:
-            self._before_step.remove()
         if self._pending is not None:
             pending, self._pending = self._pending, None
             pending.result()

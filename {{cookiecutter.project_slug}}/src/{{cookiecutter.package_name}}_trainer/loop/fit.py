@@ -46,7 +46,7 @@ from ..data import MicroBatch
 from ..launch import collectives
 from ..launch.signals import STOP, Preempted, Preemption
 from ..logging import BatchContext, peak_memory
-from ..strategies import BatchSkipped, Strategy
+from ..strategies import BatchSkipped
 from ..strategies.optimizers import rates_to_log
 from . import saving
 from .first_gradients import FirstGradients
@@ -158,8 +158,9 @@ class FitLoop(AbstractContextManager["FitLoop"]):
             fit.outputs.recorder.enter(context)
             for call in fit.calls.on_train_batch_start:
                 call(batch.data, batch.number)
-            hashes, is_last = self.hashes, position.global_step + 1 == self.hashes.last
-            hashes.is_due = hashes.is_open and (hashes.is_every or is_last or context.is_recorded)
+            hashes, step = self.hashes, position.global_step + 1
+            is_logged = context.is_recorded and hashes.is_moment(step, context.ends_epoch)
+            hashes.is_due = hashes.is_open and (hashes.is_every or is_logged or step == hashes.last)
             outputs = self._run_batch(batch, context)
             position.batch += 1
             if context.ends_step:
@@ -407,6 +408,4 @@ class FitLoop(AbstractContextManager["FitLoop"]):
             position.saved_at = position.global_step
             if not self.fit.options.fast_dev_run:
                 own = saving.rank_local_state(self.fit)
-                # A strategy's own step may change these without the step of a torch optimizer.
-                stepped = ["optimizers"] * (type(self.fit.strategy).step is Strategy.step)
-                self.checkpoints.save(position.global_step, state, own, stepped)
+                self.checkpoints.save(position.global_step, state, own)

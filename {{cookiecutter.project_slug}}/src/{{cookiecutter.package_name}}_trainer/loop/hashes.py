@@ -4,41 +4,29 @@ A line has the ``step`` and hashes of what this rank has of the ``data`` (the ba
 the ``loss``, the ``gradients`` before the step, the ``options`` of the optimizers, and after the
 step the ``weights`` with buffers, the ``optimizer`` and the ``random`` state. Gradients that an
 engine keeps elsewhere than in the parameters count as none. Nothing is sent between ranks.
-
-The bits of a tensor are words of at most 32 bits, each times a fixed odd 64-bit number of its
-position, summed modulo 2^64: multilinear hashing (Lemire and Kaser 2014,
-https://arxiv.org/abs/1202.4961). The sums are exact, in whatever order a device adds.
-(``torch.hash_tensor`` does not tell apart tensors in another order.) They are computed on the
-device without a copy of all tensors, and hashed by BLAKE2 with data types and shapes.
 """
 
 import contextlib
-import functools
 import json
 import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from hashlib import blake2b
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from ..checkpoint import dtensors
-from ..data import MicroBatch, moving, randomness
+from ..data import MicroBatch, randomness
+from ..data.hashing import Hash
 from ..errors import lost_worker, one_line
 from ..launch import collectives
 from ..strategies.optimizers import Optimization
 from .parts import FitParts
 
 DIRECTORY = "hashes"
-# Words that are multiplied at once, for which 8 MiB are needed.
-_WORDS = 2**20
-_TYPES = {1: torch.uint8, 2: torch.int16}
 _LINE = re.compile(rb'{"step": (\d+),.*}\n')
 
 
@@ -51,59 +39,11 @@ def truncate(run: Path, step: int) -> None:
             file.truncate(sum(length for _, length in kept))
 
 
-class Hash:
-    """A hash of values in their order. Tensors are read at once, but not waited for."""
-
-    def __init__(self) -> None:
-        self._texts = blake2b(digest_size=8)
-        self._sums: dict[torch.device, list[Tensor]] = defaultdict(list)
-
-    @torch.no_grad()
-    def add(self, values: Any) -> None:
-        """Add values of any nesting; of tensors the bits that this process holds."""
-        for each in moving.leaves(values):
-            if isinstance(each, Tensor):
-                self._add_tensor(each)
-            elif isinstance(each, np.ndarray | np.generic) and each.dtype != object:
-                self._add_text(str(each.dtype), each.shape, each.tobytes())
-            elif isinstance(each, tuple):  # a packed sequence
-                self.add(tuple(each))
-            elif callable(to_dict := getattr(each, "to_dict", None)):  # a graph
-                self.add(to_dict())
-            elif each is None or isinstance(each, str | bytes | int | float | complex):
-                self._add_text(each)
-            else:  # its representation may have an address
-                self._add_text(type(each).__name__)
-
-    def hexadecimal(self) -> str:
-        """16 digits; the host waits for the devices."""
-        whole = self._texts.copy()
-        for sums in self._sums.values():
-            whole.update(repr(torch.stack(sums).tolist()).encode())
-        return whole.hexdigest()
-
-    def _add_text(self, *values: object) -> None:
-        self._texts.update(f"{values!r}\n".encode())
-
-    def _add_tensor(self, given: Tensor) -> None:
-        if given.layout == torch.sparse_coo:
-            whole = given.coalesce()
-            self.add((whole.indices(), whole.values()))
-            return
-        local = dtensors.local(given).detach().resolve_conj().resolve_neg()
-        self._add_text(str(local.dtype), tuple(local.shape))
-        if local.is_meta:
-            return
-        words = local.flatten()
-        for piece in words.view(_TYPES.get(words.element_size(), torch.int32)).split(_WORDS):
-            self._sums[piece.device].append((piece * _numbers(piece.device)[: len(piece)]).sum())
-
-
 class StepHashes:
     """Records the hashes of this rank's steps; ``fit``: the parts of the fit.
 
-    ``is_due``: whether the current step is recorded, which the loop decides: if ``is_open``, it is
-    one that is logged, the ``last``, or any (``is_every``).
+    ``is_due``: whether the current step is recorded, which the loop decides: if ``is_open``, the
+    ``last``, a logged one that :meth:`is_moment`, or any (``is_every``).
     """
 
     def __init__(self, fit: FitParts) -> None:
@@ -128,6 +68,12 @@ class StepHashes:
         self.last = total_steps
         if self.is_open and self._fit.position.global_step == 0:
             self.write(0)
+
+    def is_moment(self, step: int, ends_epoch: bool) -> bool:
+        """Whether to record a step that is logged: ever fewer, so that hashes cost ever less."""
+        number, rest = divmod(step, self._fit.options.log_every_n_steps)
+        may_be_last = ends_epoch and self.last is None
+        return rest != 0 or number.bit_count() == 1 or may_be_last
 
     def note_batch(self, batch: MicroBatch, losses: Sequence[Tensor]) -> None:
         """Hash a micro-batch and its losses; the host does not wait for the device."""
@@ -192,9 +138,3 @@ def _state(optimizer: Any, own: set[int]) -> list[Any]:
         (None if id(each) in own else each, sorted(optimizer.state.get(each, {}).items()))
         for each in dict.fromkeys([*given, *optimizer.state])
     ]
-
-
-@functools.cache
-def _numbers(device: torch.device) -> Tensor:
-    """Random odd numbers, the same with every version of NumPy; of a generator of their own."""
-    return torch.from_numpy(np.random.PCG64(0).random_raw(_WORDS).view(np.int64) | 1).to(device)

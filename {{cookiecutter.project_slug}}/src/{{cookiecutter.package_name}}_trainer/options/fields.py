@@ -127,8 +127,8 @@ class Options:
     """Log every N optimizer steps; the first and the last are logged too."""
     record_hashes: bool | None = None
     """Record hashes of each step in the run directory, in which ``reproduce`` finds the first step
-    that differs: True: of all steps; False: of none; default: of the first, the last and every
-    ``log_every_n_steps``-th step, which wait for the device anyway."""
+    that differs: True: of all steps; False: of none; default: of the first, the last, and with N
+    of ``log_every_n_steps`` the steps N, 2 N, 4 N, 8 N and so on."""
     log_gradient_norm: bool = False
     """Log ``gradient_norm``, the norm over the whole model, also without clipping by norm, which
     computes it anyway."""

@@ -142,7 +142,7 @@ class ProcessGroupStrategy(Strategy):
 
     def _skips(self, asks: bool) -> bool:
         if self.same_use is not None:  # peers may wait in a unit that this rank does not call
-            self.same_use.note_end()
+            self.same_use.note("ends its forward")
         return super()._skips(asks)
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:

@@ -283,6 +283,8 @@ class DeepSpeed(ProcessGroupStrategy):
                 )
 
     def _call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
+        if self.same_use is not None:
+            self.same_use.begin(stage)
         # Stage 3's engine gathers parameters in evaluation too. Without training there is no
         # engine, and each process holds the whole model.
         if self.engine is not None and (stage == "training" or self.stage == 3):

@@ -159,7 +159,7 @@ def note_uses(module: nn.Module, note: Callable[[str], object]) -> None:
     note = torch.compiler.disable(note)
 
     def noted(name: str, gather: Callable[..., Any], *given: Any, **options: Any) -> Any:
-        note(name)
+        note(f"uses {name}")
         return gather(*given, **options)
 
     for name, parameter in module.named_parameters():

@@ -118,6 +118,8 @@ class DDPSharded(ProcessGroupStrategy):
     def forward_backward(
         self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
     ) -> StepOutput:
+        if self.same_use is not None:
+            self.same_use.begin("training")
         found = super().forward_backward(batch, batch_idx, weight=weight, synchronize=synchronize)
         if self._wrapped is not None and synchronize:
             for parameter in self._wrapped.not_averaged():

@@ -257,6 +257,8 @@ class FSDP(ProcessGroupStrategy):
         return MixedPrecisionPolicy(half, reduced, cast_forward_inputs=False)
 
     def _call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
+        if self.same_use is not None:
+            self.same_use.begin(stage)
         with explain_sharded_use(self.half):
             return self._step_module(stage, batch, batch_idx)
 

@@ -1,7 +1,6 @@
 """Checks of a configuration: its step, its model, and its data."""
 
 import contextlib
-import hashlib
 import os
 import sys
 import tempfile
@@ -20,7 +19,7 @@ from torch.utils.data import DataLoader
 from ... import strategies
 from ...callbacks import Callback
 from ...cli.configuration import Work, read_work
-from ...data import Splitter, batch_length, first_batches, scaling, sources
+from ...data import Splitter, batch_length, hashing, scaling, sources
 from ...data.moving import leaves
 from ...errors import UserError, shorten
 from ...launch.pickling import find_unpicklable
@@ -180,10 +179,9 @@ def _read(work: Work, workers: int, seconds: float = 0.0) -> tuple[Order, float,
 
 
 def _hash(value: Any) -> str:
-    if not isinstance(value, Tensor) or value.layout is not torch.strided:
-        return f"{type(value).__name__}: {first_batches.fingerprint(value)}"
-    values = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-    return f"{value.dtype} {tuple(value.shape)}: {hashlib.sha256(values).hexdigest()}"
+    is_tensor = isinstance(value, Tensor)
+    what = f"{value.dtype} {tuple(value.shape)}" if is_tensor else type(value).__name__
+    return f"{what}: {hashing.digest(value)}"
 
 
 def compare(what: str, first: Order, second: Order) -> Check:

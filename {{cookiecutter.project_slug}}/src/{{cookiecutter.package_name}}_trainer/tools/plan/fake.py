@@ -86,7 +86,7 @@ def group(strategy: FSDP, on_gpus: bool) -> Iterator[None]:
         mock.patch.object(hangs, "limited", contextlib.nullcontext),
         mock.patch.multiple(strategy, **own),
         # They would ask the peers: by the store, and with copies of some gradients.
-        mock.patch.object(SameUse, "_compare"),
+        mock.patch.object(SameUse, "note"),
         mock.patch.object(GradientAverage, "average"),
         # A mesh reads the ranks that it is made of.
         mock.patch.object(DeviceMesh, "__init__", unset_fake_temporarily()(DeviceMesh.__init__)),

@@ -1,0 +1,137 @@
+"""One hash of all values, in particular of batches: what changes it, and what it needs."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from my_project_trainer.data import hashing
+from my_project_trainer.data.hashing import digest
+from torch import nn
+from torch.nn.utils.rnn import pack_sequence
+
+from live_storages import Live
+
+
+class Graph:
+    def __init__(self, nodes: Any) -> None:
+        self._store = {"nodes": nodes, "owner": self}
+
+    def to(self, device: torch.device) -> "Graph":
+        return self
+
+
+X = torch.arange(6.0).reshape(2, 3)
+LARGE = torch.zeros(300, 300)
+LAST = LARGE.clone()
+LAST[-1, -1] = 1e-30
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ([X, "a"], [X + 1, "a"]),
+        ([X, "a"], [X, "b"]),
+        ({"x": X}, {"x": X.T}),
+        ({"x": X}, {"x": X.double()}),
+        (Graph(X), Graph(X + 1)),
+        (pack_sequence([X[0], X[1, :2]]), pack_sequence([X[0], X[1, 1:]])),
+        (X.numpy(), X.numpy() + 1),
+        (np.array(["a"]), np.array(["b"])),
+        (np.array(["a", None]), np.array(["b", None])),
+        (LARGE, LAST),
+        (LARGE.numpy(), LAST.numpy()),
+        (LARGE.to_sparse_csr(), LAST.to_sparse_csr()),
+        (X.bool(), ~X.bool()),
+        (None, X),
+    ],
+)
+def test_other_values_have_another_hash(one: Any, other: Any) -> None:
+    assert digest(one) == digest(one)
+    assert digest(one) != digest(other)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(X.to_sparse(), X.to("meta"), X.bfloat16(), X * 1j, X[:0], {1}, Graph, "\ud800"),
+        torch.nested.nested_tensor([X[0], X[1, :2]], layout=torch.jagged),
+        nn.Parameter(X),
+    ],
+)
+def test_any_value_has_a_hash(value: Any) -> None:
+    assert digest([value]) == digest([value]) != digest([])
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_quantized_values_have_hashes() -> None:
+    one, other = (torch.quantize_per_tensor(X + each, 0.1, 0, torch.qint8) for each in (0, 1))
+    assert digest(one) == digest(one) != digest(other)
+
+
+def test_every_bit_and_place_counts() -> None:
+    before = torch.get_rng_state()
+    piece = hashing._WORDS
+    given = torch.linspace(-1, 1, piece * 3 + 5)
+    found = {digest(given)}
+    for place in (0, 1, piece, -1):
+        for bit in (0, 15, 31):
+            changed = given.clone()
+            changed.view(torch.int32)[place] ^= -(1 << 31) if bit == 31 else 1 << bit
+            found.add(digest(changed))
+    # Both signs, which a sum that is not of 64 bits would not see.
+    changed = given.clone()
+    changed[:2] *= -1
+    swapped = given.clone()
+    swapped[[0, -1]] = swapped[[-1, 0]]
+    # Two pieces in another order, and two values at the same place in them.
+    pieces = torch.cat([given[piece : 2 * piece], given[:piece], given[2 * piece :]])
+    across = given.clone()
+    across[[7, piece + 7]] = across[[piece + 7, 7]]
+    others = (changed, swapped, pieces, across, given[:-1], given.view(1, -1))
+    found |= {digest(each) for each in others}
+    found |= {digest([given, None]), digest([given[:5], given[5:]])}
+    found.add(digest(given.view(torch.int32)))
+    assert len(found) == 1 + 12 + 6 + 2 + 1
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_an_accelerator_that_sums_more_pieces_at_once_finds_the_same(monkeypatch) -> None:
+    words = torch.arange(hashing._WORDS * 40 + 5, dtype=torch.int32)
+    numbers = hashing._numbers(words.device)
+    alone = hashing._sums(words, numbers)
+    assert alone.shape == (41,)
+    meta = type("Words", (), {"device": torch.device("cuda"), "split": words.split})
+    assert torch.equal(hashing._sums(meta(), numbers), alone)
+    first = words[: hashing._WORDS]
+    assert alone[0] == (first * numbers).sum()
+
+
+@pytest.mark.parametrize(
+    "kind", [torch.float64, torch.bfloat16, torch.complex64, torch.bool, torch.uint8, torch.int64]
+)
+def test_all_data_types_have_hashes(kind: torch.dtype) -> None:
+    given = torch.arange(7).to(kind)
+    changed = given.clone()
+    changed[3] = 0
+    assert digest(given) == digest(given.clone()) != digest(changed)
+
+
+def test_other_layouts_have_hashes() -> None:
+    image = torch.rand(2, 3, 4, 5, generator=torch.Generator().manual_seed(0))
+    last = image.to(memory_format=torch.channels_last)
+    assert digest(last) == digest(last.clone(memory_format=torch.preserve_format))
+    assert digest(image[:, 1]) == digest(image[:, 1])
+    rows = torch.sparse_coo_tensor([[0, 2]], [1.0, 2.0], (4,), check_invariants=True)
+    assert digest(rows) == digest(rows.clone()) != digest(2 * rows)
+
+
+def test_hashes_need_at_most_one_mebibyte() -> None:
+    """Of a tensor of 12 MiB, and with the numbers, which are made for the first one."""
+    given = torch.ones(3 * 2**20)
+    hashing._numbers.cache_clear()
+    with Live() as live:
+        live.begin()
+        digest([given, given[:5]])
+    assert live.most >= 3 * hashing._WORDS * 4
+    assert live.most + hashing._numbers(given.device).nbytes <= 2**20

@@ -1,0 +1,110 @@
+"""Hashes of values of any nesting: of batches, and of all else that a step has.
+
+The bits of a tensor are words of at most 32 bits, each times a fixed odd 64-bit number of its
+position, summed modulo 2^64: multilinear hashing (Lemire and Kaser 2014,
+https://arxiv.org/abs/1202.4961). The sums of pieces are the words of the next round. They are
+exact, in whatever order a device adds. (``torch.hash_tensor`` does not tell apart tensors in
+another order.) They are computed on the device without a copy of all tensors, and hashed by BLAKE2
+with data types and shapes.
+
+Every bit counts. Nothing is rounded: of many numbers that differ in the last bit, some always lie
+on two sides of a rounding.
+"""
+
+import functools
+from collections import defaultdict
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ..checkpoint import dtensors
+from .moving import leaves
+
+_WORDS = 2**15
+"""Words of a piece: with their numbers and products, 640 KiB."""
+_PIECES = 32  # at once on an accelerator, on which each operation has a price
+_TYPES = {1: torch.uint8, 2: torch.int16}
+_DEPTH = 3  # of objects in a value
+
+
+class Hash:
+    """A hash of values in their order. Tensors are read at once, but not waited for."""
+
+    def __init__(self) -> None:
+        self._texts = blake2b(digest_size=8)
+        self._sums: dict[torch.device, list[Tensor]] = defaultdict(list)
+
+    @torch.no_grad()
+    def add(self, values: Any, depth: int = _DEPTH) -> None:
+        """Add values of any nesting; of tensors the bits that this process holds.
+
+        ``depth``: how deep to look into objects, such as graphs.
+        """
+        for each in leaves(values):
+            if isinstance(each, Tensor):
+                self._add_tensor(dtensors.local(each).detach())
+            elif isinstance(each, np.ndarray) and each.dtype == object:
+                self.add(each.tolist(), depth)
+            elif isinstance(each, np.ndarray | np.generic):
+                self._add_text(str(each.dtype), each.shape, each.tobytes())
+            elif isinstance(each, tuple):  # a packed sequence
+                self.add(tuple(each), depth)
+            elif each is None or isinstance(each, str | bytes | int | float | complex):
+                self._add_text(each)
+            else:  # its representation may have an address
+                self._add_text(type(each).__name__)
+                if depth and not isinstance(each, type):
+                    self.add(list(getattr(each, "__dict__", {}).items()), depth - 1)
+
+    def hexadecimal(self) -> str:
+        """16 digits; the host waits for the devices."""
+        whole = self._texts.copy()
+        for sums in self._sums.values():
+            whole.update(repr(torch.stack(sums).tolist()).encode())
+        return whole.hexdigest()
+
+    def _add_text(self, *values: object) -> None:
+        self._texts.update(f"{values!r}\n".encode(errors="backslashreplace"))
+
+    def _add_tensor(self, given: Tensor) -> None:
+        if given.is_nested:
+            self.add(given.unbind())
+            return
+        self._add_text(str(given.dtype), tuple(given.shape))
+        if given.is_meta:
+            return
+        if given.layout != torch.strided:
+            whole = given.to_sparse_coo().coalesce()
+            self.add((whole.indices(), whole.values()))
+            return
+        plain = given.int_repr() if given.is_quantized else given.resolve_conj().resolve_neg()
+        words = plain.flatten()
+        words = words.view(_TYPES.get(words.element_size(), torch.int32))
+        numbers = _numbers(words.device)
+        while len(words) > _WORDS:
+            words = _sums(words, numbers).view(torch.int32)
+        self._sums[words.device].append((words * numbers[: len(words)]).sum())
+
+
+def digest(values: Any) -> str:
+    """The hash of values, such as a batch; the host waits for their devices."""
+    own = Hash()
+    own.add(values)
+    return own.hexadecimal()
+
+
+def _sums(words: Tensor, numbers: Tensor) -> Tensor:
+    """The sum of each piece."""
+    at_once = _WORDS if words.device.type == "cpu" else _WORDS * _PIECES
+    parts = (pad(part, (0, -len(part) % _WORDS)) for part in words.split(at_once))
+    return torch.cat([(part.view(-1, _WORDS) * numbers).sum(1) for part in parts])
+
+
+@functools.cache
+def _numbers(device: torch.device) -> Tensor:
+    """Random odd numbers, the same with every version of NumPy; of a generator of their own."""
+    return torch.from_numpy(np.random.PCG64(0).random_raw(_WORDS).view(np.int64) | 1).to(device)

@@ -1,4 +1,4 @@
-"""Data loading: the order of samples, batches of each replica, slices of sequences, randomness.
+"""Data loading: the order of samples, batches of each replica, randomness.
 
 ``Feed`` gives a replica its part of each global batch; ``transfer`` copies it to the device ahead
 of the step. Imports ``launch``, ``module`` and the folders below them.

@@ -338,7 +338,7 @@ class FSDP(ProcessGroupStrategy):
             handle.remove()
         self._casts = []
         for unit in self._units():
-            _drop_groups(unit)
+            drop_groups(unit)
         if self._step_module is not None:
             getattr(self.mesh, "_pg_registry", {}).clear()
         self._step_module, self.roots = None, ()
@@ -389,7 +389,7 @@ def _groups(unit: FSDPModule) -> list[Any]:
     return [each for each in (many or [state._fsdp_param_group]) if each is not None]
 
 
-def _drop_groups(unit: FSDPModule) -> None:
+def drop_groups(unit: Any) -> None:
     """Drop a unit's references to its process groups, and so to gloo's threads.
 
     A thread that outlives its group may abort the interpreter at exit.

@@ -51,7 +51,7 @@ class Mesh(FSDP):
 
     limits: Limits = Limits(shards_parameters=True)
     whole_mesh: DeviceMesh
-    _compared_gradients = False
+    _is_checked = False
 
     def __init__(self, data: int = -1, shard: int = 1, tensor: int = 1, **options: Any) -> None:
         super().__init__(**options)
@@ -185,8 +185,8 @@ class Mesh(FSDP):
         for each in parameters:
             if dtensors.is_sharded(each.grad) and each.grad.placements != each.placements:
                 each.grad = each.grad.redistribute(placements=each.placements)
-        if not self._compared_gradients:
-            self._compared_gradients = True
+        if not self._is_checked:
+            self._is_checked = True
             refusals.compare_gradients(self.module, self.whole_mesh.get_group("tensor"))
 
     # --- all processes -------------------------------------------------------------------------

@@ -66,7 +66,6 @@ ENTRIES = (
     Entry("ddp", SHARD_NONE, (1542, 1590)),
     Entry("ddp_zero1", SHARD_OPTIMIZER, (965, 1013)),
     Entry("ddp_sharded", SHARD_GRADIENTS, (725, 900), imports=FAIRSCALE),
-    Entry("fairscale_fsdp", SHARD_ALL, None, imports=FAIRSCALE),
     Entry(
         "deepspeed_stage_1",
         SHARD_OPTIMIZER,

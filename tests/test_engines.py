@@ -174,7 +174,7 @@ def test_its_types_are_right_and_its_tests_can_be_collected(
     collected = in_project(rendered, *PYTEST, "--collect-only", "-q")
     rows = {engine for engine in ENGINES if f"::test_equals_one_process[{engine}-" in collected}
     assert rows == {"deepspeed", "horovod"} & set(kept(answers))
-    assert ("[fairscale_fsdp-" in collected) == ("fairscale" in kept(answers))
+    assert ("[ddp_sharded-" in collected) == ("fairscale" in kept(answers))
 
 
 @pytest.mark.trains

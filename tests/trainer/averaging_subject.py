@@ -25,7 +25,6 @@ DECAY = 0.7
 OPTIONS = {
     # What a validation has gathered must not be trained.
     "fsdp": {"reshard_after_forward": False},
-    "fairscale_fsdp": {"min_num_params": 40},
 }
 
 

@@ -92,13 +92,12 @@ CASES = {
     "mesh, tensor": Case("mesh", {"tensor": 8}, is_fake=False),
     "mesh, shards": Case("mesh", {**UNITS, "data": 2, "shard": "world/4", "tensor": 2}),
     "ddp_sharded": Case("ddp_sharded", is_fake=False),
-    "fairscale_fsdp": Case("fairscale_fsdp", {"min_num_params": 100}, is_fake=False),
 }
 
 
 def measure(case: Case, world: int) -> dict[str, Any]:
     """Train two steps as the last rank; what is alive around the second."""
-    rank = world - 1  # of a pipeline, it has the first stage, which is told no shapes
+    rank = world - 1
     layout = Layout(rank, rank % NODE, world, NODE, rank // NODE, world // NODE)
     strategy = strategies.create(case.name, case.options_in(world))
     assert strategy.replicas(NODE, world // NODE)

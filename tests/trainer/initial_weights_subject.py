@@ -13,7 +13,7 @@ from torch import nn
 
 import averaging_subject
 
-OPTIONS = {**averaging_subject.OPTIONS, "mesh": {"pipeline": 2}}
+OPTIONS = {**averaging_subject.OPTIONS, "mesh": {"data": 1, "shard": 2}}
 STEPS = 3
 
 

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 LAYERS, WIDTH = 8, 64
 TENSOR = 4 * WIDTH * WIDTH  # bytes
-OPTIONS = {"fsdp": {"unit_parameters": 1}, "fairscale_fsdp": {"min_num_params": 1}}
+OPTIONS = {"fsdp": {"unit_parameters": 1}}
 
 
 class Counting(TorchDispatchMode):

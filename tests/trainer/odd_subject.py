@@ -88,16 +88,6 @@ class Even(Base):
         return Noting(self.parameters(), lr=0.01)
 
 
-class InBatches(Even):
-    """Notes what a micro-batch finds: types of the batch, weights, and gradients added so far."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        gradients = {str(each.grad.dtype) for each in self.parameters() if each.grad is not None}
-        loss = super().training_step(batch, batch_idx)
-        NOTES.append({"given": str(batch[0].dtype), "loss": str(loss.dtype), "added": [*gradients]})
-        return loss
-
-
 class Odd(Base):
     """What is easily got wrong: tied weights, a parameter of the root's own and one without
     dimensions, attention, frozen and unused parameters, a buffer in float64, groups by shape, and
@@ -316,13 +306,6 @@ class Twice(Even):
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         return [torch.optim.SGD(self.parameters(), lr=0.1) for _ in range(2)]
-
-
-class ByWholes(Even):
-    """An optimizer that looks at a parameter as a whole."""
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.Adafactor(self.parameters())
 
 
 class Double(Even):

@@ -22,7 +22,6 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
 from collectives_record import recorded
-from mesh_subject import GPT
 
 SAMPLES, WIDTH, BLOCKS = 37, 8, 4
 all_reduce = dist.all_reduce
@@ -116,7 +115,7 @@ class Case:
         strategy: name, if it is not that of the case before its first comma.
         options: of the strategy.
         trainer: arguments of the trainer.
-        situation: of the model; ``"context"``: a model that splits sequences.
+        situation: of the model.
         is_chained: whether operations start others when they end. With NCCL, they do at once; with
             gloo, at any time in a thread of its own, unless each is waited for.
     """
@@ -131,8 +130,6 @@ class Case:
 UNITS = {"unit_parameters": 100}
 UNEVEN = {"uneven_inputs": "join", "global_batch_size": None}
 UNUSED = {"find_unused_parameters": True}
-PIPELINE = {"data": 1, "pipeline": 2}
-CONTEXT = {"data": 1, "context": 2}
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
 
 
@@ -187,7 +184,6 @@ MORE_ON_TWO = {
     "fsdp, whole gradients": Case(options={**UNITS, "reduce_every_microbatch": False}),
     "fsdp, bf16": Case(options=UNITS, trainer={"precision": "bf16-mixed"}),
     "fsdp, fp16": Case(options=UNITS, trainer={"precision": "16-mixed"}),
-    "mesh, context": Case(options=CONTEXT, situation="context"),
     "diloco": Case(options={"every_n_steps": 2}),
     "local_sgd, warmup": Case(options={"every_n_steps": 2, "warmup_steps": 2}),
     **{f"sequential, {each}": Case(options={"schedule": each}) for each in SCHEDULES},
@@ -202,27 +198,13 @@ FOUR = {
     "mesh, replicas in units": Case(options={**UNITS, "tensor": 2}),
     "mesh, shards": Case(options={**UNITS, "data": 1, "shard": 2, "tensor": 2}),
     "mesh, skipped": skipped(tensor=2),
-    "mesh, context and shards": Case(options={**CONTEXT, "shard": 2}, situation="context"),
-    "mesh, context and tensor": Case(options={**CONTEXT, "tensor": 2}, situation="context"),
-    "mesh, pipeline and replicas": Case(options={"pipeline": 2, "data": 2}),
-    "mesh, pipeline and shards": Case(options={**PIPELINE, "shard": 2}),
-    "mesh, pipeline and tensor": Case(options={**PIPELINE, "tensor": 2}),
     "sequential, two pipelines": Case(options={"stages": 2}),
     **{f"sequential, {each}": Case(options={"schedule": each}) for each in ("gpipe", "1f1b")},
-}
-EIGHT = {
-    f"mesh, {schedule}": Case(
-        options={**PIPELINE, "tensor": 2, "shard": 2, "schedule": schedule, "microbatches": 4}
-    )
-    for schedule in SCHEDULES
 }
 FAIRSCALE = {
     "ddp_sharded": Case(),
     "ddp_sharded, skipped": skipped_alone(),
     "ddp_sharded, uneven": uneven(),
-    "fairscale_fsdp": Case(options={"min_num_params": 100}),
-    "fairscale_fsdp, skipped": skipped_alone(min_num_params=100),
-    "fairscale_fsdp, uneven": uneven(min_num_params=100),
 }
 DEEPSPEED = {
     "deepspeed, stage 0": Case(options={"stage": 0}),
@@ -237,7 +219,6 @@ LAUNCHES: dict[str, tuple[int, Mapping[str, Case]]] = {
     "more on two": (2, MORE_ON_TWO),
     "nodes": (2, {"ddp2": Case()}),
     "four": (4, FOUR),
-    "eight": (8, EIGHT),
     "fairscale": (2, FAIRSCALE),
     "deepspeed": (2, DEEPSPEED),
 }
@@ -278,7 +259,7 @@ def fit(folder: Path, name: str, case: Case, devices: int) -> None:
             **case.trainer,
         }
     )
-    module = GPT() if case.situation == "context" else Net(case.situation)
+    module = Net(case.situation)
     with (
         recorded(records / f"rank-{os.environ.get('RANK', '0')}.jsonl"),
         mock.patch.object(dist, "all_reduce", ended if case.is_chained else all_reduce),

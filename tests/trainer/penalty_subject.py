@@ -21,13 +21,10 @@ RUNS: dict[str, dict[str, Any]] = {
     "tensor": {"strategy": "tensor_parallel"},
     "tensor, of another layer": {"strategy": "tensor_parallel"},
     "tensor, none": {"strategy": "tensor_parallel"},
-    "context": {"strategy": "mesh", "strategy_options": {"context": 2}},
-    "context, none": {"strategy": "mesh", "strategy_options": {"context": 2}},
 }
 
 
 class Critic(trainer.TrainingModule):
-    splits_sequences = True
     parallelize_plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}  # noqa: RUF012
 
     def __init__(self, name: str) -> None:
@@ -39,13 +36,11 @@ class Critic(trainer.TrainingModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         x = batch[0].requires_grad_()
-        own = trainer.sequence.split(x, 1)
-        hidden = self.first(own).tanh()
+        hidden = self.first(x).tanh()
         if self.name in ("alone", "sync_batchnorm"):
             hidden = self.norm(hidden.transpose(1, 2)).transpose(1, 2)
-        whole = trainer.sequence.gather(hidden, 1)
-        y = self.down(self.up(hidden if self.name.startswith("tensor") else whole).tanh())
-        loss = trainer.sequence.mean(y.square()) if self.name != "context" else y.square().mean()
+        y = self.down(self.up(hidden).tanh())
+        loss = y.square().mean()
         if self.name.endswith("none"):
             return loss
         penalized = hidden if "another" in self.name else y

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
-OPTIONS: dict[str, Any] = {"sequential": {"microbatches": 2}, "mesh": {"context": 2}}
+OPTIONS: dict[str, Any] = {"sequential": {"microbatches": 2}}
 
 
 class Stream(IterableDataset[Tensor]):
@@ -32,7 +32,6 @@ class Stream(IterableDataset[Tensor]):
 class Model(trainer.TrainingModule):
     """Can be sharded in any way."""
 
-    splits_sequences = True
     parallelize_plan = {  # noqa: RUF012
         "sequential_module.0": ColwiseParallel(),
         "sequential_module.1": RowwiseParallel(),
@@ -45,9 +44,10 @@ class Model(trainer.TrainingModule):
         self.seen = 0.0
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        x = trainer.sequence.split(batch[0] if isinstance(batch, list) else batch, 1)
+        x = batch[0] if isinstance(batch, list) else batch
         self.seen = self.seen + x[:, 0, 0].sum()
-        return trainer.sequence.mean(self.sequential_module(x).square())
+        loss: Tensor = self.sequential_module(x).square().mean()
+        return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.01)

@@ -115,15 +115,9 @@ CASES = {
         "sequential, gpipe": Case({"schedule": "gpipe"}),
         "sequential, interleaved": Case({"schedule": "interleaved"}),
         "sequential, EMA": Case(trainer={"callbacks": [EMA()]}),
-        "mesh, pipeline": Case({"data": 1, "pipeline": 2}),
         "diloco": Case({"every_n_steps": 3}),
     },
-    "four": {"mesh, pipeline and shards": Case({"data": 1, "pipeline": 2, "shard": 2})},
-    "fairscale": {
-        "ddp_sharded": Case(),
-        "fairscale_fsdp": Case({"min_num_params": 100}),
-        "fairscale_fsdp, EMA": Case({"min_num_params": 100}, {"callbacks": [EMA()]}),
-    },
+    "fairscale": {"ddp_sharded": Case()},
     "deepspeed": {f"deepspeed_stage_{stage}": Case() for stage in (1, 2, 3)},
 }
 

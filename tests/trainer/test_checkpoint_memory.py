@@ -37,11 +37,10 @@ SHARES = {
     "fsdp": (lambda n: n, lambda n: n),
     "deepspeed_stage_2": (lambda n: 1, lambda n: n),
     "deepspeed_stage_3": (lambda n: n, lambda n: n),
-    "fairscale_fsdp": (lambda n: n, lambda n: n),
 }
 ENGINES = {
     **dict.fromkeys(("deepspeed_stage_2", "deepspeed_stage_3"), "deepspeed"),
-    **dict.fromkeys(("ddp_sharded", "fairscale_fsdp"), "fairscale"),
+    "ddp_sharded": "fairscale",
 }
 
 

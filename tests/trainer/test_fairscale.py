@@ -17,18 +17,12 @@ from tests.project import PACKAGE, fit, missing, require, run
 from processes import at_root
 
 # Several trainings a test, of several processes each.
-NAMES = ["ddp_sharded", "ddp_sharded_spawn", "fairscale_fsdp"]
-IN_UNITS = {"strategy": "fairscale_fsdp", "strategy_options": {"min_num_params": 1}}
+NAMES = ["ddp_sharded", "ddp_sharded_spawn"]
 SHARDED = {"strategy": "ddp_sharded"}
 LAYERS, LAYER = 4, 64  # of the subject Even
 # CI leaves to make test-slow what one of a pair covers.
 ON_TWO_AND_FOUR = pytest.mark.parametrize(
     "devices", [2, pytest.param(4, marks=pytest.mark.exhaustive)]
-)
-SHARDED_AND_UNITS = pytest.mark.parametrize(
-    "options",
-    [pytest.param(SHARDED, marks=pytest.mark.exhaustive), IN_UNITS],
-    ids=["sharded", "units"],
 )
 
 
@@ -76,18 +70,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @ON_TWO_AND_FOUR
-@pytest.mark.parametrize(
-    "options",
-    [
-        SHARDED,
-        pytest.param({"strategy": "fairscale_fsdp"}, marks=pytest.mark.exhaustive),
-        pytest.param(IN_UNITS, marks=pytest.mark.exhaustive),
-    ],
-    ids=["sharded", "fsdp", "units"],
-)
-def test_a_model_that_is_easily_got_wrong(tmp_path, alone, options, devices):
+def test_a_model_that_is_easily_got_wrong(tmp_path, alone, devices):
     # On four ranks, each has one sample: gradients then lie in the memory of others.
-    notes = fitted(tmp_path / "run", "Odd", devices, **options)
+    notes = fitted(tmp_path / "run", "Odd", devices, **SHARDED)
     assert difference(tmp_path / "run", alone) < 1e-5
     # The same process trains the module again.
     expected = json.loads((alone / "notes-0.json").read_text())["tested"]
@@ -97,11 +82,10 @@ def test_a_model_that_is_easily_got_wrong(tmp_path, alone, options, devices):
 
 
 @pytest.mark.slow
-@SHARDED_AND_UNITS
-def test_a_layer_that_is_thawed_is_trained_from_then_on(tmp_path, options):
+def test_a_layer_that_is_thawed_is_trained_from_then_on(tmp_path):
     epochs = {"max_epochs": 2, "max_steps": None}
     fitted(tmp_path / "alone", "Thawing", 1, **epochs)
-    fitted(tmp_path / "run", "Thawing", 2, **epochs, **options)
+    fitted(tmp_path / "run", "Thawing", 2, **epochs, **SHARDED)
     assert difference(tmp_path / "run", tmp_path / "alone") < 1e-5
 
 
@@ -116,30 +100,10 @@ def test_each_rank_keeps_its_share_of_gradients_and_optimizer_states(tmp_path, d
 
 
 @pytest.mark.slow
-@ON_TWO_AND_FOUR
-def test_each_rank_keeps_its_slice_of_parameters_too(tmp_path, devices):
-    last = [rank["notes"][-1] for rank in fitted(tmp_path, "Even", devices, **IN_UNITS)]
-    share = LAYERS * LAYER // devices
-    for each in last:
-        assert each["parameters"] == each["gradients"] == each["state"] // 2 == share
-
-
-@pytest.mark.slow
-def test_gradients_of_half_precision_are_added_up_in_float32(tmp_path):
-    # Parameters are gathered in bfloat16; FairScale would also cast the batch, to float16.
-    options = {**IN_UNITS, "precision": "bf16-mixed", "accumulate_grad_batches": 2}
-    for rank in fitted(tmp_path, "InBatches", 2, **options):
-        steps = [each for each in rank["notes"] if "given" in each]
-        assert {each["given"] for each in steps} == {"torch.float32"}
-        assert [each["added"] for each in steps] == [[], ["torch.float32"]] * 6
-
-
-@pytest.mark.slow
-@SHARDED_AND_UNITS
-def test_the_norm_that_is_clipped_is_that_of_all_ranks_gradients(tmp_path, options):
+def test_the_norm_that_is_clipped_is_that_of_all_ranks_gradients(tmp_path):
     whole, bound = fitted(tmp_path / "alone", "Even", 1)[0]["notes"][0]["norm"], 0.01
-    notes = fitted(tmp_path / "run", "Even", 2, gradient_clip_val=bound, **options)
-    unclipped = fitted(tmp_path / "unclipped", "Even", 2, **options)
+    notes = fitted(tmp_path / "run", "Even", 2, gradient_clip_val=bound, **SHARDED)
+    unclipped = fitted(tmp_path / "unclipped", "Even", 2, **SHARDED)
     for ranks, norm in ((unclipped, whole), (notes, bound)):
         parts = [rank["notes"][0]["norm"] for rank in ranks]
         assert all(0.05 * norm < part < norm for part in parts)
@@ -147,9 +111,8 @@ def test_the_norm_that_is_clipped_is_that_of_all_ranks_gradients(tmp_path, optio
 
 
 @pytest.mark.slow
-@SHARDED_AND_UNITS
-def test_all_ranks_skip_a_step_in_which_one_overflows(tmp_path, options):
-    notes = fitted(tmp_path, "Overflowing", 2, precision="16-mixed", **options)
+def test_all_ranks_skip_a_step_in_which_one_overflows(tmp_path):
+    notes = fitted(tmp_path, "Overflowing", 2, precision="16-mixed", **SHARDED)
     assert [len(rank["notes"]) for rank in notes] == [5, 5]
     assert [rank["scale"] for rank in notes] == [2.0**15, 2.0**15]
     assert notes[0]["tested"] == notes[1]["tested"]
@@ -161,8 +124,7 @@ def test_a_checkpoint_goes_on_under_any_strategy_on_any_number_of_ranks(tmp_path
     chain: list[tuple[int, dict[str, Any]]] = [
         (1, {}),
         (2, SHARDED),
-        (3, IN_UNITS),
-        (2, {"strategy": "fairscale_fsdp"}),
+        (3, {"strategy": "fsdp"}),
         (4, SHARDED),
         (2, {"strategy": "ddp_zero1", "strategy_options": {"find_unused_parameters": True}}),
     ]
@@ -177,36 +139,16 @@ def test_a_checkpoint_goes_on_under_any_strategy_on_any_number_of_ranks(tmp_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("subject", "options", "reason"),
+    ("subject", "reason"),
     [
-        pytest.param(
-            "Twice", SHARDED, "layers.0.weight is in two optimizers", marks=pytest.mark.exhaustive
-        ),
-        ("Double", SHARDED, "has parameters of torch.float32, torch.float64"),
-        pytest.param(
-            "Double",
-            IN_UNITS,
-            "layers.1.weight is torch.float64; FairScale requires",
-            marks=pytest.mark.exhaustive,
-        ),
-        pytest.param(
-            "ByWholes",
-            IN_UNITS,
-            "gave Adafactor, which computes an element",
-            marks=pytest.mark.exhaustive,
-        ),
-        ("Changing", SHARDED, "side.weight was used in a micro-batch of this step but not in its"),
-        pytest.param(
-            "Changing",
-            IN_UNITS,
-            "side.weight was used in a micro-batch of this step but not in its",
-            marks=pytest.mark.exhaustive,
-        ),
+        pytest.param("Twice", "layers.0.weight is in two optimizers", marks=pytest.mark.exhaustive),
+        ("Double", "has parameters of torch.float32, torch.float64"),
+        ("Changing", "side.weight was used in a micro-batch of this step but not in its"),
     ],
 )
-def test_says_what_it_would_compute_wrongly(tmp_path, subject, options, reason):
+def test_says_what_it_would_compute_wrongly(tmp_path, subject, reason):
     accumulate = {"accumulate_grad_batches": 2} if subject == "Changing" else {}
-    done = started(tmp_path, subject, 2, **options, **accumulate)
+    done = started(tmp_path, subject, 2, **SHARDED, **accumulate)
     assert done.returncode != 0
     assert reason in done.stderr
 
@@ -229,9 +171,9 @@ import sys
 from pathlib import Path
 from my_project_trainer import Trainer
 from sharding_subject import Tied
-folder, strategy = sys.argv[1:]
+folder = sys.argv[1]
 options = {"max_steps": 1, "loggers": [], "enable_progress_bar": False}
-run = Trainer(accelerator="cpu", strategy=strategy, default_root_dir=folder, **options)
+run = Trainer(accelerator="cpu", strategy="ddp_sharded", default_root_dir=folder, **options)
 run.fit(Tied(folder))
 print(*[(each / "comm").read_text().strip() for each in Path("/proc/self/task").iterdir()])
 """
@@ -239,12 +181,9 @@ print(*[(each / "comm").read_text().strip() for each in Path("/proc/self/task").
 
 @pytest.mark.slow
 @pytest.mark.needs("fairscale")
-@pytest.mark.parametrize(
-    "strategy", [pytest.param("ddp_sharded", marks=pytest.mark.exhaustive), "fairscale_fsdp"]
-)
-def test_no_thread_of_a_process_group_is_left(tmp_path, strategy):
+def test_no_thread_of_a_process_group_is_left(tmp_path):
     # FairScale, if imported while there is a group, keeps it in default arguments of functions.
-    done = run(["-c", AFTER_A_FIT, tmp_path, strategy], extra=at_root(), fresh=True)
+    done = run(["-c", AFTER_A_FIT, tmp_path], extra=at_root(), fresh=True)
     assert done.returncode == 0, done.stderr
     threads = done.stdout.splitlines()[-1]
     assert "python" in threads

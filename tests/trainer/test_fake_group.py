@@ -11,7 +11,7 @@ from fake_group_subject import BLOCKS, CASES, NODE, WEIGHT, WORLDS
 from torch_versions import fake_broadcast
 
 MODEL = 2 * BLOCKS * WEIGHT
-ENGINES = {"ddp_sharded": "fairscale", "fairscale_fsdp": "fairscale"}
+ENGINES = {"ddp_sharded": "fairscale"}
 QUICK = ("ddp_zero1", "fsdp")
 # Over how many of so many ranks parameters, gradients and optimizer states are sharded. A pipeline
 # is left out: its stages ask their neighbors for shapes. So is stage 3: its ranks compare numbers.
@@ -24,7 +24,6 @@ SHARDS = {
     "mesh, tensor": lambda world: (8, 8, 8),
     "mesh, shards": lambda world: (world // 2,) * 3,
     "ddp_sharded": lambda world: (1, world, world),
-    "fairscale_fsdp": lambda world: (world, world, world),
 }
 # DDP keeps the memory of its gradients.
 KEPT = {"ddp": MODEL, "ddp_zero1": MODEL}

@@ -149,7 +149,6 @@ def test_what_is_not_finite_is_found(values, found):
                 ("ddp_zero1", []),
                 ("fsdp", []),
                 ("deepspeed", [pytest.mark.needs("deepspeed")]),
-                ("fairscale_fsdp", [pytest.mark.needs("fairscale")]),
                 ("ddp_sharded", [pytest.mark.needs("fairscale")]),
             ]
             for what, also in (("nan", []), ("gradient", [pytest.mark.exhaustive]))

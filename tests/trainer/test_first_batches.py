@@ -74,7 +74,6 @@ def test_tells_if_replicas_read_the_same(tmp_path: Path) -> None:
     [
         "sequential:rank",
         pytest.param("tensor_parallel:rank-sampler", marks=pytest.mark.slow),
-        pytest.param("mesh:rank", marks=pytest.mark.slow),
     ],
 )
 def test_refuses_a_replica_whose_ranks_read_other_samples(tmp_path: Path, name: str) -> None:

@@ -16,7 +16,7 @@ TORCH = [
     *("ddp", "ddp-manual", "ddp_zero1", "fsdp", "fsdp-manual", "fsdp-unused"),
     *("local_sgd", "diloco", "tensor_parallel"),
 ]
-FAIRSCALE = ["ddp_sharded", "ddp_sharded-manual", "fairscale_fsdp"]
+FAIRSCALE = ["ddp_sharded", "ddp_sharded-manual"]
 DEEPSPEED = ["deepspeed_stage_1", "deepspeed_stage_2", "deepspeed_stage_3"]
 
 

@@ -162,7 +162,7 @@ def test_an_interrupted_run_continues_after_its_last_session(tmp_path, monkeypat
 
 @pytest.mark.slow
 def test_each_check_of_a_strategy_is_in_one_session():
-    """Selections by name: ``fsdp`` is in ``fairscale_fsdp``."""
+    """Selections by name: ``ddp`` is in ``ddp_sharded``."""
     command = [sys.executable, *checks(OWN, ""), "--collect-only"]
     del command[command.index("-k") : command.index("-k") + 2]
     of_strategies = [each for each in sessions() if "tests/gpu/test_strategies.py" in each.files]

@@ -62,10 +62,7 @@ def test_two_ranks_start_from_weights_as_one_does(expected: dict[str, Tensor]) -
             ("deepspeed_stage_3", "meta:deepspeed_stage_3", "deepspeed_stage_1"),
             marks=pytest.mark.needs("deepspeed"),
         ),
-        pytest.param(
-            ("fairscale_fsdp", "meta:fairscale_fsdp", "ddp_sharded"),
-            marks=pytest.mark.needs("fairscale"),
-        ),
+        pytest.param(("ddp_sharded",), marks=pytest.mark.needs("fairscale")),
     ],
 )
 def test_other_strategies_start_from_weights(

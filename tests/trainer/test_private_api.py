@@ -66,7 +66,6 @@ TORCH = [
     ),
 ]
 IMPORTED = {
-    "torch.distributed._functional_collectives.all_gather_tensor_autograd",
     "torch.distributed.tensor._random",
     "torch.nn.modules.batchnorm._BatchNorm",
     "torch.utils._pytree.tree_leaves",
@@ -90,10 +89,7 @@ OF_FOLDERS = {
         *("_zero_init_param", "_WORLD_GROUP", "_release_process_group_references"),
         *("_convert_to_deepspeed_param", "_hp_mapping", "_hp_optimizer_states_linked"),
     },
-    "strategies/fairscale": {
-        *("_get_reduce_fn", "_register_post_backward_hooks", "_post_backward_hook"),
-        *("_wait_for_post_backward", "_lazy_init"),
-    },
+    "strategies/fairscale": {"_get_reduce_fn"},
     "strategies/fsdp": {"_fsdp_param_group", "_param_fqn"},
     "strategies/horovod": {"_allreduce_delay"},
     "strategies/replicated": {"_ddp_ignored"},

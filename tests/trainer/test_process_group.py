@@ -102,20 +102,20 @@ def test_nccl_is_bound_to_its_gpu_and_reports_after_our_timer(
     assert joined.call_args.args[1] == datetime.timedelta(seconds=60)
 
 
+def form_pipelines(strategy: Any) -> None:
+    """Form the groups of a pipeline, and of its replicas."""
+    with mock.patch.object(process_group.ProcessGroupStrategy, "init_process_group"):
+        strategy.init_process_group(strategy._layout, strategy.device)
+    strategy.processes.among([0, 1])
+    strategy.processes.across_replicas()
+
+
 @pytest.mark.parametrize(
     ("name", "options", "form"),
     [
         ("hsdp", {"shard_size": 2}, lambda strategy: strategy.make_mesh()),
-        (
-            *("mesh", {"data": 2, "shard": 2, "context": 2}),
-            lambda strategy: strategy.make_mesh(),
-        ),
-        (
-            *("mesh", {"pipeline": 2, "data": 2, "tensor": 2}),
-            lambda strategy: strategy.make_processes(2).among([0, 1]),
-        ),
-        ("sequential", {}, lambda strategy: strategy.make_processes(2).across_replicas()),
-        ("fairscale_fsdp", {}, lambda strategy: strategy._reduce_group()),
+        ("mesh", {"data": 2, "shard": 2, "tensor": 2}, lambda strategy: strategy.make_mesh()),
+        ("sequential", {"stages": 2}, form_pipelines),
     ],
 )
 def test_every_group_reports_after_our_timer(

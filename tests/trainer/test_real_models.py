@@ -57,7 +57,6 @@ WAYS = {
     "hsdp": Way((), 4, 4, {"shard_size": 2}),
     "local_sgd": Way((UNET, SYNC), options={"every_n_steps": 1}),
     "ddp_sharded": Way((GPT2, LORA, ACTOR), engine="fairscale"),
-    "fairscale_fsdp": Way((T5, RESNET, GCN, WGAN), engine="fairscale"),
     "deepspeed_stage_1": Way((GCN, ACTOR), engine="deepspeed"),
     "deepspeed_stage_2": Way((RETINANET,), engine="deepspeed"),
     "deepspeed_stage_3": Way((VIT, GPT2, LORA), engine="deepspeed"),
@@ -81,7 +80,6 @@ REFUSED = {
     "fsdp": TWICE,
     "hsdp": TWICE,
     "local_sgd": {SYNC: "ranks would communicate in every forward"},
-    "fairscale_fsdp": manual("FairScale gathers parameters for one forward and one backward"),
     "deepspeed_stage_1": DEEPSPEED,
     "deepspeed_stage_2": DEEPSPEED,
     "deepspeed_stage_3": DEEPSPEED,
@@ -92,7 +90,7 @@ REFUSED = {
     },
     "tensor_parallel": {
         **dict.fromkeys(MODELS, "has no parallelize_plan, which tensor=2 needs"),
-        SYNC: "sync_batchnorm would count a sample on each rank of a tensor or context group",
+        SYNC: "sync_batchnorm would count a sample on each rank of a tensor group",
     },
 }
 del REFUSED["sequential"][LAYERS], REFUSED["sequential"][RESNET], REFUSED["tensor_parallel"][LLAMA]

@@ -22,7 +22,6 @@ OPTION = "set --trainer.strategy_options.find_unused_parameters true"
 ELSEWHERE = "use strategy='fsdp' or 'ddp', with --trainer.strategy_options.find_unused_parameters"
 TIMEOUT = {"timeout_seconds": 400}
 FSDP_UNITS = {"unit_parameters": 1}
-FAIRSCALE_UNITS = {"min_num_params": 1}
 slow = pytest.mark.slow
 
 
@@ -59,8 +58,6 @@ SHARDED = [
     ("fsdp", {}, OPTION),
     pytest.param("fsdp", FSDP_UNITS, OPTION, marks=exhaustive),
     pytest.param("ddp_sharded", {}, OPTION, marks=slow),
-    pytest.param("fairscale_fsdp", {}, ELSEWHERE, marks=exhaustive),
-    pytest.param("fairscale_fsdp", FAIRSCALE_UNITS, ELSEWHERE, marks=slow),
     *(pytest.param(stage, {}, ELSEWHERE, marks=exhaustive) for stage in STAGES[:2]),
     pytest.param(STAGES[2], {}, ELSEWHERE, marks=slow),
 ]
@@ -84,7 +81,6 @@ def test_one_line_names_what_ranks_use_differently(tmp_path, subject, strategy, 
     [
         ("fsdp", FSDP_UNITS),
         pytest.param("ddp_sharded", {}, marks=exhaustive),
-        pytest.param("fairscale_fsdp", FAIRSCALE_UNITS, marks=slow),
         pytest.param("deepspeed_stage_2", {}, marks=slow),
         pytest.param("deepspeed_stage_3", {}, marks=exhaustive),
     ],

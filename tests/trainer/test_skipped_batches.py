@@ -143,10 +143,7 @@ def test_a_step_without_batches_is_a_skipped_one(tmp_path: Path, capsys: Any) ->
     "strategy",
     [
         *("ddp", "ddp_zero1", "fsdp"),
-        *(
-            pytest.param(name, marks=pytest.mark.needs("fairscale"))
-            for name in ("ddp_sharded", "fairscale_fsdp")
-        ),
+        pytest.param("ddp_sharded", marks=pytest.mark.needs("fairscale")),
     ],
 )
 def test_all_ranks_skip_what_one_does(
@@ -156,20 +153,10 @@ def test_all_ranks_skip_what_one_does(
     check(tmp_path, plain((2, 5)))
 
 
-@pytest.mark.parametrize(
-    ("strategy", "options"),
-    [
-        ("fsdp", {"unit_parameters": 10}),
-        pytest.param(
-            *("fairscale_fsdp", {"min_num_params": 10}), marks=pytest.mark.needs("fairscale")
-        ),
-    ],
-)
-def test_a_rank_that_skips_before_its_peers_gather_ends_the_run(
-    tmp_path: Path, strategy: str, options: dict[str, Any]
-) -> None:
+def test_a_rank_that_skips_before_its_peers_gather_ends_the_run(tmp_path: Path) -> None:
     # Without the comparison, ranks wait for each other until the timeout.
-    how = {"strategy": strategy, "strategy_options": options | {"timeout_seconds": 120}}
+    options = {"unit_parameters": 10, "timeout_seconds": 120}
+    how = {"strategy": "fsdp", "strategy_options": options}
     line = "^ranks use different parameters in a step: rank 1 ends its forward, rank 0 uses "
     with pytest.raises(trainer.UserError, match=line):
         fit_on_two(Skips((2,), 1), tmp_path, **how)
@@ -267,9 +254,6 @@ AVERAGED = "does not average gradients that are averaged already; use strategy='
         ("parameter_server", 1, "each step needs a gradient of each worker; use strategy='ddp'"),
         pytest.param(
             *("ddp_sharded", 2, f"FairScale {AVERAGED}"), marks=pytest.mark.needs("fairscale")
-        ),
-        pytest.param(
-            *("fairscale_fsdp", 2, f"FairScale {AVERAGED}"), marks=pytest.mark.needs("fairscale")
         ),
         pytest.param(
             *("deepspeed_stage_2", 2, f"ZeRO {AVERAGED}"), marks=pytest.mark.needs("deepspeed")

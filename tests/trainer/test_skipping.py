@@ -140,10 +140,7 @@ def test_a_resume_is_exact(tmp_path: Path) -> None:
     "strategy",
     [
         *("ddp", "ddp_zero1", "fsdp", "pipeline"),
-        *(
-            pytest.param(name, marks=pytest.mark.needs("fairscale"))
-            for name in ("ddp_sharded", "fairscale_fsdp")
-        ),
+        pytest.param("ddp_sharded", marks=pytest.mark.needs("fairscale")),
     ],
 )
 def test_two_ranks_skip_together(

@@ -249,10 +249,7 @@ def norms_of_one_process(tmp_path_factory: pytest.TempPathFactory) -> dict[int, 
     "strategy",
     [
         *("ddp", "ddp_zero1", "fsdp", "pipeline"),
-        *(
-            pytest.param(name, marks=pytest.mark.needs("fairscale"))
-            for name in ("ddp_sharded", "fairscale_fsdp")
-        ),
+        pytest.param("ddp_sharded", marks=pytest.mark.needs("fairscale")),
     ],
 )
 def test_two_ranks_log_the_norm_of_one_process(

@@ -26,10 +26,10 @@ CASTS = {
     "fsdp, checkpointed by unit": 2,
     "hsdp": 1,
     "mesh, shards": 1,
-    **dict.fromkeys(("tensor_parallel", "mesh, pipeline", "mesh, pipeline and shards"), ALL / 2),
+    "tensor_parallel": ALL / 2,
     **dict.fromkeys(("sequential", "sequential, gpipe", "sequential, interleaved"), ALL / 2),
     "sequential, EMA": ALL / 2,
-    **dict.fromkeys(("fairscale_fsdp", "fairscale_fsdp, EMA", "deepspeed_stage_3"), 0),
+    "deepspeed_stage_3": 0,
 }
 # Copies that a save makes, in host memory, which is here the device's too: one of what the rank
 # saves, with Adam's moments, if it is asynchronous. Rank 0 keeps the ranks' average on which it
@@ -44,8 +44,7 @@ COPIES = {
 }
 GATHERED = {
     **dict.fromkeys(("deepspeed_stage_1", "deepspeed_stage_2"), MOMENTS / 2),
-    **dict.fromkeys(("deepspeed_stage_3", "fairscale_fsdp"), (ALL + MOMENTS) / 2),
-    "fairscale_fsdp, EMA": (ALL + MOMENTS + ALL) / 2,
+    "deepspeed_stage_3": (ALL + MOMENTS) / 2,
 }
 
 

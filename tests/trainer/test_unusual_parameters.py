@@ -18,9 +18,7 @@ exhaustive = [slow, pytest.mark.exhaustive]
 def fit(
     folder: Path, subject: str, strategy: str, devices: int = 2
 ) -> "subprocess.CompletedProcess[str]":
-    by_fairscale = "sharded" in strategy or "fairscale" in strategy
-    named = "deepspeed" if "deepspeed" in strategy else "torch"
-    engine = "fairscale" if by_fairscale else named
+    engine = "deepspeed" if "deepspeed" in strategy else "torch"
     require(missing(engine))
     arguments = ["-m", "unusual_subject", folder, subject, strategy, str(devices)]
     return run(arguments, engine=engine)
@@ -52,11 +50,10 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str,
         pytest.param("Strided", "fsdp", marks=slow),
         pytest.param("Strided", "hsdp", marks=exhaustive),
         *(pytest.param("Strided", f"deepspeed_stage_{each}", marks=slow) for each in (2, 3)),
-        pytest.param("Strided", "fairscale_fsdp", marks=slow),
         ("ScalarManual", "fsdp"),
         *(
             pytest.param("Scalar", each, marks=slow)
-            for each in ("fsdp", "deepspeed_stage_2", "deepspeed_stage_3", "fairscale_fsdp")
+            for each in ("fsdp", "deepspeed_stage_2", "deepspeed_stage_3")
         ),
         pytest.param("Empty", "fsdp", marks=slow),
         pytest.param("Empty", "hsdp", marks=exhaustive),
@@ -84,7 +81,6 @@ def test_weights_are_those_of_one_process(tmp_path, alone, subject, strategy):
             for each in (1, 3)
         ),
         pytest.param("Empty", "deepspeed_stage_3", "weight is empty: stage 3 cannot", marks=slow),
-        pytest.param("Empty", "fairscale_fsdp", "weight is empty, and FairScale", marks=slow),
         pytest.param("Mixed", "deepspeed_stage_3", "stage 3 needs parameters of one", marks=slow),
         pytest.param("Penalty", "deepspeed_stage_3", "(create_graph=True) needs it", marks=slow),
         pytest.param("Routed", "deepspeed_stage_3", "ranks use different", marks=slow),

@@ -13,7 +13,7 @@ pytest.importorskip(FOLDER, reason="its folder was deleted")
 @pytest.mark.slow
 @pytest.mark.needs("fairscale")
 def test_it_trains_the_digits_on_two_processes(tmp_path):
-    strategy = ("--trainer.strategy", "fairscale_fsdp", "--trainer.accelerator", "cpu")
+    strategy = ("--trainer.strategy", "ddp_sharded", "--trainer.accelerator", "cpu")
     steps = ("--trainer.max_epochs", "4", "--trainer.loggers", "[csv]")
     where = ("--trainer.default_root_dir", tmp_path, "--trainer.run_name", "run")
     done = run(fit(*strategy, *steps, *where, "--trainer.devices", "2"), engine="fairscale")

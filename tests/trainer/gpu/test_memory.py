@@ -85,10 +85,8 @@ def test_a_save_takes_no_memory_of_the_gpu(
     assert since <= 1.05 * without
 
 
-# Stages of a pipeline are never whole, and need a sequential_module; FairScale keeps what autocast
-# casts.
-OTHERS = ("sequential", "fairscale_fsdp")
-GATHERING = [name for name in PORTABLE if shards_parameters(name) and name not in OTHERS]
+# Stages of a pipeline are never whole, and need a sequential_module.
+GATHERING = [name for name in PORTABLE if shards_parameters(name) and name != "sequential"]
 
 
 @pytest.mark.parametrize("strategy", needing(GATHERING))

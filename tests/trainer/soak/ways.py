@@ -279,7 +279,6 @@ WAYS: dict[str, Way] = {
     "dp": Way("dp", processes=1),
     **{name: Way(name) for name in ("ddp", "ddp_spawn", "ddp_fork", "ddp_zero1", "fsdp", "hsdp")},
     "ddp_sharded": Way("ddp_sharded", engine="fairscale"),
-    "fairscale_fsdp": Way("fairscale_fsdp", engine="fairscale"),
     **{
         f"deepspeed_stage_{stage}": Way(f"deepspeed_stage_{stage}", engine="deepspeed")
         for stage in (1, 2, 3)

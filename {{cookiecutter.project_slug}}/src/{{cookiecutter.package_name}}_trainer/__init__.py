@@ -31,3 +31,12 @@ __all__ = [
 
 if importlib.util.find_spec(f"{__name__}.legacy"):  # a folder that may be deleted
     importlib.import_module(f"{__name__}.legacy")
+
+
+def __getattr__(name: str) -> object:
+    if name == "sequence":  # modules of earlier versions import it
+        raise ImportError(
+            "there is no sequence any more: processes do not split sequences (context parallelism);"
+            " use torch's functions, and for long sequences 'fsdp' with activation_checkpointing"
+        )
+    raise AttributeError(name)

@@ -1,15 +1,6 @@
 """Rows of FairScale's strategies."""
 
-from .rows import (
-    NO_SPARSE,
-    NOT_FOUND,
-    ONE_OPTIMIZER,
-    Engine,
-    Launch,
-    Portable,
-    Row,
-    more,
-)
+from .rows import NO_SPARSE, ONE_OPTIMIZER, Engine, Launch, Portable, Row, more
 
 ENGINE = Engine("fairscale", imports=("fairscale.nn.data_parallel", "fairscale.optim"))
 FAIRSCALE = (Launch(2, engine="fairscale"), more(4, engine="fairscale"))
@@ -31,22 +22,8 @@ ROWS = {
         only=("sgd", "two optimizers", "bf16"),
         is_alias=True,
     ),
-    "fairscale_fsdp": Row(
-        FAIRSCALE_SLOWLY,
-        refused={
-            **NO_SPARSE,
-            **NOT_FOUND,
-            "manual": "FairScale gathers parameters for one forward and one backward",
-            **dict.fromkeys(("bf16 true", "fp16 true"), "parameters are sharded in float32"),
-        },
-    ),
-    "fairscale_fsdp, units": Row(
-        FAIRSCALE[1:],
-        "fairscale_fsdp",
-        {"min_num_params": 1},
-        only=(*ONE_OPTIMIZER, "two optimizers", "batchnorm", "sync batchnorm", "bf16", "fp16"),
-    ),
 }
 
-_PORTABLE = Portable(*(Launch(devices, engine="fairscale") for devices in (2, 4)))
-PORTABLE = {"ddp_sharded": _PORTABLE, "fairscale_fsdp": _PORTABLE}
+PORTABLE = {
+    "ddp_sharded": Portable(*(Launch(devices, engine="fairscale") for devices in (2, 4)))
+}

@@ -25,13 +25,6 @@ NO_UNITS = dict.fromkeys(
 ROWS = {
     "sequential": Row((Launch(2), more(4)), refused=REFUSED, only=ONLY),
     "pipeline": Row((Launch(2, slow=True),), only=("sgd",), is_alias=True),
-    "mesh, pipeline": Row(
-        (more(4),),
-        "mesh",
-        {"data": 1, "shard": 2, "pipeline": 2},
-        refused=REFUSED,
-        only=tuple(way for way in ONLY if not way.startswith("experts")),
-    ),
     "tensor_parallel": Row((Launch(2), more(4)), refused={**NO_SPARSE, **NO_UNITS}, only=MESHED),
     "mesh": Row(
         (Launch(2, slow=True), more(4)),

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import LinearLR
 
-from my_project_trainer import TrainingModule, UserError, sequence
+from my_project_trainer import TrainingModule, UserError
 
 from .transformer import Block
 
@@ -28,8 +28,6 @@ class LanguageModel(TrainingModule):
         warmup_steps: Linear warm-up steps of the learning rate.
         weight_decay: Weight decay of matrices; vectors are not decayed.
     """
-
-    splits_sequences = True
 
     def __init__(
         self,
@@ -93,12 +91,8 @@ class LanguageModel(TrainingModule):
         }
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Compute logits (batch, time, 256) of the next byte from bytes (batch, time) as int64.
-
-        Under context parallelism, they are the logits of this process' slice of the time.
-        """
+        """Compute logits (batch, time, 256) of the next byte from bytes (batch, time) as int64."""
         positions = torch.arange(tokens.shape[1], device=tokens.device)
-        tokens, positions = sequence.split(tokens, 1), sequence.split(positions, 0)
         x = self.bytes(tokens) + self.positions(positions)
         return self.head(self.norm(self.blocks(x)))  # type: ignore[no-any-return]
 
@@ -119,8 +113,8 @@ class LanguageModel(TrainingModule):
 
     def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         """Predict the most likely next byte of each sequence."""
-        following = self(batch[:, :-1]).argmax(dim=-1)
-        return sequence.gather(following, 1)[:, -1]
+        following: Tensor = self(batch[:, :-1]).argmax(dim=-1)
+        return following[:, -1]
 
     @property
     def sequential_module(self) -> nn.Sequential:
@@ -140,8 +134,7 @@ class LanguageModel(TrainingModule):
 
     def _loss(self, batch: Tensor) -> Tensor:
         logits = self(batch[:, :-1]).reshape(-1, _VOCABULARY)
-        targets = sequence.split(batch[:, 1:], 1).reshape(-1)
-        return sequence.mean(cross_entropy(logits, targets, reduction="none"))
+        return cross_entropy(logits, batch[:, 1:].reshape(-1))
 
     def _log_quality(self, stage: str, batch: Tensor) -> None:
         loss = self._loss(batch)

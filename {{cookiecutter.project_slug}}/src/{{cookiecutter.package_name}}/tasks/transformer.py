@@ -1,9 +1,7 @@
 """The layers of the language model: causal self-attention, and a transformer block."""
 
 from torch import Tensor, nn
-from torch.nn.functional import gelu
-
-from my_project_trainer import sequence
+from torch.nn.functional import gelu, scaled_dot_product_attention
 
 
 class Attention(nn.Module):
@@ -22,7 +20,7 @@ class Attention(nn.Module):
         parts = self.inputs(x).unflatten(2, (-1, 3, x.shape[2] // self.heads))
         query, key, value = parts.transpose(1, 2).unbind(dim=3)
         dropout = self.dropout if self.training else 0.0
-        mixed = sequence.attention(query, key, value, dropout_p=dropout, is_causal=True)
+        mixed = scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
         output: Tensor = self.output(mixed.transpose(1, 2).flatten(start_dim=2))
         return output
 

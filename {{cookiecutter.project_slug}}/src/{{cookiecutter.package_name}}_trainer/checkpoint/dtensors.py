@@ -33,8 +33,6 @@ def is_first_copy(value: Tensor) -> bool:
     mesh = whole.device_mesh
     root = mesh._get_root_mesh()
     own, of_root = mesh.get_coordinate(), root.get_coordinate()
-    if own is None or of_root is None:
-        return False
     shared = [
         coordinate
         for coordinate, placement in zip(own, whole.placements, strict=True)

@@ -3,7 +3,7 @@
 It imports from ``logging/``, ``launch/`` and the floors below.
 """
 
-from .current_run import Manual, Run, RunFacts, RunProperties, Shard, TrainerState, Weights
+from .current_run import Manual, Run, RunFacts, RunProperties, TrainerState, Weights
 from .hooks import DataHooks, DataModule, Hooks, Loader, Loaders
 from .overrides import is_overridden, problems_of_names, problems_of_signatures
 from .training_module import TrainingModule
@@ -18,7 +18,6 @@ __all__ = [
     "Run",
     "RunFacts",
     "RunProperties",
-    "Shard",
     "TrainerState",
     "TrainingModule",
     "Weights",

@@ -180,25 +180,17 @@ class Run(ReplicaProperties, ABC):
         """
 
 
-class Shard(Protocol):
-    """A parameter of which this process has only a slice, left by an engine."""
-
-    def make_whole(self) -> None: ...
-
-
 @dataclass(frozen=True)
 class TrainerState:
     """The trainer's state of a module: the only attribute that it sets on the module.
 
     ``run``: the current run; ``None`` outside of a run. ``device``: of parameters, buffers and
     batches. ``samples``: default ``batch_size`` of logged values; ``None``: that of the batch.
-    ``shards``: parameters that are still slices after a run. ``weights``: by name, the values of
-    parameters that are on the meta device until a strategy allocates them; ``None``: those of the
-    checkpoint that is loaded then.
+    ``weights``: by name, the values of parameters that are on the meta device until a strategy
+    allocates them; ``None``: those of the checkpoint that is loaded then.
     """
 
     run: Run | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     samples: int | None = None
-    shards: Sequence[Shard] = ()
     weights: Mapping[str, Any] = field(default_factory=dict)

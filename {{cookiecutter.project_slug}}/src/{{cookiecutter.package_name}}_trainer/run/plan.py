@@ -226,6 +226,9 @@ def check_module(plan: Plan, module: TrainingModule) -> None:
     needed = ["training_step", "configure_optimizers"][: 1 + strategy.limits.needs_optimizers]
     problems.lines += sources.missing(module, needed)
     problems.lines += problems_of(module, plan.strategy_name, strategy, options)
+    if hasattr(module, "splits_sequences"):
+        name = type(module).__name__
+        problems.add(f"{name}.splits_sequences: processes do not split sequences; remove it")
     if not is_overridden(module, DataHooks, "setup"):  # otherwise after it: it may create layers
         problems.lines += _problems_of_layers(plan, module)
     problems.lines += problems_of_names(type(module), TrainingModule)

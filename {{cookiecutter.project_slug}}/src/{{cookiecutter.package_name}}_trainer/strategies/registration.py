@@ -29,7 +29,6 @@ class Entry:
         base: The name under which users can set these options.
         lacks: Options that it does not have (of other strategies, older names), each with an
             alternative.
-        factory: ``"module:function"`` that creates it from options; empty: the class does.
         launcher: How processes are started; ``None``: the launcher of the class.
         max_nodes: Largest number of nodes; ``None``: the limit of the class.
     """
@@ -39,7 +38,6 @@ class Entry:
     preset: Mapping[str, Any] = field(default_factory=dict)
     base: str = ""
     lacks: Mapping[str, str] = field(default_factory=dict)
-    factory: str = ""
     launcher: Launcher | None = None
     max_nodes: int | None = None
 
@@ -58,7 +56,7 @@ class Entry:
 
     def make(self, options: Mapping[str, Any]) -> Strategy:
         """Create the strategy with the preset and the user's options."""
-        make: Callable[..., Strategy] = imported(self.factory) if self.factory else self.cls
+        make: Callable[..., Strategy] = self.cls
         made = make(**self.preset, **options)
         if self.launcher is not None:
             made.launcher = self.launcher
@@ -69,10 +67,10 @@ class Entry:
         return limits if self.max_nodes is None else replace(limits, max_nodes=self.max_nodes)
 
     def below(self, package: str) -> "Entry":
-        """The same entry with the full paths of its class and factory."""
-        strategy, factory = self.strategy, self.factory and f"{package}.{self.factory}"
-        strategy = f"{package}.{strategy}" if isinstance(strategy, str) else strategy
-        return replace(self, strategy=strategy, factory=factory)
+        """The same entry with the full path of its class."""
+        if not isinstance(self.strategy, str):
+            return self
+        return replace(self, strategy=f"{package}.{self.strategy}")
 
 
 @dataclass(frozen=True)
@@ -81,6 +79,7 @@ class Registration:
 
     Args:
         strategies: Its strategies by name, in the order of the help.
+        refused: Names of strategies that it had once, each with an alternative.
         accelerators: Accelerators of an engine by name.
         cluster_sources: Launchers of an engine, from which a process reads its rank.
         variables: Environment variables that an engine reads.
@@ -88,6 +87,7 @@ class Registration:
     """
 
     strategies: Mapping[str, Entry]
+    refused: Mapping[str, str] = field(default_factory=dict)
     accelerators: Mapping[str, Hardware] = field(default_factory=dict)
     cluster_sources: Sequence[Source] = ()
     variables: Sequence[str] = ()

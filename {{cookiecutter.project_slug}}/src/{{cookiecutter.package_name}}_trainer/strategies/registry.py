@@ -24,6 +24,7 @@ _FIRST = ("replicated", "fsdp")
 _LONGEST_TIMEOUT = 365 * 24 * 3600
 
 _ENTRIES: dict[str, Entry] = {}
+_REFUSED: dict[str, str] = {}
 variables: list[str] = []
 """Environment variables that the folders read."""
 lost_peer_errors: list[str] = []
@@ -58,9 +59,8 @@ def find(name: object) -> Entry:
     if "." in name:
         return Entry(class_paths.imported(f"strategy={shown(name)}", name, Strategy))
     if name not in _ENTRIES:
-        raise ConfigurationError(
-            f"strategy={shown(name)} is unknown{nearest(name, ['auto', *_ENTRIES])}"
-        )
+        instead = _REFUSED.get(name) or nearest(name, ["auto", *_ENTRIES])
+        raise ConfigurationError(f"strategy={shown(name)} is unknown{instead}")
     return _ENTRIES[name]
 
 
@@ -149,6 +149,7 @@ def _add(package: str, declared: Registration) -> None:
         if name in _ENTRIES:
             raise RuntimeError(f"{package} declares strategy {name!r}, which exists already")
         _ENTRIES[name] = entry.below(package)
+    _REFUSED.update(declared.refused)
     devices.ADDED.update(declared.accelerators)
     for source in declared.cluster_sources:
         cluster.register(source)

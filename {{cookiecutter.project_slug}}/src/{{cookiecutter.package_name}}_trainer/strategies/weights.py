@@ -54,17 +54,12 @@ class LocalWeights:
 
     def state(self, shards: Mapping[str, Tensor]) -> dict[str, Any]:
         """Convert shards to what a checkpoint contains; called by every process."""
-        whole = {name: self.whole(name, each) for name, each in shards.items()}
-        kept = {
-            name: each
-            for own, each in whole.items()
-            if each is not None
-            for name in self._names[own]
-        }
+        whole = {own: self._whole(own, each) for own, each in shards.items()}
+        kept = {name: each for own, each in whole.items() for name in self._names[own]}
         return ShardedDict(kept) if self._is_sharded else kept
 
-    def whole(self, name: str, shard: Tensor) -> Tensor | None:
-        """The full tensor or DTensor of a shard; ``None``: another process has it."""
+    def _whole(self, name: str, shard: Tensor) -> Tensor:
+        """The full tensor or DTensor of a shard."""
         like: Any = self.parameters[name]
         if not dtensors.is_sharded(like):
             return shard
@@ -80,9 +75,9 @@ class LocalWeights:
     @torch.no_grad()
     def load(self, saved: Mapping[str, Any]) -> dict[str, Tensor]:
         """Read this process' shards from a state of :meth:`state` of any strategy."""
-        return {name: self.read(name, saved[name]) for name in self.parameters if name in saved}
+        return {name: self._read(name, saved[name]) for name in self.parameters if name in saved}
 
-    def read(self, name: str, value: Tensor | Stored) -> Tensor:
+    def _read(self, name: str, value: Tensor | Stored) -> Tensor:
         """This process' shard of a full tensor."""
         like = torch.empty_like(self.parameters[name], dtype=value.dtype, requires_grad=False)
         fill(like, value)

@@ -15,4 +15,5 @@ REGISTRATION = Registration(
             max_nodes=1,
         ),
     },
+    refused={"fairscale_fsdp": "; use 'fsdp', which is PyTorch's own"},
 )

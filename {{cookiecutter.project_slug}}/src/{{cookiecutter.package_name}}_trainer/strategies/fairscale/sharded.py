@@ -32,8 +32,6 @@ from ..process_group import ProcessGroupStrategy
 if TYPE_CHECKING:
     from .replica import Replica
 
-PACKAGES = {"fairscale": "make fairscale, or pip install '.[fairscale]'"}
-
 _ADVICE = f"set {OPTION}"
 
 
@@ -55,7 +53,7 @@ class DDPSharded(ProcessGroupStrategy):
             "skipped_batches_of_a_step": "FairScale does not average gradients that are averaged "
             "already; use strategy='fsdp'"
         },
-        packages=PACKAGES,
+        packages={"fairscale": "make fairscale, or pip install '.[fairscale]'"},
     )
     _wrapped: "Replica | None" = None
 
@@ -123,7 +121,11 @@ class DDPSharded(ProcessGroupStrategy):
         found = super().forward_backward(batch, batch_idx, weight=weight, synchronize=synchronize)
         if self._wrapped is not None and synchronize:
             for parameter in self._wrapped.not_averaged():
-                raise not_averaged(parameter_names(self.module)[id(parameter)])
+                raise UserError(
+                    f"{parameter_names(self.module)[id(parameter)]} was used in a micro-batch of "
+                    "this step but not in its last, in which FairScale averages gradients; use "
+                    "accumulate_grad_batches=1, or strategy='ddp'"
+                )
         return found
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
@@ -152,14 +154,6 @@ class DDPSharded(ProcessGroupStrategy):
             optimizer.group = None
         self._sharded = []
         super().teardown()
-
-
-def not_averaged(name: str) -> UserError:
-    """The error for a parameter that the last micro-batch of a step did not use."""
-    return UserError(
-        f"{name} was used in a micro-batch of this step but not in its last, in which FairScale "
-        "averages gradients; use accumulate_grad_batches=1, or strategy='ddp'"
-    )
 
 
 def _check(optimization: Optimization, names: Mapping[int, str]) -> None:

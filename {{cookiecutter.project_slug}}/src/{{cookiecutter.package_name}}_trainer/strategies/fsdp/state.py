@@ -49,7 +49,7 @@ def groups_split(optimizer: Optimizer) -> Iterator[None]:
     finally:
         optimizer.param_groups = groups
         for group, own in zip(groups, parts, strict=True):
-            # Some optimizers keep a state in their groups; a stage may have no parameter of one.
+            # Some optimizers keep a state in their groups, which may be empty.
             for part in own[:1]:
                 group.update({key: value for key, value in part.items() if key != "params"})
 

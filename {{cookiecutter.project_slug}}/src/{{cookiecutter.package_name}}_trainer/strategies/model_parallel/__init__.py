@@ -1,4 +1,4 @@
-"""Model parallelism: pipelines, and meshes with tensor and context parallelism.
+"""Model parallelism: pipelines, and meshes with tensor parallelism.
 
 It imports from ``strategies/``, ``gradients/`` and ``fsdp/``, and from the floors below.
 """
@@ -13,7 +13,14 @@ _SEQUENTIAL = Entry(
         "find_unused_parameters": "a pipeline needs none for parameters that a step does not use"
     },
 )
-_MESH = Entry("mesh.strategy:Mesh")
+_MESH = Entry(
+    "mesh.strategy:Mesh",
+    lacks={
+        "pipeline": "use strategy='sequential' and its stages, which keeps data parallelism",
+        "context": "processes do not split sequences; for long ones use strategy='fsdp' with "
+        "activation_checkpointing",
+    },
+)
 
 REGISTRATION = Registration(
     {

@@ -1,1 +1,1 @@
-"""Device meshes: tensor, context and pipeline parallelism, with replicas and shards around them."""
+"""Device meshes: tensor parallelism, with replicas and shards around it."""

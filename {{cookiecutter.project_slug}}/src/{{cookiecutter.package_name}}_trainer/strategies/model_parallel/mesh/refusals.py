@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -19,8 +20,12 @@ from torch.utils._pytree import tree_leaves
 
 from ....checkpoint import dtensors
 from ....errors import UserError
+from ....launch import collectives
 
 _Layouts = Iterable[Placement | None]
+# Relative difference of the norms of two gradients that should be equal; not 0: a kernel of a GPU
+# may sum in any order.
+_TOLERANCE = 1e-2
 
 
 def watch_lengths(name: str, module: nn.Module, style: ParallelStyle, size: int) -> None:
@@ -89,6 +94,35 @@ def _refuse_second_order(_: Any) -> None:
     if torch.is_grad_enabled():
         raise UserError(
             "create_graph=True: the gradient of a gradient is not supported through layers of a "
-            "tensor or context group, whose ranks would each compute a part of it; use "
-            "strategy='ddp' or 'fsdp'"
+            "tensor group, whose ranks would each compute a part of it; use strategy='ddp' or "
+            "'fsdp'"
+        )
+
+
+def compare_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
+    """Compare the gradients of the parameters that all ranks of a tensor group hold.
+
+    Raises:
+        UserError: They differ. Activations are sharded, and the module's style does not say so.
+    """
+    norms: dict[str, Tensor] = {}
+    for name, each in module.named_parameters():
+        mesh: Any = getattr(each, "device_mesh", None)
+        if mesh is None or "tensor" not in mesh.mesh_dim_names:
+            own = torch.zeros(()) if each.grad is None else dtensors.local(each.grad)
+            norms[name] = torch.linalg.vector_norm(own, dtype=torch.float64).cpu()
+    if not norms:
+        return
+    stacked = torch.stack(list(norms.values()))
+    largest = collectives.all_reduce(stacked, "max", group)
+    differ = largest - collectives.all_reduce(stacked, "min", group) > _TOLERANCE * largest
+    found = [name for name, is_other in zip(norms, differ.tolist(), strict=True) if is_other]
+    if found:
+        rest = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        raise UserError(
+            f"the gradients of {found[0]} differ on the ranks of a tensor group: parallelize_plan "
+            "shards activations where it is used; give its module a style, such as "
+            "SequenceParallel(), or replicate its input and output. If they differ by dropout, "
+            "give the module that draws it ShardedRandomness() only where activations are "
+            f"sharded{rest}"
         )

@@ -1,4 +1,4 @@
-"""``mesh``: tensor and context parallelism, replicas and shards of a model, over one mesh.
+"""``mesh``: tensor parallelism, replicas and shards of a model, over one mesh.
 
 Source: https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html
 """
@@ -10,6 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import _random
+from torch.distributed.tensor.parallel import loss_parallel
+from torch.utils._pytree import tree_map
 
 from ....checkpoint import dtensors
 from ....errors import ConfigurationError, UserError
@@ -18,49 +21,47 @@ from ....launch.collectives import How
 from ....module import TrainingModule
 from ....options import Options
 from ... import memory
+from ...base import DataLayout, Stage
 from ...fsdp.fsdp import FSDP
 from ...gradients import sparse
 from ...gradients.averaging import GradientAverage
 from ...limits import Limits
-from . import plan
-from .on_mesh import OnMesh, counted_once, device_mesh, drop_mesh
+from . import plan, refusals
+from .groups import counted_once, device_mesh, drop_mesh
 from .sizes import Sizes
+from .styles import LossParallel
 
 
-class Mesh(OnMesh, FSDP):
+class Mesh(FSDP):
     """Tensor parallelism by the module's parallelize_plan, in a mesh of processes.
 
     The sizes of its dimensions multiply to the number of processes. Neighboring ranks form a
-    tensor group, and these a context group; all of them read the same batches.
+    tensor group; all of them read the same batches.
 
     Args:
         data: Number of replicas of the model; -1: all remaining processes.
         shard: Number of shards of each replica's parameters, gradients and optimizer states.
         tensor: Number of ranks over which layers are sharded.
-        options: As in :class:`FSDP`. Given with ``shard=1``, they make units,
-            whose gradients replicas average during backward; without, they do so after backward.
+        options: As in :class:`FSDP`. Given with ``shard=1``, they make units, whose gradients
+            replicas average during backward; without, they do so after backward.
 
     Raises:
-        ConfigurationError: An option is invalid, or has no effect.
+        ConfigurationError: An option is invalid.
     """
 
     limits: Limits = Limits(shards_parameters=True)
     whole_mesh: DeviceMesh
+    _is_checked = False
 
-    def __init__(
-        self,
-        data: int = -1,
-        shard: int = 1,
-        tensor: int = 1,
-        **options: Any,
-    ) -> None:
+    def __init__(self, data: int = -1, shard: int = 1, tensor: int = 1, **options: Any) -> None:
         super().__init__(**options)
         self.sizes = Sizes(data, shard, tensor)
-        lines = self.sizes.problems()
-        if lines:
+        if lines := self.sizes.problems():
             raise ConfigurationError(lines)
         self.has_units = shard != 1 or bool(options.keys() - {"timeout_seconds"})
-        self.until_teardown = contextlib.ExitStack()
+        self._until_teardown = contextlib.ExitStack()
+
+    # --- before any process is started ------------------------------------------------------------
 
     def problems(self, options: Options, module: TrainingModule | None) -> list[str]:
         if module is not None:
@@ -73,8 +74,8 @@ class Mesh(OnMesh, FSDP):
             )
         if options.sync_batchnorm and self.sizes.tensor != 1:
             lines.append(
-                "sync_batchnorm would count a sample on each rank of a tensor or context group; "
-                "use strategy='fsdp' or 'ddp'"
+                "sync_batchnorm would count a sample on each rank of a tensor group; use "
+                "strategy='fsdp' or 'ddp'"
             )
         return lines
 
@@ -87,8 +88,11 @@ class Mesh(OnMesh, FSDP):
         regional = isinstance(options.compile, dict) and options.compile.get("regional")
         if options.compile and not regional and not unplanned:
             lines += plan.problems_of_compiling(module, self.sizes)
-        lines += unplanned
-        return lines
+        return lines + unplanned
+
+    def replicas(self, devices: int, nodes: int) -> int:
+        self.sizes = self.sizes.on(devices * nodes)
+        return self.sizes.replicas
 
     def memory(self, sizes: memory.Sizes) -> memory.Memory:
         found = self.sizes.on(sizes.ranks)
@@ -100,32 +104,51 @@ class Mesh(OnMesh, FSDP):
             return memory.memory(step, mark="unverified")
         return self._sharded_memory(own, found.shard)
 
+    # --- before the first step -----------------------------------------------------------------
+
+    @property
+    def data(self) -> DataLayout:
+        rank, tensor = self._layout.rank, self.sizes.tensor
+        return replace(
+            super().data,
+            replicas=self.sizes.replicas,
+            index=rank // tensor,
+            is_first=rank % tensor == 0,
+            random_rank=rank - rank % tensor,
+        )
+
     def make_mesh(self) -> DeviceMesh:
         """Create the mesh of all dimensions, and return that over which units are sharded."""
-        timeout = self.group_timeout
         outer = "shard" if self.has_units else "data"
-        sizes = {name: getattr(self.sizes, name) for name in ("data", "shard", "tensor")}
-        sizes = {name: size for name, size in sizes.items() if size > 1 or name == outer}
-        self.whole_mesh = device_mesh(sizes, self.device.type, timeout)
+        sizes = {name: size for name, size in self.sizes if size > 1 or name == outer}
+        self.whole_mesh = device_mesh(sizes, self.device.type, self.group_timeout)
         return self.whole_mesh[tuple(name for name in sizes if name != "tensor")]
 
     def shard_units(self, module: TrainingModule) -> None:
         if self.sizes.tensor > 1:
-            problems = plan.problems_of(module, self.sizes)  # not checked yet without training
-            if problems:
-                raise UserError(problems)
-            found = plan.layers(module, self.sizes)
-            plan.apply(found, self.whole_mesh["tensor"], self.materialize)
-            self.prepare_dtensors(found, self.whole_mesh["tensor"])
-            # torch's cache of compiled code takes a backward that slices a DTensor for the same on
-            # all ranks: ranks would load that of another, and so have its slices as gradients.
-            cache: Any = torch.compiler.config
-            tag = f"{cache.cache_key_tag} rank {self._layout.rank}"
-            self.until_teardown.enter_context(cache.patch(cache_key_tag=tag))
-            counted = counted_once(module, self.sizes.tensor, self.group_timeout)
-            self.until_teardown.enter_context(counted)
+            self._shard_layers(module, self.whole_mesh["tensor"])
         if self.has_units:
             super().shard_units(module)
+
+    def _shard_layers(self, module: TrainingModule, mesh: DeviceMesh) -> None:
+        """Shard layers over a tensor group, and prepare what their DTensors do in steps."""
+        if problems := plan.problems_of(module, self.sizes):  # not checked yet without training
+            raise UserError(problems)
+        found, stack = plan.layers(module, self.sizes), self._until_teardown
+        plan.apply(found, mesh, self.materialize)
+        if mesh.device_type != "cpu":  # which has no tracker
+            # Generators are equal within a tensor group. By default, torch's first random operation
+            # of a DTensor broadcasts rank 0's to all replicas.
+            stack.callback(setattr, _random, "_rng_tracker", _random._rng_tracker)
+            _random._rng_tracker = _random.OffsetBasedRNGTracker(mesh, run_state_sync=False)
+        if any(isinstance(layer.style, LossParallel) for layer in found):
+            stack.enter_context(loss_parallel())
+        # torch's cache of compiled code takes a backward that slices a DTensor for the same on all
+        # ranks: ranks would load that of another, and so have its slices as gradients.
+        cache: Any = torch.compiler.config
+        tag = f"{cache.cache_key_tag} rank {self._layout.rank}"
+        stack.enter_context(cache.patch(cache_key_tag=tag))
+        stack.enter_context(counted_once(module, self.sizes.tensor, self.group_timeout))
 
     def whole_parameters(self) -> list[nn.Parameter]:
         if self.has_units:
@@ -139,20 +162,42 @@ class Mesh(OnMesh, FSDP):
             group = self.whole_mesh.get_group("data")
             self.averaged = GradientAverage(self.module.parameters(), group)
 
+    # --- a micro-batch -------------------------------------------------------------------------
+
+    def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
+        outputs = super().forward(stage, batch, batch_idx)
+        return tree_map(dtensors.whole, outputs) if stage == "predict" else outputs
+
+    def _read_loss(self, outputs: Any) -> Tensor:
+        loss: Tensor = dtensors.whole(super()._read_loss(outputs))
+        return loss
+
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
         # In manual optimization, units reduce gradients in each backward; so do replicas.
         synchronize = synchronize or not self.module.automatic_optimization
         super().backward(loss, synchronize=synchronize)
-        if synchronize:
-            self.complete_gradients(self.module.named_parameters(), self.whole_mesh)
+        if synchronize and self.sizes.tensor > 1:
+            self._complete_gradients()
+
+    def _complete_gradients(self) -> None:
+        """Sum gradients that are still partial sums on the ranks of a tensor group."""
+        parameters: list[Any] = list(self.module.parameters())
+        for each in parameters:
+            if dtensors.is_sharded(each.grad) and each.grad.placements != each.placements:
+                each.grad = each.grad.redistribute(placements=each.placements)
+        if not self._is_checked:
+            self._is_checked = True
+            refusals.compare_gradients(self.module, self.whole_mesh.get_group("tensor"))
+
+    # --- all processes -------------------------------------------------------------------------
 
     def reduce(self, tensor: Tensor, how: How) -> Tensor:
         # Over all ranks: those of a replica have the same values, and their sum counts once.
         reduced = collectives.all_reduce(tensor, how)
-        copies = self._layout.world_size // self.data.replicas
-        return reduced / copies if how == "sum" else reduced
+        return reduced / self.sizes.tensor if how == "sum" else reduced
 
     def teardown(self) -> None:
         if hasattr(self, "whole_mesh"):
             drop_mesh(self.whole_mesh)
+        self._until_teardown.close()
         super().teardown()

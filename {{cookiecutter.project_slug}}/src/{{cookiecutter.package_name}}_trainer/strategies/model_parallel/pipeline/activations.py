@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from ....checkpoint import dtensors
 from ....errors import UserError
 
 
@@ -44,7 +43,7 @@ class Spec(NamedTuple):
         """Describe the output of a stage, whose last child is at ``where``.
 
         Raises:
-            UserError: It contains anything but tensors, or DTensors.
+            UserError: It contains anything but tensors.
         """
         specs = []
         for each in output if isinstance(output, tuple) else (output,):
@@ -52,11 +51,6 @@ class Spec(NamedTuple):
                 raise UserError(
                     f"{where} gives a {type(each).__name__} to the next stage; give a tensor or a "
                     "tuple of tensors there, or divide sequential_module elsewhere (balance)"
-                )
-            if dtensors.is_sharded(each):
-                raise UserError(
-                    f"{where} gives a DTensor to the next stage; let its style in parallelize_plan "
-                    "return local tensors (use_local_output=True)"
                 )
             specs.append(TensorSpec(tuple(each.shape), str(each.dtype)[6:], each.requires_grad))
         return cls(tuple(specs), isinstance(output, tuple))

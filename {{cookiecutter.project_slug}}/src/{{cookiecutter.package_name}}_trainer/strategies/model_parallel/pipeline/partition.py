@@ -31,29 +31,18 @@ class Processes:
         rank: Rank of this process, of ``world_size``.
         count: Number of processes of a pipeline.
         rounds: Number of stages of a process.
-        are_neighbors: Whether the processes of a pipeline have neighboring ranks; if not, the
-            processes of a stage have.
     """
 
     def __init__(
-        self,
-        rank: int,
-        world_size: int,
-        count: int,
-        rounds: int,
-        timeout: datetime.timedelta,
-        *,
-        are_neighbors: bool = True,
+        self, rank: int, world_size: int, count: int, rounds: int, timeout: datetime.timedelta
     ) -> None:
-        ranks = torch.arange(world_size)
-        lines = ranks.view(-1, count) if are_neighbors else ranks.view(count, -1).T
-        self._ranks: list[list[int]] = lines.flip(1).tolist()
+        self._ranks: list[list[int]] = torch.arange(world_size).view(-1, count).flip(1).tolist()
         self._timeout = timeout
         self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
         self.count, self.stages = count, count * rounds
         self.replicas = len(self._ranks)
-        self.replica = next(index for index, own in enumerate(self._ranks) if rank in own)
-        self.position = self._ranks[self.replica].index(rank)
+        self.replica, place = divmod(rank, count)
+        self.position = count - 1 - place
         self.own_stages = range(self.position, self.stages, count)
         self.has_first, self.has_last = self.position == 0, self.position == count - 1
 
@@ -132,10 +121,9 @@ class Ownership:
             for index in indices:
                 for layer in children[index].modules():
                     self._layers[id(layer)].add(stage % processes.count)
-        self.refresh()
+        self._find_holders()
 
-    def refresh(self) -> None:
-        """Find the module's tensors again, after some of them have been replaced."""
+    def _find_holders(self) -> None:
         holders: dict[int, set[int]] = defaultdict(set)
         for layer in self._module.modules():
             for each in (*layer._parameters.values(), *layer._buffers.values()):
@@ -149,8 +137,7 @@ class Ownership:
             index: part(sequential, self._bounds[index]) for index in self._processes.own_stages
         }
 
-    def has_layer(self, layer: nn.Module) -> bool:
-        """Whether this process has a layer."""
+    def _has_layer(self, layer: nn.Module) -> bool:
         return self._processes.position in self._layers.get(id(layer), self._ends)
 
     def _holding(self, tensor: Tensor) -> frozenset[int]:
@@ -185,12 +172,12 @@ class Ownership:
             for name, each in layer._parameters.items()
             if each is not None and each.is_meta
         ]
-        meta_device.Initializer(self._module).materialize(self._module, self.has_layer)
+        meta_device.Initializer(self._module).materialize(self._module, self._has_layer)
         made = {id(old): own[name] for own, name, old in meta if own[name] is not old}
         for own, name, old in meta:
             empty = nn.Parameter(_without_memory(old, torch.device("cpu")), old.requires_grad)
             own[name] = made.setdefault(id(old), empty)
-        self.refresh()
+        self._find_holders()  # other tensors than before
 
     def equalize(self, tensors: Sequence[Tensor]) -> None:
         """Broadcast tensors that several stages have, from the last of them; then :meth:`join`."""

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ....checkpoint import ShardedDict, dtensors, fill_module
+from ....checkpoint import ShardedDict, fill_module
 from ....data import Splitter, batch_length, moving, part_sizes, randomness
 from ....errors import ConfigurationError, UserError, refuse
 from ....launch import collectives
@@ -98,17 +98,18 @@ class Sequential(ProcessGroupStrategy):
     # --- before any process is started ------------------------------------------------------------
 
     def replicas(self, devices: int, nodes: int) -> int:
-        processes = super().replicas(devices, nodes)
-        self._check_processes(processes)
-        return max(1, processes // self.shape.processes(processes))
-
-    def _check_processes(self, processes: int) -> None:
-        self._run_processes = processes
+        self._run_processes = processes = super().replicas(devices, nodes)
         if lines := self.shape.problems_with(processes):
             raise ConfigurationError(lines)
+        return max(1, processes // self.shape.processes(processes))
 
     def memory(self, sizes: memory.Sizes) -> memory.Memory:
-        return stage_memory(sizes, sizes.ranks)
+        # Of stages of the same size, with all micro-batches in one.
+        part = 1 / sizes.ranks
+        own = memory.divided(sizes, parameters=part, gradients=part, optimizer=part).computing(part)
+        own = replace(own, step=sizes.step_of(part))
+        work = own.gradients + own.activations
+        return memory.memory(own, work=work, mark="unverified", note="stages of the same size")
 
     def problems(self, options: Options, module: TrainingModule | None) -> list[str]:
         if module is None:
@@ -122,12 +123,9 @@ class Sequential(ProcessGroupStrategy):
 
     def init_process_group(self, layout: Any, device: torch.device) -> None:
         super().init_process_group(layout, device)
-        self.processes = self.make_processes(self.shape.processes(layout.world_size))
-
-    def make_processes(self, count: int) -> Processes:
-        """The processes of pipelines of so many."""
-        rank, world_size = self._layout.rank, self._layout.world_size
-        return Processes(rank, world_size, count, self.shape.rounds, self.group_timeout)
+        rank, world_size, rounds = layout.rank, layout.world_size, self.shape.rounds
+        count = self.shape.processes(world_size)
+        self.processes = Processes(rank, world_size, count, rounds, self.group_timeout)
 
     @property
     def data(self) -> DataLayout:
@@ -174,12 +172,7 @@ class Sequential(ProcessGroupStrategy):
         for each in filter(self.ownership.is_own, tensors):
             each.data = each.data.to(self.device)
         self.ownership.equalize(tensors)
-        parameters = list(module.parameters())
-        self._shared = self.ownership.shared(parameters)
-        self._replicated = (
-            list(filter(self.ownership.is_own, parameters)),
-            self.processes.across_replicas(),
-        )
+        self._shared = self.ownership.shared(module.parameters())
 
     def _sizes(self, module: TrainingModule) -> list[int]:
         """Number of children of each stage; in evaluation, nothing is measured."""
@@ -241,9 +234,9 @@ class Sequential(ProcessGroupStrategy):
         # each computes a part of its gradient.
         for own, group, _ in self._shared:
             _reduce(own, group, 1)
-        replicated, replicas = self._replicated
-        if replicas is not None:
-            _reduce(replicated, replicas, replicas.size())
+        if (replicas := self.processes.across_replicas()) is not None:
+            own = list(filter(self.ownership.is_own, self.module.parameters()))
+            _reduce(own, replicas, replicas.size())
 
     def _shapes(self, piece: Any) -> Hashable:
         """What the shapes of tensors between stages depend on."""
@@ -291,11 +284,7 @@ class Sequential(ProcessGroupStrategy):
 
     def _counts(self, parameter: Tensor) -> bool:
         """Whether this process adds a parameter to the norm, and no other one that holds it."""
-        if not self.ownership.counts_here(parameter):
-            return False
-        if dtensors.is_sharded(parameter):
-            return dtensors.is_first_copy(parameter)
-        return self.processes.replica == 0
+        return self.ownership.counts_here(parameter) and self.processes.replica == 0
 
     def reduce(self, tensor: Tensor, how: How) -> Tensor:
         if how != "mean":
@@ -347,29 +336,16 @@ class Sequential(ProcessGroupStrategy):
     def teardown(self) -> None:
         if hasattr(self, "_stages"):
             self._stages.close()
-        self._shared, self._replicated = [], ([], None)
+        self._shared = []
         if hasattr(self, "processes"):
             self.processes.close()
         super().teardown()
 
 
 def _reduce(parameters: Iterable[Tensor], group: dist.ProcessGroup, divisor: int) -> None:
-    add_up = functools.partial(collectives.sum_in_place, group=group)
-    reduce_dense(used_anywhere(parameters, group), add_up, divisor)
-
-
-def used_anywhere(parameters: Iterable[Tensor], group: dist.ProcessGroup | None) -> list[Tensor]:
-    """The trained parameters of which any process of a group has a gradient."""
+    """Reduce the gradients of the parameters that any process of a group has used."""
     trained = [each for each in parameters if each.requires_grad]
     has = torch.tensor([float(each.grad is not None) for each in trained])
     anywhere = collectives.all_reduce(has, "max", group).tolist() if trained else []
-    return [each for each, is_used in zip(trained, anywhere, strict=True) if is_used]
-
-
-def stage_memory(sizes: memory.Sizes, stages: int) -> memory.Memory:
-    """The memory of a stage of the same size as the others, with all micro-batches in it."""
-    part = 1 / stages
-    own = memory.divided(sizes, parameters=part, gradients=part, optimizer=part).computing(part)
-    own = replace(own, step=sizes.step_of(part))
-    work = own.gradients + own.activations
-    return memory.memory(own, work=work, mark="unverified", note="stages of the same size")
+    used = [each for each, is_used in zip(trained, anywhere, strict=True) if is_used]
+    reduce_dense(used, functools.partial(collectives.sum_in_place, group=group), divisor)

@@ -1,0 +1,64 @@
+"""What earlier versions had is refused in one line, which says what to use instead."""
+
+from typing import Any
+
+import my_project_trainer as trainer
+import pytest
+
+
+class Splits(trainer.TrainingModule):
+    """A module that an earlier version would have trained on slices of sequences."""
+
+    splits_sequences = True
+
+    def training_step(self, batch: Any, batch_idx: int) -> None: ...
+
+    def configure_optimizers(self) -> Any: ...
+
+    def train_dataloader(self) -> Any:
+        return []
+
+
+SEQUENCES = (
+    "processes do not split sequences; for long ones use strategy='fsdp' with "
+    "activation_checkpointing"
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (
+            {"strategy": "fairscale_fsdp", "strategy_options": {"min_num_params": 1}},
+            "strategy='fairscale_fsdp' is unknown; use 'fsdp', which is PyTorch's own",
+        ),
+        (
+            {"plugins": "fairscale_fsdp"},
+            "strategy='fairscale_fsdp' is unknown; use 'fsdp', which is PyTorch's own",
+        ),
+        (
+            {"strategy": "mesh", "strategy_options": {"pipeline": 2}},
+            "strategy_options: mesh has no option 'pipeline': use strategy='sequential' and its "
+            "stages, which keeps data parallelism",
+        ),
+        (
+            {"strategy": "mesh", "strategy_options": {"context": 2}},
+            f"strategy_options: mesh has no option 'context': {SEQUENCES}",
+        ),
+        (
+            {"strategy": "tensor_parallel", "strategy_options": {"context": 2}},
+            f"strategy_options: tensor_parallel has no option 'context': {SEQUENCES}",
+        ),
+        ({}, "Splits.splits_sequences: processes do not split sequences; remove it"),
+    ],
+)
+def test_one_line_says_what_to_use(options: dict[str, Any], line: str) -> None:
+    with pytest.raises(trainer.ConfigurationError) as caught:
+        trainer.Trainer(accelerator="cpu", max_steps=1, **options).check_fit(Splits())
+    assert caught.value.problems == [line]
+
+
+def test_the_functions_for_sequences_are_named_where_they_are_imported() -> None:
+    with pytest.raises(ImportError, match=r"there is no sequence any more: .* 'fsdp' with"):
+        from my_project_trainer import sequence  # noqa: F401
+    assert not hasattr(trainer, "sequences")

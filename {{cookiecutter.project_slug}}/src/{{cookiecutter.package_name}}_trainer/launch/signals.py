@@ -11,7 +11,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
 from types import FrameType, TracebackType
 
@@ -61,11 +61,12 @@ class Preemption:
     Create it when the ranks are connected.
 
     Args:
-        steps_together: Whether ranks take each step together; if not, no all-reduce is needed.
+        agree: Tells the peers of a signal, or 0, that this rank received, and returns the one on
+            which all stop after this step, or 0; instead of the all-reduce.
     """
 
-    def __init__(self, *, steps_together: bool = True) -> None:
-        self._steps_together, self._is_alone = steps_together, collectives.world_size() == 1
+    def __init__(self, agree: Callable[[int], int] | None = None) -> None:
+        self._agree, self._is_alone = agree, collectives.world_size() == 1
         self._received = 0
         self._steps = 0
         self._interval = 1
@@ -126,8 +127,8 @@ class Preemption:
 
     def requested(self) -> int:
         """Number of the signal that a rank received, STOP, or 0; all ranks call it after a step."""
-        if not self._steps_together:
-            return collectives.agreed_signal(self._received)
+        if self._agree is not None:
+            return self._agree(self._received)
         if self._is_alone:
             return self._received
         self._steps += 1

@@ -299,6 +299,16 @@ class Strategy:
         else:
             self.precision.scaler.step(optimizer)
 
+    def agreed_signal(self, received: int) -> int:
+        """The signal on which all ranks stop after this step, or 0.
+
+        Called after each step if ranks do not take steps together (``limits.steps_together``).
+
+        Args:
+            received: The signal that this rank received, or 0; its peers are told of it.
+        """
+        return received
+
     def finish(self) -> None:
         """Called once all steps are made and saved: leave the trained weights in the module."""
 

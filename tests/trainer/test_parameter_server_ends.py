@@ -55,7 +55,7 @@ def test_a_worker_that_hangs_ends_the_run(tmp_path: Path) -> None:
     code, error, _ = train(tmp_path, options, {"ends": {"2": [5, "SIGSTOP"]}})
     assert code == 1
     assert re.search(r"^rank 2 \(process \d+\) is stopped at:$", error, re.MULTILINE)
-    assert error.splitlines()[-1].startswith("rank 2 hangs: rank 0 timed out (")
+    assert error.splitlines()[-1].startswith("rank 2 hangs: rank")
 
 
 def test_a_worker_that_is_stopped_between_epochs_ends_a_run_of_common_steps(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import Optimizer
 
-from ...errors import ConfigurationError
 from ...module import TrainingModule
 from .. import sharded_optimizers
 from ..memory import Memory, Sizes, divided
@@ -42,13 +41,6 @@ class DDPZeRO1(DDP):
 
 
 def _sharded(optimizer: Optimizer) -> ZeroRedundancyOptimizer:
-    parameters = [each for group in optimizer.param_groups for each in group["params"]]
-    if len(dtypes := sorted({str(each.dtype) for each in parameters})) > 1:
-        raise ConfigurationError(
-            f"configure_optimizers: {type(optimizer).__name__} has parameters of "
-            f"{', '.join(dtypes)}, and torch shards those of one dtype; give each dtype an "
-            "optimizer, or use strategy='ddp'"
-        )
     groups = [dict(group) for group in optimizer.param_groups]
     options = sharded_optimizers.constructor_options(optimizer)
     return ZeroRedundancyOptimizer(groups, type(optimizer), **options)

@@ -54,7 +54,6 @@ class XLA(ProcessGroupStrategy):
             "strategy='ddp' on another accelerator",
             "skipped_batches": "XLA compiles the same operations for each step; leave batches out "
             "of the data",
-            "rollback": "rollbacks were not tried with XLA's compiled steps; use 'stop'",
             "skipping": "XLA's compiled steps would wait for the device in each; use 'stop'",
             "compile": "XLA compiles each step already; leave compile out",
             "activation_checkpointing": (

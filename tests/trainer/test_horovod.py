@@ -11,7 +11,7 @@ import pytest
 import torch
 from my_project_trainer.strategies.horovod.horovod import _is_exact
 from tests.conformance.horovod_rows import horovodrun
-from tests.project import PACKAGE, ROOT, fit, mpirun, run
+from tests.project import ROOT, fit, mpirun, run
 
 from test_fairscale import difference
 
@@ -92,17 +92,6 @@ def test_a_model_that_is_easily_got_wrong(tmp_path, subject, processes):
         done = run(worker, by=by)
         assert done.returncode == 0, done.stdout + done.stderr
     assert difference(tmp_path / "run", tmp_path / "alone") < 1e-5
-
-
-def test_without_horovod_one_line_says_how_to_install_it():
-    code = (
-        f"import sys; sys.modules['horovod'] = None; from {PACKAGE}_trainer.cli import main; main()"
-    )
-    done = run(["-c", code, *fit(*SHORT, *HOROVOD)[2:]])
-    assert done.returncode == 2
-    assert done.stderr.splitlines() == [
-        "error: strategy='horovod' needs the package horovod, which is not installed: make horovod"
-    ]
 
 
 @pytest.mark.parametrize(

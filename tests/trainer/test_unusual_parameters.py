@@ -77,7 +77,6 @@ def test_weights_are_those_of_one_process(tmp_path, alone, subject, strategy):
     [
         ("Factored", "fsdp", "torch's Adafactor cannot step sharded parameters"),
         ("Mixed", "fsdp", "a unit of FSDP has parameters of torch.float32 and torch.float64; give"),
-        ("Mixed", "ddp_zero1", "supports using the same dense type for all parameters"),
         *(
             pytest.param("Complex", f"deepspeed_stage_{each}", "factor is complex", marks=slow)
             for each in (1, 3)

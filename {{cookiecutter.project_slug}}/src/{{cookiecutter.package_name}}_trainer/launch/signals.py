@@ -12,10 +12,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing import resource_tracker
 from types import FrameType, TracebackType
 
 import torch
+from torch import Tensor
 
 from ..errors import ConfigurationError
 from . import cluster, collectives
@@ -61,12 +63,12 @@ class Preemption:
     Create it when the ranks are connected.
 
     Args:
-        agree: Tells the peers of a signal, or 0, that this rank received, and returns the one on
-            which all stop after this step, or 0; instead of the all-reduce.
+        agree: The strategy's, if it does not all-reduce.
     """
 
-    def __init__(self, agree: Callable[[int], int] | None = None) -> None:
-        self._agree, self._is_alone = agree, collectives.world_size() == 1
+    def __init__(self, agree: Callable[[Tensor], Tensor] | None = None) -> None:
+        self._agree = agree or partial(collectives.all_reduce, how="max")
+        self._is_alone = collectives.world_size() == 1
         self._received = 0
         self._steps = 0
         self._interval = 1
@@ -127,8 +129,6 @@ class Preemption:
 
     def requested(self) -> int:
         """Number of the signal that a rank received, STOP, or 0; all ranks call it after a step."""
-        if self._agree is not None:
-            return self._agree(self._received)
         if self._is_alone:
             return self._received
         self._steps += 1
@@ -138,7 +138,7 @@ class Preemption:
         rate = self._steps / max(time.monotonic() - self._since, 1e-6)
         proposal = max(1, min(int(rate * _SECONDS), 2 * self._interval, _MOST_STEPS))
         own = torch.tensor([float(self._received), -float(proposal)])
-        requested, interval = collectives.all_reduce(own, "max").tolist()
+        requested, interval = self._agree(own).tolist()
         self._interval, self._steps, self._since = -int(interval), 0, time.monotonic()
         return int(requested)
 

@@ -299,16 +299,6 @@ class Strategy:
         else:
             self.precision.scaler.step(optimizer)
 
-    def agreed_signal(self, received: int) -> int:
-        """The signal on which all ranks stop after this step, or 0.
-
-        Called after each step if ranks do not take steps together (``limits.steps_together``).
-
-        Args:
-            received: The signal that this rank received, or 0; its peers are told of it.
-        """
-        return received
-
     def finish(self) -> None:
         """Called once all steps are made and saved: leave the trained weights in the module."""
 
@@ -317,6 +307,15 @@ class Strategy:
     def reduce(self, tensor: Tensor, how: How) -> Tensor:
         """Reduce a value over all data-parallel replicas, for logging."""
         return collectives.all_reduce(tensor, how)
+
+    def agree(self, request: Tensor) -> Tensor:
+        """What ranks ask for after a step, the same on all of them: the maximum.
+
+        Args:
+            request: The signal on which this rank asks all to stop, or 0; and how many steps later
+                to call this again, negative.
+        """
+        return collectives.all_reduce(request, "max")
 
     # --- checkpoints ---------------------------------------------------------------------------
 

@@ -147,9 +147,9 @@ class ParameterServer(ProcessGroupStrategy):
             parameter.grad = None
         return self._server.staleness if isinstance(self._server, Server) else dict
 
-    def agreed_signal(self, received: int) -> int:
-        self._received = received  # the server is told when the next step starts
-        return self._signal
+    def agree(self, request: Tensor) -> Tensor:
+        self._received = int(request[0])  # the server is told when the next step starts
+        return torch.tensor([self._signal, -1.0])  # after each step
 
     # --- evaluation and checkpoints --------------------------------------------------------------
 

@@ -83,11 +83,6 @@ CASES = {
         stop=4,
     ),
 }
-# Both are trained from start to end, and compared.
-EQUAL = {
-    "every step": Case("local_sgd", {"every_n_steps": 1}, norm=True, schedule=True),
-    "ddp": Case("ddp", norm=True, schedule=True),
-}
 RESUMED = "adam"
 PERIOD = CASES[RESUMED].options
 # Under which, and on other numbers of ranks, its checkpoint is resumed.
@@ -95,7 +90,6 @@ RESUMES = {
     "local_sgd": ("local_sgd", PERIOD),
     "diloco": ("diloco", PERIOD),
     "ddp": ("ddp", {}),
-    "PowerSGD": ("ddp", {"communication_hook": "powersgd"}),
 }
 
 
@@ -239,7 +233,7 @@ def short(name: str) -> str:
 
 def fit_all(ranks: int, folder: Path) -> None:
     """Train each case; those that are resumed stop in the middle of a period first."""
-    for name, case in (CASES | EQUAL).items():
+    for name, case in CASES.items():
         run_name = short(name)
         write(*fit(case, folder, ranks, run_name=run_name), folder, name)
         if case.stop:

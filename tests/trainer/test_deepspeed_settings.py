@@ -11,6 +11,7 @@ from my_project_trainer import strategies
 from my_project_trainer.errors import ConfigurationError
 from my_project_trainer.options import Options
 from my_project_trainer.strategies.deepspeed import optimizers, settings
+from my_project_trainer.strategies.deepspeed.state import step_of
 from my_project_trainer.strategies.optimizers import Optimization, read_optimization
 from tests.project import PACKAGE, fit, run
 
@@ -79,9 +80,21 @@ def test_buffers_are_as_small_as_ddp_s_on_cpus_and_deepspeed_s_own_on_gpus():
     assert sizes("cuda", 124 * million)[:2] == (31 * million, 124 * million)
     assert sizes("cuda", 9)[:2] == sizes("cpu", 9)[:2] == (10, 10)
     assert sizes("cuda", 4 * million * 4 + 4)[0] == 4 * million + 2  # even
-    given = {"reduce_bucket_size": 8, "allgather_bucket_size": 6}
+    given = {"reduce_bucket_size": 7, "allgather_bucket_size": 6}
     for device_type in ("cpu", "cuda"):
         assert sizes(device_type, large, **given)[:-1] == (8, 6, 6, 12, 12)
+
+
+@pytest.mark.parametrize(
+    ("home", "step", "expected"),
+    [("deepspeed", torch.tensor(5.0), 5), ("torch", 5, torch.tensor(5.0)), ("own", 5, 5)],
+)
+def test_a_step_count_is_loaded_as_the_optimizer_stores_it(home, step, expected):
+    flat = torch.ones(2)
+    made = type("Made", (torch.optim.SGD,), {"__module__": f"{home}.adam"})([flat])
+    found = step_of(made, {}, step, flat)
+    assert type(found) is type(expected)
+    assert found == expected
 
 
 def test_its_timer_that_waits_for_the_device_is_off_unless_asked_for():
@@ -100,7 +113,8 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path, monkeypatch):
     missing, broken = tmp_path / "missing.json", tmp_path / "broken.json"
     listed = written(tmp_path / "list.json", [1])
     assert problems(config=str(missing)) == [
-        f"strategy_options.config={str(missing)!r}: no such file; give DeepSpeed's JSON file"
+        f"strategy_options.config={str(missing)!r}: No such file or directory; give DeepSpeed's "
+        "JSON file"
     ]
     assert problems(config=str(broken))[0].startswith(
         f"strategy_options.config={str(broken)!r} is not JSON: "
@@ -113,7 +127,8 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path, monkeypatch):
     ]
     monkeypatch.setenv("TRAINER_DEEPSPEED_CONFIG", str(missing))
     assert problems() == [
-        f"TRAINER_DEEPSPEED_CONFIG={str(missing)!r}: no such file; give DeepSpeed's JSON file"
+        f"TRAINER_DEEPSPEED_CONFIG={str(missing)!r}: No such file or directory; give DeepSpeed's "
+        "JSON file"
     ]
 
 
@@ -141,9 +156,9 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path, monkeypatch):
             ["bf16.enabled=False in", "give precision='32-true'"],
         ),
         (
-            {"fp16": {"loss_scale": 128, "hysteresis": 2, "initial_scale_power": -1}},
+            {"fp16": {"loss_scale": 128, "hysteresis": 2, "initial_scale_power": 8}},
             {"precision": 16},
-            ["fp16.loss_scale=128, fp16.hysteresis=2, fp16.initial_scale_power=-1 in", "leave it"],
+            ["fp16.loss_scale=128, fp16.hysteresis=2, fp16.initial_scale_power=8 in", "leave it"],
         ),
         (
             {"bf16": {"enabled": True, "check_grad_overflow": False}},
@@ -195,19 +210,12 @@ def test_what_agrees_is_taken():
     [
         ({"bf16": {"enabled": True, "check_grad_overflow": True}}, "bf16-mixed"),
         ({"bf16": {"enabled": "auto"}, "fp16": {"enabled": False, "hysteresis": 2}}, "bf16-mixed"),
-        ({"fp16": {"enabled": True, "loss_scale": 0, "initial_scale_power": 8}}, "16-mixed"),
+        ({"fp16": {"enabled": True, "loss_scale": 0, "min_loss_scale": "auto"}}, "16-mixed"),
         ({"torch_autocast": {"enabled": False, "dtype": "float16"}, "fp16": {}}, "32-true"),
     ],
 )
 def test_a_precision_that_agrees_is_taken(own, precision):
     assert problems(config=own, trainer={"precision": precision}) == []
-
-
-def test_a_section_fp16_sets_the_gradient_scaler():
-    found = {"initial_scale_power": 8, "loss_scale_window": 50, "min_loss_scale": "auto"}
-    assert settings.scaling({"fp16": found}) == {"scale": 256.0, "growth_interval": 50}
-    assert settings.scaling({"fp16": {"loss_scale_window": "auto"}}) == settings.scaling({}) == {}
-    assert {"fp16", "bf16", "bfloat16"}.isdisjoint(settings.completed({"fp16": found, "bf16": {}}))
 
 
 def test_all_mistakes_are_said_at_once():
@@ -227,7 +235,7 @@ def test_all_mistakes_are_said_at_once():
         ("deepspeed", {"stage": 4}, "stage=4: expected Literal[0, 1, 2, 3]"),
         ("deepspeed", {"offload_parameters": True}, "stage 2 does not shard them; use 3"),
         ("deepspeed", {"stage": 0, "offload_optimizer": True}, "stage 0 shards nothing"),
-        ("deepspeed", {"reduce_bucket_size": 3}, "give an even number"),
+        ("deepspeed", {"reduce_bucket_size": 0}, "expected int >= 1"),
         ("deepspeed_stage_2", {"stage": 3}, "options.stage is set by the strategy's name"),
         ("deepspeed_stage_2", {"config": {}}, "zero_optimization.stage=0"),
         ("deepspeed_stage_4", {}, "is unknown; did you mean"),

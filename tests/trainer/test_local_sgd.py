@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from local_sgd_worker import (
     CASES,
     EPOCHS,
-    EQUAL,
     RESUMED,
     RESUMES,
     STEPS,
@@ -277,14 +276,6 @@ def equal(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def test_averaged_after_every_step_sgd_is_that_of_ddp(trained_by):
-    folder, ranks = trained_by
-    (one, *_), _ = read(folder, "every step", ranks)
-    (other, *_), _ = read(folder, "ddp", ranks)
-    assert EQUAL.keys() == {"every step", "ddp"}
-    assert_close(one, other, torch.float64)
-
-
 def resume(folder: Path, saved: Path, ranks: int, *names: str) -> None:
     """Have a checkpoint resumed under strategies."""
     (folder / "from").symlink_to(saved)
@@ -319,18 +310,6 @@ def test_other_strategies_and_numbers_of_ranks_resume_from_the_average(trained_b
         (end, *_), reads = read(tmp_path, name, ranks)
         expected = resumed_from_average(folder, before, name, ranks, reads)
         assert_close(end, expected, torch.float64)
-
-
-@pytest.mark.parametrize(
-    "trained_by", [pytest.param(4, marks=[pytest.mark.slow, pytest.mark.exhaustive])], indirect=True
-)
-def test_the_state_of_a_compression_starts_empty(trained_by, tmp_path):
-    folder, ranks = trained_by
-    resume(tmp_path, checkpoint(folder, RESUMED, CASES[RESUMED].stop).path, ranks, "PowerSGD")
-    (end, *_), reads = read(tmp_path, "PowerSGD", ranks)
-    # It compresses from step 1000 on.
-    expected = resumed_from_average(folder, ranks, "ddp", ranks, reads)
-    assert_close(end, expected, torch.float64)
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,6 @@
 import math
 
 import pytest
-import torch
-from my_project_trainer.strategies.deepspeed.onebit_adam import OneBitAdam
 from safetensors.torch import load_file
 
 from group_worker import ADAM, ADAM_STEPS, FREEZE_STEP, SHAPES, draw, run_ranks
@@ -106,17 +104,3 @@ def test_every_process_makes_the_same_step_to_the_last_bit(tmp_path):
             other[f"{ADAM_STEPS - 1}.{name}"].equal(first[f"{ADAM_STEPS - 1}.{name}"])
             for other in others
         )
-
-
-def test_its_warm_up_is_adam():
-    ours, theirs = (torch.nn.Parameter(draw("matrix", -1, 0)) for _ in range(2))
-    options = {"lr": 0.1, "betas": (0.8, 0.9)}
-    optimizers = [
-        OneBitAdam([ours], bias_correction=True, **options),
-        torch.optim.Adam([theirs], **options),
-    ]
-    for step in range(5):
-        for parameter, optimizer in zip((ours, theirs), optimizers, strict=True):
-            parameter.grad = draw("matrix", step, 0)
-            optimizer.step()
-    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)

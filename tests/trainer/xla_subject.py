@@ -125,16 +125,6 @@ def evaluated(folder: str, devices: int) -> Any:
     ]
 
 
-def backward_first(folder: str, devices: int) -> Any:
-    """The error of a process that has called backward before."""
-    torch.ones(1, requires_grad=True).sum().backward()
-    try:
-        made(folder, devices, run_name="late").fit(Net(), data())
-    except trainer.UserError as error:
-        return str(error)
-    return None
-
-
 def refused(folder: str, devices: int) -> Any:
     """Lines of what this machine, or XLA, does not support."""
 
@@ -160,7 +150,7 @@ def refused(folder: str, devices: int) -> Any:
     ]
 
 
-ALL = (steps, accumulated, resumed, evaluated, backward_first, refused)
+ALL = (steps, accumulated, resumed, evaluated, refused)
 COMMANDS = {each.__name__: each for each in ALL}
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ ROWS = {
             **dict.fromkeys(("manual", "sparse, manual"), "optimizers step on the server"),
             "sync batchnorm": "workers do not run each forward together",
             "averaged": "workers hold weights of different steps",
+            "scaled rate": "each gradient is a step of its own",
             "fp16": "a gradient scaler must see",
         },
     ),

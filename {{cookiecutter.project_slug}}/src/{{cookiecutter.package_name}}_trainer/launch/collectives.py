@@ -5,7 +5,6 @@ the host's memory. Nothing is pickled: ranks exchange tensors or JSON.
 """
 
 import json
-from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -13,15 +12,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 How = Literal["mean", "sum", "min", "max"]
-
-
-_agree: Callable[[int], int] | None = None
-
-
-def agree_by(agree: Callable[[int], int] | None) -> None:
-    """Set :func:`agreed_signal` of a strategy whose ranks do not take steps together."""
-    global _agree  # noqa: PLW0603
-    _agree = agree
 
 
 def is_active() -> bool:
@@ -39,23 +29,11 @@ def world_size() -> int:
     return dist.get_world_size() if is_active() else 1
 
 
-def agreed_signal(received: int) -> int:
-    """Tell the peers of a signal; return the one on which all stop after this step, or 0.
-
-    Called after each step if ranks do not take steps together.
-
-    Args:
-        received: The signal that this rank received, or 0.
-    """
-    return received if _agree is None else _agree(received)
-
-
 def end_waits() -> bool:
     """Whether to end this rank's part in collectives would wait forever if only it has failed."""
     if not is_active() or dist.get_world_size() == 1:
         return False
-    # A parameter server waits for its workers, and NCCL for all work on its communicators.
-    return _agree is not None or "nccl" in dist.get_backend_config()
+    return "nccl" in dist.get_backend_config()  # it waits for all work on its communicators
 
 
 def all_reduce(tensor: Tensor, how: How = "sum", group: dist.ProcessGroup | None = None) -> Tensor:

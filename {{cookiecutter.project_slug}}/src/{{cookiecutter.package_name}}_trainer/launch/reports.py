@@ -40,7 +40,7 @@ _SECONDS_FOR_SIGCHLD = 2.0
 _USER_ERROR = 2
 _INTERRUPTED = "interrupted.json"
 _TRAINER = Path(__file__).parents[1]
-_LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "gloo", "NCCL")
+_LOST = ("closed by peer", "reset by peer", "pair closure", "Broken pipe", "gloo", "NCCL")
 
 State = Literal["", "started", "working"]
 """``started``: it handles SIGINT; ``working``: it must not end, even with exit code 0."""

@@ -11,11 +11,13 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing import resource_tracker
 from types import FrameType, TracebackType
 
 import torch
+from torch import Tensor
 
 from ..errors import ConfigurationError
 from . import cluster, collectives
@@ -61,11 +63,12 @@ class Preemption:
     Create it when the ranks are connected.
 
     Args:
-        steps_together: Whether ranks take each step together; if not, no all-reduce is needed.
+        agree: The strategy's, if it does not all-reduce.
     """
 
-    def __init__(self, *, steps_together: bool = True) -> None:
-        self._steps_together, self._is_alone = steps_together, collectives.world_size() == 1
+    def __init__(self, agree: Callable[[Tensor], Tensor] | None = None) -> None:
+        self._agree = agree or partial(collectives.all_reduce, how="max")
+        self._is_alone = collectives.world_size() == 1
         self._received = 0
         self._steps = 0
         self._interval = 1
@@ -126,8 +129,6 @@ class Preemption:
 
     def requested(self) -> int:
         """Number of the signal that a rank received, STOP, or 0; all ranks call it after a step."""
-        if not self._steps_together:
-            return collectives.agreed_signal(self._received)
         if self._is_alone:
             return self._received
         self._steps += 1
@@ -137,7 +138,7 @@ class Preemption:
         rate = self._steps / max(time.monotonic() - self._since, 1e-6)
         proposal = max(1, min(int(rate * _SECONDS), 2 * self._interval, _MOST_STEPS))
         own = torch.tensor([float(self._received), -float(proposal)])
-        requested, interval = collectives.all_reduce(own, "max").tolist()
+        requested, interval = self._agree(own).tolist()
         self._interval, self._steps, self._since = -int(interval), 0, time.monotonic()
         return int(requested)
 

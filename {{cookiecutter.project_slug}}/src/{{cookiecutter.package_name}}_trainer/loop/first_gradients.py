@@ -20,7 +20,6 @@ class FirstGradients:
 
     def __init__(self, strategy: Strategy, optimization: Optimization) -> None:
         self._optimization = optimization
-        self._steps_together = strategy.limits.steps_together
         self._has_run, self._is_reached, self.is_waiting = False, False, True
         optimized = set(map(id, optimization.parameters))
         trained = [each for each in strategy.module.parameters() if each.requires_grad]
@@ -52,7 +51,7 @@ class FirstGradients:
         self.is_waiting = False
         self._hook.remove()
         reached = torch.tensor([self._is_reached], dtype=torch.int32)
-        if together and self._steps_together:
+        if together:
             reached = collectives.all_reduce(reached, "max")
         if not reached.item():
             raise UserError(UNREACHED)

@@ -72,7 +72,7 @@ class FitLoop(AbstractContextManager["FitLoop"]):
     ) -> None:
         self.fit, self.checkpoints, self.rate_factor = fit, checkpoints, rate_factor
         self.validate = validate
-        self.preemption = Preemption(steps_together=fit.strategy.limits.steps_together)
+        self.preemption = Preemption(fit.strategy.agree)
         self.samples_per_second: float | None = None
         self._speed = speed_of(fit)
         self._last_factor = 1.0

@@ -168,11 +168,6 @@ def _check_strategy(
     precision, devices = str(options.precision), len(where.devices)
     requested = Requested(where.accelerator, precision, devices, where.nodes, frozenset(features))
     problems.lines += strategy.limits.problems(name, requested)
-    if options.log_gradient_norm and not strategy.limits.steps_together:
-        problems.add(
-            f"strategy={name!r} does not support log_gradient_norm: its ranks do not average "
-            "gradients in each step; leave it out"
-        )
     if "compile" not in strategy.limits.refused:
         with problems:
             compilation.check_compiler(options.compile)
@@ -186,8 +181,7 @@ def _check_placed(options: Options, where: Placement, problems: Problems) -> Non
     unused: dict[str, str] = {}
     if options.learning_rate_scaling == "none":
         unused["reference_batch_size"] = "learning_rate_scaling is 'none'"
-        # A strategy that refuses it scales learning rates itself.
-        if "learning_rate_scaling" not in strategy.limits.refused:
+        if not strategy.limits.scales_learning_rate:
             unused["learning_rate_warmup_steps"] = "learning_rate_scaling is 'none'"
     if options.gradient_clip_val is None:
         unused["gradient_clip_algorithm"] = "gradient_clip_val is not given"

@@ -117,8 +117,9 @@ class RankRun(Run):
         self._fit_loop("measure").fit.outputs.measurements.append(read)
 
     def end_waits(self) -> bool:
-        """Whether a save is pending that waits for the peers of this rank."""
-        return self.loop is not None and self.loop.checkpoints.waits_for_peers
+        """Whether a pending save, or a server of this rank, waits for its peers."""
+        alone = not self.strategy.limits.steps_together
+        return self.loop is not None and (alone or self.loop.checkpoints.waits_for_peers)
 
     def _fit_loop(self, name: str) -> FitLoop:
         if self.loop is None:

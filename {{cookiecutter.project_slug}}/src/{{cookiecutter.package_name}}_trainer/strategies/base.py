@@ -308,6 +308,15 @@ class Strategy:
         """Reduce a value over all data-parallel replicas, for logging."""
         return collectives.all_reduce(tensor, how)
 
+    def agree(self, request: Tensor) -> Tensor:
+        """What ranks ask for after a step, the same on all of them: the maximum.
+
+        Args:
+            request: The signal on which this rank asks all to stop, or 0; and how many steps later
+                to call this again, negative.
+        """
+        return collectives.all_reduce(request, "max")
+
     # --- checkpoints ---------------------------------------------------------------------------
 
     def state(self, optimization: Optimization | None) -> dict[str, Any]:

@@ -23,8 +23,8 @@ class Limits:
         shards_parameters: Parameters are sharded over processes. Then all processes take part in
             every forward, and after a fit the weights are in its checkpoints.
         steps_together: All ranks take each step together. If not, nothing waits for other ranks
-            between the ends of epochs, validations and checkpoints, and the logged values of a step
-            are those of the main rank.
+            between the ends of epochs, validations and checkpoints but in the first step, and the
+            logged values of a step are those of the main rank.
         compiles_steps: All operations of a step are compiled together, so that they must be the
             same ones in each step.
         needs_optimizers: The module must have a ``configure_optimizers``.

@@ -69,12 +69,16 @@ class LocalSGD(ProcessGroupStrategy):
         """Whether ranks have stepped since their parameters were last equal."""
         self._starts: dict[str, Tensor] = {}
         """The parameters when they were last equal on all ranks."""
+        self._momenta: dict[str, Tensor] = {}
+        """Of the outer optimizer."""
 
-    _copies = 1
-    """How many copies of the parameters a rank keeps: those with which the period began."""
+    # Those of plain averages.
+    outer_learning_rate = 1.0
+    outer_momentum = 0.0
 
     def memory(self, sizes: Sizes) -> Memory:
-        kept = self._copies * sizes.parameters
+        # The parameters with which a period began, and the momentum of the outer optimizer.
+        kept = (2 if self.outer_momentum else 1) * sizes.parameters
         return memory(sizes, buckets=kept, mark="unverified")
 
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
@@ -137,17 +141,22 @@ class LocalSGD(ProcessGroupStrategy):
         """Make the parameters of all ranks equal, and the buffers."""
         parameters = self._parameters()
         for name, progress in self._progress():
-            self.advance(name, self._starts[name], progress)
+            self._advance(name, progress)
             parameters[name].copy_(self._starts[name])
         self.start_equal(self.module.buffers())
         self._has_diverged = False
 
-    def advance(self, name: str, start: Tensor, progress: Tensor) -> None:
-        """Move a parameter from the start of a period to that of the next, in place.
+    def _advance(self, name: str, progress: Tensor) -> None:
+        """Move the start of a period to that of the next.
 
-        ``progress`` is how far it has moved in the period, averaged over ranks.
+        ``progress`` is how far a parameter has moved in the period, averaged over ranks.
         """
-        start += progress
+        if self.outer_momentum:
+            # The update of torch.optim.SGD(nesterov=True), which subtracts a gradient.
+            momentum = self._momenta.setdefault(name, torch.zeros_like(progress))
+            momentum.mul_(self.outer_momentum).add_(progress)
+            progress = progress.add(momentum, alpha=self.outer_momentum)
+        self._starts[name].add_(progress, alpha=self.outer_learning_rate)
 
     def _progress(self) -> Iterator[tuple[str, Tensor]]:
         """Give parameters that any rank has changed, and how far they have moved, averaged."""
@@ -209,25 +218,25 @@ class LocalSGD(ProcessGroupStrategy):
         return {name: averages.get(id(each), each) for name, each in state.items()}
 
     def state(self, optimization: Optimization | None) -> dict[str, Any]:
-        return {**super().state(optimization), _SHARED: self.shared_state()}
-
-    def shared_state(self) -> dict[str, Any]:
-        """State of the averaging that is the same on all ranks."""
-        return {"steps": self._steps, "starts": dict(self._starts) if self._has_diverged else {}}
+        starts = dict(self._starts) if self._has_diverged else {}
+        shared = {"steps": self._steps, "starts": starts, "momenta": dict(self._momenta)}
+        return {**super().state(optimization), _SHARED: shared}
 
     def load_state(self, state: Mapping[str, Any], optimization: Optimization | None) -> None:
         super().load_state(state, optimization)
         if optimization is not None:
             # A checkpoint of another strategy has none: all steps are still to come.
-            self.load_shared_state(state.get(_SHARED, {"steps": 0, "starts": {}}))
+            self._load_shared(state.get(_SHARED, {"steps": 0, "starts": {}}))
 
-    def load_shared_state(self, saved: Mapping[str, Any]) -> None:
-        """Load a state of :meth:`shared_state`, after the parameters."""
+    def _load_shared(self, saved: Mapping[str, Any]) -> None:
         self._steps = check_count("steps", saved["steps"], 0, MOST_STEPS)
         self._begin_period()
         self._has_diverged = bool(saved["starts"])
         for name, each in saved["starts"].items():
             fill(self._starts[name], each)
+        for name, each in saved.get("momenta", {}).items() if self.outer_momentum else ():
+            self._momenta[name] = torch.empty_like(self._starts[name])
+            fill(self._momenta[name], each)
 
     def rank_local_state(self) -> dict[str, Tensor]:
         state: dict[str, Any] = {"parameters": self._parameters() if self._has_diverged else {}}
@@ -272,8 +281,6 @@ class DiLoCo(LocalSGD):
         timeout_seconds: Timeout of collectives: if a rank does not join, they fail on its peers.
     """
 
-    _copies = 2  # and the momentum of the outer optimizer
-
     def __init__(
         self,
         every_n_steps: PositiveInt = 500,
@@ -284,23 +291,3 @@ class DiLoCo(LocalSGD):
     ) -> None:
         super().__init__(every_n_steps, warmup_steps, timeout_seconds)
         self.outer_learning_rate, self.outer_momentum = outer_learning_rate, outer_momentum
-
-    def _reset(self) -> None:
-        super()._reset()
-        self._momenta: dict[str, Tensor] = {}
-
-    def advance(self, name: str, start: Tensor, progress: Tensor) -> None:
-        # The update of torch.optim.SGD(nesterov=True), which subtracts a gradient.
-        momentum = self._momenta.setdefault(name, torch.zeros_like(start))
-        momentum.mul_(self.outer_momentum).add_(progress)
-        step = progress.add(momentum, alpha=self.outer_momentum)
-        start.add_(step, alpha=self.outer_learning_rate)
-
-    def shared_state(self) -> dict[str, Any]:
-        return {**super().shared_state(), "momenta": dict(self._momenta)}
-
-    def load_shared_state(self, saved: Mapping[str, Any]) -> None:
-        super().load_shared_state(saved)
-        for name, each in saved.get("momenta", {}).items():  # local_sgd saves none
-            self._momenta[name] = torch.empty_like(self._starts[name])
-            fill(self._momenta[name], each)

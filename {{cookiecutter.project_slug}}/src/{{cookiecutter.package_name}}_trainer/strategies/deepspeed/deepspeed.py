@@ -23,6 +23,7 @@ from ...launch.cluster import Layout
 from ...launch.devices import choose_accelerator
 from ...module import TrainingModule
 from ...options import Options
+from ...options.fields import PositiveInt
 from ..base import Stage, StepModule, StepOutput
 from ..clipping import clip_finite_values
 from ..gradients import sparse
@@ -33,7 +34,7 @@ from ..optimizer_state import group_names, parameter_names
 from ..optimizers import Optimization
 from ..precision import Precision
 from ..process_group import ProcessGroupStrategy
-from . import extensions, optimizers, process, settings
+from . import optimizers, process, settings
 from .onebit_adam import CompressionErrors, OneBitAdam
 from .slices import FlatSlices, ParameterSlices
 from .state import ShardedState
@@ -95,8 +96,8 @@ class DeepSpeed(ProcessGroupStrategy):
         stage: Literal[0, 1, 2, 3] | None = None,
         offload_optimizer: bool = False,
         offload_parameters: bool = False,
-        reduce_bucket_size: int | None = None,
-        allgather_bucket_size: int | None = None,
+        reduce_bucket_size: PositiveInt | None = None,
+        allgather_bucket_size: PositiveInt | None = None,
         timeout_seconds: float = 600.0,
     ) -> None:
         super().__init__(timeout_seconds)
@@ -154,7 +155,6 @@ class DeepSpeed(ProcessGroupStrategy):
         lines += settings.contradictions(self.config, options)
         if importlib.util.find_spec("deepspeed") is not None:  # otherwise that is reported
             lines += process.rejected(settings.completed(self.config), accelerator)
-            lines += extensions.problems_of(self.config, accelerator)
         return lines
 
     def _problems_of(self, module: TrainingModule) -> list[str]:
@@ -179,9 +179,6 @@ class DeepSpeed(ProcessGroupStrategy):
         process.load(devices[0], layout)
         if settings.is_one_bit_adam(self.config):
             precision.skip_together()
-        if precision.scaler is not None:
-            state = precision.scaler.state_dict()
-            precision.scaler.load_state_dict(state | settings.scaling(self.config))
         super().connect(layout, devices, precision)
         process.adopt_process_group(self.group_timeout)
 
@@ -205,7 +202,6 @@ class DeepSpeed(ProcessGroupStrategy):
             elements = sum(each.numel() for each in module.parameters())
             config = settings.sized(config, self.device.type, elements)
         config.pop("scheduler", None)  # the training loop steps it
-        config = extensions.compilable(config, self.device.type)
         if settings.is_one_bit_adam(self.config):
             del config["optimizer"]
             found = Optimization([optimizers.one_bit_adam(self.config, module)], [])
@@ -294,7 +290,7 @@ class DeepSpeed(ProcessGroupStrategy):
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
         if self.same_use is not None:
             self.same_use.check(loss)
-        with process.explained(self.stage):
+        with process.explained():
             self.engine.backward(loss, scale_wrt_gas=False)
         if synchronize and self._accumulates and self.zero is not None:
             self.slices.finish_accumulation()
@@ -334,7 +330,6 @@ class DeepSpeed(ProcessGroupStrategy):
             if self.stage == 3:
                 for each in self.module.parameters():  # its second copy, of zero_hpz_partition_size
                     vars(each)["ds_secondary_tensor"] = None
-            optimizers.convert_steps(self.zero.optimizer)
             return
         for name, parameter in self.module.named_parameters():
             if parameter.numel() == 0 and name in state["model"]:  # freed by stage 3

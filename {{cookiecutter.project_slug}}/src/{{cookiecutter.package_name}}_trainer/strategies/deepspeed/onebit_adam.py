@@ -29,8 +29,6 @@ class OneBitAdam(Optimizer):
         params, lr, betas, eps: As in torch's AdamW.
         freeze_step: Warm-up steps, after which the variance must be stable.
         weight_decay: Decoupled weight decay, as in AdamW; added to the update.
-        bias_correction: Correct the averages for their start at 0, as in Adam; the fixed variance
-            by its correction at the end of the warm-up. The paper does not.
     """
 
     def __init__(
@@ -41,7 +39,6 @@ class OneBitAdam(Optimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.0,
-        bias_correction: bool = False,
     ) -> None:
         defaults = {
             "lr": lr,
@@ -49,7 +46,6 @@ class OneBitAdam(Optimizer):
             "betas": tuple(betas),
             "eps": eps,
             "weight_decay": weight_decay,
-            "bias_correction": bias_correction,
         }
         super().__init__(params, defaults)
         # Not in `state`: it is rank-local.
@@ -89,12 +85,7 @@ class OneBitAdam(Optimizer):
             self._average(parameter, momentum)
         else:
             variance.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        correction1 = correction2 = 1.0
-        if group["bias_correction"]:
-            steps = float(state["step"])
-            correction1 = 1 - beta1**steps
-            correction2 = 1 - beta2 ** min(steps, group["freeze_step"])
-        update = (momentum / correction1) / ((variance / correction2).sqrt() + group["eps"])
+        update = momentum / (variance.sqrt() + group["eps"])
         if group["weight_decay"]:
             update += group["weight_decay"] * parameter
         parameter.sub_(group["lr"] * update)

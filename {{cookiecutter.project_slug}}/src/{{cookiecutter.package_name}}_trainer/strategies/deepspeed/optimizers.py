@@ -112,14 +112,3 @@ def _made(name: str, make: Callable[..., Any], of: Any, params: Mapping[str, Any
         return make(of, **params)
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"{name} in the DeepSpeed configuration: {error}") from None
-
-
-def convert_steps(optimizer: Optimizer) -> None:
-    """Store step counts of another optimizer as this one does: torch's in tensors, others not."""
-    home = type(optimizer).__module__.partition(".")[0]
-    for values in optimizer.state.values():
-        step = values.get("step")
-        if home == "torch" and isinstance(step, int):
-            values["step"] = torch.tensor(float(step))
-        elif home == "deepspeed" and isinstance(step, torch.Tensor):
-            values["step"] = int(step)

@@ -7,7 +7,6 @@ import contextlib
 import importlib
 import logging
 import os
-import re
 import sys
 import sysconfig
 import traceback
@@ -21,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ...errors import UserError, one_line
+from ...errors import UserError
 from ...launch.cluster import Layout
 from ..optimizers import UNREACHED
 
@@ -168,24 +167,11 @@ def note_uses(module: nn.Module, note: Callable[[str], object]) -> None:
 
 
 @contextlib.contextmanager
-def explained(stage: int) -> Iterator[None]:
-    """Explain two errors of a backward.
-
-    Raises:
-        UserError: Stages 1 and 2: it computed no gradient. Stage 3: the gradient of a gradient
-            needs parameters that are freed.
-    """
+def explained() -> Iterator[None]:
+    """Raise UserError if a backward under stages 1 and 2 computed no gradient."""
     try:
         yield
     except IndexError as error:  # the bucket of gradients to reduce is empty
         if traceback.extract_tb(error.__traceback__)[-1].name != "reduce_ipg_grads":
             raise
         raise UserError(UNREACHED) from error
-    except RuntimeError as error:
-        if stage != 3 or not re.search("must be a matrix|size|shape|dimension", str(error)):
-            raise
-        raise UserError(
-            f"a backward failed ({one_line(error)}): stage 3 frees a parameter after its first "
-            "backward, and the gradient of a gradient (create_graph=True) needs it again; use "
-            "strategy='deepspeed_stage_2'"
-        ) from error

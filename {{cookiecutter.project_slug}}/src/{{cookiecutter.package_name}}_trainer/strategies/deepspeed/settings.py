@@ -22,7 +22,6 @@ AUTO = "auto"  # filled in by other trainers
 
 # The last one is the older spelling.
 _PRECISIONS = {"fp16": "16-mixed", "bf16": "bf16-mixed", "bfloat16": "bf16-mixed"}
-_OF_SCALER = ("initial_scale_power", "loss_scale_window")
 # What the trainer does with a precision; the other settings must be off.
 _DONE = {"check_grad_overflow": True, "hysteresis": 1}
 _OPTIMIZERS = (
@@ -73,8 +72,7 @@ def read(given: Mapping[str, Any] | str | os.PathLike[str] | None) -> dict[str, 
     try:
         content = json.loads(Path(given).read_text(encoding="utf-8"))
     except OSError as error:
-        reason = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
-        raise ConfigurationError(f"{name}: {reason}; give DeepSpeed's JSON file") from None
+        raise ConfigurationError(f"{name}: {error.strerror}; give DeepSpeed's JSON file") from None
     except ValueError as error:
         raise ConfigurationError(f"{name} is not JSON: {error}") from None
     if not isinstance(content, dict):
@@ -94,22 +92,17 @@ def defaults(
     Raises:
         ConfigurationError: Inconsistent options.
     """
-    sizes = {
-        "reduce_bucket_size": reduce_bucket_size,
-        "allgather_bucket_size": allgather_bucket_size,
-    }
-    given = {name: size for name, size in sizes.items() if size is not None}
-    lines = [
-        f"{name}={size!r}: give an even number of elements"
-        for name, size in given.items()
-        if size < 2 or size % 2
-    ]
+    lines = []
     if offload_parameters and stage != 3:
         lines.append(f"offload_parameters: stage {stage} does not shard them; use 3")
     if offload_optimizer and stage == 0:
         lines.append("offload_optimizer: stage 0 shards nothing; use 1, 2 or 3")
     refuse([f"strategy_options.{line}" for line in lines])
-    zero: dict[str, Any] = {"stage": stage, **given}
+    zero: dict[str, Any] = {"stage": stage}
+    if reduce_bucket_size is not None:
+        zero["reduce_bucket_size"] = reduce_bucket_size
+    if allgather_bucket_size is not None:
+        zero["allgather_bucket_size"] = allgather_bucket_size
     if offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu"}
     if offload_parameters:
@@ -200,27 +193,14 @@ def _contradictions_of_precision(config: Mapping[str, Any], own: str) -> list[st
                 f"there, or give precision={precision if enabled else '32-true'!r}"
             )
         other = [
-            f"{name}.{key}={each!r}" for key, each in found.items() if not _is_taken(key, each)
+            f"{name}.{key}={each!r}" for key, each in found.items() if each != _DONE.get(key, False)
         ]
         if other and own == precision:
             lines.append(
-                f"{', '.join(other)} in {where}: weights are in float32, and the scale is halved "
-                "at each overflow; leave it out"
+                f"{', '.join(other)} in {where}: the trainer scales gradients by itself; leave it "
+                "out"
             )
     return lines
-
-
-def _is_taken(key: str, value: Any) -> bool:
-    if key in _OF_SCALER:
-        return isinstance(value, int) and value > 0
-    return bool(value == _DONE.get(key, False))
-
-
-def scaling(config: Mapping[str, Any]) -> dict[str, float]:
-    """What a configuration sets of the state of the gradient scaler."""
-    power, window = (section(config, "fp16").get(name, AUTO) for name in _OF_SCALER)
-    found = {} if window == AUTO else {"growth_interval": window}
-    return found if power == AUTO else {**found, "scale": 2.0**power}
 
 
 def completed(config: Mapping[str, Any]) -> dict[str, Any]:

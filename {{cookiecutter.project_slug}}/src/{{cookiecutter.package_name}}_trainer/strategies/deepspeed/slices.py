@@ -71,6 +71,14 @@ class _Slices:
             for flat in self._flats:
                 flat.grad.zero_()
 
+    def finish_accumulation(self) -> None:
+        """Finish a step's last backward: DeepSpeed would omit parameters that it did not use."""
+        if self.are_offloaded:
+            self._zero.finalize_gradient_accumulation_boundary()
+
+    def relink(self) -> None:
+        """Rebuild DeepSpeed's own look-up after the optimizer state was replaced, if it has one."""
+
 
 class FlatSlices(_Slices):
     """Slices in ZeRO stages 1 and 2, in which every process holds all weights.
@@ -105,12 +113,10 @@ class FlatSlices(_Slices):
                 accumulated.zero_()
 
     def finish_accumulation(self) -> None:
-        """Finish a step's last backward: DeepSpeed would omit parameters that it did not use."""
-        if self.are_offloaded and self._zero.partition_gradients:
-            self._zero.finalize_gradient_accumulation_boundary()
+        if self._zero.partition_gradients:
+            super().finish_accumulation()
 
     def relink(self) -> None:
-        """Rebuild DeepSpeed's own look-up after the optimizer state was replaced."""
         self._zero._hp_optimizer_states_linked = False
 
 
@@ -141,14 +147,6 @@ class ParameterSlices(_Slices):
     def forget_gradients(self) -> None:
         self._zero.grad_partitions_flat_buffer.zero_()
         super().forget_gradients()
-
-    def finish_accumulation(self) -> None:
-        """Finish a step's last backward: DeepSpeed would omit parameters that it did not use."""
-        if self.are_offloaded:
-            self._zero.finalize_gradient_accumulation_boundary()
-
-    def relink(self) -> None:
-        """Do nothing: there is no other look-up."""
 
 
 def _part(parameter: Any) -> tuple[int, int]:

@@ -148,7 +148,8 @@ class ShardedState:
                 shape = self._slices.shape(self._parameters[name])
                 for key, value in saved.get(name, {}).items():
                     self._load_value(part, key, value, shape)
-                _place_step(group, self._optimizer.state[part.flat], part.flat.device)
+                if _STEPS in (values := self._optimizer.state[part.flat]):
+                    values[_STEPS] = step_of(self._optimizer, group, values[_STEPS], part.flat)
         self._slices.relink()
 
     def _load_value(self, part: Slice, key: str, value: Any, shape: torch.Size) -> None:
@@ -175,13 +176,12 @@ def _gather(index: int, part: Slice, flat: Tensor, shape: torch.Size) -> Tensor 
     return whole.view(shape).cpu() if _keeps(index) else None
 
 
-def _place_step(group: Mapping[str, Any], values: dict[str, Any], device: torch.device) -> None:
-    """Move the step count to where torch's optimizers expect it, like ``load_state_dict``.
-
-    Args:
-        group: The parameter group.
-        values: State of the parameter, from an engine that stores it elsewhere.
-        device: Device of the parameter.
-    """
-    if (group.get("fused") or group.get("capturable")) and isinstance(values.get("step"), Tensor):
-        values["step"] = values["step"].to(device, torch.float32)
+def step_of(optimizer: Optimizer, group: Mapping[str, Any], step: Any, flat: Tensor) -> Any:
+    """A loaded step count as an optimizer stores it: torch's in tensors, DeepSpeed's not."""
+    home = type(optimizer).__module__.partition(".")[0]
+    if home == "deepspeed":
+        return int(step)
+    if home == "torch":
+        is_on_device = group.get("fused") or group.get("capturable")
+        return torch.as_tensor(step, device=flat.device if is_on_device else None).float()
+    return step

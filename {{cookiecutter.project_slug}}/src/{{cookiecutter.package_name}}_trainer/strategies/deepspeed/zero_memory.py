@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..memory import Mark, Memory, Sizes, divided, memory
+from ..memory import Memory, Sizes, divided, memory
 
 _FLOAT32 = 4
 # Of a process on CPUs in a step of any model, measured: the engine's own.
@@ -39,6 +39,8 @@ def zero_memory(sizes: Sizes, stage: int, zero: Mapping[str, Any]) -> Memory:
     if stage != 2:
         bucket = max(bucket, sizes.largest)  # reduced alone, in a copy
     found = (_stage_3 if stage == 3 else _stage_1_and_2)(own, sizes, zero, bucket, flat, step)
+    if sizes.is_on_host:  # where the host is the device, nothing is offloaded
+        return replace(found, peak=found.peak + _PROCESS, mark="derived")
     return _offloaded(found, own, sizes, zero)
 
 
@@ -56,8 +58,7 @@ def _stage_1_and_2(
     # A rank's gradients are flattened before its step; gloo gathers all parameters in a copy.
     gathered = sizes.parameters if sizes.is_on_host and sizes.ranks > 1 else 0
     step = max(step, 2 * flat, gathered)
-    mark: Mark = "derived" if sizes.is_on_host else "unverified"
-    return memory(own, work=work, step=step, gathered=gathered, mark=mark)
+    return memory(own, work=work, step=step, gathered=gathered, mark="unverified")
 
 
 def _stage_3(
@@ -69,18 +70,15 @@ def _stage_3(
     # The partitions of gradients and the bucket stay.
     buckets = flat + bucket
     work = sizes.work(0.0) + gathered + sizes.largest
-    mark: Mark = "derived" if sizes.is_on_host else "unverified"
-    return memory(own, work=work, step=step, buckets=buckets, gathered=gathered, mark=mark)
+    return memory(own, work=work, step=step, buckets=buckets, gathered=gathered, mark="unverified")
 
 
 def _offloaded(found: Memory, own: Sizes, sizes: Sizes, zero: Mapping[str, Any]) -> Memory:
-    """Move to the host what the configuration offloads; on CPUs, the host is the device."""
+    """Move to the host what the configuration offloads."""
     devices = {
         name: (zero.get(name) or {}).get("device", "none") != "none"
         for name in ("offload_optimizer", "offload_param")
     }
-    if sizes.is_on_host:
-        return replace(found, peak=found.peak + _PROCESS)
     if not any(devices.values()):
         return found
     host = 0

@@ -4,7 +4,6 @@ Source: https://horovod.readthedocs.io/en/stable/pytorch.html
 """
 
 import contextlib
-import importlib.util
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,9 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ...errors import UserError
 from ...launch.cluster import Layout
-from ...launch.devices import choose_accelerator
 from ...module import TrainingModule
-from ...options import Options
 from ..base import StepOutput
 from ..gradients.averaging import GradientAverage, copy_gradient
 from ..gradients.sparse import sparse_parameters
@@ -30,7 +27,7 @@ from ..optimizers import Optimization
 from ..precision import Precision
 from ..process_group import ProcessGroupStrategy
 
-_FUSION_MB = 128  # Horovod's default
+_FUSION = 128 * 2**20  # Horovod's default, in bytes
 _NO_BF16 = "Horovod's collectives do not support bfloat16; use '16-mixed', or strategy='ddp'"
 
 
@@ -42,10 +39,6 @@ class Horovod(ProcessGroupStrategy):
     Args:
         scale_learning_rate: Multiply learning rates by the number of processes.
         compression: Compression of gradients: ``"none"`` or ``"fp16"``.
-        fusion_mb: Maximum size in MiB of gradients that are fused into one all-reduce, which is
-            faster for many small gradients. Fusion depends on timing, and so does the last bit of a
-            sum over more than two processes. With 0, runs are bit-identical; this is the default on
-            CPUs and with deterministic kernels. On GPUs, the default is Horovod's.
         timeout_seconds: Timeout of collectives: if a rank does not join, they fail on its peers.
     """
 
@@ -65,13 +58,11 @@ class Horovod(ProcessGroupStrategy):
         self,
         scale_learning_rate: bool = True,
         compression: Literal["none", "fp16"] = "none",
-        fusion_mb: float | None = None,
         timeout_seconds: float = 600.0,
     ) -> None:
         super().__init__(timeout_seconds)
         self.scale_learning_rate = scale_learning_rate
         self.compression = compression
-        self.fusion_mb = fusion_mb
         self._averaged: set[int] = set()
         self._hooks: list[RemovableHandle] = []
         self._synchronizes = True
@@ -83,24 +74,10 @@ class Horovod(ProcessGroupStrategy):
             refused = {**self.limits.refused, "learning_rate_scaling": twice}
             self.limits = replace(self.limits, refused=refused, scales_learning_rate=True)
 
-    def problems(self, options: Options, module: TrainingModule | None) -> list[str]:
-        is_on_gpus = module is None and choose_accelerator(options.accelerator) == "cuda"
-        if not is_on_gpus or importlib.util.find_spec("horovod") is None:
-            return []
-        import horovod.torch as hvd
-
-        if hvd.cuda_built() or hvd.rocm_built():
-            return []
-        return [
-            "strategy='horovod' on GPUs: Horovod was built for CPUs only; build it where nvcc is "
-            "(HOROVOD_GPU_OPERATIONS=NCCL make horovod), or use strategy='ddp'"
-        ]
-
     def memory(self, sizes: Sizes) -> Memory:
         # Gradients are copied before they are averaged, and gathered in a buffer for that.
         work = sizes.work() + sizes.largest
-        megabytes = self._fusion_mb(sizes.accelerator)
-        buckets = round((_FUSION_MB if megabytes is None else megabytes) * 2**20)
+        buckets = 0 if _is_exact(sizes.accelerator) else _FUSION
         return memory(sizes, work=work, buckets=buckets, mark="unverified")
 
     def connect(
@@ -111,9 +88,8 @@ class Horovod(ProcessGroupStrategy):
         seconds = str(max(1, round(self.timeout_seconds)))
         for name in ("GLOO_TIMEOUT_SECONDS", "STALL_SHUTDOWN_TIME_SECONDS"):
             os.environ.setdefault(f"HOROVOD_{name}", seconds)
-        fusion_mb = self._fusion_mb(devices[0].type)
-        if fusion_mb is not None:
-            os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(round(fusion_mb * 2**20)))
+        if _is_exact(devices[0].type):
+            os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
         if not hvd.is_initialized():  # MPI is initialized once per process
             hvd.init()
         if hvd.size() != layout.world_size:
@@ -123,11 +99,6 @@ class Horovod(ProcessGroupStrategy):
                 "horovodrun --gloo, or install MPI (apt install libopenmpi-dev) and `make horovod`"
             )
         super().connect(layout, devices, precision)
-
-    def _fusion_mb(self, device_type: str) -> float | None:
-        """Size of fusion buffers; ``None``: Horovod's default."""
-        is_exact = device_type == "cpu" or torch.are_deterministic_algorithms_enabled()
-        return 0.0 if self.fusion_mb is None and is_exact else self.fusion_mb
 
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         import horovod.torch as hvd
@@ -209,19 +180,17 @@ class Horovod(ProcessGroupStrategy):
         with optimizer.skip_synchronize():
             super()._step_optimizer(optimizer)
 
-    def load_state(self, state: Mapping[str, Any], optimization: Optimization | None) -> None:
-        import horovod.torch as hvd
-
-        super().load_state(state, optimization)
-        # All ranks have loaded the same optimizer state; Horovod's broadcast would pickle it.
-        hvd.broadcast_parameters(self.module.state_dict(), root_rank=0)
-
     def teardown(self) -> None:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
         self._averaged.clear()
         super().teardown()
+
+
+def _is_exact(device_type: str) -> bool:
+    """Whether runs must be bit-identical: which gradients are fused depends on timing."""
+    return device_type == "cpu" or torch.are_deterministic_algorithms_enabled()
 
 
 @contextlib.contextmanager

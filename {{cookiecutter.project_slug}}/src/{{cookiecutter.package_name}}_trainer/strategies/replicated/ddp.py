@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ...errors import ConfigurationError
 from ...module import TrainingModule
+from ...options.fields import PositiveInt
 from ..base import StepModule, StepOutput
 from ..gradients.averaging import GradientAverage
 from ..gradients.same_use import OPTION, left_out, trained, unused
@@ -20,7 +21,7 @@ from ..limits import Limits
 from ..memory import Memory, Sizes, memory
 from ..optimizers import Optimization
 from ..process_group import ProcessGroupStrategy
-from .communication_hooks import CommunicationHook
+from .communication_hooks import CommunicationHook, Name
 
 
 class DDP(ProcessGroupStrategy):
@@ -45,9 +46,9 @@ class DDP(ProcessGroupStrategy):
         find_unused_parameters: bool = False,
         static_graph: bool = False,
         bucket_cap_mb: float = 25.0,
-        communication_hook: str = "none",
-        powersgd_rank: int = 1,
-        powersgd_start_step: int = 1000,
+        communication_hook: Name = "none",
+        powersgd_rank: PositiveInt = 1,
+        powersgd_start_step: PositiveInt = 1000,
         timeout_seconds: float = 600.0,
     ) -> None:
         if find_unused_parameters and static_graph:

@@ -44,21 +44,7 @@ def start(layout: Layout, chip: int | None) -> torch.device:
             "CPU_NUM_DEVICES), and it trains on one; use TPU v4 to v6e, and unset CPU_NUM_DEVICES"
         )
     device: torch.device = torch_xla.device()
-    _check_backward(device)
     return device
-
-
-def _check_backward(device: torch.device) -> None:
-    """Raise UserError if torch's autograd engine was started before the runtime."""
-    value = torch.ones((), device=device, requires_grad=True)
-    try:
-        (value * value).backward()
-    except RuntimeError as error:
-        raise UserError(
-            "strategy='xla': this process has called backward before PyTorch/XLA was started, and "
-            "torch cannot add a device afterward; train in a new process, or with this strategy "
-            f"first ({str(error).splitlines()[0][:120]})"
-        ) from None
 
 
 def sync() -> None:

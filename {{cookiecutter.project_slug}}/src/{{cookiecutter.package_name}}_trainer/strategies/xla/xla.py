@@ -6,7 +6,6 @@ is marked. Equal steps are compiled once.
 Source: https://docs.pytorch.org/xla/release/r2.9/index.html
 """
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -71,12 +70,6 @@ class XLA(ProcessGroupStrategy):
         if module is not None:
             return sparse.problems_of(module, "XLA has only dense ones")
         lines = [line for line in [hardware.mismatch()] if line is not None]
-        given = os.environ.get(hardware.DEVICE, "")
-        if given and given.upper() not in ("CPU", "TPU"):
-            lines.append(
-                f"{hardware.DEVICE}={given}: strategy='xla' runs on CPU or TPU; unset it, or set "
-                "one of these"
-            )
         if options.accelerator == "tpu":
             lines += self._other_count(options)
         return lines

@@ -99,7 +99,7 @@ def fit(folder: Path, name: str, **options: Any) -> tuple[Any, Model]:
         accelerator="gpu",
         devices=RANKS,
         strategy="mesh",
-        strategy_options={**MESHES[name], "timeout_seconds": 60.0},
+        strategy_options={**MESHES[name], "timeout_seconds": 600.0},
         global_batch_size=4,
         max_steps=STEPS,
         gradient_clip_val=0.1,

@@ -75,7 +75,7 @@ def test_says_what_an_optimizer_looks_at(
 
 def fitted(folder: Path, devices: int, *names: str) -> dict[str, str]:
     """The errors of fits; "" for those that train."""
-    done = run(["-m", "cut_subject", folder, str(devices), *names], timeout=400)
+    done = run(["-m", "cut_subject", folder, str(devices), *names])
     assert done.returncode == 0, done.stderr
     found: dict[str, str] = {}
     for line in done.stdout.splitlines():

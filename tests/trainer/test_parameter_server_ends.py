@@ -51,6 +51,7 @@ def test_an_error_of_the_optimizer_ends_the_run(tmp_path: Path, when: str) -> No
 
 
 def test_a_worker_that_hangs_ends_the_run(tmp_path: Path) -> None:
+    # expires
     options = {"devices": 3, "max_epochs": 2, "strategy_options": {"timeout_seconds": 8.0}}
     code, error, _ = train(tmp_path, options, {"ends": {"2": [5, "SIGSTOP"]}})
     assert code == 1
@@ -59,7 +60,7 @@ def test_a_worker_that_hangs_ends_the_run(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_is_stopped_between_epochs_ends_a_run_of_common_steps(tmp_path: Path) -> None:
-    strategy = {"timeout_seconds": 8.0, "max_staleness": 0}
+    strategy = {"timeout_seconds": 8.0, "max_staleness": 0}  # expires
     options = {"devices": 2, "max_epochs": 2, "strategy_options": strategy}
     code, error, _ = train(tmp_path, options, {"stops": 1})
     assert code == 1

@@ -169,7 +169,7 @@ def test_a_rank_that_skips_before_its_peers_gather_ends_the_run(
     tmp_path: Path, strategy: str, options: dict[str, Any]
 ) -> None:
     # Without the comparison, ranks wait for each other until the timeout.
-    how = {"strategy": strategy, "strategy_options": options | {"timeout_seconds": 120}}
+    how = {"strategy": strategy, "strategy_options": options | {"timeout_seconds": 600}}
     line = "^ranks use different parameters in a step: rank 1 ends its forward, rank 0 uses "
     with pytest.raises(trainer.UserError, match=line):
         fit_on_two(Skips((2,), 1), tmp_path, **how)

@@ -27,7 +27,7 @@ LINES = {
     "memory": 468,
     "module": 655,
     "options": 832,
-    "run": 1727,
+    "run": 1738,
     "strategies/*.py": 2186,
     "strategies/asynchronous": 710,
     "strategies/deepspeed": 1624,

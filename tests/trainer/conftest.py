@@ -35,7 +35,7 @@ if importlib.util.find_spec("hypothesis") is not None:
     hypothesis.settings.register_profile("unhurried", deadline=None)
     hypothesis.settings.load_profile("unhurried")
 
-pytest_plugins = ["tests.conftest"]
+pytest_plugins = ["tests.conftest", "file_times"]
 # PyTorch/XLA has an environment of its own: `make test-xla` runs these.
 collect_ignore = [] if importlib.util.find_spec("torch_xla") else ["test_xla_runs.py"]
 
@@ -47,6 +47,14 @@ def pytest_configure() -> None:
     TABLES["models"] = ("largest difference from one process", ["model"])
     TABLES["pairs"] = ("options in pairs", ["strategy"])
     TABLES["refused pairs"] = ("pairs of options that are refused", ["pair"])
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _outside_of_a_repository(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Runs of this process record no commit, for which each would start git."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("working-directory-"))
+        yield
 
 
 @pytest.fixture

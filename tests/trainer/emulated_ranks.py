@@ -34,7 +34,7 @@ from emulated_gpu import NAME
 from group_worker import CASES, Case
 
 RANKS, STEPS, SAVED = 4, 4, 2
-REPLICAS = {"data": 2, "tensor": 2, "timeout_seconds": 60.0}
+REPLICAS = {"data": 2, "tensor": 2, "timeout_seconds": 600.0}
 # As under autocast: half precision comes in, and the module has float32.
 NORMS = 3
 HALF = Case((3, 0, 2), dtype=torch.bfloat16)

@@ -12,7 +12,8 @@ the template's own.
 
 The project's tests are Python that runs as it stands: they import the package by its default name,
 `my_project`. `preprocess` has each of them rendered as it is, but for that name. Pages of Markdown
-do the same, and may have conditions.
+do the same, and may have conditions. A page that was left out (`has_page`) is rendered empty, which
+the hook removes, and links to it are rendered as titles in italics.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from __future__ import annotations
 import json
 import keyword
 import os
+import posixpath
 import re
 import shutil
 import sys
@@ -47,9 +49,15 @@ EDITORS = ("none", "vscode", "devcontainer")
 ENGINES = ("deepspeed", "fairscale", "horovod", "xla")
 # Of these, what is installed into an environment of its own, because it needs another torch.
 APART = ("xla",)
-# Families of strategies, and the names of other trainers. Each is a question too.
-FAMILIES = ("model_parallel", "asynchronous", "legacy")
+# Families of strategies, the names of other trainers, and commands about a run. Each is a question
+# too, which `parts` answers by default.
+FAMILIES = ("model_parallel", "asynchronous", "legacy", "tools")
 COMPONENTS = (*ENGINES, *FAMILIES)
+PARTS = ("all", "core")
+# Pages of its commands. Those of other components bear their name.
+TOOLS_PAGES = frozenset(
+    f"docs/{name}.md" for name in ("tutorial", "doctor", "plan", "report", "reproduce")
+)
 # Examples besides the basic ones, each of one task and one config; `all` includes them.
 EXAMPLES = ("lora", "images", "graph", "streaming")
 # Places to train besides SLURM, each a folder of files and a page; `all` includes them.
@@ -63,6 +71,7 @@ FOLDER = Path(__file__).resolve().parent
 PROJECT_FOLDER = "{{cookiecutter.project_slug}}"
 # What the project's tests call its package.
 PACKAGE = re.compile(r"\bmy_project(?=_trainer\b|\b)")
+LINK = re.compile(r"\[([^\]]+)\]\(([^)#\s]+\.md)(?:#[^)\s]*)?\)")
 
 
 def _names(file: str) -> frozenset[str]:
@@ -75,6 +84,8 @@ def _names(file: str) -> frozenset[str]:
 RESERVED = _names("reserved_names.txt")
 # Not `sys.stdlib_module_names`: that differs between the Pythons that a project may be used with.
 PYTHON_MODULES = _names("python_modules.txt")
+# Pages of each project, whatever it leaves out.
+CORE_PAGES = _names("core_pages.txt")
 # Names that Windows keeps for itself, whatever the extension.
 DEVICES = frozenset(
     ["con", "prn", "aux", "nul", *(f"{d}{i}" for d in ("com", "lpt") for i in range(10))]
@@ -214,6 +225,8 @@ def one_of(*choices: str) -> Rule:
 
 RULES: dict[str, Rule] = {
     "project_name": Rule("one line of text", 100),
+    "author_name": Rule("one line of text", 100),
+    "parts": one_of(*PARTS),
     "project_slug": Rule(
         "`a-z`, `0-9`, `-`, `_`, a letter or digit at both ends; no name that the project installs",
         100,
@@ -225,7 +238,6 @@ RULES: dict[str, Rule] = {
         _package_fault,
     ),
     "description": Rule("one line of text", 200, may_be_empty=True),
-    "author_name": Rule("one line of text", 100),
     "author_email": Rule("an e-mail address, or nothing", 254, _email_fault, may_be_empty=True),
     "version": Rule("a version in PEP 440's normal form", 50, _version_fault),
     "license": one_of(*LICENSES),
@@ -336,12 +348,47 @@ def with_package(source: str) -> str:
     return f"{{% raw %}}{named}{{% endraw %}}"
 
 
-def with_package_named(page: str) -> str:
+def page_template(page: str, name: str) -> str:
     """Return the template of a page of Markdown, which calls the package by its default name too.
 
     Commands on it run as they stand in a render with the defaults. It may have conditions.
     """
-    return PACKAGE.sub("{{ cookiecutter.package_name }}", page)
+    named = PACKAGE.sub("{{ cookiecutter.package_name }}", page)
+    kept = f"{{% filter kept_links(cookiecutter, {name!r}) %}}{named}{{% endfilter %}}"
+    return f"{{% if cookiecutter | has_page({name!r}) %}}{kept}{{% endif %}}"
+
+
+def has_page(answers: Mapping[str, object], page: str) -> bool:
+    """Return whether a project has a page, given by its path in the project."""
+    words = page.removesuffix(".md").split("/")
+    for component in COMPONENTS:
+        if component in words or (component == "tools" and page in TOOLS_PAGES):
+            return answers[component] == "yes"
+    if words[-1] in PLACES:
+        return words[-1] in places(answers)
+    if words[-1] == "examples":
+        return bool(examples(answers))
+    return answers["parts"] == "all" or page in CORE_PAGES or words[0] != "docs"
+
+
+def kept_links(text: str, answers: Mapping[str, object], page: str) -> str:
+    """Return a page's text in which links to pages that the project lacks are their titles."""
+
+    def kept(link: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(page), link[2]))
+        return link[0] if has_page(answers, target) else f"*{link[1]}*"
+
+    return LINK.sub(kept, text)
+
+
+def kept_pages(navigation: str, answers: Mapping[str, object]) -> str:
+    """Return the site's navigation without pages that the project lacks, and empty sections."""
+    lines = [
+        line
+        for line in navigation.splitlines()
+        if not line.endswith(".md") or has_page(answers, f"docs/{line.split()[-1]}")
+    ]
+    return re.sub(r"^  - .*:\n(?!      )", "", "\n".join(lines), flags=re.MULTILINE)
 
 
 def texts(value: object) -> Iterable[str]:
@@ -426,7 +473,8 @@ class Answers(Extension):
         environment.filters.update(checked=self._check, all_checked=self._check_all)
         environment.filters.update(toml=toml, components=components, engines=engines)
         environment.filters.update(installed_engines=installed_engines, examples=examples)
-        environment.filters.update(places=places)
+        environment.filters.update(places=places, has_page=has_page)
+        environment.filters.update(kept_links=kept_links, kept_pages=kept_pages)
 
     def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:
         """Let only the template's own texts be compiled; `name` is None for all but its files.
@@ -439,7 +487,7 @@ class Answers(Extension):
         if name is not None and name.removesuffix("{% endif %}").endswith(".py"):
             return with_package(source)
         if name is not None and name.endswith(".md"):
-            return with_package_named(source)
+            return page_template(source, name)
         if name is not None or self._all_checked or not JINJA.search(source):
             return source
         if source == PROJECT_FOLDER:

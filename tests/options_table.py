@@ -13,6 +13,7 @@ ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "options.md"
 BEGIN = "<!-- made by `make tables` from cookiecutter.json and local_extensions.py: begin -->"
 END = "<!-- end -->"
+FOLLOWS = "{{ 'no' if cookiecutter.parts == 'core' else 'yes' }}"
 
 
 def table() -> str:
@@ -23,6 +24,7 @@ def table() -> str:
     rows = ["| option | question | default | accepts |", "|---|---|---|---|"]
     for name, rule in RULES.items():
         default = f"`{settings[name]}`" if settings[name] else "empty"
+        default = "`yes`; `no` with `parts=core`" if settings[name] == FOLLOWS else default
         takes = rule.says + (", or its number" if rule.menu else "")
         takes += "" if rule.choices else f"; at most {rule.longest} characters"
         takes += "; may be empty" if rule.may_be_empty and "nothing" not in rule.says else ""

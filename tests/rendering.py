@@ -18,7 +18,7 @@ import yaml
 from cookiecutter.main import cookiecutter
 from jinja2 import Template
 
-from local_extensions import COMPONENTS, EXAMPLES, PLACES, examples, places
+from local_extensions import COMPONENTS, EXAMPLES, PLACES, examples, has_page, places
 
 ROOT = Path(__file__).parent.parent
 TEMPLATE = ROOT / "{{cookiecutter.project_slug}}"
@@ -36,10 +36,11 @@ LEFTOVERS = {
 }
 DEFAULTS = {
     "project_name": "My Project",
+    "author_name": "Your Name",
+    "parts": "all",
     "project_slug": "my-project",
     "package_name": "my_project",
     "description": "A PyTorch project that trains on one or many processes.",
-    "author_name": "Your Name",
     "author_email": "",
     "version": "0.1.0",
     "license": "MIT",
@@ -51,6 +52,7 @@ DEFAULTS = {
     "model_parallel": "yes",
     "asynchronous": "yes",
     "legacy": "yes",
+    "tools": "yes",
     "torch_variant": "auto",
     "slurm_partition": "",
     "slurm_account": "",
@@ -62,6 +64,8 @@ DEFAULTS = {
     "pre_commit": "no",
     "editor": "none",
 }
+# The answers that `parts=core` gives by itself.
+CORE = {"parts": "core", **dict.fromkeys(COMPONENTS, "no")}
 # What the command prints in the end, with the project's folder.
 NEXT_STEPS = """
 The project is ready. Next:
@@ -130,13 +134,18 @@ def _names() -> dict[Path, Template]:
 
 
 def removed_by_hook(answers: dict[str, str]) -> set[str]:
-    """Return what a render has only where no hook runs: of examples, and of places to train."""
+    """Return what a render has only where no hook runs, but for files that bear a part's name."""
     left_out = set(EXAMPLES) - set(examples(answers))
     removed = {f"requirements/{name}.{kind}" for name in left_out for kind in ("in", "txt")}
     for place in set(PLACES) - set(places(answers)):
         removed |= {f"{place}/{file}" for file in template_files(TEMPLATE / place)}
-        removed.add(f"docs/how-to/{place}.md")
-    return removed if examples(answers) else removed | {"docs/how-to/examples.md"}
+    files = set(map(str, template_files()))
+    removed |= {file for file in files if file.endswith(".md") and not has_page(answers, file)}
+    if answers["tools"] == "no":
+        removed |= {f"docs/report-{theme}.webp" for theme in ("dark", "light")}
+    if answers["parts"] == "core":
+        removed |= {file for file in files if file.startswith(("tests/gpu/", "tests/fork_server"))}
+    return removed
 
 
 def expected_files(answers: dict[str, str]) -> dict[str, Path]:

@@ -4,7 +4,7 @@
 
 usage: renders_table.py [--test] [NAME ...]
   --test           also runs the quick tests of each, and prints how long they took
-  NAME             only these, such as all, none or no-deepspeed
+  NAME             only these, such as all, none, core or no-deepspeed
   PROJECT_PYTHON   environment: the Python of a project's environment, for --test
 """
 
@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rendering import ROOT, render
+from rendering import CORE, ROOT, render
 
 from local_extensions import COMPONENTS
 
@@ -39,11 +39,12 @@ class Size:
 
 
 def choices() -> Iterator[dict[str, str]]:
-    """Yield answers to the questions about components: all, all but one of each, and none."""
+    """Yield answers about parts: all, all but one of each component, none, and the core."""
     yield dict.fromkeys(COMPONENTS, "yes")
     for component in COMPONENTS:
         yield dict.fromkeys(COMPONENTS, "yes") | {component: "no"}
     yield dict.fromkeys(COMPONENTS, "no")
+    yield CORE
 
 
 def kept(answers: dict[str, str]) -> list[str]:
@@ -52,7 +53,9 @@ def kept(answers: dict[str, str]) -> list[str]:
 
 
 def name_of(answers: dict[str, str]) -> str:
-    """Return the name of a render: ``all``, ``none``, or the component that it leaves out."""
+    """Return the name of a render: ``all``, ``none``, ``core``, or what it leaves out."""
+    if "parts" in answers:
+        return answers["parts"]
     left_out = [f"no-{component}" for component in COMPONENTS if answers[component] == "no"]
     return "none" if len(left_out) == len(COMPONENTS) else "".join(left_out) or "all"
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-from local_extensions import FAMILIES
+from local_extensions import COMPONENTS
 
 ROOT = Path(__file__).parent.parent
 TEMPLATE = ROOT / "{{cookiecutter.project_slug}}"
@@ -114,7 +114,7 @@ def short_map() -> str:
     for entry in from_the_top(entries()):
         row = f"| `{label(entry)}` | {purpose(entry).replace('``', '`')} |"
         asked = f'{{%- if cookiecutter.{entry} == "yes" %}}\n{row}\n{{%- endif %}}'
-        rows.append(asked if entry in FAMILIES else row)
+        rows.append(asked if entry in COMPONENTS else row)
     return "\n".join(rows)
 
 

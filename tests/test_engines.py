@@ -19,12 +19,15 @@ from tools import lint_all, lint_python
 from local_extensions import APART, COMPONENTS, ENGINES, FAMILIES
 
 CHOICES = list(choices())
-# What the README and the pages say of the families.
+# What the README and the pages say of the families, and of commands about a run.
 NAMES = {
     "model_parallel": "sequential|tensor_parallel|mesh",
     "asynchronous": "local_sgd|diloco|parameter_server",
     "legacy": r"Lightning 1\.x",
+    "tools": r"my_project (?:plan|report|reproduce)|doctor|report\.html|report-light",
 }
+# Whose folders are not in `strategies/`.
+ABOVE = ("legacy", "tools")
 Renders = dict[str, Path]
 # In one process, which makes the renders once.
 pytestmark = pytest.mark.xdist_group("engines")
@@ -66,9 +69,9 @@ def test_it_holds_the_files_of_the_parts_that_it_includes(
         assert (rendered / "tests" / "conformance" / f"{engine}_rows.py").is_file() == belongs
     for family in FAMILIES:
         belongs = answers[family] == "yes"
-        folder = strategies.parent if family == "legacy" else strategies
+        folder = strategies.parent if family in ABOVE else strategies
         assert (folder / family / "__init__.py").is_file() == belongs
-        if family != "legacy":
+        if family not in ABOVE:
             rows = rendered / "tests" / "conformance" / f"{family}_rows.py"
             assert rows.is_file() == belongs
     assert not [path for path in rendered.rglob("*") if path.is_dir() and not any(path.iterdir())]
@@ -137,12 +140,12 @@ def test_the_trainer_is_smaller_by_the_folders_of_its_parts(renders: Renders) ->
     trainer = {name: project / "src/my_project_trainer" for name, project in renders.items()}
     whole = trainer[name_of(CHOICES[0])]
     folders = [
-        whole / ("" if component == "legacy" else "strategies") / component
-        for component in COMPONENTS
+        whole / ("" if component in ABOVE else "strategies") / component for component in COMPONENTS
     ]
     components = sum(size(folder).lines for folder in folders)
     assert components > 4000
     assert size(whole).lines - size(trainer["none"]).lines == components
+    assert size(trainer["core"]) == size(trainer["none"])
 
 
 def in_project(project: Path, *command: str) -> str:

@@ -101,7 +101,7 @@ def test_it_removes_the_components_that_pyproject_does_not_list(folder: Path) ->
         settings.read_text().replace(json.dumps(list(COMPONENTS)), '["fairscale", "xla", "legacy"]')
     )
     assert run_hook(folder).returncode == 0
-    gone = ("deepspeed", "horovod", "model_parallel", "asynchronous")
+    gone = ("deepspeed", "horovod", "model_parallel", "asynchronous", "tools")
     stays = ("src/mine/tasks/", *(f"{component}.md" for component in gone))
     assert before - tree(folder) == {
         path
@@ -110,10 +110,9 @@ def test_it_removes_the_components_that_pyproject_does_not_list(folder: Path) ->
     }
 
 
-def test_it_removes_the_packages_and_the_page_of_examples_that_were_left_out(folder: Path) -> None:
-    page = "docs/how-to/examples.md"
+def test_it_removes_the_packages_of_examples_that_were_left_out(folder: Path) -> None:
     kept = [f"src/mine/tasks/{name}.py" for name in EXAMPLES]  # the user's
-    for file in (page, *kept, *(f"requirements/{name}.txt" for name in EXAMPLES)):
+    for file in (*kept, *(f"requirements/{name}.txt" for name in EXAMPLES)):
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / file).touch()
     before, settings = tree(folder), folder / "pyproject.toml"
@@ -124,9 +123,31 @@ def test_it_removes_the_packages_and_the_page_of_examples_that_were_left_out(fol
     assert run_hook(folder).returncode == 0
     gone = {f"requirements/{name}.txt" for name in EXAMPLES if name != "graph"}
     assert before - tree(folder) == gone
-    settings.write_text(text.replace(json.dumps(list(EXAMPLES)), "[]"))
+
+
+def test_it_removes_pages_that_were_rendered_empty(folder: Path) -> None:
+    empty = {"docs/plan.md", "docs/strategies/family/one.md", "docs/strategies/family/two.md"}
+    kept = {"docs/index.md", "docs/strategies/index.md", "README.md", "a.md"}
+    for file in (*empty, *kept):
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text("" if file in empty | {"a.md"} else "# Page\n")
+    before = tree(folder)
     assert run_hook(folder).returncode == 0
-    assert before - tree(folder) == gone | {page, "requirements/graph.txt"}
+    assert before - tree(folder) == empty | {"docs/strategies/family"}
+
+
+def test_it_removes_what_the_core_has_not(folder: Path) -> None:
+    own = {"tests/gpu", "tests/gpu/run.py", "tests/fork_server.py", "tests/fork_server_main.py"}
+    for file in (*own - {"tests/gpu"}, "tests/project.py"):
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).touch()
+    before, settings = tree(folder), folder / "pyproject.toml"
+    settings.write_text(settings.read_text() + 'parts = "all"\n')
+    assert run_hook(folder).returncode == 0
+    assert tree(folder) == before
+    settings.write_text(settings.read_text().replace('"all"', '"core"'))
+    assert run_hook(folder).returncode == 0
+    assert before - tree(folder) == own
 
 
 def test_it_removes_the_files_of_places_that_were_left_out(folder: Path) -> None:
@@ -135,8 +156,7 @@ def test_it_removes_the_files_of_places_that_were_left_out(folder: Path) -> None
     assert own == {
         f"{place}/{file}" for place in PLACES for file in template_files(TEMPLATE / place)
     }
-    pages = {f"docs/how-to/{place}.md" for place in PLACES}
-    for file in (*own, *pages, "kubernetes/mine.yaml"):  # the user's
+    for file in (*own, "kubernetes/mine.yaml"):  # the user's
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / file).touch()
     before, settings = tree(folder), folder / "pyproject.toml"
@@ -144,7 +164,7 @@ def test_it_removes_the_files_of_places_that_were_left_out(folder: Path) -> None
     assert tree(folder) == before
     settings.write_text(settings.read_text() + "places = []\n")
     assert run_hook(folder).returncode == 0
-    assert before - tree(folder) == own | pages | {"ssh"}
+    assert before - tree(folder) == own | {"ssh"}
 
 
 def test_the_hook_s_patterns_name_all_files_of_an_engine() -> None:
@@ -158,6 +178,7 @@ def test_the_hook_s_patterns_name_all_files_of_an_engine() -> None:
         }
         assert TEMPLATE / strategies / engine in found
         named = {path for path in TEMPLATE.rglob(f"*{engine}*") if "__pycache__" not in path.parts}
+        named = {path for path in named if path.suffix != ".md"}  # which are rendered empty
         assert {path for path in named if not found & {*path.parents}} == found
 
 

@@ -68,14 +68,14 @@ WORDS = {
 }
 TAKEN = {
     "project_name": TEXT,
+    "author_name": TEXT,
     "project_slug": {"keyword", "soft keyword", "standard library", "leading digit", "false"},
     "package_name": {"false"},
     "description": TEXT | {"empty"},
-    "author_name": TEXT,
     "author_email": {"empty"},
     "version": set[str](),
     "license": set[str](),
-    **{name: set[str]() for name in ("examples", *COMPONENTS, "torch_variant")},
+    **{name: set[str]() for name in ("parts", "examples", *COMPONENTS, "torch_variant")},
     "slurm_partition": WORDS | {"empty"},
     "slurm_account": WORDS | {"empty"},
     "gpus_per_node": set[str](),

@@ -1,4 +1,4 @@
-"""The pages of a project, with all parts and with none: links, commands, sentences, the site."""
+"""The pages of projects, with all parts and with few: links, commands, sentences, the site."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 import template_site
 import yaml
 from history import missing
-from rendering import ROOT, TEMPLATE, render
+from rendering import CORE, ROOT, TEMPLATE, render
 
 from local_extensions import COMPONENTS
 
@@ -32,6 +32,7 @@ VARIANTS = {
         **{"ci": "gitlab", "examples": "lora", "other_launchers": "ssh"},
         **{"package_name": "night", "project_name": 'Night: "Train" #1'},
     },
+    "core": CORE,
 }
 OWN_PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md"))]
 # The commands of the trainer; those of tools/ are folders.
@@ -82,7 +83,7 @@ def broken_links(files: dict[Path, str], github: bool) -> Iterator[str]:
 
 def test_links_lead_to_pages_and_headings(project: Path) -> None:
     found = texts(project)
-    assert sum(len(pages.links(text)) for text in found.values()) > 100
+    assert sum(len(pages.links(text)) for text in found.values()) > 50
     for github in (True, False):  # on GitHub, and in the site
         assert list(broken_links(found, github)) == []
 
@@ -105,7 +106,10 @@ def test_the_navigation_names_each_page_once(project: Path) -> None:
     docs = project / "docs"
     files = sorted(str(file.relative_to(docs)) for file in docs.rglob("*.md"))
     assert sorted(named(config["nav"])) == files
-    assert len(files) > 50
+    is_core = not (project / "tests" / "gpu").exists()
+    assert len(files) == 20 if is_core else len(files) > 50
+    sections = [each for each in config["nav"] if isinstance(each, dict)]
+    assert all(content for section in sections for content in section.values())
     (code,) = config["plugins"][-1]["mkdocstrings"]["handlers"].values()
     assert (project / code["paths"][0]).is_dir()
     for name in (*config["extra_css"], *config["extra"]["polyfills"]):
@@ -186,14 +190,7 @@ def test_a_strategy_s_page_has_all_its_parts(projects: dict[str, Path]) -> None:
             file.name: [] for file in files
         }
     page = (projects["none"] / "docs" / "strategies" / "fsdp.md").read_text("utf-8")
-    for part in (
-        "**Take it**",
-        "**Cost.**",
-        "ommunication",
-        "| option",
-        "**Limits**",
-        "## Compared",
-    ):
+    for part in ("**Take it**", "**Cost.**", "ommunication", "| option", "**Limits**", "## Comp"):
         assert lacking(page.replace(part, "")), part
 
 
@@ -257,7 +254,7 @@ def wrong_make(command: str, makefile: str) -> str | None:
 def wrong_options(command: str, project: Path) -> Iterator[str]:
     """Yield the options of a command of the trainer that are not there, and configs."""
     words = command.split()
-    tool = next((project / "src").glob("*_trainer/tools")) / (words[0] if words else "")
+    tool = next((project / "src").glob("*_trainer")) / "tools" / (words[0] if words else "")
     own = "".join(path.read_text(encoding="utf-8") for path in tool.glob("*.py"))
     for word, value in zip(words, [*words[1:], ""], strict=False):
         name, *inside = word.removeprefix("--").partition("=")[0].split(".")
@@ -286,7 +283,7 @@ def wrong(command: str, project: Path, makefile: str) -> list[str]:
         found += [] if (project / script[1]).is_file() else [f"no script {script[1]}"]
     if match := re.search(rf"-m(?:odule)? {package}(?= |$)(.*)", command):
         rest = match[1].split()
-        tools = {path.name for path in next((project / "src").glob("*_trainer/tools")).iterdir()}
+        tools = {path.name for path in (project / "src").glob("*_trainer/tools/*")}
         if rest and rest[0] not in COMMANDS | tools | {"…"}:
             found.append(f"no command {rest[0]}")
         found += wrong_options(match[1], project)
@@ -307,7 +304,7 @@ def test_commands_on_the_pages_are_there(project: Path) -> None:
             assert wrong(command, project, makefile) == [], f"{file}: {command}"
         for name in re.findall(r"--trainer\.(\w+)", text):
             assert name in fields() | {"NAME", "OPTION"}, f"{file}: --trainer.{name}"
-    assert count > 100
+    assert count > 50
 
 
 def test_a_wrong_command_is_found(projects: dict[str, Path]) -> None:

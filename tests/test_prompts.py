@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from history import clone_with_working_tree
-from rendering import DEFAULTS, NEXT_STEPS, ROOT, check_works, command, git
+from rendering import CORE, DEFAULTS, NEXT_STEPS, ROOT, check_works, command, git
 from terminal import Terminal
 
 from local_extensions import COMPONENTS, RULES
@@ -97,6 +97,21 @@ def test_a_default_that_is_refused_is_not_offered_again(tmp_path: Path) -> None:
     assert (tmp_path / "mine" / "src" / "mine").is_dir()
 
 
+def test_three_answers_and_enter_give_the_core(tmp_path: Path) -> None:
+    """The answers about parts follow the third one; one of them is given all the same."""
+    assert list(PROMPTS)[:3] == ["project_name", "author_name", "parts"]
+    given = {"project_name": "Night Train", "author_name": "Zoë", "parts": "core"}
+    with Terminal(*COOKIECUTTER, cwd=tmp_path) as terminal:
+        answer_all(terminal, {name: [answer] for name, answer in given.items()})
+        code, _ = terminal.end()
+    names = {"project_slug": "night-train", "package_name": "night_train"}
+    assert code == 0
+    check_works(tmp_path / "night-train", DEFAULTS | CORE | given | names)
+    done = command("--no-input", "parts=2", "deepspeed=yes", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    check_works(tmp_path / "my-project", DEFAULTS | CORE | {"deepspeed": "yes"})
+
+
 def test_cruft_asks_again_too(tmp_path: Path) -> None:
     template = clone_with_working_tree(tmp_path)
     cruft = (sys.executable, "-m", "cruft", "create", str(template))
@@ -124,7 +139,7 @@ def test_every_choice_of_a_menu_is_listed() -> None:
     menus = {name: rule.choices for name, rule in RULES.items() if rule.menu}
     places = ("torch_variant", "container_runtime", "other_launchers")
     last = ("ci", "updates", "pre_commit", "editor")
-    assert list(menus) == ["license", "examples", *COMPONENTS, *places, *last]
+    assert list(menus) == ["parts", "license", "examples", *COMPONENTS, *places, *last]
     for name, choices in menus.items():
         _question, *lines, end = PROMPTS[name].splitlines()
         assert end == "    Choose a number or a name"
@@ -156,7 +171,7 @@ def test_names_beyond_ascii_are_taken_in_any_locale(tmp_path: Path) -> None:
         COOKIECUTTER,
         cwd=tmp_path,
         env=environment,
-        input="\n\n\n\nZoë\n".encode() + b"\n" * (len(PROMPTS) - 5),
+        input="\nZoë\n".encode() + b"\n" * (len(PROMPTS) - 2),
         capture_output=True,
         timeout=600,
     )

@@ -110,6 +110,7 @@ def test_the_licenses_tested_are_all() -> None:
 def test_names_go_where_they_belong(tmp_path: Path) -> None:
     answers = {
         "project_name": "Größe 5",
+        "parts": "all",
         "project_slug": "size-5",
         "package_name": "sizes",
         "description": 'Says "no" \\ to # and %s',
@@ -125,6 +126,7 @@ def test_names_go_where_they_belong(tmp_path: Path) -> None:
         "model_parallel": "no",
         "asynchronous": "yes",
         "legacy": "yes",
+        "tools": "no",
         "slurm_partition": "a100.long",
         "slurm_account": "my-lab",
         "gpus_per_node": "64",
@@ -168,8 +170,8 @@ def test_derived_names(tmp_path: Path) -> None:
 
 
 def test_the_command_with_prompts(tmp_path: Path) -> None:
-    answers = ["Night Train", "", "trains", 'O\'Brien trains "it"', "O'Brien", "", "1.2.3", "MIT"]
-    answers += ["5", "no", "2", "yes", "no", "yes", "no", "1"]
+    answers = ["Night Train", "O'Brien", "1", "", "trains", 'O\'Brien trains "it"', "", "1.2.3"]
+    answers += ["MIT", "5", "no", "2", "yes", "no", "yes", "no", "1", "2"]
     answers += ["cpu", "long,short", "lab_1", "8", "apptainer", "3", "gitlab", "3", "y", "vscode"]
     done = command(cwd=tmp_path, stdin="\n".join(answers) + "\n")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -187,6 +189,7 @@ def test_the_command_with_prompts(tmp_path: Path) -> None:
         "fairscale": "no",
         "xla": "no",
         "asynchronous": "no",
+        "tools": "no",
         "torch_variant": "cpu",
         "slurm_partition": "long,short",
         "slurm_account": "lab_1",
@@ -213,6 +216,7 @@ def test_the_render_says_which_template_made_it(project: Path) -> None:
     table = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))
     assert table["tool"]["cookiecutter-distributed-torch"] == {
         "version": "0.1.0",
+        "parts": "all",
         "components": list(local_extensions.COMPONENTS),
         "optional_examples": [],
         "places": [],

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from cookiecutter.main import cookiecutter
 from history import clone_with_working_tree, commit, earlier_commits, missing
-from rendering import DEFAULTS, ROOT, TEMPLATE, git, make_repository, tree
+from rendering import CORE, DEFAULTS, ROOT, TEMPLATE, git, make_repository, tree
 from terminal import Terminal
 from test_prompts import PROMPTS
 
@@ -161,8 +161,11 @@ def test_an_update_keeps_edits_and_brings_the_rest(
         (None, {"deepspeed": "no", "horovod": "no"}),  # from before there were these questions
         ({}, {"deepspeed": "no", "fairscale": "no", "horovod": "no"}),
         ({"fairscale": "no", "horovod": "no"}, {"deepspeed": "no", "horovod": "yes"}),
+        ({}, CORE),
+        (CORE, dict.fromkeys(CORE, "yes") | {"parts": "all"}),
+        (CORE, {"parts": "all", "tools": "yes"}),  # what is stored of other parts stays
     ],
-    ids=["before the questions", "all left out", "one for another"],
+    ids=["before the questions", "all left out", "one for another", "core", "all", "more pages"],
 )
 def test_an_update_leaves_out_and_brings_engines(
     template: Path, tmp_path: Path, begin: dict[str, str] | None, switch: dict[str, str]
@@ -181,6 +184,20 @@ def test_an_update_leaves_out_and_brings_engines(
     given = GIVEN | (begin or {}) | switch | {QUESTION: "green"}
     assert answers(project) == DEFAULTS | given
     assert git(project, "ls-files", "--unmerged") == ""
+
+
+def test_a_project_of_before_there_were_parts_keeps_its_answers(
+    template: Path, tmp_path: Path
+) -> None:
+    search = ("log", "-1", "--format=%H", "-S", '"__checked_parts"', "--", "cookiecutter.json")
+    added = git(ROOT, *search).strip()
+    given = {"horovod": "no", "legacy": "no"}
+    (tmp_path / "old").mkdir()
+    project = start(template, tmp_path / "old", f"{added}~1" if added else "HEAD~2", **given)
+    edit(project)
+    cruft("update", "--skip-apply-ask", cwd=project)
+    assert files(project) == files_of_new(template, tmp_path / "new", **given)
+    assert answers(project) == DEFAULTS | GIVEN | given | {QUESTION: "green"}
 
 
 def test_an_edit_of_a_file_that_became_a_folder_is_named(template: Path, tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 # Train on one or several nodes; options of `fit` follow the script's name:
 #
 #   bash slurm/submit.sh --nodes=2 --gpus-per-node=4 slurm/train.sh --config configs/gpt.yaml --trainer.max_epochs 3
+{%- if cookiecutter.tools == "yes" %}
 #
 #   bash slurm/submit.sh --nodes=2 --gpus-per-node=4 slurm/train.sh reproduce runs/RUN
+{%- endif %}
 #
 # Options of sbatch override the lines below. For other settings see slurm/settings.sh.
 #

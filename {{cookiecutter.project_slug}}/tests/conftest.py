@@ -1,5 +1,6 @@
 """Settings of all tests, and the table of conformance after them."""
 
+import importlib.util
 import re
 import signal
 from collections.abc import Mapping
@@ -7,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from . import fork_server
 from .project import missing, require
 
 # A shell has what it starts in the background ignore Ctrl-C, and all that this starts would too.
@@ -28,7 +28,11 @@ TABLES = {
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """One set of fork servers for all workers of a run of the tests."""
+    """One set of fork servers for all workers of a run of the tests, if the project has them."""
+    if not importlib.util.find_spec("tests.fork_server"):
+        return
+    from . import fork_server
+
     is_first = not hasattr(config, "workerinput") and not fork_server.is_serving()
     if is_first and not config.option.collectonly:
         from .conformance.matrix import ENGINES  # imports torch, which only a run of tests needs

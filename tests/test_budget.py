@@ -26,7 +26,7 @@ LINES = {
     "loop": 2127,
     "memory": 468,
     "module": 655,
-    "options": 832,
+    "options": 983,
     "run": 1738,
     "strategies/*.py": 2186,
     "strategies/asynchronous": 710,

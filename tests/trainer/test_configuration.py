@@ -4,7 +4,6 @@ import contextlib
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from my_project_trainer.cli.strategy_help import describe
 from my_project_trainer.options.reading import older as legacy
 from tests.project import PACKAGE, run
 
-from configuration_subject import CPU, DIGITS, GPT, mistakes, read, write
+from configuration_subject import CPU, DIGITS, GPT, mistakes, read, resolved, write
 
 pytestmark = pytest.mark.usefixtures("nothing_runs")
 
@@ -38,11 +37,6 @@ def test_the_configurations_that_come_along() -> None:
 def test_every_command_reads_a_configuration(command: str) -> None:
     weights = [] if command == "fit" else ["--checkpoint", "none"]
     assert read(*DIGITS, *weights, command=command).data.batch_size == 64
-
-
-def resolved(found: Any) -> dict[str, Any]:
-    content: dict[str, Any] = yaml.safe_load(found.trainer.configuration)
-    return content
 
 
 def test_a_later_option_or_file_wins() -> None:
@@ -85,15 +79,6 @@ def test_the_seed_fixes_the_weights() -> None:
     assert not torch.equal(one, other)
 
 
-def test_a_class_of_the_user_s_own_by_its_path() -> None:
-    found = read(
-        *("--model", "configuration_subject.NeedsArgument", "--model.width", "3"),
-        *("--data", "configuration_subject.TakesAnything", "--data.size", "4"),
-        *("--trainer.max_steps", "1"),
-    )
-    assert (found.model.width, found.model.depth, found.data.size) == (3, 1, 4)
-
-
 def test_a_class_that_replaces_another_one_keeps_the_arguments_that_it_takes(
     tmp_path: Path,
 ) -> None:
@@ -112,18 +97,6 @@ def test_an_option_does_not_change_what_an_alias_repeats() -> None:
     shared = {"a": {"b": 1}}
     assert command_line.merged(shared, {"a": {"c": 2}}) == {"a": {"b": 1, "c": 2}}
     assert shared == {"a": {"b": 1}}
-
-
-def test_options_of_a_strategy() -> None:
-    found = read(
-        *DIGITS, *CPU, "--trainer.strategy", "ddp", "--trainer.strategy_options.bucket_cap_mb", "3"
-    )
-    assert resolved(found)["trainer"]["strategy_options"] == {"bucket_cap_mb": 3}
-
-
-def test_a_list_of_devices() -> None:
-    content = resolved(read(*DIGITS, *CPU, "--trainer.devices", "[0, 1]"))
-    assert content["trainer"]["devices"] == [0, 1]
 
 
 def test_plus_equals_extends_a_list_and_its_default(tmp_path: Path) -> None:
@@ -206,13 +179,6 @@ def test_a_mistake_ends_with_2(
     assert captured.out == ""
 
 
-def test_from_outside_a_mistake_is_one_line() -> None:
-    done = run(["-m", PACKAGE, "fit", *DIGITS, "--trainer.strategy", "dpd"])
-    assert done.returncode == 2
-    assert done.stderr == "error: strategy='dpd' is unknown; did you mean 'dp' or 'ddp'?\n"
-    assert done.stdout == ""
-
-
 def test_from_outside_several_mistakes_are_as_many_lines(tmp_path: Path) -> None:
     path = write(tmp_path / "c.yaml", {"trainer": {"max_epoch": 1}, "model": "nowhere.Nope"})
     done = run(["-m", PACKAGE, "fit", "--config", path, "--data.x", "1"])
@@ -249,9 +215,7 @@ def test_the_help_has_no_older_spelling(capsys: pytest.CaptureFixture[str]) -> N
     assert [name for name in legacy.types if re.search(rf"--trainer\.{name}\b", text)] == []
 
 
-def test_a_configuration_is_written_in_today_s_spelling(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_configuration_is_written_in_today_s_spelling(capsys: pytest.CaptureFixture[str]) -> None:
     older = ("--trainer.devices", "2", "--trainer.accelerator", "ddp")
     older += ("--trainer.precision", "bf16", "--trainer.logger", "csv")
     content = resolved(read(*DIGITS, *older))

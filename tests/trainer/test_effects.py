@@ -237,13 +237,13 @@ def test_numbers_that_yaml_reads_otherwise_are_refused_in_files(
 
 def test_such_numbers_are_text_on_the_command_line() -> None:
     for text in ("12:30:45", "017"):
-        assert config_files.value("--trainer.default_root_dir", text) == text
+        assert config_files.word("--trainer.default_root_dir", text) == text
         found = read(*DIGITS, *CPU, f"--trainer.default_root_dir={text}")
         assert found.trainer._plan.options.default_root_dir == text
     with pytest.raises(ConfigurationError, match="line 1: 017 would be read as 15"):
-        config_files.value("--model.sizes", "[1, 017]")
+        config_files.word("--model.sizes", "[1, 017]")
     for text, value in (("10", 10), ("0", 0), ("0x1F", 31), ("00:30", "00:30"), ("0.5", 0.5)):
-        assert config_files.value("--model.size", text) == value
+        assert config_files.word("--model.size", text).meaning == value
 
 
 def test_a_written_configuration_is_read(tmp_path: Path) -> None:

@@ -1,18 +1,25 @@
-"""Merge the options of a command line and its files into one dict of sections."""
+"""Merge the options of a command line and its files into one dict of sections.
+
+Values are merged as they were written, and converted once: jsonargparse, which converts them, would
+replace a dict by a later one, and require all arguments of a class in the first file.
+"""
 
 import argparse
+import inspect
+import itertools
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from ..errors import ConfigurationError, Problems, nearest, shorten
-from ..options import Options
+from ..options import Options, class_paths
+from ..options.values import Text
 from . import config_files
 
 CLASSES = ("model", "data")
-CLASS_KEYS = ("class_path", "init_args", "dict_kwargs")
-# Arguments of a class that another one has replaced: those that the new class takes are kept.
-FORMER = "init_args of the former class"
 PRINT = "print_config"
+_CLASS_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
+_CLASS_KEYS = ("class_path", "init_args")
 
 
 class Parser(argparse.ArgumentParser):
@@ -39,13 +46,16 @@ def split(words: Sequence[str], problems: Problems) -> Iterator[tuple[str, str]]
             problems.add(f"--{shorten(key)}: no value is given; use null for none")
 
 
+class _Added(list[Any]):
+    """What ``--key+`` adds to a list."""
+
+
 def gather(
     options: Iterable[tuple[str, str]], sections: Collection[str], problems: Problems
 ) -> dict[str, Any]:
     """Merge files and options by section; a later one wins.
 
-    Values of options that are no lists or dicts are kept as text: the option's type says what they
-    mean. Raises ConfigurationError if a file cannot be read, which may cause the other errors.
+    Raises ConfigurationError if a file cannot be read, which may cause the other errors.
     """
     given: dict[str, Any] = {}
     unreadable = Problems()
@@ -57,44 +67,28 @@ def gather(
                         _add(given, str(name), value, sections)
         elif key != PRINT:
             with problems:
-                _add_option(given, key, text, sections)
+                section, *path = key.split(".")
+                value = _nested(section, path, config_files.word(f"--{shorten(key)}", text))
+                _add(given, section, value, sections)
     unreadable.raise_any()
     return given
 
 
-def _ordered(options: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+def _ordered(options: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
     """The options in their order, but between two files a class before its arguments."""
-    names = {f"{name}{key}" for name in CLASSES for key in ("", ".class_path")}
-    places, files = [], 0
-    for option in options:
-        files += option[0] == "config"
-        places.append((files, option[0] != "config", option[0] not in names, option))
-    return [place[-1] for place in sorted(places, key=lambda place: place[:-1])]
+    names = {"config", *(f"{name}{key}" for name in CLASSES for key in ("", ".class_path"))}
+    for _, between in itertools.groupby(options, key=lambda option: option[0] == "config"):
+        yield from sorted(between, key=lambda option: option[0] not in names)
 
 
-def _add_option(given: dict[str, Any], key: str, text: str, sections: Collection[str]) -> None:
-    section, *path = key.split(".")
-    parsed = config_files.value(f"--{shorten(key)}", text)
-    is_text = not isinstance(parsed, dict | list) and (path or parsed is not None)
-    value: Any = text if is_text else parsed
-    if section in CLASSES and path and path[0] not in CLASS_KEYS:
-        path = ["init_args", *path]
+def _nested(section: str, path: Sequence[str], value: Any) -> Any:
+    """The value of an option as a file would have it."""
     if path and path[-1].endswith("+"):
-        path[-1] = path[-1][:-1]
-        value = [*_found(given, section, path), *_listed(value)]
+        path = [*path[:-1], path[-1][:-1]]
+        value = _Added(_listed(value))
     for part in reversed(path):
         value = {part: value}
-    _add(given, section, value, sections)
-
-
-def _found(given: dict[str, Any], section: str, path: Sequence[str]) -> list[Any]:
-    """The list that an option extends."""
-    found = given.get(section)
-    for part in path:
-        found = found.get(part) if isinstance(found, dict) else None
-    if found is None and section == "trainer":
-        found = getattr(Options, path[0], None)
-    return _listed(found)
+    return _with_arguments(value) if path and section in CLASSES else value
 
 
 def _listed(value: Any) -> list[Any]:
@@ -105,23 +99,59 @@ def _add(given: dict[str, Any], section: str, value: Any, sections: Collection[s
     if section not in sections:
         known = nearest(section, sections)
         raise ConfigurationError(f"{shorten(section)}: there is no such section{known}")
-    if section == "trainer" and not isinstance(value, dict):
-        empty = "is empty; give its options by name, or leave it out"
-        raise ConfigurationError(
-            f"trainer: {empty if value is None else 'give its options by name'}"
-        )
-    if section in CLASSES and isinstance(value, str):
-        value = {"class_path": value}
     before = given.get(section)
-    if section in CLASSES and isinstance(before, dict) and isinstance(value, dict):
-        name = before.get("class_path")
-        if name is not None and value.get("class_path", name) != name:
-            before = {FORMER: before.get("init_args")}
+    if section == "trainer":
+        if not isinstance(value, dict):
+            raise ConfigurationError("trainer: give its options by name, or leave it out")
+        extended = [name for name, each in value.items() if isinstance(each, _Added)]
+        before = {name: getattr(Options, name, None) for name in extended} | (before or {})
+    elif isinstance(value, Text) and value.meaning is None:
+        value = None
+    elif section in CLASSES and isinstance(value, str):
+        value = {"class_path": value}
     given[section] = merged(before, value)
 
 
 def merged(before: Any, value: Any) -> Any:
-    """The second value; of two dicts, one with the values of both, recursively."""
-    if not (isinstance(before, dict) and isinstance(value, dict)):
+    """The second value; of two dicts, one with the values of both, recursively.
+
+    A class that replaces another one keeps the arguments that it takes.
+    """
+    if isinstance(value, _Added):
+        return [*_listed(before), *value]
+    if isinstance(value, dict) and isinstance(before, str) and _CLASS_PATH.fullmatch(before):
+        before = {"class_path": before}
+    if isinstance(before, dict) and "class_path" in before:
+        before, value = _of_class(before, value)
+    if not isinstance(value, dict):
         return value
+    before = before if isinstance(before, dict) else {}
     return before | {key: merged(before.get(key), each) for key, each in value.items()}
+
+
+def _of_class(before: dict[Any, Any], value: Any) -> tuple[dict[Any, Any], Any]:
+    """A class and its arguments, to be merged with what comes after it."""
+    value = {"class_path": value} if isinstance(value, str) else value
+    if isinstance(value, dict):
+        value = _with_arguments(value)
+        if (path := value.get("class_path", before["class_path"])) != before["class_path"]:
+            before = {"init_args": _accepted(path, before.get("init_args"))}
+    return before, value
+
+
+def _with_arguments(given: dict[Any, Any]) -> dict[Any, Any]:
+    """A class with its arguments under ``init_args``, which options may leave out."""
+    keys = {key: each for key, each in given.items() if key in _CLASS_KEYS}
+    rest = {key: each for key, each in given.items() if key not in _CLASS_KEYS}
+    if rest and keys.get("init_args"):
+        rest = merged(keys["init_args"], rest)
+    return keys | {"init_args": rest} if rest else keys
+
+
+def _accepted(path: Any, arguments: Any) -> dict[Any, Any]:
+    try:
+        known = inspect.signature(class_paths.imported("", str(path), object)).parameters
+    except (ConfigurationError, ValueError):  # said later
+        return {}
+    given = arguments if isinstance(arguments, dict) else {}
+    return {key: each for key, each in given.items() if key in known}

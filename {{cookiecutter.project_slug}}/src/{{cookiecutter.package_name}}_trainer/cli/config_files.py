@@ -4,6 +4,7 @@ A few lines of YAML can expand to gigabytes (aliases of aliases). So size, depth
 of aliases are checked before any value is created.
 """
 
+import contextlib
 import itertools
 import re
 import stat
@@ -15,6 +16,7 @@ import yaml
 
 from ..errors import ConfigurationError, shorten
 from ..options import paths
+from ..options.values import Text, plain
 
 _MOST_BYTES = 256 * 1024
 _MOST_LEVELS = 50
@@ -22,10 +24,33 @@ _MOST_VALUES = 100_000
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 # YAML 1.1 reads 1:30 as 90 (base 60), and 017 as 15 (base 8).
 _MISREAD = re.compile(r"[-+]?([0-9_]+(:[0-5]?[0-9])+(\.[0-9_]*)?|0[0-7_]*[1-7][0-7_]*)")
+# Numbers that YAML 1.1 reads as text.
+_TEXT = "!number"
+_EXPONENT = re.compile(r"[-+]?([0-9]+\.?|[0-9]*\.[0-9]+)[eE][-+]?[0-9]+")
+# A list or a dict on a command line; "{name}" is text.
+_BRACKETS = re.compile(r"\s*(\[|\{\s*\}|\{.*:)", re.S)
 
 
 class _NotYAMLError(ConfigurationError):
     """The text is not YAML."""
+
+
+class _Loader(yaml.SafeLoader):
+    pass
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes strings that look like numbers."""
+
+
+for _each in (_Loader, _Dumper):
+    _each.add_implicit_resolver(_TEXT, _EXPONENT, list("-+.0123456789"))
+_Loader.add_constructor(_TEXT, lambda _, node: Text(node.value, _number(node.value)))
+
+
+def _number(text: str) -> float:
+    number = float(text)  # an exact integer below 2**53: 1e3 may be a number of steps
+    return int(number) if number.is_integer() and abs(number) < 2**53 else number
 
 
 def read(path: str) -> dict[Any, Any]:
@@ -55,29 +80,39 @@ def read_file(name: str, file: Path) -> dict[Any, Any]:
     return content
 
 
-def value(name: str, text: str) -> Any:
-    """Parse the value of an option; a string that is not YAML is returned as it is.
+def word(name: str, text: str) -> Any:
+    """The value of an option: :class:`Text`, or a list or dict in brackets.
 
     Raises:
         ConfigurationError: It is too large, or repeats a key.
     """
-    if _MISREAD.fullmatch(text):
-        return text
-    try:
-        return _load(name, text)
-    except _NotYAMLError:
-        return text
+    meaning: Any = text
+    if not _MISREAD.fullmatch(text):
+        with contextlib.suppress(_NotYAMLError):
+            meaning = _load(name, text)
+    if isinstance(meaning, dict | list) and _BRACKETS.match(text):
+        return meaning
+    is_bare = type(meaning) is str and not text.startswith(("'", '"'))
+    if is_bare or isinstance(meaning, dict | list):
+        meaning = text  # "a #1" and "a: b", too
+    return Text(text, float(text) if text in ("inf", "-inf", "nan") else plain(meaning))
+
+
+def dump(sections: dict[str, Any]) -> str:
+    """Write values as YAML that :func:`read` reads as the same values."""
+    text: str = yaml.dump(sections, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return text
 
 
 def _load(name: str, text: str) -> Any:
     if len(text) > _MOST_BYTES:
         raise ConfigurationError(f"{name}: larger than {_MOST_BYTES // 1024} KiB")
     try:
-        node = yaml.compose(text, yaml.SafeLoader)
+        node = yaml.compose(text, _Loader)
         if node is None:
             return None
         _check(name, node, 0, itertools.count(1))
-        return yaml.SafeLoader("").construct_document(node)
+        return _Loader("").construct_document(node)
     except RecursionError:
         raise ConfigurationError(f"{name}: nested more than {_MOST_LEVELS} levels deep") from None
     except yaml.YAMLError as error:

@@ -1,13 +1,9 @@
-"""Parse the command line and its YAML files, and report all errors before anything starts.
-
-Values are checked one by one, so that each error is found. jsonargparse converts them, fills in
-defaults and creates the objects.
-"""
+"""Read the command line and its YAML files, and report all errors before anything starts."""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +12,11 @@ from jsonargparse import ActionConfigFile, ArgumentParser, set_parsing_settings
 from ..checkpoint import run_directory
 from ..errors import Problems
 from ..module import DataModule, TrainingModule
-from ..options import Options, paths, values
+from ..options import Options, class_paths, paths, values
+from ..options.class_paths import Specified
 from ..options.reading import older
 from ..trainer import Trainer
-from . import arguments, classes, imports, saved_runs, strategy_help
+from . import arguments, config_files, imports, saved_runs, strategy_help
 from .results import Results
 
 COMMANDS = {
@@ -30,6 +27,7 @@ COMMANDS = {
     "find_batch_size": "Find the largest batch that a device can train on.",
     "find_learning_rate": "Find the learning rate at which the loss falls most steeply.",
 }
+BASES: dict[str, type] = {"model": TrainingModule, "data": DataModule}
 _WITH_CHECKPOINT = ("validate", "test", "predict")
 # Not recorded, so that a recorded configuration starts a new run.
 _OF_ONE_RUN = ("run_name", "resume", "overwrite")
@@ -60,8 +58,7 @@ class _Parser(ArgumentParser):
         return f"{strategy_help.plain(text)}\nstrategies:\n{strategy_help.overview()}\n"
 
 
-def make_parser(program: str, command: str) -> ArgumentParser:
-    """Create the parser of one of :data:`COMMANDS`: for its help, and to write configurations."""
+def _help_parser(program: str, command: str) -> ArgumentParser:
     parser = _Parser(
         prog=f"{program} {command}",
         exit_on_error=False,
@@ -73,7 +70,7 @@ def make_parser(program: str, command: str) -> ArgumentParser:
     )
     parser.add_class_arguments(Options, "trainer")
     for name, help_text in (("model", "class path of the model"), ("data", "of the data module")):
-        parser.add_subclass_arguments(classes.BASES[name], name, help=help_text)
+        parser.add_subclass_arguments(BASES[name], name, help=help_text)
     if command in _WITH_CHECKPOINT:
         help_text = (
             "run directory or checkpoint whose weights are used; best, last: of trainer.run_name; "
@@ -84,9 +81,6 @@ def make_parser(program: str, command: str) -> ArgumentParser:
         parser.add_argument("--averaged", type=bool, default=True, help=help_text)
     trust = "let the configuration of a run name classes of the working directory, too"
     parser.add_argument(imports.TRUST, action="store_true", help=trust)
-    for action in parser._actions:
-        if isinstance(action.default, tuple):
-            action.default = list(action.default)  # as YAML has them
     return parser
 
 
@@ -95,7 +89,7 @@ class Checked:
     """What is right in the sections: the trainer's options, classes, and which weights are used."""
 
     trainer: dict[str, Any]
-    classes: dict[str, tuple[type, dict[str, Any]]]
+    classes: dict[str, Specified[Any]]
     checkpoint: Path | None
     averaged: bool
 
@@ -107,19 +101,19 @@ def read_work(program: str, command: str, given: Sequence[str]) -> Work:
         ConfigurationError: One line per error, in all sections.
         SystemExit: After ``--help`` or ``--print_config``.
     """
-    parser, problems = make_parser(program, command), Problems()
-    with read_sections(parser, command, given, problems) as checked:
-        return _create(parser, command, checked, problems)
+    problems = Problems()
+    with read_sections(program, command, given, problems) as checked:
+        return _create(command, checked, problems)
 
 
 @contextmanager
 def read_sections(
-    parser: ArgumentParser, command: str, given: Sequence[str], problems: Problems
+    program: str, command: str, given: Sequence[str], problems: Problems
 ) -> Iterator[Checked]:
     """Parse and check the arguments of a command; in the context, its objects may be created.
 
     Args:
-        parser: Of :func:`make_parser`.
+        program: For the help.
         command: One of :data:`COMMANDS`.
         given: The words after the command.
         problems: Collects one line per error.
@@ -132,11 +126,12 @@ def read_sections(
     words = [word for word in given if word != imports.TRUST]
     for position, word in enumerate(words):
         if word == "-h" or word.partition("=")[0].endswith(("--help", ".help")):
-            parser.parse_args(words[position : position + 2])  # prints, and exits
+            _help_parser(program, command).parse_args(words[position : position + 2])  # exits
     options = list(arguments.split(words, problems))
     evaluation = ("checkpoint", "averaged") if command in _WITH_CHECKPOINT else ()
-    sections = arguments.gather(options, ["trainer", *classes.BASES, *evaluation], problems)
     checkpoint, is_of_run = None, any(map(_is_in_run, options))
+    with imports.checked(is_of_run and words == list(given)):
+        sections = arguments.gather(options, ["trainer", *BASES, *evaluation], problems)
     if evaluation:
         with problems:
             checkpoint = _find_checkpoint(sections)
@@ -145,7 +140,7 @@ def read_sections(
         checked = _check(sections, checkpoint, problems)
         if arguments.PRINT in dict(options):
             problems.raise_any()
-            sys.stdout.write(_resolved(parser, checked))
+            sys.stdout.write(_resolved(checked))
             sys.exit(0)
         yield checked
 
@@ -180,17 +175,18 @@ def _add_classes_of(checkpoint: Path | None, sections: dict[str, Any]) -> bool:
 
 
 def _check(sections: Mapping[str, Any], checkpoint: Path | None, problems: Problems) -> Checked:
-    found = {}
+    found = dict[str, Specified[Any]]()
     # First, because the modules of these classes may register the trainer's strategy.
-    for name in classes.BASES:
+    for name, base in BASES.items():
         if sections.get(name) is not None:
             with problems:
-                found[name] = classes.check(name, sections[name])
-    expected = {**values.hints(Options), **older.types}
-    options = sections.get("trainer", {})
-    trainer = values.convert("trainer.", expected, options, problems, values.hints(Options))
-    weights = {name: each for name, each in sections.items() if name == "averaged"}
-    averaged = values.convert("", {"averaged": bool}, weights, problems).get("averaged", True)
+                found[name] = class_paths.read(name, sections[name], base, {})
+    today, options = values.hints(Options), sections.get("trainer", {})
+    expected = {**today, **older.types}
+    trainer = values.convert("trainer.", expected, options, problems, values.fitting, today)
+    averaged = True
+    with problems:
+        averaged = values.fitting("averaged", bool, sections.get("averaged", True))
     # The model may be that of a checkpoint that is not found.
     if sections.get("model") is None and not any(
         line.startswith(("model:", "checkpoint")) for line in problems.lines
@@ -199,7 +195,7 @@ def _check(sections: Mapping[str, Any], checkpoint: Path | None, problems: Probl
     return Checked(trainer, found, checkpoint, averaged)
 
 
-def _create(parser: ArgumentParser, command: str, checked: Checked, problems: Problems) -> Work:
+def _create(command: str, checked: Checked, problems: Problems) -> Work:
     # After an error, a model that may take minutes to create is not.
     names = [name for name in ("data", "model") if name == "data" or not problems.lines]
     made: dict[str, Any] = {"data": None}
@@ -210,12 +206,12 @@ def _create(parser: ArgumentParser, command: str, checked: Checked, problems: Pr
         if name in checked.classes:
             meta = made["trainer"].building() if name == "model" and "trainer" in made else None
             with problems, meta or nullcontext():
-                made[name] = classes.create(name, *checked.classes[name])
+                made[name] = checked.classes[name].create()
     if command == "fit" and made.keys() >= {"trainer", "model"}:
         with problems:
             made["trainer"].check_fit(made["model"])
     problems.raise_any()
-    made["trainer"].configuration = _resolved(parser, checked, _OF_ONE_RUN)
+    made["trainer"].configuration = _resolved(checked, _OF_ONE_RUN)
     # Absolute, like the trainer's: user code may change the working directory.
     root, path = made["trainer"].default_root_dir.absolute(), checked.checkpoint
     weights = {"checkpoint": str(path) if path else None, "averaged": checked.averaged}
@@ -224,13 +220,16 @@ def _create(parser: ArgumentParser, command: str, checked: Checked, problems: Pr
     return Work(**made, weights=weights, results=results, shows_progress=shows)
 
 
-def _resolved(parser: ArgumentParser, checked: Checked, without: Sequence[str] = ()) -> str:
+def _resolved(checked: Checked, without: Sequence[str] = ()) -> str:
     """The whole configuration with defaults, in today's spelling."""
-    sections = {name: section for name, (_, section) in checked.classes.items()}
-    parsed = parser.parse_object({"trainer": older.translate(checked.trainer), **sections})
-    for name in ("config", "checkpoint", "averaged", imports.TRUST.removeprefix("--")):
-        parsed.pop(name, None)
-    for name in without:
-        parsed.trainer.pop(name)
-    text: str = parser.dump(parsed, skip_unset=False)
-    return text
+    defaults = {each.name: each.default for each in fields(Options)}
+    trainer = defaults | older.translate(checked.trainer)
+    sections: dict[str, Any] = {
+        "trainer": {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in trainer.items()
+            if name not in without
+        }
+    }
+    sections |= {name: found.recorded() for name, found in checked.classes.items()}
+    return config_files.dump(sections)

@@ -7,7 +7,8 @@ from typing import Any
 from ..checkpoint import Checkpoint, read_all, resolve
 from ..errors import CheckpointError, ConfigurationError, one_line
 from ..module import TrainingModule
-from . import classes, imports, saved_runs
+from ..options import class_paths
+from . import imports, saved_runs
 
 
 def load_module(run: str | Path, *, averaged: bool = True, trust: bool = False) -> TrainingModule:
@@ -43,7 +44,7 @@ def load_module(run: str | Path, *, averaged: bool = True, trust: bool = False) 
             "create the module, and use load_weights"
         )
     with imports.checked(from_run=not trust):
-        module: TrainingModule = classes.create("model", *classes.check("model", section))
+        module: TrainingModule = class_paths.read("model", section, TrainingModule, {}).create()
     load_weights(module, path, averaged=averaged)
     return module.eval()
 

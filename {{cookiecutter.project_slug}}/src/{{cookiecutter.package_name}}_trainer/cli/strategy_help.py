@@ -36,7 +36,8 @@ def overview() -> str:
 
 
 def plain(text: str) -> str:
-    """A text without the marks of docstrings."""
+    """A text without the marks of docstrings and of types."""
+    text = re.sub(r"Annotated\[(\w+),\s+([^\]]*)\]", r"\1 \2", text)
     return re.sub(r":\w+:`(?:[^`]*[.~])?([^`]*)`", r"\1", text).replace("``", "")
 
 

@@ -1,12 +1,17 @@
 """Create objects that are given as instances, by name, or by class path."""
 
 import importlib
+import inspect
 import traceback
 from collections.abc import Mapping
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ..errors import ConfigurationError, Problems, UserError, nearest, one_line, shorten, shown
 from . import values
+
+if TYPE_CHECKING:
+    from .conversion import Argument
 
 _KEYS = ("class_path", "init_args")
 # Errors whose message says what they are.
@@ -14,38 +19,85 @@ _SPEAKING = (ImportError, AttributeError, SyntaxError, ValueError, OSError, User
 T = TypeVar("T")
 
 
-def create(where: str, given: object, base: type[T], built_in: Mapping[str, type[T]]) -> T:
-    """Return a given object, or create it; ConfigurationError has one line per error.
+@dataclass(frozen=True)
+class Specified(Generic[T]):
+    """A class and its arguments, checked, to create an object of it.
 
-    ``given`` may also be its class path, a built-in name, or a dict with ``class_path`` and
-    ``init_args``. ``where``: what errors name it by, such as ``"callbacks[0]"``.
+    ``where``: what errors name it by, such as ``"callbacks[0]"``.
     """
-    if isinstance(given, base):
-        return given
+
+    where: str
+    cls: type[T]
+    class_path: str
+    arguments: Mapping[str, "Argument"]
+
+    def recorded(self) -> dict[str, Any]:
+        """As a configuration has it: with the arguments, and the defaults that YAML can express."""
+        found = values.hints(self.cls)
+        defaults = {
+            name: each.default
+            for name, each in inspect.signature(self.cls).parameters.items()
+            if type(each.default) in (bool, int, float, str, type(None))
+            and (each.default is None or values.fits(found.get(name, Any), each.default))
+        }
+        given = {name: each.given for name, each in self.arguments.items()}
+        return {"class_path": self.class_path, "init_args": defaults | given}
+
+    def create(self) -> T:
+        """Create the object; ConfigurationError if the class refuses its arguments."""
+        try:
+            return self.cls(**{name: each.create() for name, each in self.arguments.items()})
+        except Exception as error:  # the constructor of a user's class may raise anything
+            given = {name: each.given for name, each in self.arguments.items()}
+            raise values.refused(self.where, self.cls, given, error) from None
+
+
+def create(where: str, given: object, base: type[T], built_in: Mapping[str, type[T]]) -> T:
+    """Return a given object, or create it as :func:`read` describes."""
+    return given if isinstance(given, base) else read(where, given, base, built_in).create()
+
+
+def read(where: str, given: object, base: type[T], built_in: Mapping[str, type[T]]) -> Specified[T]:
+    """Read a class path, a built-in name, or a dict with ``class_path`` and ``init_args``.
+
+    ConfigurationError has one line per error.
+    """
     entry = {"class_path": given} if isinstance(given, str) else given
     if not isinstance(entry, Mapping) or not isinstance(path := entry.get("class_path"), str):
         raise ConfigurationError(
-            f"{where}={shown(given)}: give a {base.__name__}, its class path, or class_path and "
-            "init_args"
+            f"{where}={shown(values.plain(given))}: give a {base.__name__}, its class path, or "
+            "class_path and init_args"
         )
     if unknown := sorted(map(str, entry.keys() - set(_KEYS))):
         raise ConfigurationError(f"{where} has no {unknown[0]!r}{nearest(unknown[0], _KEYS)}")
-    arguments = entry.get("init_args") or {}
-    if "." not in path and path not in built_in:
+    path = str(path)
+    named = f"{where}{'' if built_in else '.class_path'}={shown(path)}"
+    if built_in and "." not in path and path not in built_in:
         raise ConfigurationError(
-            f"{where}={shown(path)} is no built-in {base.__name__.lower()} and no class path"
+            f"{named} is no built-in {base.__name__.lower()} and no class path"
             f"{nearest(path, built_in)}"
         )
-    cls = built_in.get(path) or imported(f"{where}={shown(path)}", path, base)
+    cls = built_in.get(path) or imported(named, path, base)
+    arguments = entry.get("init_args") or {}
     if not isinstance(arguments, Mapping):
-        raise ConfigurationError(f"{where}.init_args={shown(arguments)}: give them by name")
-    problems = Problems()
-    good = values.check_arguments(where, cls, arguments, problems)
+        shown_arguments = shown(values.plain(arguments))
+        raise ConfigurationError(f"{where}.init_args={shown_arguments}: give them by name")
+    return Specified(where, cls, path, _checked(where, cls, arguments))
+
+
+def _checked(where: str, cls: type, given: Mapping[str, Any]) -> Mapping[str, "Argument"]:
+    problems, found = Problems(), dict[str, "Argument"]()
+    if given:
+        # Only now: it imports jsonargparse, for which a script without arguments has no use.
+        from . import conversion
+
+        found = conversion.convert(where, cls, given, problems)
+    for name, each in inspect.signature(cls).parameters.items():
+        is_one = each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
+        if is_one and each.default is each.empty and name not in given:
+            problems.add(f"{where}.{name}: not given, and it has no default")
     problems.raise_any()
-    try:
-        return cls(**good)
-    except Exception as error:  # the constructor of a user's class may raise anything
-        raise values.refused(where, cls, good, error) from None
+    return found
 
 
 def imported(where: str, path: str, base: type[T]) -> type[T]:

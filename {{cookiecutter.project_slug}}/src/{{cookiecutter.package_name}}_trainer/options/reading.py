@@ -88,15 +88,7 @@ def read(given: Mapping[str, Any], problems: Problems) -> Options:
         if isinstance(path := found.pop(name, None), str | os.PathLike):
             with problems:
                 found[name] = paths.expand(name, path)
-    return Options(**{name: _plain(value) for name, value in found.items()})
-
-
-def _plain(value: Any) -> Any:
-    """A number of the command line, whose type restricts it, as an int or a float."""
-    for kind in (int, float):
-        if isinstance(value, kind) and not isinstance(value, bool):
-            return kind(value)
-    return value
+    return Options(**found)
 
 
 def shortened(options: Options, problems: Problems) -> tuple[Options, list[str]]:

@@ -1,42 +1,64 @@
-"""Check the types of values with jsonargparse, as on the command line.
+"""Check the types of options. Only text is converted: ``Trainer(devices="2")`` has a string.
 
-Values from Python are not converted: ``"2"`` is a valid number on a command line, but not there.
+Scripts import this. jsonargparse, which converts arguments of classes, is as large as the trainer,
+and only :mod:`.conversion` imports it.
 """
 
-import functools
 import inspect
-import os
 import re
 import traceback
 import types
 import typing
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
-
-from jsonargparse import ArgumentParser
+from typing import Any, TypeVar
 
 from ..errors import ConfigurationError, Problems, nearest, one_line, shorten, shown
 from . import redaction
 
 # The largest integer that torch, JSON and names of checkpoints support.
 _LARGEST = 2**63 - 1
-
-_RANGES = {
-    "PositiveInt": "int >= 1",
-    "NonNegativeInt": "int >= 0",
-    "AtLeastTwo": "int >= 2",
-    "Below1": "float >= 0 and < 1",
-    "PositiveNumber": "float > 0",
-}
 # Values that an option no longer has.
 _REMOVED = {"rollback": "was removed; use 'stop' or 'skip', or resume from an earlier checkpoint"}
+V = TypeVar("V")
+W = TypeVar("W")
+
+
+class Text(str):
+    """Text that its option's type gives a meaning: ``5`` may be a number or a name.
+
+    All values of a command line, and in files numbers such as ``1e-3``, which YAML 1.1 reads as
+    text. Other strings of files are strings, whatever they look like.
+    """
+
+    meaning: Any
+    """What it is if the type does not decide."""
+
+    def __new__(cls, text: str, meaning: Any) -> "Text":
+        made = super().__new__(cls, text)
+        made.meaning = meaning
+        return made
+
+
+def plain(value: Any, *, as_text: bool = False) -> Any:
+    """A value with the meaning of each text in it, or as text."""
+    if isinstance(value, Text):
+        return str(value) if as_text else value.meaning
+    if isinstance(value, dict):
+        return {plain(key, as_text=True): plain(value[key], as_text=as_text) for key in value}
+    return [plain(each, as_text=as_text) for each in value] if isinstance(value, list) else value
+
+
+def readings(expected: Any, value: Any) -> list[Any]:
+    """What a value may mean: its type takes the first that it can."""
+    text = plain(value, as_text=True)
+    return [text] if expected is str else [plain(value), text]
 
 
 def hints(cls: type) -> dict[str, Any]:
     """Types of a class' constructor arguments; empty if one cannot be resolved."""
     try:
-        found = typing.get_type_hints(cls.__init__)  # type: ignore[misc]
+        found = typing.get_type_hints(cls.__init__, include_extras=True)  # type: ignore[misc]
     except Exception:  # a name that is imported only for type checkers
         return {}
     found.pop("return", None)
@@ -53,104 +75,95 @@ def check(
     return wrong
 
 
-def refusal(name: str, value: Any, expected: Any) -> str:
-    """Error line for a value of a wrong type, or one that was removed."""
-    if isinstance(value, str) and value in _REMOVED:
-        return f"{name}={value!r} {_REMOVED[value]}"
-    wanted = re.sub(r"\b(?:\w+\.)+(?=\w)", "", inspect.formatannotation(expected))
-    wanted = re.sub(r"^Optional\[(.*)\]$", r"\1 | None", wanted)
-    wanted = re.sub(r"\w+", lambda word: _RANGES.get(word[0], word[0]), wanted)
-    if _is_too_large(value):
-        wanted = "a number of at most 2**63 - 1"
-    return f"{name}={_shown(name, value)}: expected {wanted}"
-
-
-def _shown(name: str, value: Any) -> str:
-    return redaction.HIDDEN if redaction.is_secret(name) else shown(redaction.value(value))
-
-
-def fits(expected: Any, value: Any) -> bool:
-    """Whether a value has a type, without conversion."""
-    if expected is Any:
-        return True
-    kinds = typing.get_args(expected)
-    if value is None:  # for jsonargparse, None means "not given"
-        return type(None) in kinds
-    if _is_too_large(value):
-        return False
-    if isinstance(value, os.PathLike):
-        return any(typing.get_origin(each) is os.PathLike for each in kinds)
-    if isinstance(value, dict) and dict[str, Any] in kinds:
-        return all(isinstance(key, str) for key in value)
-    if isinstance(expected, types.UnionType) and type(value) in kinds:
-        return True  # jsonargparse would convert "2" to the first type that fits
-    try:
-        # A copy, because jsonargparse converts the items of lists and dicts in place.
-        return _is_same(value, _converted(expected, _copy(value)))
-    except Exception:  # jsonargparse, or the value itself, may raise anything
-        return False
-
-
 def convert(
     prefix: str,
-    expected: Mapping[str, Any],
+    expected: Mapping[str, V],
     given: Mapping[Any, Any],
     problems: Problems,
+    read: Callable[[str, V, Any], W],
     known: Collection[str] | None = None,
-) -> dict[str, Any]:
-    """Convert values as on the command line, where ``"2"`` is a number, and return the valid ones.
+) -> dict[str, W]:
+    """Convert values by ``read``, which raises ConfigurationError, and return the valid ones.
 
     ``problems`` collects a line for each unknown name, with similar ones of ``known`` (default: of
     all), and for each invalid value.
     """
-    good: dict[str, Any] = {}
+    good: dict[str, W] = {}
     for name, value in given.items():
         if name not in expected:
-            near = nearest(str(name), expected if known is None else known)
-            problems.add(f"{prefix}{shorten(str(name))}: there is no such option{near}")
+            line = f"{prefix}{shorten(str(name))}: there is no such option"
+            problems.add(f"{line}{nearest(str(name), expected if known is None else known)}")
             continue
-        try:
-            good[name] = _converted(expected[name], value)
-        except Exception:  # jsonargparse raises many types
-            read = _converted(Any, value)  # 3 is shown as a number
-            problems.add(refusal(f"{prefix}{name}", read, expected[name]))
+        with problems:
+            good[name] = read(f"{prefix}{name}", expected[name], value)
     return good
 
 
-def check_arguments(
-    prefix: str, cls: type, given: Mapping[Any, Any], problems: Problems
-) -> dict[str, Any]:
-    """Convert the arguments of a class as on a command line, and return the valid ones.
-
-    ``problems`` collects a line for each unknown, invalid or missing argument.
-    """
-    found, expected = hints(cls), dict[str, Any]()
-    takes_any, missing = False, list[str]()
-    for name, parameter in inspect.signature(cls).parameters.items():
-        takes_any |= parameter.kind is parameter.VAR_KEYWORD
-        if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
-            continue
-        kind = found.get(name, Any)
-        expected[name] = typing.Optional[kind] if parameter.default is None else kind  # noqa: UP045
-        if parameter.default is parameter.empty and name not in given:
-            missing.append(f"{prefix}.{name}: not given, and it has no default")
-    passed_on = _passed_on(cls) if takes_any else {}
-    if takes_any and passed_on.keys() <= expected.keys():  # it passes none on
-        passed_on = dict.fromkeys(given, Any)
-    good = convert(f"{prefix}.", {**passed_on, **expected}, given, problems)
-    problems.lines += missing
-    return good
+def fitting(name: str, expected: Any, value: Any) -> Any:
+    """The first meaning of a value that fits its type; ConfigurationError without one."""
+    found = readings(expected, value)
+    for each in found:
+        if fits(expected, each):
+            return each
+    raise ConfigurationError(refusal(name, found[0], expected))
 
 
-def _passed_on(cls: type) -> dict[str, Any]:
-    """Types of a class' arguments, with those that ``**arguments`` pass on to a parent class."""
-    parser = ArgumentParser(exit_on_error=False)
+def refusal(name: str, value: Any, expected: Any, reason: str = "") -> str:
+    """Error line for a value of a wrong type, or one that was removed."""
+    if isinstance(value, str) and value in _REMOVED:
+        return f"{name}={value!r} {_REMOVED[value]}"
+    wanted = "a number of at most 2**63 - 1" if is_too_large(value) else type_name(expected)
+    return f"{name}={given_as(name, value)}: expected {wanted}{reason and f' ({reason})'}"
+
+
+def type_name(expected: Any) -> str:
+    """A type as it is written in code, without the modules of its parts."""
+    name = re.sub(r"\b(?:\w+\.)+(?=\w)", "", inspect.formatannotation(expected))
+    name = re.sub(r"Annotated\[(\w+), ([^\]]*)\]", r"\1 \2", name)
+    return re.sub(r"^Optional\[(.*)\]$", r"\1 | None", name)
+
+
+def given_as(name: str, value: Any) -> str:
+    """A value for an error line, without secrets."""
+    return redaction.HIDDEN if redaction.is_secret(name) else shown(redaction.value(value))
+
+
+def is_too_large(value: Any) -> bool:
+    """Whether a value is an integer that torch and JSON do not support."""
+    return isinstance(value, int) and abs(value) > _LARGEST
+
+
+def fits(expected: Any, value: Any) -> bool:
+    """Whether a value has a type, without conversion; an integer is a ``float``, too."""
+    kind, parts = typing.get_origin(expected) or expected, typing.get_args(expected)
+    if expected is Any:
+        return True
+    if value is None:
+        return any(each in (None, type(None), object) for each in (expected, *parts))
+    if kind in (typing.Union, types.UnionType):
+        return any(fits(each, value) for each in parts)
+    if kind is typing.Annotated:
+        return fits(parts[0], value) and bool(parts[1].contains(value))
+    if kind is typing.Literal:
+        return any(type(value) is type(each) and value == each for each in parts)
+    if kind in (int, float):
+        is_number = isinstance(value, int if kind is int else int | float)
+        return is_number and not isinstance(value, bool) and not is_too_large(value)
     try:
-        parser.add_class_arguments(cls, as_group=False)
-    except ValueError:  # a type that jsonargparse does not support
-        return {}
-    actions = {each.dest: getattr(each, "_typehint", Any) for each in parser._actions}
-    return {name: kind for name, kind in actions.items() if name != "help"}
+        is_text = isinstance(value, str | bytes) and not issubclass(kind, str | bytes)
+        # A text is a Sequence, too.
+        return isinstance(value, kind) and not is_text and _items_fit(parts, value)
+    except TypeError:  # a type that only type checkers know, such as a TypedDict
+        return False
+
+
+def _items_fit(parts: tuple[Any, ...], value: Any) -> bool:
+    if isinstance(value, Mapping):
+        keys, items = parts or (Any, Any)
+        return all(fits(keys, key) and fits(items, value[key]) for key in value)
+    if isinstance(value, list | tuple) and parts:
+        return all(fits(parts[0], each) for each in value)
+    return True
 
 
 def refused(
@@ -159,7 +172,7 @@ def refused(
     """Error for a class, named by an option ``what``, whose constructor raised an exception."""
     if isinstance(error, ConfigurationError):
         return error
-    arguments = ", ".join(f"{name}={_shown(name, value)}" for name, value in given.items())
+    arguments = ", ".join(f"{name}={given_as(name, value)}" for name, value in given.items())
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.filename == inspect.getfile(cls)]
     at = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
@@ -167,41 +180,3 @@ def refused(
     return ConfigurationError(
         f"{what}: {cls.__name__}({arguments}) was refused: {kind}{one_line(error)}{at}"
     )
-
-
-def _converted(expected: Any, value: Any) -> Any:
-    if value is None and expected is not Any and not fits(expected, None):
-        raise TypeError(type(value))
-    found = _parser(expected).parse_object({"value": value}).as_dict()["value"]
-    if _is_too_large(found):
-        raise TypeError(type(value))
-    return found
-
-
-def _is_too_large(value: Any) -> bool:
-    return isinstance(value, int) and abs(value) > _LARGEST
-
-
-def _copy(value: Any) -> Any:
-    """A copy of lists and dicts with the same items."""
-    if type(value) is list:
-        return [_copy(each) for each in value]
-    if type(value) is dict:
-        return {key: _copy(each) for key, each in value.items()}
-    return value
-
-
-def _is_same(value: Any, found: Any) -> bool:
-    """Whether a value was not converted; types that restrict a number are not a conversion."""
-    if isinstance(value, list | tuple) and isinstance(found, list | tuple):
-        return all(map(_is_same, value, found))
-    if type(value) is int and isinstance(found, float):
-        return True
-    return value is found or (isinstance(found, type(value)) and bool(value == found))
-
-
-@functools.cache
-def _parser(expected: Any) -> ArgumentParser:
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--value", type=expected)
-    return parser

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...cli import classes, configuration
+from ...cli import configuration
 from ...data import Feed, batch_length, moving, scaling, seed_everything, sources
 from ...errors import Problems, UserError
 from ...loop import learning_rate
@@ -41,18 +41,17 @@ def make(asked: Request, problems: Problems, program: str) -> dict[str, Any]:
     ``facts``: names and values of the run; ``rows``: a strategy each, with its memory, whether that
     fits, and the batches of a rank; ``left_out``: by reason.
     """
-    parser = configuration.make_parser(program, "fit")
-    with configuration.read_sections(parser, "fit", asked.words, problems) as checked:
+    with configuration.read_sections(program, "fit", asked.words, problems) as checked:
         given = reading.read(checked.trainer, problems)
         options = replace(given, accelerator="cpu", auto_select_gpus=False)
         place = partial(find, asked.accelerator)
         data: DataModule | None = None
         if "data" in checked.classes:
             with problems:
-                data = classes.create("data", *checked.classes["data"])
+                data = checked.classes["data"].create()
         plan = plans.make(options, problems, place)  # raises all problems
         seed_everything(options.seed)
-        build = partial(classes.create, "model", *checked.classes["model"])
+        build = checked.classes["model"].create
         with contextlib.redirect_stdout(None):  # user code would print in each trace
             return _Planning(asked, plan, place, build, data).planned()
 

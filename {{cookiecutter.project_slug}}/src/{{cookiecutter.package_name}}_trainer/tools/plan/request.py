@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 from unittest import mock
 
-from ...cli import arguments
+from ...cli import arguments, config_files
 from ...errors import Problems, shown
 from ...launch import cluster
 from ...options import Options, values
-from ...options.fields import PositiveInt
+from ...options.numbers import PositiveInt
 from ...run import placement
 
 _OWN = {
@@ -48,9 +48,10 @@ def read(program: str, words: Sequence[str], problems: Problems) -> Request:
     for name in ("devices", "num_nodes"):
         if (value := getattr(own, name)) is not None:
             others.append(f"--trainer.{name}={value}")
-    given = {"accelerator": own.accelerator or "gpu", "seconds": own.seconds or "120"}
+    seconds = config_files.word("--seconds", own.seconds or "120")
+    given = {"accelerator": own.accelerator or "gpu", "seconds": seconds}
     types = {"accelerator": Literal["gpu", "cpu"], "seconds": PositiveInt}
-    found = values.convert("--", types, given, problems)
+    found = values.convert("--", types, given, problems, values.fitting)
     device = "cuda" if found.get("accelerator") == "gpu" else "cpu"
     return Request(others, own.json, _bytes(own.memory, problems), device, found.get("seconds", 1))
 

@@ -139,7 +139,7 @@ def _options(given: argparse.Namespace, layout: cluster.Layout) -> dict[str, Any
             found["devices"] = processes
     if "run_name" not in given.trainer and "resume" not in given.trainer:
         found["overwrite"] = True  # an earlier reproduction
-    found |= {name: config_files.value(name, text) for name, text in given.trainer.items()}
+    found |= {name: config_files.word(name, text) for name, text in given.trainer.items()}
     root = str(found.get("default_root_dir", given.run.parent))
     found["default_root_dir"] = paths.expand("default_root_dir", root)
     made = Path(found["default_root_dir"], str(found["run_name"])).absolute()

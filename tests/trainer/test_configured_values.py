@@ -1,0 +1,213 @@
+"""What a file or a command line says is what the model gets, and what a run records."""
+
+import enum
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+import yaml
+from my_project_trainer import TrainingModule
+from my_project_trainer.cli import config_files
+from torch import nn
+
+from configuration_subject import CPU, NeedsArgument, mistakes, read, resolved, write
+
+pytestmark = pytest.mark.usefixtures("nothing_runs")
+FORMS = (
+    "007",
+    "yes",
+    "null",
+    "1e3",
+    "12e4567",
+    "1_000",
+    "0x10",
+    "1:30",
+    "-x",
+    "a: b",
+    "{a}",
+    "é #1",
+)
+FIT = (*CPU, "--trainer.max_steps=1")
+
+
+class Mode(enum.Enum):
+    FAST = 1
+    SLOW = 2
+
+
+@dataclass
+class Inner:
+    rate: float = 0.5
+    name: str = "a"
+
+
+INNER = Inner(rate=0.25)
+
+
+class Encoder(nn.Module):
+    def __init__(self, width: int = 2, activation: str = "none", heads: int = 1) -> None:
+        super().__init__()
+        self.given = {"width": width, "activation": activation, "heads": heads}
+
+
+class Broken(nn.Module):
+    def __init__(self) -> None:
+        raise ValueError("no weights")
+
+
+class Decoder(nn.Module):
+    def __init__(self, width: int = 3) -> None:
+        super().__init__()
+        self.given = {"width": width}
+
+
+class Takes(NeedsArgument):
+    """Has arguments of many types."""
+
+    def __init__(
+        self, width: int = 1, free: Any = None, text: str = "1e3", maybe: str | None = None,
+        both: int | str = 0, number: float = math.inf, whole: int | None = 3, flag: bool = True,
+        listed: list[str] | None = None, bare: list | None = None, options: dict | None = None,
+        typed: dict[str, Any] | None = None, nested: dict[str, dict[str, int]] | None = None,
+        mode: Mode = Mode.SLOW, path: Path = Path("a/b"), pair: tuple[int, float] = (1, 2.0),
+        choice: Literal["007", 1] = 1, fields: Inner = INNER, part: nn.Module | None = None,
+        make: Callable[[Iterable[Any]], torch.optim.Optimizer] = torch.optim.SGD,
+    ) -> None:  # fmt: skip
+        super().__init__(width)
+        self.given = {name: each for name, each in locals().items() if name != "self"}
+
+
+class Sets(Takes):
+    """Changes a default of its parent."""
+
+    def __init__(self, **arguments: Any) -> None:
+        arguments.setdefault("whole", 5)
+        super().__init__(**arguments)
+
+
+def given(model: TrainingModule) -> Any:
+    """The arguments, in a form that can be compared with their types."""
+    parts = {"part": getattr(model.given["part"], "given", None), "make": None, "__class__": None}
+    return repr(model.given | parts)
+
+
+def both_ways(tmp_path: Path, *words: str) -> Any:
+    """A model's arguments; those of its recorded configuration are the same."""
+    work = read("--model", f"{__name__}.Takes", *FIT, *words)
+    recorded = write(tmp_path / "recorded.yaml", work.trainer.configuration)
+    assert given(read("--config", recorded).model) == given(work.model)
+    return work.model.given
+
+
+def in_file(tmp_path: Path, text: str) -> tuple[str, str]:
+    content = f"model:\n  class_path: {__name__}.Takes\n  init_args: {text}\n"
+    return "--config", str(write(tmp_path / "given.yaml", content))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_string_of_a_file_is_that_string(tmp_path: Path, form: str) -> None:
+    strings: dict[str, Any] = dict.fromkeys(("free", "text", "maybe", "both"), form)
+    strings |= {"listed": [form], "bare": [form], "options": {"a": form}, "typed": {"a": form}}
+    quoted = yaml.safe_dump({"model": {"init_args": strings}}, default_style="'")
+    found = both_ways(tmp_path, "--config", str(write(tmp_path / "given.yaml", quoted)))
+    assert {name: found[name] for name in strings} == strings
+    assert yaml.safe_load(config_files.dump(strings)) == strings
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_word_for_a_string_is_that_word(tmp_path: Path, form: str) -> None:
+    assert both_ways(tmp_path, f"--model.text={form}")["text"] == form
+    assert both_ways(tmp_path, f"--model.path={form}")["path"] == Path(form)
+    if form != "null":
+        assert both_ways(tmp_path, f"--model.maybe={form}")["maybe"] == form
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("free", "1e-4", 1e-4),
+        ("free", "yes", True),
+        ("free", "'7'", "7"),
+        ("both", "12", 12),
+        ("both", "'12'", "12"),
+        ("maybe", "null", None),
+        ("maybe", "'null'", "null"),
+        ("number", "-1e-3", -1e-3),
+        ("number", "3", 3.0),
+        ("number", ".inf", math.inf),
+        ("whole", "1e3", 1000),
+        ("whole", "null", None),
+        ("options", "{lr: 1e-4}", {"lr": 1e-4}),
+        ("typed", "{lr: 1e-4, b: '1'}", {"lr": 1e-4, "b": "1"}),
+        ("bare", "[1e-4, a]", [1e-4, "a"]),
+        ("listed", "[1e3, a]", ["1e3", "a"]),
+        ("nested", "{a: {x: 1}}", {"a": {"x": 1}}),
+        ("mode", "FAST", Mode.FAST),
+        ("pair", "[3, 4]", (3, 4.0)),
+        ("choice", "'007'", "007"),
+        ("flag", "no", False),
+        ("fields", "{name: b}", Inner(0.25, "b")),
+    ],
+)
+def test_a_type_reads_text(tmp_path: Path, name: str, text: str, value: Any) -> None:
+    by_word = both_ways(tmp_path, f"--model.{name}={text}")[name]
+    by_file = both_ways(tmp_path, *in_file(tmp_path, f"{{{name}: {text}}}"))[name]
+    assert repr(by_word) == repr(value)
+    assert repr(by_file) == repr(value)
+
+
+def test_options_change_a_part_of_what_a_file_says(tmp_path: Path) -> None:
+    class_path = f"{__name__}.Encoder"
+    part = f"{{class_path: {class_path}, init_args: {{width: 4, activation: relu, heads: 2}}}}"
+    file = in_file(tmp_path, f"{{nested: {{a: {{x: 1, y: 2}}, b: {{x: 5}}}}, part: {part}}}")
+    words = ["--model.nested.a.x=9", "--model.options.k.p", "3", "--model.fields.name=b"]
+    found = both_ways(tmp_path, *file, *words, "--model.part.width=8", "--model.listed+=a")
+    assert found["nested"] == {"a": {"x": 9, "y": 2}, "b": {"x": 5}}
+    assert (found["options"], found["listed"]) == ({"k": {"p": 3}}, ["a"])
+    assert asdict(found["fields"]) == {"rate": 0.25, "name": "b"}
+    assert found["part"].given == {"width": 8, "activation": "relu", "heads": 2}
+    other = both_ways(tmp_path, *file, f"--model.part={__name__}.Decoder")["part"]
+    assert other.given == {"width": 4}
+
+
+def test_a_callable_has_its_arguments(tmp_path: Path) -> None:
+    make = "{class_path: torch.optim.AdamW, init_args: {lr: 1e-4}}"
+    found = both_ways(tmp_path, f"--model.make={make}", "--model.make.weight_decay=0.3")["make"]
+    made = found([nn.Parameter(torch.ones(1))])
+    assert (made.defaults["lr"], made.defaults["weight_decay"]) == (1e-4, 0.3)
+
+
+def test_a_default_that_a_class_passes_on_stays() -> None:
+    work = read("--model", f"{__name__}.Sets", *FIT, "--model.number=2")
+    assert (work.model.given["whole"], work.model.given["number"]) == (5, 2.0)
+    assert resolved(work)["model"]["init_args"] == {"number": 2}
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--model.part.hieght=3"], "Option 'hieght' is not accepted"),
+        (["--model.part.width=x"], "Parser key \"width\": Expected a <class 'int'>"),
+        (["--model.fields.nam=x"], "does not accept option 'nam'"),
+    ],
+)
+def test_what_jsonargparse_says_of_a_part_is_shown(words: list[str], line: str) -> None:
+    whole = ["--model", f"{__name__}.Takes", f"--model.part={__name__}.Encoder", *FIT]
+    (found,) = mistakes(*whole, *words)
+    assert found.endswith(f"{line})"), found
+
+
+def test_a_part_that_fails_says_why() -> None:
+    (line,) = mistakes("--model", f"{__name__}.Takes", *FIT, f"--model.part={__name__}.Broken")
+    assert line.startswith(f"model: Takes(part='{__name__}.Broken') was refused: no weights (")
+
+
+def test_a_quoted_number_is_no_number(tmp_path: Path) -> None:
+    assert mistakes(*FIT, *in_file(tmp_path, "{whole: '7', nested: {a: {x: '1'}}}")) == [
+        "model.whole='7': expected int | None",
+        "model.nested={'a': {'x': '1'}}: expected dict[str, dict[str, int]] | None",
+    ]

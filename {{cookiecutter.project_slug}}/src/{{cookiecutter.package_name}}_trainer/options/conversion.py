@@ -1,0 +1,121 @@
+"""Convert the arguments of a class to their types, and create the objects that they describe.
+
+jsonargparse does that, one argument after the other, so that each error is found. It would read
+every string as YAML again, and make a number of a file's string ``"007"``: see _Verbatim.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
+from functools import partial
+from typing import Any, NamedTuple, Optional
+
+from jsonargparse import ArgumentParser, Namespace
+
+from ..errors import ConfigurationError, Problems
+from . import values
+
+# What jsonargparse says of a class, a dataclass or a callable that is an argument.
+_REASON = re.compile(
+    r"(Problem with given|expects a function|does not accept|(?<=\")value\.).*?(?=\. Got|\n *- |$)",
+    re.DOTALL,
+)
+
+
+class _Verbatim(str):
+    """A string that jsonargparse does not read as YAML, because it takes it for a blank one."""
+
+    def strip(self, characters: str | None = None, /) -> str:
+        return ""
+
+
+class Argument(NamedTuple):
+    """A converted argument of a class."""
+
+    given: Any
+    """As YAML."""
+    create: Callable[[], Any]
+    """Returns the value, with the objects that it describes."""
+
+
+class _Parameter(NamedTuple):
+    kind: Any
+    default: Any
+
+
+def convert(
+    prefix: str, cls: type, given: Mapping[Any, Any], problems: Problems
+) -> dict[str, Argument]:
+    """Convert arguments of a class; ``problems`` has a line for each unknown or invalid one."""
+    known, found, takes_any = dict[str, _Parameter](), values.hints(cls), False
+    for name, each in inspect.signature(cls).parameters.items():
+        takes_any |= each.kind is each.VAR_KEYWORD
+        if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL):
+            kind = found.get(name, Any)
+            kind = Optional[kind] if each.default is None else kind  # noqa: UP045
+            known[name] = _Parameter(kind, each.default)
+    passed_on = _passed_on(cls) if takes_any else {}
+    if takes_any and passed_on.keys() <= known.keys():  # it passes none on
+        passed_on = dict.fromkeys(given, _Parameter(Any, None))
+    return values.convert(f"{prefix}.", passed_on | known, given, problems, _parse)
+
+
+def _passed_on(cls: type) -> dict[str, _Parameter]:
+    """The arguments of a class, with those that ``**arguments`` pass on to a parent class."""
+    parser = ArgumentParser(exit_on_error=False)
+    try:
+        parser.add_class_arguments(cls, as_group=False)
+    except ValueError:  # a type that jsonargparse does not support
+        return {}
+    actions = (each for each in parser._actions if each.dest != "help")
+    return {each.dest: _Parameter(getattr(each, "_typehint", Any), None) for each in actions}
+
+
+def _parse(name: str, parameter: _Parameter, value: Any) -> Argument:
+    kind, default = parameter
+    parser = ArgumentParser(exit_on_error=False)
+    # jsonargparse merges fields with those of the default.
+    fields = default if is_dataclass(default) and not isinstance(default, type) else None
+    parser.add_argument("--value", type=kind, default=fields)
+    reason, found = "", values.readings(kind, value)
+    for each in found:
+        # For jsonargparse, None means "not given".
+        if values.is_too_large(each) or (each is None and not values.fits(kind, None)):
+            continue
+        try:
+            parsed = parser.parse_object({"value": _verbatim(each)})
+        except Exception as error:  # jsonargparse, or a class that it imports, may raise anything
+            said = _REASON.search(str(error))
+            reason = reason or (" ".join(said[0].split()) if said else "")
+        else:
+            return Argument(each, partial(_create, parser, parsed))
+    raise ConfigurationError(values.refusal(name, found[0], kind, reason))
+
+
+def _create(parser: ArgumentParser, parsed: Namespace) -> Any:
+    try:
+        made = parser.instantiate(parsed, instantiators=[(_construct, object, True)])
+    except ValueError as error:  # of a union, after all of its types
+        raise error.__cause__ or error from None
+    return _restored(made["value"])
+
+
+def _construct(cls: type, *arguments: Any, **options: Any) -> Any:
+    return cls(*map(_restored, arguments), **_restored(options))
+
+
+def _verbatim(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _verbatim(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_verbatim(each) for each in value]
+    return _Verbatim(value) if isinstance(value, str) else value
+
+
+def _restored(value: Any) -> Any:
+    if isinstance(value, dict):
+        return type(value)((key, _restored(each)) for key, each in value.items())
+    if type(value) in (list, tuple, set, frozenset):
+        return type(value)(map(_restored, value))
+    return str(value) if isinstance(value, _Verbatim) else value

@@ -24,6 +24,4 @@ ROWS = {
     ),
 }
 
-PORTABLE = {
-    "ddp_sharded": Portable(*(Launch(devices, engine="fairscale") for devices in (2, 4)))
-}
+PORTABLE = {"ddp_sharded": Portable(*(Launch(devices, engine="fairscale") for devices in (2, 4)))}

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ...errors import ConfigurationError
 from ...module import TrainingModule
-from ...options.fields import PositiveInt
+from ...options.numbers import PositiveInt
 from ..base import StepModule, StepOutput
 from ..gradients.averaging import GradientAverage
 from ..gradients.same_use import OPTION, left_out, trained, unused

@@ -43,7 +43,7 @@ IN_PROJECT = $(MAKE) -C
 # Number of processes for the tests of a rendered project and of the trainer.
 WORKERS ?= 2
 # In the project's environment, on the project that `make project` has rendered.
-PYTEST = -m pytest --numprocesses $(WORKERS) --dist loadfile --durations 10
+PYTEST = -m pytest --numprocesses $(WORKERS) --dist loadfile --durations 30
 TRAINER_TESTS = RENDERED_PROJECT=build/test/my-project $(PROJECT_VENV)/bin/python $(PYTEST)
 
 .DEFAULT_GOAL := help
@@ -77,7 +77,7 @@ tutorial: project  ## follow the tutorial of a rendered project from its first c
 	$(PYTHON) tests/tutorial.py build/test/my-project/docs/tutorial.md ~/tutorial --template . --environment '$(PROJECT_VENV)'
 
 test-template: $(TOOLS)  ## run the template's own tests
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup -m "not trains and not docs" --ignore tests/docker --ignore tests/slurm --ignore tests/ssh
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --durations 30 -m "not trains and not docs" --ignore tests/docker --ignore tests/slurm --ignore tests/ssh
 
 test-trainer: project  ## run the quick tests of the trainer, or those in ARGS: ARGS=tests/trainer/test_feed.py
 	$(TRAINER_TESTS) $(or $(ARGS),-m "not slow and not gpu" tests/trainer)
@@ -167,7 +167,7 @@ docker: $(TOOLS)  ## build a rendered project's image, inspect it and train in i
 slurm: export PROJECT_PYTHON := $(PROJECT_VENV)/bin/python
 slurm: engines  ## run a rendered project's jobs on a real SLURM cluster on this machine (as root)
 	$(IN_PROJECT) build/test/my-project etcd VENV=$(PROJECT_VENV)
-	$(BIN)/python -m pytest tests/slurm --numprocesses 2 --dist loadfile --durations 10
+	$(BIN)/python -m pytest tests/slurm --numprocesses 2 --dist loadfile --durations 30
 
 # In the project's own environment; it may be in use by another render of the project.
 ssh: export PROJECT_PYTHON := $(PROJECT_VENV)/bin/python
@@ -175,7 +175,7 @@ ssh: $(TOOLS)  ## run a rendered project's ssh/train.sh on hosts with a real ssh
 	rm -rf build/ssh
 	$(RENDER) build/ssh
 	[ -e $(PROJECT_VENV)/.project ] || $(IN_PROJECT) build/ssh/my-project setup VENV=$(PROJECT_VENV)
-	$(BIN)/python -m pytest tests/ssh --durations 10
+	$(BIN)/python -m pytest tests/ssh --durations 30
 
 horovod: $(TOOLS)  ## install Horovod for the tests of a rendered project; its first build takes minutes
 	rm -rf build/test

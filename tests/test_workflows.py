@@ -266,10 +266,36 @@ def test_the_templates_workflow_runs_each_stage_of_ci() -> None:
     matrix = " ".join(jobs["stages"]["strategy"]["matrix"]["stages"]).split()
     weekly = " ".join(jobs["exhaustive"]["strategy"]["matrix"]["stages"]).split()
     stages = re.findall(r"^run_(\w+)\(\)", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
-    # Three run others; `xla` needs 5 GB, and runs on request only.
-    assert {*matrix, *weekly} == set(stages) - {"readme", "rest", "exhaustive", "xla"}
+    runs_others = {"readme", "rest", "exhaustive", "release"}
+    assert {*matrix, *weekly} == set(stages) - runs_others
+    script = (ROOT / ".ci" / "run").read_text()
+    landing, _, once_a_week = script.partition("# --- once a week ---")
+    assert {*re.findall(r"^run_(\w+)\(\)", landing, re.MULTILINE)} - runs_others == {*matrix}
+    assert {*re.findall(r"^run_(\w+)\(\)", once_a_week, re.MULTILINE)} >= {*weekly} - {*matrix}
     assert content[True]["schedule"]  # YAML reads the key `on` as a boolean
     assert "github.event_name == 'schedule'" in jobs["exhaustive"]["if"]
+
+
+# Targets that no script runs, and why not.
+BY_HAND = {
+    "docs-serve": "does not end",
+    "lock": "takes the newest versions; test_locks.py resolves the locks",
+}
+
+
+def test_each_target_is_run_on_each_push_or_once_a_week() -> None:
+    rules = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = dict(re.findall(r"^([a-z-]+):(.*)## ", rules, re.MULTILINE))
+    scripts = [ROOT / ".ci" / "run", ROOT / ".github" / "workflows" / "ci.yml"]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in scripts)
+    called = re.findall(r"\bmake ([a-z -]+)", text)
+    run = {word for words in called for word in words.split()} & targets.keys()
+    run.add("help")  # `make` alone, which bare.sh runs
+    assert "bare.sh make " in text
+    for _ in targets:
+        needed = {word for name in run for word in re.findall(r"[a-z-]+", targets[name])}
+        run |= needed & targets.keys()
+    assert targets.keys() - run == BY_HAND.keys()
 
 
 def test_each_test_runs_in_the_stages_or_once_a_week() -> None:

@@ -49,19 +49,19 @@ class Way:
 
 VIT, LAYERS, RESNET, SYNC, RETINANET, UNET, GPT2, LLAMA, T5, BERT, LORA, GCN, WGAN, ACTOR = MODELS
 WAYS = {
-    "dp": Way((RESNET, SYNC, RETINANET, UNET, BERT, GCN, WGAN), processes=1),
-    "ddp": Way(tuple(MODELS)),
-    "ddp_fork": Way((RETINANET, ACTOR), processes=1),
-    "ddp_zero1": Way((T5, LORA, WGAN)),
-    "fsdp": Way(tuple(MODELS)),
+    "dp": Way((RETINANET, BERT), processes=1),
+    "ddp": Way((VIT, SYNC, UNET, WGAN)),
+    "ddp_fork": Way((ACTOR,), processes=1),
+    "ddp_zero1": Way((T5,)),
+    "fsdp": Way((RESNET, GPT2)),
     "hsdp": Way((), 4, 4, {"shard_size": 2}),
-    "local_sgd": Way((UNET, SYNC), options={"every_n_steps": 1}),
-    "ddp_sharded": Way((GPT2, LORA, ACTOR), engine="fairscale"),
-    "deepspeed_stage_1": Way((GCN, ACTOR), engine="deepspeed"),
+    "local_sgd": Way((UNET,), options={"every_n_steps": 1}),
+    "ddp_sharded": Way((LORA,), engine="fairscale"),
+    "deepspeed_stage_1": Way((GCN,), engine="deepspeed"),
     "deepspeed_stage_2": Way((RETINANET,), engine="deepspeed"),
-    "deepspeed_stage_3": Way((VIT, GPT2, LORA), engine="deepspeed"),
-    "sequential": Way((RESNET, LAYERS, SYNC, VIT, WGAN), options={"microbatches": 2}),
-    "tensor_parallel": Way((LLAMA, BERT)),
+    "deepspeed_stage_3": Way((VIT,), engine="deepspeed"),
+    "sequential": Way((LAYERS,), options={"microbatches": 2}),
+    "tensor_parallel": Way((LLAMA,)),
 }
 
 

@@ -101,7 +101,7 @@ def command(*arguments: str, cwd: Path, stdin: str = "") -> subprocess.Completed
 def git(project: Path, *arguments: str) -> str:
     """Return what git says in that folder."""
     done = subprocess.run(
-        ["git", *arguments], cwd=project, check=True, capture_output=True, text=True, timeout=60
+        ["git", *arguments], cwd=project, check=True, capture_output=True, text=True, timeout=600
     )
     return done.stdout
 
@@ -110,7 +110,7 @@ def make_repository(project: Path) -> str:
     """Make a render a git repository with one commit, as `make setup` does; return what it says."""
     script = project / "requirements" / "repository.sh"
     done = subprocess.run(
-        ["bash", str(script)], check=True, capture_output=True, text=True, timeout=60
+        ["bash", str(script)], check=True, capture_output=True, text=True, timeout=600
     )
     return done.stdout
 

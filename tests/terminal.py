@@ -57,7 +57,7 @@ class Terminal:
 
     def _read_until(self, holds: Callable[[str], bool] | None) -> str:
         """Return what has come up to where that holds, or up to its end."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 600
         while holds is None or not holds(self._unread):
             ready, _, _ = select.select([self._master], [], [], deadline - time.monotonic())
             new = self._read() if ready else ""

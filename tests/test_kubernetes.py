@@ -244,12 +244,12 @@ class Pods:
 
     def end(self) -> list[int]:
         """Return both exit codes."""
-        return [process.wait(timeout=300) for process in self.processes]
+        return [process.wait(timeout=600) for process in self.processes]
 
     def kill(self) -> None:
         for process in self.processes:
             process.kill()
-            process.wait(timeout=60)
+            process.wait(timeout=600)
 
 
 def expanded(text: str, variables: dict[str, str]) -> str:
@@ -289,7 +289,7 @@ def test_two_nodes_save_when_one_is_drained_and_resume(
         return any(int(row[0]) >= step for row in read_metrics(metrics.parent))
 
     started.append(Pods(project, kind, *fit, "--model.seconds=0.5"))
-    until(lambda: has_reached(3), started[0].said, timeout=300)
+    until(lambda: has_reached(3), started[0].said)
     # The node of one is drained: both save, and have the exit code with which they start again.
     started[0].processes[1].send_signal(signal.SIGTERM)
     assert started[0].end() == [143, 143], started[0].said()
@@ -318,7 +318,7 @@ def test_the_numbers_are_those_of_one_process(project: Path, started: list[Pods]
         env=os.environ | {"PYTHONPATH": "src", "OMP_NUM_THREADS": "1"},
         check=True,
         capture_output=True,
-        timeout=300,
+        timeout=600,
     )
     assert started[0].end() == [0, 0], started[0].said()
     one, two = (read_metrics(project / "runs" / name) for name in ("one", "two"))
@@ -343,8 +343,8 @@ def test_a_node_that_is_killed_ends_the_other(project: Path, started: list[Pods]
     started.append(Pods(project, "JobSet", *fit))
     first, second = started[0].processes
     metrics = project / "runs" / "killed"
-    until(lambda: len(read_metrics(metrics)) > 2, started[0].said, timeout=300)
+    until(lambda: len(read_metrics(metrics)) > 2, started[0].said)
     before = time.monotonic()
     second.kill()
-    assert first.wait(timeout=300) not in (0, 2, 143), started[0].said()
+    assert first.wait(timeout=600) not in (0, 2, 143), started[0].said()
     assert time.monotonic() - before < 250

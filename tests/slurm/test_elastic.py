@@ -49,7 +49,7 @@ def etcd(on_cluster: Project, tmp_path: Path) -> Iterator[str]:
     until(is_up, "etcd")
     yield f"{host}:{port}"
     server.terminate()
-    server.wait(20)
+    server.wait()
 
 
 def layouts(job: Job) -> list[str]:
@@ -65,7 +65,7 @@ def has_processes(job: Job, count: str) -> None:
         newest = job.log.rpartition("layout: ")[2]
         return newest.startswith(f"{count} processes on {count} nodes") and "resumed" in newest
 
-    until(has, lambda: f"{count} processes:\n{job.log}\n{queue(job)}", 240)
+    until(has, lambda: f"{count} processes:\n{job.log}\n{queue(job)}")
 
 
 def queue(job: Job) -> str:

@@ -34,7 +34,7 @@ def missing() -> str | None:
     return None if PYTHON.exists() else f"there is no {PYTHON} (PROJECT_PYTHON): make demo"
 
 
-def until(condition: Callable[[], object], what: Callable[[], str], timeout: float = 300) -> None:
+def until(condition: Callable[[], object], what: Callable[[], str], timeout: float = 600) -> None:
     """Wait for a condition, asked ten times a second; `what` is asked when it does not come."""
     end = time.monotonic() + timeout
     while not condition():
@@ -45,7 +45,7 @@ def until(condition: Callable[[], object], what: Callable[[], str], timeout: flo
 def run(*command: str | Path) -> str:
     """Return what a command prints; it must succeed."""
     done = subprocess.run(
-        command, env=os.environ | {"PATH": PATH}, capture_output=True, text=True, timeout=60
+        command, env=os.environ | {"PATH": PATH}, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
     return done.stdout
@@ -133,11 +133,11 @@ class Hosts:
 
         def answers() -> bool:
             done = subprocess.run(
-                self.inside("login", *reach), capture_output=True, timeout=60, check=False
+                self.inside("login", *reach), capture_output=True, timeout=600, check=False
             )
             return done.returncode == 0
 
-        until(answers, (self.folder / f"{name}.log").read_text, timeout=60)
+        until(answers, (self.folder / f"{name}.log").read_text)
 
     def processes(self, name: str) -> set[int]:
         """Return the processes on a host, without its sshd."""
@@ -148,8 +148,8 @@ class Hosts:
         """Kill a host: its sshd and all that runs there."""
         server = self._servers.pop(name)
         server.kill()
-        server.wait(timeout=60)
-        until(lambda: not self._kill_all(name), lambda: f"processes of {name} do not end", 60)
+        server.wait(timeout=600)
+        until(lambda: not self._kill_all(name), lambda: f"processes of {name} do not end")
 
     def _kill_all(self, name: str) -> set[int]:
         for pid in self.processes(name):
@@ -164,7 +164,7 @@ class Hosts:
         for name in list(self._servers):
             self.kill(name)
         for name in NAMES:
-            until(lambda name=name: not self._kill_all(name), lambda: "processes do not end", 60)  # type: ignore[misc]
+            until(lambda name=name: not self._kill_all(name), lambda: "processes do not end")  # type: ignore[misc]
             run("ip", "netns", "delete", self._namespace(name))
         run("ip", "link", "delete", f"ssh-{self._id}")
 

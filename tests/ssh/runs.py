@@ -92,9 +92,9 @@ class Project:
         )
         return read_metrics(self.folder / "runs" / name)
 
-    def left_on(self, name: str, seconds: float = 10) -> list[str]:
-        """Return the commands that still run on a host after so long."""
-        end = time.monotonic() + seconds
+    def left_on(self, name: str, timeout: float = 600) -> list[str]:
+        """Return the commands that still run on a host, if they do not end."""
+        end = time.monotonic() + timeout
         while (pids := self.network.processes(name)) and time.monotonic() < end:
             time.sleep(0.1)
         lines = [Path(f"/proc/{pid}/cmdline") for pid in pids]
@@ -134,7 +134,7 @@ class Run:
 
         until(reached, lambda: f"step {step} of {self.name}:\n{self.said}")
 
-    def end(self, number: signal.Signals | None = None, timeout: float = 300) -> int:
+    def end(self, number: signal.Signals | None = None, timeout: float = 600) -> int:
         """Send a signal, if one is given, as a terminal does; return the exit code."""
         if number is not None:
             os.killpg(self.process.pid, number)

@@ -1,5 +1,6 @@
 """Models and data that fail on one rank in one way; named by class path in test_faults.py."""
 
+import atexit
 import ctypes
 import os
 import signal
@@ -126,6 +127,12 @@ def raises() -> None:
     raise ArithmeticError("planted")
 
 
+def raises_and_ends_late() -> None:
+    # Longer than its peers wait for a failure that they do not see.
+    atexit.register(time.sleep, 12)
+    raises()
+
+
 FAULTS = {
     each.__name__: each
     for each in (
@@ -140,6 +147,7 @@ FAULTS = {
         leaves,
         changes_the_directory,
         raises,
+        raises_and_ends_late,
     )
 }
 

@@ -13,7 +13,7 @@ from urllib.request import urlopen
 from tests.project import free_port, require
 
 PYTHON = Path(__file__).resolve().parents[2] / "build" / "mlflow-server" / "bin" / "python"
-SECONDS = 120.0
+SECONDS = 600.0
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,7 @@ def _wait_until_it_answers(server: Server, process: "subprocess.Popen[bytes]", l
     end = time.monotonic() + SECONDS
     while time.monotonic() < end and process.poll() is None:
         try:
+            # expires
             with urlopen(f"{server.address}/health", timeout=5):  # noqa: S310 - http, see above
                 return
         except OSError:

@@ -85,7 +85,7 @@ def main(folder: Path, names: list[str]) -> None:
             **{
                 "enable_progress_bar": False,
                 "sanity_check": 0,
-                "strategy_options": {"timeout_seconds": 60},
+                "strategy_options": {"timeout_seconds": 600},
             },
         )
         run.fit(module)

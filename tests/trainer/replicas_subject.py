@@ -79,7 +79,7 @@ def main(folder: Path, names: list[str]) -> None:
             accelerator="cpu",
             devices=2,
             strategy=strategy,
-            strategy_options={**OPTIONS.get(strategy, {}), "timeout_seconds": 60},
+            strategy_options={**OPTIONS.get(strategy, {}), "timeout_seconds": 600},
             max_epochs=1,
             default_root_dir=folder,
             run_name=name.replace(":", "-"),

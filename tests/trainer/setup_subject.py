@@ -78,7 +78,7 @@ def main(folder: Path, strategy: str, devices: int, fails: bool) -> None:
     run = Trainer(
         **{"accelerator": "cpu", "devices": devices, "strategy": strategy, "max_steps": 3},
         **{"default_root_dir": folder, "loggers": [], "enable_progress_bar": False},
-        strategy_options={} if devices == 1 else {"timeout_seconds": 60},
+        strategy_options={} if devices == 1 else {"timeout_seconds": 600},
     )
     run.fit(module, data)
     tested = run.test(module, data)

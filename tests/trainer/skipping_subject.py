@@ -62,7 +62,7 @@ def main(folder: Path, names: list[str]) -> None:
     """Fit under each strategy."""
     for name in names:
         strategy, _, variant = name.partition("-")
-        options: dict[str, Any] = {"timeout_seconds": 60}
+        options: dict[str, Any] = {"timeout_seconds": 600}
         if variant == "fp16":
             options["reduce_fp16"] = True
         module = Views() if variant == "views" else Overflows(overflows=not variant)

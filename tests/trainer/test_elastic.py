@@ -103,7 +103,7 @@ def test_ranks_of_a_killed_agent_end(tmp_path):
         wait_for(lambda: len(steps_of(tmp_path)) > 1, process)
         ranks = psutil.Process(process.pid).children()
         process.kill()
-        gone, alive = psutil.wait_procs(ranks, timeout=60)
+        gone, alive = psutil.wait_procs(ranks, timeout=PATIENCE)
     finally:
         for each in alive:
             each.kill()

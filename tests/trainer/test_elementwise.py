@@ -80,7 +80,7 @@ def test_a_mark_overrides_the_name() -> None:
 
 def fitted(folder: Path, devices: int, *names: str) -> dict[str, str]:
     """The errors of fits; "" for those that train."""
-    done = run(["-m", "cut_subject", folder, str(devices), *names], timeout=600)
+    done = run(["-m", "cut_subject", folder, str(devices), *names])
     assert done.returncode == 0, done.stderr
     found: dict[str, str] = {}
     for line in done.stdout.splitlines():

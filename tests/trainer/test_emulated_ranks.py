@@ -12,7 +12,7 @@ from emulated_ranks import HALF, NORMS, RANKS, SAVED, STEPS
 from group_worker import CASES
 from test_sync_batchnorm import assert_equals_whole
 
-SECONDS = 300.0
+SECONDS = 600.0
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * SECONDS)]
 
 

@@ -57,6 +57,32 @@ def test_torch_s_handler_tells_neither_the_order_nor_whose_mistake_it_is(
     assert found[0]["extraInfo"]["py_callstack"].startswith("Traceback (most recent call last):")
 
 
+@pytest.mark.parametrize(
+    ("peer", "seconds"),
+    [
+        ([], 8),
+        (["error.json"], 60),  # it has failed, and has to end yet
+        (["lost-a-peer"], 8),
+        (["lost-a-peer", "error.json"], 8),
+    ],
+)
+def test_a_rank_that_lost_a_peer_lets_it_end_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, peer: list[str], seconds: int
+) -> None:
+    for rank in ("0", "1"):
+        (tmp_path / rank).mkdir()
+    for name in peer:
+        (tmp_path / "0" / name).touch()
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "1" / "error.json"))
+    monkeypatch.setattr(reports.collectives, "world_size", lambda: 2)
+    slept = [0.0]
+    monkeypatch.setattr(reports.time, "monotonic", lambda: sum(slept))
+    monkeypatch.setattr(reports.time, "sleep", slept.append)
+    reports.report_failure(RuntimeError("Connection closed by peer"))
+    assert sum(slept) == pytest.approx(seconds, abs=0.2)
+    assert {each.name for each in (tmp_path / "1").iterdir()} == {"error.json", "lost-a-peer"}
+
+
 def test_under_torchelastic_its_own_format_has_the_line_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

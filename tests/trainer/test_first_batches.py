@@ -51,7 +51,7 @@ def test_all_batches_are_read_after_the_comparison(monkeypatch: pytest.MonkeyPat
 
 def test_tells_if_replicas_read_the_same(tmp_path: Path) -> None:
     names = ["ddp:whole", "ddp:replica", "ddp:replica-sampler", "sequential:replica"]
-    done = run(["-m", "replicas_subject", tmp_path, *names], timeout=300)
+    done = run(["-m", "replicas_subject", tmp_path, *names])
     assert done.returncode == 0, done.stderr
     parts = {
         name: done.stderr[done.stderr.index(f"{name} begins") : done.stderr.index(f"{name} ends")]
@@ -77,7 +77,7 @@ def test_tells_if_replicas_read_the_same(tmp_path: Path) -> None:
     ],
 )
 def test_refuses_a_replica_whose_ranks_read_other_samples(tmp_path: Path, name: str) -> None:
-    done = run(["-m", "replicas_subject", tmp_path, name], timeout=300)
+    done = run(["-m", "replicas_subject", tmp_path, name])
     assert done.returncode != 0
     line = "ranks 0 and 1 are in one replica and have read different batches: all ranks of a "
     assert line in done.stderr

@@ -9,7 +9,7 @@ import time
 import psutil
 import pytest
 from tests.fork_server import is_serving
-from tests.project import PACKAGE, run, stacks_of, start
+from tests.project import PACKAGE, PATIENCE, run, stacks_of, start
 
 pytestmark = pytest.mark.skipif(
     not is_serving(), reason="processes are started, not forked, on this system"
@@ -118,16 +118,16 @@ def test_a_process_ends_with_the_one_that_started_it(tmp_path):
         rank = psutil.Process(int(process.stdout.readline()))
         assert rank.ppid() != process.pid  # forked by the server
         os.kill(process.pid, signal.SIGKILL)
-        assert psutil.wait_procs([rank], timeout=60)[1] == []
+        assert psutil.wait_procs([rank], timeout=PATIENCE)[1] == []
 
 
 def test_a_wait_is_bounded():
     with start(["-c", "import time; time.sleep(100)"]) as process:
         assert process.poll() is None
         with pytest.raises(subprocess.TimeoutExpired):
-            process.communicate(timeout=0.1)
+            process.communicate(timeout=0.1)  # expires
         process.kill()
-        assert process.wait(60) == -signal.SIGKILL
+        assert process.wait(PATIENCE) == -signal.SIGKILL
 
 
 HANGS = """
@@ -166,7 +166,7 @@ def test_a_timeout_tells_where_each_process_stands(tmp_path, monkeypatch):
     assert not missing, found
     monkeypatch.setattr("tests.project._SECONDS_TO_PRINT", 0.1)
     with pytest.raises(subprocess.TimeoutExpired) as raised:
-        run(["-c", "import time; time.sleep(1000)"], timeout=0.1)
+        run(["-c", "import time; time.sleep(1000)"], timeout=0.1)  # expires
     assert len(raised.value.__notes__) == 1
 
 
@@ -185,7 +185,7 @@ with fork_server.serving():
 def test_nothing_outlives_the_tests():
     done = run(["-c", KILLED], fresh=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while psutil.pid_exists(int(done.stdout)):
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -205,5 +205,5 @@ os.kill(pid, 9)
 
 
 def test_servers_end_before_what_was_forked_beside_them():
-    done = run(["-c", FORKED], fresh=True, timeout=60)
+    done = run(["-c", FORKED], fresh=True)
     assert done.returncode == 0, done.stderr

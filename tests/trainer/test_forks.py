@@ -19,7 +19,7 @@ IS_FIXED = sys.version_info >= (3, 11, 10)
 @quiet_gloo
 def test_workers_of_a_second_fit_leave_the_first_one_s_process_group_alone(tmp_path):
     # Destroyed in a worker it would wait, without an end, for a thread of its parent.
-    done = run(["-m", "twice_subject", tmp_path], timeout=120)
+    done = run(["-m", "twice_subject", tmp_path])
     assert done.returncode == 0, done.stderr
     left = [line for line in done.stdout.splitlines() if line.startswith("left:")]
     assert len(left) == 2

@@ -41,7 +41,7 @@ def finish(process: "subprocess.Popen[str]") -> None:
         _, error = process.communicate(timeout=PATIENCE)
     except BaseException:
         process.terminate()
-        process.communicate(timeout=10)
+        process.communicate()
         raise
     assert process.returncode == 0, error
 

@@ -76,6 +76,7 @@ def test_a_rank_of_the_second_node_that_fails_ends_both(tmp_path: Path) -> None:
 
 def test_a_rank_ends_though_that_with_the_store_is_stopped(tmp_path: Path) -> None:
     model = ["--model", "fault_subject.Fails", "--model.fault", "is_stopped", "--model.rank", "0"]
+    # expires
     options = ["--trainer.strategy", "fsdp", "--trainer.strategy_options", "{timeout_seconds: 3}"]
     size = ["--trainer.devices", "1", "--trainer.global_batch_size", "16"]
     first, second = commands(tmp_path, *model, *options, *size, NNODES="2")
@@ -99,6 +100,7 @@ def test_a_rank_without_a_launcher_ends_itself_in_the_first_batch_of_an_epoch(
 ) -> None:
     model = ["--model", "fault_subject.Fails", "--model.fault", "loops", "--model.rank", "0"]
     model += ["--model.step", "0", "--model.epoch", "1", "--trainer.max_epochs", "2"]
+    # expires
     options = ["--trainer.strategy_options", "{timeout_seconds: 3}", "--trainer.devices", "1"]
     short = ["--trainer.limit_train_batches", "2", "--trainer.global_batch_size", "16"]
     first, second = on_two_nodes(tmp_path, *model, *options, *short, NNODES="2")

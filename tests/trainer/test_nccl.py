@@ -54,6 +54,7 @@ def test_a_rank_that_was_killed_is_shown_before_the_abort_of_its_peer(tmp_path):
 
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_collective_that_does_not_complete_is_told_with_the_rank_that_hangs(tmp_path, rank):
+    # expires
     more = ["--model.rank", str(rank), "--trainer.strategy_options", "{timeout_seconds: 5}"]
     done = run(command("Hangs", "ddp", *more), cwd=tmp_path, extra=at_root())
     assert done.returncode == 1

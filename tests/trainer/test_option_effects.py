@@ -83,7 +83,7 @@ def test_deterministic_applies_to_the_runs_of_its_trainer(
 
 def test_a_loader_that_is_read_in_the_global_order_keeps_its_options() -> None:
     given: dict[str, Any] = {
-        **{"num_workers": 2, "persistent_workers": True, "prefetch_factor": 3, "timeout": 7},
+        **{"num_workers": 2, "persistent_workers": True, "prefetch_factor": 3, "timeout": 700},
         **{"worker_init_fn": print, "collate_fn": sum, "multiprocessing_context": "spawn"},
         "pin_memory": True,
     }

@@ -67,8 +67,8 @@ def test_numbers_may_be_given_as_text_where_text_is_accepted(
 def test_auto_with_options_is_ddp_on_one_device_too() -> None:
     given = {"accelerator": "cpu", "devices": 1, "max_steps": 1}
     assert trainer.Trainer(**given)._plan.strategy_name == "single_device"
-    plan = trainer.Trainer(**given, strategy_options={"timeout_seconds": 7.0})._plan
-    assert (plan.strategy_name, plan.strategy.timeout_seconds) == ("ddp", 7.0)
+    plan = trainer.Trainer(**given, strategy_options={"timeout_seconds": 700.0})._plan
+    assert (plan.strategy_name, plan.strategy.timeout_seconds) == ("ddp", 700.0)
 
 
 def test_text_is_no_number_where_only_numbers_are_accepted() -> None:

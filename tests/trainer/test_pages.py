@@ -68,7 +68,7 @@ def test_commands_on_the_pages_run(tmp_path: Path) -> None:
     short += ["--trainer.limit_val_batches", "1", "--trainer.loggers", "[]"]
     failed, count = [], 0
     for words in dict.fromkeys(tuple(words) for _, words in commands()):
-        done = run(["-m", PACKAGE, *words, *short], cwd=tmp_path, timeout=300)
+        done = run(["-m", PACKAGE, *words, *short], cwd=tmp_path)
         if done.returncode == 2 and MISSING.search(done.stderr):
             continue
         count += 1

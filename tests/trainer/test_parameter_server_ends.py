@@ -39,6 +39,7 @@ def test_an_error_of_the_optimizer_ends_the_run(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_hangs_ends_the_run(tmp_path: Path) -> None:
+    # expires
     options = {"devices": 3, "max_epochs": 2, "strategy_options": {"timeout_seconds": 8.0}}
     code, error, _ = train(tmp_path, options, {"ends": {"2": [5, "SIGSTOP"]}})
     assert code == 1

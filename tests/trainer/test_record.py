@@ -121,7 +121,7 @@ def test_hashes_of_data_do_not_delay_the_end_of_a_run_that_is_stopped(started, m
 
     monkeypatch.setattr(data_files, "hash_of", slow)
     writing = data_files.DataRecord(started, [started / "data"])
-    assert reads.wait(60)
+    assert reads.wait(600)
     writing.end(wait=False)
     (attempt,) = run_directory.attempts(started)
     assert [each["sha256"] for each in attempt["data"]] == [None, None]

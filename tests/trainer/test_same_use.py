@@ -20,7 +20,7 @@ from test_fairscale import difference
 
 OPTION = "set --trainer.strategy_options.find_unused_parameters true"
 ELSEWHERE = "use strategy='fsdp' or 'ddp', with --trainer.strategy_options.find_unused_parameters"
-TIMEOUT = {"timeout_seconds": 400}
+TIMEOUT = {"timeout_seconds": 1200}
 FSDP_UNITS = {"unit_parameters": 1}
 slow = pytest.mark.slow
 

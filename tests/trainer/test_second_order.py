@@ -15,7 +15,7 @@ TRAINED = ("tensor, of another layer", "tensor, none", "sync_batchnorm")
 
 def fitted(folder: Path, devices: int, *names: str) -> dict[str, str]:
     """The errors of fits; "" for those that train."""
-    done = run(["-m", "penalty_subject", folder, str(devices), *names], timeout=400)
+    done = run(["-m", "penalty_subject", folder, str(devices), *names])
     assert done.returncode == 0, done.stderr
     found: dict[str, str] = {}
     for line in done.stdout.splitlines():

@@ -155,7 +155,7 @@ def test_all_ranks_skip_what_one_does(
 
 def test_a_rank_that_skips_before_its_peers_gather_ends_the_run(tmp_path: Path) -> None:
     # Without the comparison, ranks wait for each other until the timeout.
-    options = {"unit_parameters": 10, "timeout_seconds": 120}
+    options = {"unit_parameters": 10, "timeout_seconds": 600}
     how = {"strategy": "fsdp", "strategy_options": options}
     line = "^ranks use different parameters in a step: rank 1 ends its forward, rank 0 uses "
     with pytest.raises(trainer.UserError, match=line):

@@ -45,7 +45,7 @@ def main(folder: Path, names: list[str]) -> None:
     ends: dict[str, list[str]] = {}
     for name in names:
         strategy, _, variant = name.partition("-")
-        options: dict[str, Any] = {"timeout_seconds": 60}
+        options: dict[str, Any] = {"timeout_seconds": 600}
         if variant == "unused":
             options["find_unused_parameters"] = True
         run = Trainer(

@@ -76,7 +76,7 @@ def stacks_of(process: "subprocess.Popen[str]") -> str:
     if isinstance(process, fork_server.ForkedProcess):
         process.print_stacks()
     try:
-        return process.communicate(timeout=_SECONDS_TO_PRINT)[1]
+        return process.communicate(timeout=_SECONDS_TO_PRINT)[1]  # expires
     except subprocess.TimeoutExpired as error:
         return (error.stderr or b"").decode(errors="replace")
 

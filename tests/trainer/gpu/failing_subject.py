@@ -20,7 +20,7 @@ from tests.gpu.subject import Sequences
 from torch import Tensor
 
 STEP = 2
-LONG = 300.0
+LONG = 600.0
 
 
 class Fails(Sequences):

@@ -6,7 +6,7 @@ from my_project_trainer.launch import devices
 from tests.gpu import device
 from tests.project import PACKAGE, run
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
 ASKS_THEN_FORKS = f"""
 import os

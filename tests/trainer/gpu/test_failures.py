@@ -11,7 +11,7 @@ from tests.project import run
 
 from .failing_subject import LONG
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(700)]
 # NCCL cannot connect two ranks on one GPU; gloo can.
 GLOO = {"TRAINER_BACKEND": "cpu:gloo,cuda:gloo"}
 

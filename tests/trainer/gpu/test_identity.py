@@ -8,7 +8,7 @@ from tests.gpu import device
 from tests.gpu.subject import Sequences
 from tests.gpu.training import train
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
 
 @pytest.fixture

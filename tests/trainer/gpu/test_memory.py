@@ -13,7 +13,7 @@ from tests.gpu.training import train
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 WIDTH = 1024 if device.IS_GPU else 32
 STEPS = 8
 # Steps from here on save.

@@ -10,7 +10,7 @@ from tests.project import run
 
 from .ranks_subject import ROWS
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(700)]
 # NCCL cannot connect two ranks on one GPU; gloo can.
 GLOO = {"TRAINER_BACKEND": "cpu:gloo,cuda:gloo"}
 
@@ -24,7 +24,7 @@ def reference(tmp_path_factory):
 @pytest.mark.parametrize("name", ROWS)
 def test_several_ranks_equal_one_process(tmp_path, reference, record_property, name):
     extra = GLOO if device.IS_GPU else {}
-    done = run(["-m", "gpu.ranks_subject", name, tmp_path], extra=extra, fresh=True, timeout=300)
+    done = run(["-m", "gpu.ranks_subject", name, tmp_path], extra=extra, fresh=True, timeout=600)
     assert done.returncode == 0, done.stderr
     saved = reading.resolve(tmp_path / "run")
     assert saved.name == f"step-{STEPS:08}"

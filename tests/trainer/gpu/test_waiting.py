@@ -7,7 +7,7 @@ from tests.gpu.subject import Sequences
 from tests.gpu.training import train
 from torch import Tensor
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 STEPS = 8
 # What each step does anyway is not looked at: the first makes the optimizer's state, the last is
 # logged.

@@ -56,7 +56,7 @@ def why_not(python: str, needs: str) -> str | None:
     """Return why a Python cannot be used; ``None`` if it can."""
     try:
         done = subprocess.run(
-            [python, "-c", PROBE, needs], capture_output=True, text=True, timeout=300
+            [python, "-c", PROBE, needs], capture_output=True, text=True, timeout=600
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"cannot be run ({type(error).__name__})"

@@ -14,7 +14,7 @@ from . import device
 from .subject import FEATURES, Sequences
 from .training import distance, train
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 WIDTH = 1024
 BOUND = 1e-4
 

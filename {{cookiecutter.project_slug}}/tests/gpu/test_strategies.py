@@ -11,7 +11,7 @@ from .strategies import BOUNDS, all_of, options, registry
 from .subject import Sequences
 from .training import STOP, Trained, distance, is_same, train
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 SAVING = {"checkpoint_every_n_steps": 1}
 ON_CPU = {"accelerator": "cpu", "strategy": "single_device"}
 

@@ -33,12 +33,15 @@ DIRECTORY = "TRAINER_FAILURE_DIR"
 # Set by our launcher to its process id, and by a rank to its own: child processes have another.
 PARENT = "TRAINER_PARENT_PID"
 RANK_PROCESS = "TRAINER_RANK_PID"
-# How long a rank that only lost a peer lets the peer report first.
-_SECONDS_FOR_PEER = 8.0
+# How long a rank that only lost a peer waits for a peer to fail, and for one that has to end.
+_SECONDS_FOR_PEER, _SECONDS_TO_END = 8.0, 60.0
+_POLL_SECONDS = 0.1
 _SECONDS_AT_EXIT = 5.0
 _SECONDS_FOR_SIGCHLD = 2.0
 _USER_ERROR = 2
 _INTERRUPTED = "interrupted.json"
+_TORCHELASTIC_FILE = "TORCHELASTIC_ERROR_FILE"
+_LOST_A_PEER = "lost-a-peer"
 _TRAINER = Path(__file__).parents[1]
 _LOST = ("closed by peer", "reset by peer", "pair closure", "Broken pipe", "gloo", "NCCL")
 
@@ -117,10 +120,10 @@ def report_failure(error: BaseException, lost_peer: Sequence[str] = ()) -> str:
         return ""
     is_lost = collectives.world_size() > 1 and is_lost_peer(error, lost_peer)
     if is_lost and not is_ours:
-        time.sleep(_SECONDS_FOR_PEER)
+        _let_peers_end_first()
     message = _of_lost_peer(error) if is_lost else describe(error, f"rank {rank}: ")
     if not (is_lost and is_ours):  # our launcher knows which peer was lost
-        outcome.write_failure(message)
+        outcome.write_failure(message, is_lost=is_lost)
     if directory:
         problems = error.problems if isinstance(error, UserError) else ()
         failure = Failure(
@@ -134,12 +137,33 @@ def report_failure(error: BaseException, lost_peer: Sequence[str] = ()) -> str:
         )
         files.write_atomically(directory / f"rank-{rank}.json", json.dumps(asdict(failure)))
         signals.hide_traceback(error)
-    elif file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+    elif file := os.environ.get(_TORCHELASTIC_FILE):
         # The format of torch.distributed.elastic.multiprocessing.errors.ErrorHandler.
         more = {"py_callstack": message, "timestamp": str(int(time.time()))}
         report = {"message": {"message": message, "extraInfo": more}}
         files.write_atomically(Path(file), json.dumps(report))
     return message if is_lost else ""
+
+
+def _let_peers_end_first() -> None:
+    """Wait, or be ended: torchrun shows the failures of the ranks that have ended first.
+
+    A rank closes its connections before it ends, which may take long on a busy machine.
+    """
+    began, file = time.monotonic(), os.environ.get(_TORCHELASTIC_FILE)
+    if file:
+        Path(file).with_name(_LOST_A_PEER).touch()
+    while True:
+        seconds = _SECONDS_TO_END if file and _has_peer_failed(Path(file)) else _SECONDS_FOR_PEER
+        if time.monotonic() - began >= seconds:
+            return
+        time.sleep(_POLL_SECONDS)
+
+
+def _has_peer_failed(own: Path) -> bool:
+    """Whether a rank of this node failed by itself: by torchelastic's files, a folder for each."""
+    reported = own.parents[1].glob(f"*/{own.name}")
+    return any(not each.with_name(_LOST_A_PEER).exists() for each in reported)
 
 
 def end_failed(error: BaseException, lost_peer: Sequence[str] = ()) -> NoReturn:

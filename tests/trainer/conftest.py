@@ -49,6 +49,14 @@ def pytest_configure() -> None:
     TABLES["refused pairs"] = ("pairs of options that are refused", ["pair"])
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _outside_of_a_repository(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Runs of this process record no commit, for which each would start git."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("working-directory-"))
+        yield
+
+
 @pytest.fixture
 def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A folder of its own, no launch around; Python's path and torch's switches are put back."""

@@ -130,10 +130,32 @@ def test_a_diff_is_cut_and_has_no_secrets(
         ("", None),
     ],
 )
-def test_without_git_the_image_tells_the_commit(tmp_path, monkeypatch, given, expected):
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+def test_without_a_commit_the_image_tells_it(tmp_path, monkeypatch, given, expected):
     monkeypatch.setenv("IMAGE_COMMIT", given)
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", "")
+        patch.setattr(of_run.subprocess, "run", None)  # outside of a repository, git is not started
+        assert commit(tmp_path) == expected
+    git("init", "--quiet", cwd=tmp_path)
     assert commit(tmp_path) == expected
+    (tmp_path / "inner").mkdir()
+    monkeypatch.setenv("PATH", "")
+    assert commit(tmp_path / "inner") == expected
+
+
+def test_git_is_started_twice_for_a_commit_and_once_more_for_a_diff(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[str] = []
+    output = of_run._output
+    monkeypatch.setattr(
+        of_run, "_output", lambda *given: started.append(given[2]) or output(*given)
+    )
+    commit(repository)
+    assert started == ["config", "status"]
+    (repository / "file.dat").write_text("another\n")
+    commit(repository)
+    assert started[2:] == ["config", "status", "diff"]
 
 
 def test_all_that_changed_since_a_record_is_a_line(

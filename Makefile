@@ -44,6 +44,7 @@ IN_PROJECT = $(MAKE) -C
 WORKERS ?= 2
 # In the project's environment, on the project that `make project` has rendered.
 PYTEST = -m pytest --numprocesses $(WORKERS) --dist loadfile --durations 30
+TRAINER_TYPES = cd tests/trainer && $(PROJECT_VENV)/bin/mypy --cache-dir $(CURDIR)/build/mypy-cache .
 TRAINER_TESTS = RENDERED_PROJECT=build/test/my-project $(PROJECT_VENV)/bin/python $(PYTEST)
 
 .DEFAULT_GOAL := help
@@ -70,6 +71,7 @@ project: $(TOOLS)  ## render a project into build/test, with its environment in 
 
 test: lint test-template project  ## check and test the template, then a rendered project and its trainer
 	$(IN_PROJECT) build/test/my-project lint typecheck test VENV=$(PROJECT_VENV) ARGS=--strict
+	$(TRAINER_TYPES)
 	$(TRAINER_TESTS) -m "not slow and not gpu" tests/trainer
 
 # Its environment, which `make demo` has installed, is not installed again.

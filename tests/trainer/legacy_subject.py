@@ -81,7 +81,8 @@ def main(arguments: dict[str, Any], plugin: str | None, options: dict[str, Any])
         cls = globals().get(plugin) or getattr(legacy, plugin)
         arguments["plugins"] = [cls(**options)]
     model = Model()
-    trainer = legacy.Trainer(max_epochs=2, logger=False, enable_progress_bar=False, **arguments)
+    arguments |= {"max_epochs": 2, "logger": False, "enable_progress_bar": False}
+    trainer = legacy.Trainer(**arguments)
     trainer.fit(model, Numbers())
     if trainer.global_rank == 0:
         saved = checkpoint.Checkpoint(checkpoint.resolve(trainer.run_directory))

@@ -93,7 +93,7 @@ def train(
     processes: int, loader_workers: int, folder: Path, run_name: str, **extra: Any
 ) -> tuple[Any, int]:
     """A run of two epochs; the steps that it made in all."""
-    run = trainer.Trainer(
+    run: Any = trainer.Trainer(
         accelerator="cpu",
         devices=processes,
         max_epochs=2,
@@ -129,6 +129,6 @@ def is_main(run: Any) -> bool:
 
 if __name__ == "__main__":
     # A rank first: that its launcher waits is known.
-    faulthandler.dump_traceback_later(240 if "RANK" in os.environ else 300, exit=True)
+    faulthandler.dump_traceback_later(600 if "RANK" in os.environ else 660, exit=True)
     torch.set_num_threads(1)
     main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

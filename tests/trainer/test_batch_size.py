@@ -1,6 +1,7 @@
 """The search for the largest batch finds it, on all ranks alike."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -92,6 +93,8 @@ def test_what_a_trial_held_is_free_again():
     freed = []
 
     class Held:
+        itself: Any
+
         def __del__(self) -> None:
             freed.append(self)
 

@@ -191,7 +191,7 @@ def test_a_value_that_is_not_logged_is_named() -> None:
 class _Foreign(trainer.Callback):
     def on_train_start(self, trainer: Any, module: Any) -> None: ...
     def on_validation_ende_start(self, trainer: Any, module: Any) -> None: ...
-    def on_train_batch_end(self, trainer: Any, module: Any, batch: Any, i: int) -> None:
+    def on_train_batch_end(self, trainer: Any, module: Any, batch: Any, i: int) -> None:  # type: ignore[override]
         """Without the outputs."""
 
 
@@ -242,7 +242,7 @@ def test_mistakes_are_said_before_anything_starts(callbacks: Any, lines: list[st
 def test_hooks_of_a_module_that_are_none_here_are_refused() -> None:
     class Model(subject.Net):
         def training_epoch_end(self, outputs: Any) -> None: ...
-        def on_train_batch_start(self, batch: Any) -> None: ...
+        def on_train_batch_start(self, batch: Any) -> None: ...  # type: ignore[override]
 
     with pytest.raises(trainer.ConfigurationError) as caught:
         fit(Model(), max_steps=1)

@@ -227,7 +227,7 @@ def test_a_class_with_any_keywords_is_given_all() -> None:
         "class_path": "configuration_subject.TakesAnything",
         "init_args": {"size": "2", "a": 3},
     }
-    made = class_paths.create("callbacks[0]", entry, DataModule, {})
+    made: Any = class_paths.create("callbacks[0]", entry, DataModule, {})
     assert (made.size, made.options) == (2, {"a": 3})
 
 

@@ -45,8 +45,9 @@ def test_a_configuration_is_a_dict_a_file_or_named_by_a_variable(tmp_path, monke
 
 def test_an_own_configuration_replaces_every_option():
 
-    ours = strategies.create("deepspeed", {"stage": 3, "reduce_bucket_size": 4_000})
-    theirs = strategies.create("deepspeed", {"stage": 3, "config": {"wall_clock_breakdown": False}})
+    ours: Any = strategies.create("deepspeed", {"stage": 3, "reduce_bucket_size": 4_000})
+    replaced = {"stage": 3, "config": {"wall_clock_breakdown": False}}
+    theirs: Any = strategies.create("deepspeed", replaced)
     assert ours.config["zero_optimization"]["stage"] == 3
     assert ours.config["zero_optimization"]["reduce_bucket_size"] == 4_000
     assert ours.limits.shards_parameters
@@ -56,7 +57,7 @@ def test_an_own_configuration_replaces_every_option():
 
 def sizes(device_type: str, elements: int, **options: Any) -> tuple[Any, ...]:
     """Of the buffers that DeepSpeed is given, and whether it averages beside backward."""
-    ours = strategies.create("deepspeed", options)
+    ours: Any = strategies.create("deepspeed", options)
     zero = settings.sized(settings.completed(ours.config), device_type, elements)[
         "zero_optimization"
     ]

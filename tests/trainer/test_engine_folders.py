@@ -228,12 +228,12 @@ def test_two_folders_cannot_declare_one_name(tmp_path):
 
 
 def test_a_preset_is_part_of_what_its_name_makes():
-    spawned = strategies.create("ddp_spawn", {"bucket_cap_mb": 1.0})
+    spawned: Any = strategies.create("ddp_spawn", {"bucket_cap_mb": 1.0})
     plain = strategies.create("ddp", {})
-    assert type(spawned) is type(plain)
     assert (spawned.launcher, spawned.limits.max_nodes) == ("spawn", 1)
     assert (plain.launcher, plain.limits.max_nodes) == ("subprocess", None)
     assert spawned.bucket_cap_mb == 1.0
+    assert type(spawned) is type(plain)
 
 
 def test_the_contract_and_single_device_may_both_be_subclassed():

@@ -172,7 +172,7 @@ def test_snippets_that_cannot_be_run_say_why() -> None:
         pass
 
     with pytest.raises(ConfigurationError, match=r"loggers\[0\]=<NeptuneLogger>: give a Logger, "):
-        trainer.Trainer(max_epochs=10, logger=NeptuneLogger())
+        trainer.Trainer(max_epochs=10, logger=NeptuneLogger())  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(

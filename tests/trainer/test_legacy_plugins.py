@@ -189,7 +189,7 @@ def test_what_would_have_no_effect_is_refused(given: Any, lines: list[str]) -> N
 def test_invalid_options_are_the_trainer_s_to_report(kind: str, options: Any, line: str) -> None:
     cls = OwnDDP if kind == "OwnDDP" else legacy.DDPPlugin
     with pytest.raises(ConfigurationError) as raised:
-        Trainer(plugins=cls(**options), accelerator="cpu", devices=2, max_steps=1)
+        Trainer(plugins=cls(**options), accelerator="cpu", devices=2, max_steps=1)  # type: ignore[call-arg]
     assert raised.value.problems == [line]
 
 
@@ -202,7 +202,7 @@ def test_the_documents_1_bit_adam_with_stage_2_is_refused_with_the_reason() -> N
     }
     given = plugin("DeepSpeedPlugin", config)
     with pytest.raises(ConfigurationError, match=r"OneBitAdam .*ZeRO stage 2: it"):
-        Trainer(plugins=given, precision="bf16", accelerator="cpu", max_steps=1)
+        Trainer(plugins=given, precision="bf16", accelerator="cpu", max_steps=1)  # type: ignore[call-arg]
 
 
 # --- names ----------------------------------------------------------------------------------------
@@ -299,7 +299,7 @@ def test_a_module_is_divided_as_the_documents_say(tmp_path: Path) -> None:
 
 def test_a_method_that_forgets_its_work_is_named(apart: None) -> None:
     cpu = {"accelerator": "cpu", "devices": 1, "logger": False}
-    made = Trainer(plugins=NotWrapped(), max_steps=1, seed=1, **cpu)
+    made = Trainer(plugins=NotWrapped(), max_steps=1, seed=1, **cpu)  # type: ignore[call-arg]
     with pytest.raises(
         Exception, match=r"NotWrapped\.configure_ddp must set self\.model to a Dist"
     ):

@@ -134,7 +134,7 @@ def test_lightnings_index_of_a_loader_is_refused(tmp_path: Path) -> None:
             super().validation_step(batch, batch_idx)
 
     class Needed(Net):
-        def validation_step(self, batch: Tensor, batch_idx: int, dataloader_idx: int) -> None:
+        def validation_step(self, batch: Tensor, batch_idx: int, dataloader_idx: int) -> None:  # type: ignore[override]
             raise AssertionError
 
     line = "validation_step takes dataloader_idx, which is not passed: use self.dataloader_name"

@@ -21,7 +21,7 @@ def test_the_trainer_s_keywords_are_the_fields_with_their_defaults() -> None:
 
 
 def test_options_cannot_be_changed_and_know_no_older_spelling() -> None:
-    made = trainer.Trainer(gpus=0, precision=32, logger=False, max_steps=1)._plan.options
+    made = trainer.Trainer(gpus=0, precision=32, logger=False, max_steps=1)._plan.options  # type: ignore[call-arg]
     assert (made.accelerator, made.devices, made.precision, made.loggers) == (
         "cpu",
         1,
@@ -34,7 +34,7 @@ def test_options_cannot_be_changed_and_know_no_older_spelling() -> None:
 
 def test_unknown_keywords_are_refused_together() -> None:
     with pytest.raises(trainer.ConfigurationError) as caught:
-        trainer.Trainer(ma=1, max_nb_epochs=2)
+        trainer.Trainer(ma=1, max_nb_epochs=2)  # type: ignore[call-arg]
     first, second = caught.value.problems
     assert first.startswith("ma: Trainer has no such argument")
     assert (
@@ -42,7 +42,7 @@ def test_unknown_keywords_are_refused_together() -> None:
         == "max_nb_epochs: Trainer has no such argument; did you mean 'max_epochs' or 'max_steps'?"
     )
     with pytest.raises(TypeError, match="positional"):
-        trainer.Trainer("cpu")
+        trainer.Trainer("cpu")  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,7 @@ def test_several_backends_are_named_with_their_devices(name: str) -> None:
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])
 def test_ddp_is_given_no_devices(device: str) -> None:
     """Given one, it walks through each batch again, and fails on a defaultdict."""
-    strategy = ddp.DDP(static_graph=True)
+    strategy: Any = ddp.DDP(static_graph=True)
     strategy.device, strategy.devices = torch.device(device), [torch.device(device)]
     with mock.patch.object(ddp, "DistributedDataParallel") as made:
         strategy.wrap(nn.Linear(2, 2))

@@ -25,7 +25,7 @@ class Model(trainer.TrainingModule):
     def __init__(self, **changed: Any) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(()))
-        vars(self).update(changed)
+        self.__dict__.update(changed)
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         return (self.weight * batch[0]).mean()

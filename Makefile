@@ -42,6 +42,8 @@ RENDER = DISTRIBUTED_TORCH_QUIET=1 $(BIN)/cookiecutter --no-input --default-conf
 IN_PROJECT = $(MAKE) -C
 # Number of processes for the tests of a rendered project and of the trainer.
 WORKERS ?= 2
+# What needs nothing else; test-slow runs the rest of them too.
+QUICK := not (slow or needs or gpu)
 # In the project's environment, on the project that `make project` has rendered.
 PYTEST = -m pytest --numprocesses $(WORKERS) --dist loadfile --durations 30
 TRAINER_TYPES = cd tests/trainer && $(PROJECT_VENV)/bin/mypy --cache-dir $(CURDIR)/build/mypy-cache .
@@ -70,9 +72,9 @@ project: $(TOOLS)  ## render a project into build/test, with its environment in 
 	@touch '$(TRAINER_TOOLS)'
 
 test: lint test-template project  ## check and test the template, then a rendered project and its trainer
-	$(IN_PROJECT) build/test/my-project lint typecheck test VENV=$(PROJECT_VENV) ARGS=--strict
+	$(IN_PROJECT) build/test/my-project lint typecheck test VENV=$(PROJECT_VENV) ARGS=--strict QUICK='$(QUICK)'
 	$(TRAINER_TYPES)
-	$(TRAINER_TESTS) -m "not slow and not gpu" tests/trainer
+	$(TRAINER_TESTS) -m "$(QUICK)" tests/trainer
 
 # Its environment, which `make demo` has installed, is not installed again.
 tutorial: project  ## follow the tutorial of a rendered project from its first command on, in ~/tutorial
@@ -82,7 +84,7 @@ test-template: $(TOOLS)  ## run the template's own tests
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --durations 30 -m "not trains and not docs" --ignore tests/docker --ignore tests/slurm --ignore tests/ssh
 
 test-trainer: project  ## run the quick tests of the trainer, or those in ARGS: ARGS=tests/trainer/test_feed.py
-	$(TRAINER_TESTS) $(or $(ARGS),-m "not slow and not gpu" tests/trainer)
+	$(TRAINER_TESTS) $(or $(ARGS),-m "$(QUICK)" tests/trainer)
 
 # Kernels of other CPUs add up in other orders. MKL and oneDNN choose theirs by variables of their own.
 SSE := ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 ONEDNN_MAX_CPU_ISA=SSE41
@@ -90,7 +92,7 @@ AVX2 := ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA
 test-capabilities: project  ## compare strategies with one process on the kernels of CPUs without AVX, and with AVX2
 	for each in '$(SSE)' '$(AVX2)'; do echo "$$each" && (cd build/test/my-project && env $$each PYTHONPATH=src \
 		$(PROJECT_VENV)/bin/python -m pytest --quiet --numprocesses $(WORKERS) --dist loadfile \
-		-m "not (slow or gpu or needs)" tests/conformance) || exit 1; done
+		-m "$(QUICK)" tests/conformance) || exit 1; done
 
 test-engines: $(TOOLS)  ## check the types of projects with each set of engines, and collect their tests (a few minutes)
 	PROJECT_PYTHON=$(PROJECT_VENV)/bin/python $(BIN)/python -m pytest -m trains tests/test_engines.py
@@ -109,8 +111,8 @@ test-oldest: project  ## run the quick tests with the oldest torch that is suppo
 			'$(OLDEST)/bin/python' -m pip install -qq "$$torch"; }; }
 	@cd build/test/my-project/requirements && { $(call install,$(OLDEST),cpu.txt -r dev.txt -r '$(CURDIR)/tests/trainer/requirements.txt'); }
 	'$(OLDEST)/bin/python' -m pip install -qq --no-build-isolation --no-deps --editable build/test/my-project
-	cd build/test/my-project && CUDA_VISIBLE_DEVICES= '$(OLDEST)/bin/python' $(PYTEST) -m "not slow and not gpu"
-	RENDERED_PROJECT=build/test/my-project CUDA_VISIBLE_DEVICES= '$(OLDEST)/bin/python' $(PYTEST) -m "not slow and not gpu" tests/trainer
+	cd build/test/my-project && CUDA_VISIBLE_DEVICES= '$(OLDEST)/bin/python' $(PYTEST) -m "$(QUICK)"
+	RENDERED_PROJECT=build/test/my-project CUDA_VISIBLE_DEVICES= '$(OLDEST)/bin/python' $(PYTEST) -m "$(QUICK)" tests/trainer
 
 # TESTS='(slow or needs) and not (gpu or exhaustive)', as in CI, leaves out combinations that the others cover together.
 TESTS = (slow or needs) and not gpu

@@ -113,6 +113,7 @@ def test_ranks_of_a_killed_agent_end(tmp_path):
 
 
 @slow
+@pytest.mark.exhaustive  # tests/slurm/test_elastic.py has nodes that leave and come
 def test_a_run_with_options_of_auto_shrinks_to_one_process(tmp_path):
     """One agent per node, here two on one machine; one of them is killed with its rank."""
     address = ("127.0.0.1", free_port())

@@ -78,7 +78,7 @@ def untrained() -> float:
     [
         *("single_device", "ddp"),
         pytest.param("ddp_spawn", marks=[pytest.mark.slow, pytest.mark.exhaustive]),
-        pytest.param("fsdp", marks=pytest.mark.slow),
+        pytest.param("fsdp", marks=[pytest.mark.slow, pytest.mark.exhaustive]),
     ],
 )
 @pytest.mark.slow

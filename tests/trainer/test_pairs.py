@@ -33,7 +33,7 @@ from pairs_factors import (
 
 # Of all rows of a strategy in one way.
 SECONDS = 600.0
-IN_CI = {"single_device", "ddp", "fsdp", "deepspeed_stage_2", "sequential"}
+IN_CI = {"ddp", "fsdp"}
 Request = dict[str, Any]
 WAYS = {"bf16-mixed": "bf16", "16-mixed": "fp16", "bf16-true": "bf16 true", "16-true": "fp16 true"}
 

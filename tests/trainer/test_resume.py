@@ -17,7 +17,7 @@ SLOW = [pytest.mark.slow]
 EXHAUSTIVE = [*SLOW, pytest.mark.exhaustive]
 LAYOUTS = [
     pytest.param(2, 2),
-    pytest.param(1, 0, marks=SLOW),
+    pytest.param(1, 0, marks=EXHAUSTIVE),
     pytest.param(2, 0, marks=SLOW),
     *(pytest.param(*layout, marks=EXHAUSTIVE) for layout in ((1, 2), (3, 0), (3, 2))),
 ]

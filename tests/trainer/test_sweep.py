@@ -20,6 +20,13 @@ from tests.project import PATIENCE, ROOT, run, start
 from preemption_subject import steps_of
 
 pytestmark = pytest.mark.needs("optuna")
+
+
+def exhaustive(test: Callable[..., None]) -> Callable[..., None]:
+    """Each trial is a new interpreter; tests/slurm/test_sweep.py stops tasks of a study, too."""
+    return pytest.mark.slow(pytest.mark.exhaustive(test))
+
+
 SCRIPT = ROOT / "sweeps" / "sweep.py"
 DIGITS = ["--config", str(ROOT / "configs" / "digits.yaml"), "--data.shift=0"]
 SHORT = ["--trainer.accelerator=cpu", "--trainer.max_epochs=1", "--trainer.limit_train_batches=4"]
@@ -66,6 +73,7 @@ def ended(folder: Path, trial: int) -> list[str]:
     return [each.get("ended", "") for each in json.loads(record.read_text())["attempts"]]
 
 
+@pytest.mark.slow
 def test_the_best_trial_is_that_of_the_best_run(tmp_path: Path) -> None:
     write(tmp_path, trials=1)
     sweep(tmp_path)
@@ -90,6 +98,7 @@ def test_the_best_trial_is_that_of_the_best_run(tmp_path: Path) -> None:
         assert ended(tmp_path, each.number) == ["finished step 4"]  # none was trained again
 
 
+@exhaustive
 def test_all_mistakes_are_reported_before_the_first_trial(tmp_path: Path) -> None:
     search = {
         "model.width": {"low": 8, "high": 4},
@@ -198,7 +207,7 @@ def test_a_wrong_metric_ends_the_sweep_and_another_needs_another_study(
             script.Sweep(changed, alone)
 
 
-@pytest.mark.slow
+@exhaustive
 def test_failed_trials_are_counted(tmp_path: Path) -> None:
     search = {"model.width": {"choices": [4, -1]}, "model.learning_rate": {"choices": [0.01, 1e38]}}
     write(tmp_path, trials=None, search=search)
@@ -221,7 +230,7 @@ def until(condition: Callable[[], object], process: "subprocess.Popen[str]") -> 
         time.sleep(0.05)
 
 
-@pytest.mark.slow
+@exhaustive
 def test_an_interrupted_sweep_continues_as_if_it_had_not_been(tmp_path: Path) -> None:
     """Also after SIGKILL, which leaves the run alone: nobody trains beside it."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"
@@ -258,6 +267,7 @@ def test_an_interrupted_sweep_continues_as_if_it_had_not_been(tmp_path: Path) ->
     assert first[0].params != first[1].params
 
 
+@exhaustive
 @pytest.mark.needs("wandb")
 @pytest.mark.usefixtures("apart")
 def test_an_agent_of_wandb_calls_fit_as_the_page_says() -> None:

@@ -4,27 +4,17 @@ Used where a launcher pickles the run for new processes (``ddp_spawn``). Paths a
 Python expressions: ``model.layers[2].activation``, ``loader.dataset.tables["a"]``.
 """
 
-import copyreg
 import functools
+import io
 import json
 import pickle
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from types import FunctionType, MethodType
 from typing import Any
 
 from torch import Tensor, nn
 
-_ATOMS = {type(None), bool, int, float, complex, str, bytes, bytearray, pickle.PickleBuffer}
 _CHILDREN = ("_modules", "_parameters", "_buffers")
-# A chain of objects may be infinite.
-_MOST_OBJECTS = 100_000
-
-_Part = tuple[str | None, object]
-"""The path of a part relative to its container, ``.name`` or ``[0]``, and the part.
-
-``None`` if there is no expression for it, as for an element of a set.
-"""
 
 
 def find_unpicklable(value: object, name: str) -> str | None:
@@ -35,80 +25,71 @@ def find_unpicklable(value: object, name: str) -> str | None:
         name: The user's name for the object, with which the path starts.
 
     Returns:
-        The line, for the shortest path; ``None`` if no part was found.
+        The line, for the innermost part that has a path; ``None`` if all can be pickled.
     """
-    places = deque([(value, name, "is")])
-    # Keep the objects: the id of a deleted object could be reused.
-    seen: dict[int, object] = {}
-    while places and len(seen) < _MOST_OBJECTS:
-        value, path, verb = places.popleft()
-        if id(value) in seen or type(value) in _ATOMS:
-            continue
-        seen[id(value)] = value
-        try:
-            for label, part in list(_parts(value)):
-                if verb == "is" and label is not None:
-                    places.append((part, path + label, "is"))
-                else:
-                    places.append((part, path, "holds"))
-        except Exception as error:
-            return _line(value, f"{path} {verb}", error)
+    error = _error(value)
+    if error is None:
+        return None
+    passed = set[int]()
+    while id(value) not in passed:
+        passed.add(id(value))
+        for label, part in _parts(value):
+            if id(part) not in passed and (inner := _error(part)) is not None:
+                value, name, error = part, name + label, inner
+                break
+    return _line(value, name, error)
+
+
+class _WithoutData(pickle.Pickler):
+    """Pickles all but the data of tensors."""
+
+    def persistent_id(self, value: Any) -> Any:
+        return vars(value) if isinstance(value, Tensor) else None
+
+
+def _error(value: object) -> Exception | None:
+    try:
+        _WithoutData(io.BytesIO()).dump(value)
+    except Exception as error:
+        return error
     return None
 
 
-def _parts(value: Any) -> Iterator[_Part]:
-    """The parts that pickle would visit; raises the error of pickle if it cannot."""
-    if isinstance(value, type | FunctionType):
-        pickle.dumps(value)
-    elif isinstance(value, MethodType | functools.partial):
-        names = ("__self__",) if isinstance(value, MethodType) else ("func", "args", "keywords")
-        yield from ((f".{name}", getattr(value, name)) for name in names)
-    elif isinstance(value, Tensor):
-        yield from _items(vars(value).items(), value)
-    elif type(value) is dict:
-        yield from _items(value.items())
-    elif type(value) in (list, tuple) or hasattr(value, "_fields"):
+def _parts(value: Any) -> Iterator[tuple[str, object]]:
+    """The parts that have a path, each with its path relative to the value."""
+    if isinstance(value, MethodType):
+        yield ".__self__", value.__self__
+    elif isinstance(value, functools.partial):
+        yield from ((f".{name}", getattr(value, name)) for name in ("func", "args", "keywords"))
+    elif isinstance(value, dict):
+        yield from ((f"[{_key(key)}]", part) for key, part in value.items())
+    elif isinstance(value, list | tuple):
         yield from ((f"[{index}]", part) for index, part in enumerate(value))
-    else:
-        reduce = copyreg.dispatch_table.get(type(value))
-        reduced: Any = reduce(value) if reduce else value.__reduce_ex__(5)
-        if isinstance(reduced, str):
-            pickle.dumps(value)
-            return
-        make, arguments, state, elements, items = (*reduced, *[None] * 3)[:5]
-        yield from ((None, each) for each in (make, *arguments))
-        # An object with __slots__ has two dicts: its __dict__ and its slots.
-        for each in state if type(state) is tuple and len(state) == 2 else (state,):
-            yield from _items(each.items(), value) if isinstance(each, dict) else [(None, each)]
-        yield from ((f"[{index}]", part) for index, part in enumerate(elements or ()))
-        yield from _items(items or ())
+    elif not isinstance(value, type | FunctionType):
+        for key, part in getattr(value, "__dict__", {}).items():
+            if isinstance(value, nn.Module) and key in _CHILDREN:
+                named = part.items()
+                yield from ((f".{k}" if k.isidentifier() else f"[{_key(k)}]", v) for k, v in named)
+            else:
+                yield f".{key}", part
 
 
-def _items(items: Iterable[tuple[Any, Any]], owner: object = None) -> Iterator[_Part]:
-    """The items of a dict, or the attributes of its owner."""
-    for key, value in items:
-        if isinstance(owner, nn.Module) and key in _CHILDREN and isinstance(value, dict):
-            yield from _items(value.items(), owner)
-        elif owner is not None and isinstance(key, str) and key.isidentifier():
-            yield f".{key}", value
-        elif owner is not None and isinstance(key, str) and key.isdecimal():
-            yield f"[{key}]", value  # a child of nn.Sequential or nn.ModuleList
-        else:
-            yield None, key
-            yield f"[{json.dumps(key) if isinstance(key, str) else repr(key)}]", value
+def _key(key: object) -> str:
+    is_number = isinstance(key, str) and key.isdecimal()  # of a child of nn.Sequential
+    return str(key) if is_number else json.dumps(key) if isinstance(key, str) else repr(key)
 
 
-def _line(value: Any, place: str, error: Exception) -> str:
+def _line(value: Any, path: str, error: Exception) -> str:
+    is_definition = isinstance(value, type | FunctionType)
+    named: Any = value if is_definition else type(value)
+    what = "" if is_definition else "of type "
     remedy = "create it in on_fit_start, and exclude it in __getstate__"
-    named: Any = type(value)
-    what = "of type "
-    if isinstance(value, type | FunctionType):
+    if is_definition or "<locals>" in named.__qualname__:
         remedy = "define it at the top level of a module, with def or class"
-        named, what = value, ""
     reason = f" ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
     if str(error).startswith(("cannot pickle", "Can't pickle", "Can't get local")):
         reason = ""  # it only repeats what cannot be pickled
     return (
-        f"{place} {what}{named.__module__}.{named.__qualname__}, which cannot be pickled{reason}; "
-        f"{remedy}, or use strategy='ddp', which pickles nothing"
+        f"{path} is {what}{named.__module__}.{named.__qualname__}, which cannot be pickled{reason};"
+        f" {remedy}, or use strategy='ddp', which pickles nothing"
     )

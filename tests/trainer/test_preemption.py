@@ -182,11 +182,6 @@ def test_of_several_failures_the_first_is_told(tmp_path, monkeypatch):
     monkeypatch.setenv(outcome.FILE, str(tmp_path / "outcome"))
     outcome.write_failure("  File x\nrank 1: ValueError: bad\n")
     outcome.write_failure("rank 0: ValueError: bad, too")
-    outcome.write_failure("rank 0 lost a peer", is_lost=True)
-    assert (tmp_path / "outcome").read_text() == "failed rank 1: ValueError: bad\n"
-    outcome.remove()
-    outcome.write_failure("rank 0 lost a peer", is_lost=True)
-    outcome.write_failure("rank 1: ValueError: bad")
     assert (tmp_path / "outcome").read_text() == "failed rank 1: ValueError: bad\n"
     outcome.remove()
     outcome.remove()

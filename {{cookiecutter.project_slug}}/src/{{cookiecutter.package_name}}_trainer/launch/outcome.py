@@ -12,7 +12,6 @@ from pathlib import Path
 from . import files
 
 FILE = "TRAINER_OUTCOME"
-_LOST = "lost a peer"
 
 
 def make_path_absolute(directory: Path) -> None:
@@ -33,17 +32,12 @@ def write(line: str) -> None:
         files.write_atomically(path, f"{line}\n")
 
 
-def write_failure(reason: str, *, is_lost: bool = False) -> None:
-    """Write the last line of an error, unless another rank has done so; called by any rank.
-
-    ``is_lost``: the rank only lost a peer. The failure of one that failed by itself replaces it.
-    """
+def write_failure(reason: str) -> None:
+    """Write the last line of an error, unless another rank has done so; called by any rank."""
     if (path := _path()) and (lines := reason.strip().splitlines()):
         # The failure is printed too; an error while writing the file must not replace it.
         with contextlib.suppress(OSError, ValueError):
             files.write_first(path, f"failed {lines[-1]}\n")
-            if not is_lost and _LOST in path.read_text():
-                files.write_atomically(path, f"failed {lines[-1]}\n")
 
 
 def _path() -> Path | None:

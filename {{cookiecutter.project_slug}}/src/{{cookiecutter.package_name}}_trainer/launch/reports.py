@@ -123,7 +123,7 @@ def report_failure(error: BaseException, lost_peer: Sequence[str] = ()) -> str:
         _let_peers_end_first()
     message = _of_lost_peer(error) if is_lost else describe(error, f"rank {rank}: ")
     if not (is_lost and is_ours):  # our launcher knows which peer was lost
-        outcome.write_failure(message, is_lost=is_lost)
+        outcome.write_failure(message)
     if directory:
         problems = error.problems if isinstance(error, UserError) else ()
         failure = Failure(
@@ -150,20 +150,15 @@ def _let_peers_end_first() -> None:
 
     A rank closes its connections before it ends, which may take long on a busy machine.
     """
-    began, file = time.monotonic(), os.environ.get(_TORCHELASTIC_FILE)
+    began, seconds = time.monotonic(), _SECONDS_FOR_PEER
+    file = os.environ.get(_TORCHELASTIC_FILE)
     if file:
         Path(file).with_name(_LOST_A_PEER).touch()
-    while True:
-        seconds = _SECONDS_TO_END if file and _has_peer_failed(Path(file)) else _SECONDS_FOR_PEER
-        if time.monotonic() - began >= seconds:
-            return
+    while time.monotonic() - began < seconds:
         time.sleep(_POLL_SECONDS)
-
-
-def _has_peer_failed(own: Path) -> bool:
-    """Whether a rank of this node failed by itself: by torchelastic's files, a folder for each."""
-    reported = own.parents[1].glob(f"*/{own.name}")
-    return any(not each.with_name(_LOST_A_PEER).exists() for each in reported)
+        reports = Path(file).parents[1].glob(f"*/{Path(file).name}") if file else ()
+        if any(not each.with_name(_LOST_A_PEER).exists() for each in reports):
+            seconds = _SECONDS_TO_END
 
 
 def end_failed(error: BaseException, lost_peer: Sequence[str] = ()) -> NoReturn:

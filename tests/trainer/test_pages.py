@@ -7,21 +7,26 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from my_project_trainer.cli import configuration
-from my_project_trainer.errors import ConfigurationError
+from my_project_trainer.cli import configuration, export
+from my_project_trainer.errors import ConfigurationError, Problems
+from my_project_trainer.tools import report, reproduce
+from my_project_trainer.tools.plan import request
+from my_project_trainer.tools.report import page as report_page
 from tests.project import PACKAGE, ROOT, run
 
 PAGES = [*sorted(ROOT.glob("docs/**/*.md")), ROOT / "README.md"]
 # Of files that a user has: a run, a class, weights, a text.
 OWN = re.compile(
-    r"runs/RUN|lora\.|reviews\.|my_module\.|my_data\.|tasks\.line\.|houses|book\.txt|"
+    r"lora\.|reviews\.|my_module\.|my_data\.|tasks\.line\.|houses|book\.txt|"
     r"--trainer\.weights|cluster\.yaml"
 )
+A_RUN = re.compile(r"(?:runs/)?RUN(/best)?|runs/[\w-]+")
 # Given by the launcher that starts the command.
 LAUNCHED = re.compile(r"^(?:\S*run |mpiexec |deepspeed )|horovod|--trainer.strategy ddp2")
 # An engine, a package or a compiler that is not installed, and hardware that is not there.
 MISSING = re.compile(r"is not installed|needs the package|compile needs|this machine has none")
 TRAINS = ("fit", "find_batch_size", "find_learning_rate")
+NAME = "my-project"
 
 
 def blocks(language: str = "") -> Iterator[tuple[str, str]]:
@@ -31,15 +36,17 @@ def blocks(language: str = "") -> Iterator[tuple[str, str]]:
         yield from ((page.name, code) for kind, code in found if kind == language)
 
 
-def commands() -> Iterator[tuple[str, list[str]]]:
-    """Yield the commands of pages that train from a config, each with its page."""
+def commands(*, train: bool = True) -> Iterator[tuple[str, list[str]]]:
+    """Yield the commands of pages that train from a config, or the others, each with its page."""
     for page, block in blocks():
         for line in block.replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)
             if "my_project" not in words or OWN.search(line) or LAUNCHED.search(line):
                 continue
             words = words[words.index("my_project") + 1 :]
-            if words[0] in TRAINS and "--help" not in words:
+            is_pattern = "[" in line or {"--help", "…"} & {*words} or "…" in line
+            needs_run = words[0] in TRAINS and "runs/RUN" in line
+            if (words[0] in TRAINS) is train and not is_pattern and not needs_run:
                 yield page, words
 
 
@@ -56,6 +63,56 @@ def test_commands_on_the_pages_are_accepted() -> None:
             if not MISSING.search(str(error)):
                 wrong.append(f"{page}: {shlex.join(words)}: {error}")
     assert wrong == []
+
+
+def read_as(command: str, words: list[str]) -> None:
+    """Read the words of a command as it does, which raises ConfigurationError."""
+    if command == "plan":
+        problems = Problems()
+        request.read(NAME, words, problems)
+        problems.raise_any()
+    elif command == "doctor":
+        given = [word for word in words if word != "--json"]
+        if given:
+            configuration.read_work(NAME, "fit", given)
+    elif command == "report":
+        report.run(NAME, words)
+    elif command == "reproduce":
+        reproduce._read(words, f"{NAME} reproduce")
+    elif command == "export":
+        given_export = export._parser(NAME).parse_args(words)
+        export._checked_paths(given_export, export._FORMATS[given_export.format])
+    else:
+        configuration.read_work(NAME, command, words)
+
+
+@pytest.mark.usefixtures("apart")
+def test_commands_of_runs_and_tools_on_the_pages_are_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = list(commands(train=False))
+    assert len(found) > 20
+    options = {"max_steps": 1, "default_root_dir": str(tmp_path), "run_name": "made"}
+    options |= {"loggers": "[csv]", "accelerator": "cpu", "enable_progress_bar": "false"}
+    given = [f"--trainer.{name}={value}" for name, value in options.items()]
+    config = str(ROOT / "configs" / "digits.yaml")
+    work = configuration.read_work(NAME, "fit", ["--config", config, *given])
+    work.trainer.fit(work.model, work.data)
+    monkeypatch.setattr(report_page, "written", lambda runs: "")
+    os.chdir(ROOT)
+    wrong, out = [], str(tmp_path / "page.html")
+    for page, (command, *words) in found:
+        own = [str(tmp_path / "made") if A_RUN.fullmatch(word) else word for word in words]
+        own = [out if word.endswith(".html") else word for word in own]
+        try:
+            read_as(command, own)
+        except ConfigurationError as error:
+            if not MISSING.search(str(error)):
+                wrong.append(f"{page}: {command} {shlex.join(words)}: {error}")
+    assert wrong == []
+    assert {command for _, (command, *_) in found} >= {
+        *("plan", "doctor", "report", "reproduce", "export", "validate", "test", "predict"),
+    }
 
 
 @pytest.mark.slow

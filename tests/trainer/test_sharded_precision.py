@@ -1,61 +1,17 @@
-"""In mixed precision, fsdp keeps no whole weights for the backward."""
+"""In mixed precision, layers of fsdp compute in half precision, the rest in float32.
 
-import json
-from functools import cache
+test_storages.py counts the weights that wait for the backward.
+"""
+
 from typing import Any
 
 import my_project_trainer as trainer
 import pytest
 import torch
+from my_project_trainer.strategies.fsdp import fsdp
 from tests.conformance.rows import rounding
-from tests.project import run
 from torch import nn
-
-from sharded_precision_subject import LAYERS
-
-SMALL_UNITS = {"unit_parameters": 100}
-FLOAT32 = {"parameter_dtype": "float32"}
-HALF = {"bf16-mixed": "bfloat16", "16-mixed": "float16"}
-
-
-@pytest.fixture(scope="module")
-def counted(tmp_path_factory: pytest.TempPathFactory):
-    """Trains the subject, and gives what it counted."""
-
-    @cache
-    def results(*words: str) -> dict[str, Any]:
-        folder = tmp_path_factory.mktemp("run-")
-        done = run(["-m", "sharded_precision_subject", folder, *words])
-        assert done.returncode == 0, done.stderr
-        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return found
-
-    return results
-
-
-@pytest.mark.parametrize(
-    ("strategy", "precision", "words"),
-    [
-        ("fsdp", "bf16-mixed", ()),
-        pytest.param("fsdp", "bf16-mixed", ("own",), marks=pytest.mark.slow),
-        pytest.param("fsdp", "16-mixed", (), marks=pytest.mark.slow),
-        pytest.param("mesh", "bf16-mixed", (), marks=pytest.mark.slow),
-    ],
-)
-def test_no_whole_weights_wait_for_the_backward(counted, strategy, precision, words):
-    options = SMALL_UNITS | ({"shard": 2} if strategy == "mesh" else {})
-    found = counted(strategy, precision, json.dumps(options), *words)
-    # The last unit's are there still, for its backward is the first.
-    assert len(found["alive"]) == 3
-    assert max(found["alive"]) <= 1
-    # What autocast casts from whole weights in float32, and keeps.
-    kept = counted("fsdp", precision, json.dumps(SMALL_UNITS | FLOAT32))
-    assert min(kept["alive"]) >= LAYERS
-    assert (found["autocast"], kept["autocast"]) == ([False], [True])
-    assert found["reduced"] == kept["reduced"] == ["torch.float32"]
-    # Norms are rounded too: a layer has two roundings of 2^-9 of values around 1 (2^-12: fp16).
-    rounding = torch.finfo(getattr(torch, HALF[precision])).eps / 2
-    assert found["losses"] == pytest.approx(kept["losses"], rel=2 * LAYERS * rounding, abs=0)
+from torch.distributed.fsdp import MixedPrecisionPolicy
 
 
 class Norms(nn.Module):
@@ -93,17 +49,26 @@ def fit(module: trainer.TrainingModule, strategy: str = "fsdp") -> None:
     run_of.fit(module, [torch.ones(4, 6)] * 2)
 
 
-def test_layers_compute_in_half_precision_and_the_loss_in_float32(apart):
-    module, seen = Holder(mixes=False), []
+def test_layers_compute_in_half_precision_and_the_loss_in_float32(apart, monkeypatch):
+    module, seen, policies = Holder(mixes=False), [], []
+
+    def note(layer: nn.Module, args: Any, y: torch.Tensor) -> None:
+        seen.append((args[0].dtype, layer.weight.dtype, y.dtype))
+
+    def make(*dtypes: Any, **options: Any) -> MixedPrecisionPolicy:
+        policies.append(dtypes)
+        return MixedPrecisionPolicy(*dtypes, **options)
+
+    monkeypatch.setattr(fsdp, "MixedPrecisionPolicy", make)
     for each in (module.model.first, module.model.norm, module.model.last):
-        each.register_forward_hook(
-            lambda layer, args, y: seen.append((args[0].dtype, layer.weight.dtype, y.dtype))
-        )
+        each.register_forward_hook(note)
     fit(module)
     half = (torch.bfloat16,) * 3
     norm = (torch.bfloat16, torch.float32, torch.bfloat16)
     assert seen == [half, norm, half] * 2
     assert module.seen == {torch.float32}
+    # Gradients are reduced in float32.
+    assert {each for each in policies if each[0]} == {(torch.bfloat16, torch.float32)}
     assert {each.dtype for each in module.parameters()} == {torch.float32}
 
 

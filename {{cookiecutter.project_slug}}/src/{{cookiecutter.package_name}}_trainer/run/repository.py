@@ -17,7 +17,6 @@ _GIT = (
     *("-c", f"core.hooksPath={os.devnull}"),
 )
 _STATUS = ("status", "--porcelain=v2", "--branch", "-z", "--ignore-submodules=dirty")
-_NO_COMMIT = "(initial)"
 _DIFF = (
     *("diff", "HEAD", "--no-ext-diff", "--no-textconv", "--no-color", "--submodule=short"),
     *("--ignore-submodules=dirty", "--full-index"),
@@ -31,8 +30,16 @@ def commit(directory: Path) -> dict[str, Any] | None:
     ``untracked`` names other files that are not ignored. In a container without git, only the
     commit from which the image was built, and whether it had changes.
     """
-    if not _is_in_repository(directory):
-        return _of_image()
+    found = _of_repository(directory)
+    if found is None and (image := os.environ.get("IMAGE_COMMIT", "")):
+        found = {"commit": image.removesuffix("-dirty"), "dirty": image.endswith("-dirty")}
+    return found
+
+
+def _of_repository(directory: Path) -> dict[str, Any] | None:
+    folders = (directory, *directory.parents)
+    if "GIT_DIR" not in os.environ and not any((each / ".git").exists() for each in folders):
+        return None  # git is not worth starting
     try:
         variables = _without_filters(directory)
         lines = _output(directory, variables, *_STATUS).split("\0")[:-1]
@@ -40,29 +47,17 @@ def commit(directory: Path) -> dict[str, Any] | None:
         untracked = [each.removeprefix("? ") for each in changes if each.startswith("? ")]
         diff = _output(directory, variables, *_DIFF) if len(changes) > len(untracked) else ""
     except (OSError, subprocess.SubprocessError):
-        return _of_image()
-    found = lines[0].removeprefix("# branch.oid ")
-    if found == _NO_COMMIT:
-        return _of_image()
+        return None
+    head = lines[0].removeprefix("# branch.oid ")
+    if head == "(initial)":
+        return None
     return {
-        "commit": found,
+        "commit": head,
         "dirty": bool(changes),
         "diff": redaction.diff(diff[:_MOST_BYTES]),
         "diff_cut": len(diff) > _MOST_BYTES,
         "untracked": untracked[:_MOST_FILES],
     }
-
-
-def _is_in_repository(directory: Path) -> bool:
-    """Whether git is worth starting."""
-    folders = (directory, *directory.parents)
-    return "GIT_DIR" in os.environ or any((each / ".git").exists() for each in folders)
-
-
-def _of_image() -> dict[str, Any] | None:
-    found = os.environ.get("IMAGE_COMMIT", "")
-    dirty = found.endswith("-dirty")
-    return {"commit": found.removesuffix("-dirty"), "dirty": dirty} if found else None
 
 
 def _without_filters(directory: Path) -> dict[str, str]:

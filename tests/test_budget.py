@@ -29,7 +29,7 @@ LINES = {
     "options": 983,
     "run": 1738,
     "strategies/*.py": 2186,
-    "strategies/asynchronous": 710,
+    "strategies/asynchronous": 711,
     "strategies/deepspeed": 1624,
     "strategies/fairscale": 281,
     "strategies/fsdp": 693,

@@ -309,12 +309,7 @@ class Strategy:
         return collectives.all_reduce(tensor, how)
 
     def agree(self, request: Tensor) -> Tensor:
-        """What ranks ask for after a step, the same on all of them: the maximum.
-
-        Args:
-            request: The signal on which this rank asks all to stop, or 0; and how many steps later
-                to call this again, negative.
-        """
+        """The maximum over ranks of what they ask for after a step, see ``launch/signals.py``."""
         return collectives.all_reduce(request, "max")
 
     # --- checkpoints ---------------------------------------------------------------------------

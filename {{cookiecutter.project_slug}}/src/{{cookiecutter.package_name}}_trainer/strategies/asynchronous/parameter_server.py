@@ -145,7 +145,8 @@ class ParameterServer(ProcessGroupStrategy):
         self._has_weights = False
         for parameter in self._parameters:
             parameter.grad = None
-        return self._server.staleness if isinstance(self._server, Server) else dict
+        is_apart = not self.limits.steps_together
+        return self._server.staleness if is_apart and isinstance(self._server, Server) else dict
 
     def agree(self, request: Tensor) -> Tensor:
         self._received = int(request[0])  # the server is told when the next step starts

@@ -90,6 +90,7 @@ def test_bounds_allow_for_other_cpus():
     assert 10 * 1.2e-6 < PROPERTIES["clip norm"].tolerance < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capability", ["default", "avx2"])
 def test_a_capability_reaches_the_processes_of_the_matrix(tmp_path, capability):
     worker = ("-m", "tests.conformance.worker", tmp_path, "reference", "1", "1", "sgd")

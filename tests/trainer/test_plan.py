@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import threading
 from pathlib import Path
@@ -133,7 +134,8 @@ def test_what_fake_tensors_cannot_do_takes_real_steps(model: str):
 def test_a_step_that_hangs_ends_at_the_time_limit():
     words = ["--devices", "1", "--memory", "4G", "--accelerator", "cpu", "--trainer.max_steps", "9"]
     error = plan("--model", "plan_subject.Endless", *words, "--seconds", "1", code=2)
-    assert "took longer than 1 s" in error
+    # The step, or on a busy machine all of the plan.
+    assert re.search("took longer than (1|12) s", error)
 
 
 def test_a_child_that_ends_or_fails_is_named():

@@ -57,7 +57,9 @@ def test_loader_workers_change_nothing(results, processes):
     assert (one / "metrics.csv").read_text() == (two / "metrics.csv").read_text()
 
 
-@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=SLOW)])
+@pytest.mark.parametrize(
+    "processes", [pytest.param(1, marks=EXHAUSTIVE), pytest.param(2, marks=SLOW)]
+)
 def test_a_run_that_is_killed_resumes_to_the_last_bit(tmp_path, processes):
     arguments = fit(
         *("--trainer.devices", str(processes), "--trainer.max_epochs", "3"),
@@ -94,7 +96,7 @@ def kill_at_random_step(arguments: list[str | Path], directory: Path) -> None:
         process.communicate()
 
 
-@pytest.mark.parametrize("how", [[], ["async"]], ids=["sync", "async"])
+@pytest.mark.parametrize("how", [[], pytest.param(["async"], marks=SLOW)], ids=["sync", "async"])
 def test_a_kill_while_a_checkpoint_is_written_leaves_a_whole_one(tmp_path, how):
     for attempt in range(8):
         process = start(["-m", "checkpoint_writer", tmp_path, *how])

@@ -365,8 +365,9 @@ def test_the_site_is_built_without_warnings_and_needs_no_network(project: Path) 
     built = {str(page.relative_to(docs).with_suffix(".html")) for page in docs.rglob("*.md")}
     assert built <= {str(page.relative_to(site)) for page in site.rglob("*.html")}
     assert from_network(site) == set()
-    reference = (site / "reference" / "trainer.html").read_text(encoding="utf-8")
-    assert all(name in reference for name in ("accumulate_grad_batches", "find_batch_size"))
+    if (docs / "reference").is_dir():  # not in a core
+        reference = (site / "reference" / "trainer.html").read_text(encoding="utf-8")
+        assert all(name in reference for name in ("accumulate_grad_batches", "find_batch_size"))
     index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
     assert (
         any("zero_bubble" in each["text"] for each in index["docs"])

@@ -263,30 +263,30 @@ def test_refused_on_the_command_line(area: Area, field: str, answer: str, says: 
 @pytest.mark.parametrize(
     ("typed", "says"),
     [
-        (["../../x"], "project_slug"),
-        (["x", "../../x"], "project_slug"),
-        (["x", "x", "import"], "keyword"),
-        (["x", "x", "x", JINJA_CODE], "are not allowed"),
-        (["x", "x", "x", "", "{% raw %}"], "are not allowed"),
-        (["x", "x", "x", "", "", "`touch canary`"], "e-mail"),
-        (["x", "x", "x", "", "", "", "$(touch canary)"], "PEP 440"),
-        (["x", "x", "x", "", "", "", "", "mit"], "did you mean MIT?"),
-        (["x", "x", "x", *[""] * 5, "lora, graph"], "examples"),
-        (["x", "x", "x", *[""] * 6, "$(touch canary)"], "deepspeed"),
-        (["x", "x", "x", *[""] * 9, "perhaps"], "xla"),
-        (["x", "x", "x", *[""] * 12, "perhaps"], "legacy"),
-        (["x", "x", "x", *[""] * 13, "rocm"], "choose from auto, cpu, cuda"),
-        (["x", "x", "x", *[""] * 14, "$(touch canary)"], "slurm_partition"),
-        (["x", "x", "x", *[""] * 15, "`touch canary`"], "slurm_account"),
-        (["x", "x", "x", *[""] * 16, "many"], "a whole number"),
-        (["x", "x", "x", *[""] * 17, "docker"], "container_runtime"),
-        (["x", "x", "x", *[""] * 19, "gitlub"], "did you mean git"),
+        (["../../x", "", "", "../x"], "project_slug"),
+        (["x", "{% raw %}"], "are not allowed"),
+        (["x", "", "most"], "choose from all, core"),
+        (["x", "", "", "../../x"], "project_slug"),
+        (["x", "", "", "x", "import"], "keyword"),
+        (["x", "", "", "x", "x", JINJA_CODE], "are not allowed"),
+        (["x", *[""] * 5, "`touch canary`"], "e-mail"),
+        (["x", *[""] * 6, "$(touch canary)"], "PEP 440"),
+        (["x", *[""] * 7, "mit"], "did you mean MIT?"),
+        (["x", *[""] * 8, "lora, graph"], "examples"),
+        (["x", *[""] * 9, "$(touch canary)"], "deepspeed"),
+        (["x", *[""] * 12, "perhaps"], "xla"),
+        (["x", *[""] * 15, "perhaps"], "legacy"),
+        (["x", *[""] * 16, "perhaps"], "tools"),
+        (["x", *[""] * 17, "rocm"], "choose from auto, cpu, cuda"),
+        (["x", *[""] * 18, "$(touch canary)"], "slurm_partition"),
+        (["x", *[""] * 19, "`touch canary`"], "slurm_account"),
+        (["x", *[""] * 20, "many"], "a whole number"),
+        (["x", *[""] * 21, "docker"], "container_runtime"),
+        (["x", *[""] * 23, "gitlub"], "did you mean git"),
     ],
 )
 def test_refused_at_the_prompt(area: Area, typed: list[str], says: str) -> None:
     """At once: no more lines are read than were typed."""
-    if typed[0] == "../../x":  # the folder's name follows from it: "x"
-        typed = [*typed, "../x"]
     assert_refused(area, stdin="\n".join(typed) + "\n", says=says)
 
 

@@ -1,7 +1,7 @@
 """Refuse optimizers that compute an element from others, where a process steps only some of them.
 
-They are known by their names in torch, timm, pytorch_optimizer, transformers, bitsandbytes, apex
-and DeepSpeed; ``is_elementwise`` of an optimizer or its class overrides this.
+They are known by their names in torch and widely used libraries, such as timm, pytorch_optimizer,
+transformers and bitsandbytes; ``is_elementwise`` of an optimizer or its class overrides this.
 """
 
 import re

@@ -14,11 +14,12 @@ _SPEAKING = (ImportError, AttributeError, SyntaxError, ValueError, OSError, User
 T = TypeVar("T")
 
 
-def create(where: str, given: object, base: type[T], built_in: Mapping[str, type[T]]) -> T:
+def create(where: str, given: object, base: type[T], built_in: Mapping[str, str]) -> T:
     """Return a given object, or create it; ConfigurationError has one line per error.
 
-    ``given`` may also be its class path, a built-in name, or a dict with ``class_path`` and
-    ``init_args``. ``where``: what errors name it by, such as ``"callbacks[0]"``.
+    ``given`` may also be its class path, the name of a built-in one (``built_in`` has their class
+    paths), or a dict with ``class_path`` and ``init_args``. ``where``: what errors name it by, such
+    as ``"callbacks[0]"``.
     """
     if isinstance(given, base):
         return given
@@ -36,7 +37,7 @@ def create(where: str, given: object, base: type[T], built_in: Mapping[str, type
             f"{where}={shown(path)} is no built-in {base.__name__.lower()} and no class path"
             f"{nearest(path, built_in)}"
         )
-    cls = built_in.get(path) or imported(f"{where}={shown(path)}", path, base)
+    cls = imported(f"{where}={shown(path)}", built_in.get(path, path), base)
     if not isinstance(arguments, Mapping):
         raise ConfigurationError(f"{where}.init_args={shown(arguments)}: give them by name")
     problems = Problems()

@@ -1,28 +1,15 @@
 """The options of a run: for each its type, default, range and help."""
 
 import functools
-import math
 import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from ..errors import ConfigurationError, shown
-
-if TYPE_CHECKING:
-    AtLeastTwo = int
-    Below1 = float
-    NonNegativeInt = int
-    PositiveInt = int
-    PositiveNumber = float
-else:
-    from jsonargparse.typing import NonNegativeInt, PositiveInt, restricted_number_type
-
-    AtLeastTwo = restricted_number_type("AtLeastTwo", int, (">=", 2))
-    Below1 = restricted_number_type("Below1", float, [(">=", 0), ("<", 1)])
-    PositiveNumber = restricted_number_type("PositiveNumber", float, [(">", 0), ("<", math.inf)])
+from .numbers import AtLeastTwo, NonNegativeInt, PositiveInt, PositiveNumber
 
 _DURATION = re.compile(r"(\d{1,5}):(\d{1,2}):(\d{1,2}):(\d{1,2})")
 _UNITS = ("weeks", "days", "hours", "minutes", "seconds")

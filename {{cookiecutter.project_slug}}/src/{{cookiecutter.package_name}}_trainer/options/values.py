@@ -1,34 +1,29 @@
-"""Check the types of values with jsonargparse, as on the command line.
+"""Check the types of values: of a script, and those of a command line with jsonargparse.
 
-Values from Python are not converted: ``"2"`` is a valid number on a command line, but not there.
+Values of a script are not converted: ``"2"`` is a valid number on a command line, but not there.
 """
 
 import functools
 import inspect
-import os
 import re
 import traceback
 import types
 import typing
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
-
-from jsonargparse import ArgumentParser
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import ConfigurationError, Problems, nearest, one_line, shorten, shown
 from . import redaction
+from .numbers import BOUNDS
+
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser
 
 # The largest integer that torch, JSON and names of checkpoints support.
 _LARGEST = 2**63 - 1
 
-_RANGES = {
-    "PositiveInt": "int >= 1",
-    "NonNegativeInt": "int >= 0",
-    "AtLeastTwo": "int >= 2",
-    "Below1": "float >= 0 and < 1",
-    "PositiveNumber": "float > 0",
-}
+_WORDS = {getattr(each, "__name__", ""): bounds.words for each, bounds in BOUNDS.items()}
 # Values that an option no longer has.
 _REMOVED = {"rollback": "was removed; use 'stop' or 'skip', or resume from an earlier checkpoint"}
 
@@ -59,7 +54,7 @@ def refusal(name: str, value: Any, expected: Any) -> str:
         return f"{name}={value!r} {_REMOVED[value]}"
     wanted = re.sub(r"\b(?:\w+\.)+(?=\w)", "", inspect.formatannotation(expected))
     wanted = re.sub(r"^Optional\[(.*)\]$", r"\1 | None", wanted)
-    wanted = re.sub(r"\w+", lambda word: _RANGES.get(word[0], word[0]), wanted)
+    wanted = re.sub(r"\w+", lambda word: _WORDS.get(word[0], word[0]), wanted)
     if _is_too_large(value):
         wanted = "a number of at most 2**63 - 1"
     return f"{name}={_shown(name, value)}: expected {wanted}"
@@ -73,22 +68,38 @@ def fits(expected: Any, value: Any) -> bool:
     """Whether a value has a type, without conversion."""
     if expected is Any:
         return True
-    kinds = typing.get_args(expected)
-    if value is None:  # for jsonargparse, None means "not given"
-        return type(None) in kinds
     if _is_too_large(value):
         return False
-    if isinstance(value, os.PathLike):
-        return any(typing.get_origin(each) is os.PathLike for each in kinds)
-    if isinstance(value, dict) and dict[str, Any] in kinds:
-        return all(isinstance(key, str) for key in value)
-    if isinstance(expected, types.UnionType) and type(value) in kinds:
-        return True  # jsonargparse would convert "2" to the first type that fits
+    if expected in BOUNDS:
+        return BOUNDS[expected].fit(value)
+    if expected in (int, float):
+        return type(value) is int or (expected is float and isinstance(value, float))
+    kind, items = typing.get_origin(expected) or expected, typing.get_args(expected)
+    if kind in (typing.Union, types.UnionType):
+        return any(fits(each, value) for each in items)
+    if kind is Literal:
+        return any(type(value) is type(each) and value == each for each in items)
+    return _is_instance(value, kind) and (not items or _items_fit(kind, items, value))
+
+
+def _is_instance(value: object, kind: Any) -> bool:
+    if isinstance(value, str | bytes) or kind is None:  # a text is no sequence of options
+        return value is None or kind in (type(value), object)
     try:
-        # A copy, because jsonargparse converts the items of lists and dicts in place.
-        return _is_same(value, _converted(expected, _copy(value)))
-    except Exception:  # jsonargparse, or the value itself, may raise anything
-        return False
+        return isinstance(value, (list, tuple) if kind in (list, tuple) else kind)
+    except TypeError:  # a type that only type checkers know, such as a TypedDict
+        return True
+
+
+def _items_fit(kind: Any, expected: tuple[Any, ...], value: Any) -> bool:
+    if isinstance(value, Mapping):
+        key, item = expected
+        return all(fits(key, each) and fits(item, value[each]) for each in value)
+    if not isinstance(value, list | tuple):
+        return True
+    if kind is tuple and ... not in expected:
+        return len(value) == len(expected) and all(map(fits, expected, value))
+    return all(fits(expected[0], each) for each in value)
 
 
 def convert(
@@ -144,7 +155,7 @@ def check_arguments(
 
 def _passed_on(cls: type) -> dict[str, Any]:
     """Types of a class' arguments, with those that ``**arguments`` pass on to a parent class."""
-    parser = ArgumentParser(exit_on_error=False)
+    parser = _new_parser()
     try:
         parser.add_class_arguments(cls, as_group=False)
     except ValueError:  # a type that jsonargparse does not support
@@ -182,26 +193,28 @@ def _is_too_large(value: Any) -> bool:
     return isinstance(value, int) and abs(value) > _LARGEST
 
 
-def _copy(value: Any) -> Any:
-    """A copy of lists and dicts with the same items."""
-    if type(value) is list:
-        return [_copy(each) for each in value]
-    if type(value) is dict:
-        return {key: _copy(each) for key, each in value.items()}
-    return value
+@functools.cache
+def register_types() -> None:
+    """Have jsonargparse read numbers within bounds."""
+    from jsonargparse.typing import register_type
+
+    for kind, bounds in BOUNDS.items():
+        register_type(kind, bounds.kind, bounds.read, type_check=_is_within)
 
 
-def _is_same(value: Any, found: Any) -> bool:
-    """Whether a value was not converted; types that restrict a number are not a conversion."""
-    if isinstance(value, list | tuple) and isinstance(found, list | tuple):
-        return all(map(_is_same, value, found))
-    if type(value) is int and isinstance(found, float):
-        return True
-    return value is found or (isinstance(found, type(value)) and bool(value == found))
+def _is_within(value: object, kind: type) -> bool:
+    return BOUNDS[kind].fit(value)
+
+
+def _new_parser() -> "ArgumentParser":
+    from jsonargparse import ArgumentParser  # a hundred modules, which a script does not need
+
+    register_types()
+    return ArgumentParser(exit_on_error=False)
 
 
 @functools.cache
-def _parser(expected: Any) -> ArgumentParser:
-    parser = ArgumentParser(exit_on_error=False)
+def _parser(expected: Any) -> "ArgumentParser":
+    parser = _new_parser()
     parser.add_argument("--value", type=expected)
     return parser

@@ -17,7 +17,7 @@ from ...checkpoint import MOST_STEPS, check_count, fill
 from ...checkpoint.state_file import Packing, unpack
 from ...launch import collectives
 from ...module import TrainingModule
-from ...options.fields import Below1, NonNegativeInt, PositiveInt, PositiveNumber
+from ...options.numbers import Below1, NonNegativeInt, PositiveInt, PositiveNumber
 from ..gradients.averaging import GradientAverage
 from ..limits import Limits
 from ..memory import Memory, Sizes, memory

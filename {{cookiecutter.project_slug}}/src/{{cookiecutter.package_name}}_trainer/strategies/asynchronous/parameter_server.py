@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from ...launch import collectives
 from ...module import TrainingModule
 from ...options import Options
-from ...options.fields import NonNegativeInt
+from ...options.numbers import NonNegativeInt
 from ..base import StepOutput
 from ..gradients import sparse
 from ..limits import Limits

@@ -11,7 +11,7 @@ from ...cli import arguments
 from ...errors import Problems, shown
 from ...launch import cluster
 from ...options import Options, values
-from ...options.fields import PositiveInt
+from ...options.numbers import PositiveInt
 from ...run import placement
 
 _OWN = {

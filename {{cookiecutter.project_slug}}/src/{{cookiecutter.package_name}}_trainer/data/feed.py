@@ -2,7 +2,6 @@
 
 import multiprocessing
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -135,11 +134,7 @@ def drawn(
     Raises:
         UserError: A batch has no samples, or an epoch of so many batches in total ends early.
     """
-    while True:
-        with stream or nullcontext():
-            batch = next(batches, END)
-        if batch is END:
-            break
+    for batch in batches if stream is None else _in_stream(batches, stream):
         if _is_empty(batch):
             raise UserError(
                 f"batch {number} of the loader has no samples (its tensors' first dimension is 0): "
@@ -152,6 +147,15 @@ def drawn(
             f"the loader ended after {number} of {total} batches: its dataset raised "
             "StopIteration, or __len__ of its sampler is wrong"
         )
+
+
+def _in_stream(batches: Iterator[Any], stream: randomness.Stream) -> Iterator[Any]:
+    while True:
+        with stream:
+            batch = next(batches, END)
+        if batch is END:
+            return
+        yield batch
 
 
 def length(loader: Iterable[Any]) -> int | None:

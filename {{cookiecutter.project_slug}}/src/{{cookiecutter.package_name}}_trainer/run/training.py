@@ -112,7 +112,7 @@ class _Fit:
         self._compiled = compiled
         self._is_recorded = False
         """Whether this process has begun the record, and so ends it."""
-        self._data_record: "DataRecord | None" = None
+        self._data_record: DataRecord | None = None
         self._check: Validate | None = None
 
     def train(self) -> None:

@@ -5,7 +5,7 @@ starts the processes, and the cluster gives this process its rank.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -233,17 +233,20 @@ class Strategy:
         """Run a step of a stage, and its ``*_step_end`` hook."""
         if self._moves:
             batch = moving.move(batch, self.device, self.precision.parameter_dtype)
-        with nullcontext() if self.precision.dtype is None else self.precision.autocast():
-            outputs = self._call_step(stage, batch, batch_idx)
-            if stage == "predict":
-                return outputs
-            return getattr(self.module, f"{stage}_step_end")(outputs)
+        if self.precision.dtype is None:
+            return self._call_steps(stage, batch, batch_idx)
+        with self.precision.autocast():
+            return self._call_steps(stage, batch, batch_idx)
+
+    def _call_steps(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
+        outputs = self._call_step(stage, batch, batch_idx)
+        return outputs if stage == "predict" else getattr(self.module, f"{stage}_step_end")(outputs)
 
     def _call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         """Call the user's step."""
         if stage == "training" and self._wrapped is not None:
             return self._wrapped(stage, batch, batch_idx)
-        return self._step_module(stage, batch, batch_idx)
+        return self._step_module.forward(stage, batch, batch_idx)  # no engine's hooks are to call
 
     def _read_loss(self, outputs: Any) -> Tensor:
         """Get the loss from the output of a training step and its ``training_step_end``."""

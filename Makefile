@@ -245,6 +245,14 @@ format: $(TOOLS)  ## format the template's own Python files
 bench: $(BENCH_TOOLS)  ## compare with Lightning, Accelerate and a hand-written loop (half an hour)
 	$(BENCH)/bin/python benchmarks/run.py $(ARGS)
 
+# Those that need no other trainer; `bash .ci/run bench` tries the rest.
+bench-smoke: project  ## check the types of all benchmarks, and try those that end in a minute
+	cd benchmarks && $(PROJECT_VENV)/bin/mypy --cache-dir $(CURDIR)/build/mypy-benchmarks .
+	for each in bare numbers; do (cd build && PYTHONPATH=test/my-project/src $(PROJECT_VENV)/bin/python \
+		../benchmarks/one.py bundled $$each mlp --warmup 20 --steps 50 --epoch 40) || exit 1; done
+	for each in memory checkpoints checkpoint_scale; do PYTHONPATH=build/test/my-project/src \
+		$(PROJECT_VENV)/bin/python benchmarks/$$each.py --quick || exit 1; done
+
 # In the project's own environment, which has the engines; ARGS=--quick for a smoke run.
 bench-memory: $(TOOLS)  ## measure the memory of a rank under sharded strategies (half an hour)
 	rm -rf build/bench-memory

@@ -19,7 +19,9 @@ class Counter(Callback):
 
     count = 0
 
-    def on_train_batch_end(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         self.count += 1
 
 

@@ -48,17 +48,23 @@ class Clock:
             clock._wait(checkpoints, *given)
             clock.stalls[-1] += time.perf_counter() - started
 
-        FitLoop._save_once = save  # type: ignore[method-assign]
-        Checkpoints._wait_for_copies = wait  # type: ignore[method-assign]
+        setattr(FitLoop, "_save_once", save)  # noqa: B010
+        setattr(Checkpoints, "_wait_for_copies", wait)  # noqa: B010
 
 
 def fit(clock: Clock, folder: Path, size: Size, asynchronous: bool) -> dict[str, float]:
     """Seconds of a stall: the first, and the mean of the others; and of the whole fit."""
     clock.stalls.clear()
     trainer = Trainer(
-        **{"accelerator": "cpu", "devices": 1, "max_steps": 2 * SAVES, "run_name": "run"},
-        **{"loggers": [], "enable_progress_bar": False, "default_root_dir": folder},
-        **{"checkpoint_every_n_steps": 2, "async_checkpoints": asynchronous},
+        accelerator="cpu",
+        devices=1,
+        max_steps=2 * SAVES,
+        run_name="run",
+        loggers=[],
+        enable_progress_bar=False,
+        default_root_dir=folder,
+        checkpoint_every_n_steps=2,
+        async_checkpoints=asynchronous,
     )
     started = time.perf_counter()
     trainer.fit(GPT(size, lambda: DataLoader(Tokens(2 * SAVES + 1, lambda: None), batch_size=1)))

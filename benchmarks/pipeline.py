@@ -53,7 +53,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a few small measurements")
     parser.add_argument("--out", type=writable, default=HERE.parent / "docs", help="of the report")
     options = parser.parse_args()
-    processes, counts, seconds, batch_size = [2, 4], COUNTS, 0.1, BATCH
+    counts: tuple[int, ...] = COUNTS
+    processes, seconds, batch_size = [2, 4], 0.1, BATCH
     if options.quick:
         processes, counts, seconds, batch_size = [2], (1, 2), 0.02, 64
     waits = [each for count in processes for each in measure_waits(count, counts, seconds)]

@@ -120,7 +120,7 @@ def measure(wanted: Start, seconds: float) -> Found:
 def _start(wanted: Start, seconds: float, folder: Path) -> list[subprocess.Popen[str]]:
     nodes = 2 if "nodes" in wanted.launch else 1
     job = Job(wanted.strategy, wanted.ranks // nodes, nodes, seconds)
-    script = [HERE / "scale_one.py", json.dumps(dataclasses.asdict(job)), folder]
+    script: list[str | Path] = [HERE / "scale_one.py", json.dumps(dataclasses.asdict(job)), folder]
     paths = os.environ["PYTHONPATH"].split(os.pathsep)
     variables = {
         "PYTHONPATH": os.pathsep.join(str(Path(each).resolve()) for each in paths),

@@ -42,7 +42,16 @@ class Job:
 counted: collections.Counter[str] = collections.Counter()
 # C++ code keeps a store alive, but not the Python object that has its methods.
 kept: list[dist.Store] = []
-KINDS = ("set", "get", "compare_set", "add", "wait", "check", "append", "delete_key")
+KINDS: tuple[str, ...] = (
+    "set",
+    "get",
+    "compare_set",
+    "add",
+    "wait",
+    "check",
+    "append",
+    "delete_key",
+)
 KINDS += ("multi_get", "multi_set", "num_keys")
 
 
@@ -55,7 +64,7 @@ class Counting(dist.Store):
         kept.append(self)
 
     def has_extended_api(self) -> bool:
-        return bool(self.store.has_extended_api())
+        return bool(self.store.has_extended_api())  # type: ignore[attr-defined]
 
     @property
     def port(self) -> int:

@@ -9,6 +9,7 @@ import platform
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from html import escape
+from typing import Any
 
 import torch
 
@@ -194,8 +195,8 @@ def line_through(found: list[Found], read: str, at: int = EXTRAPOLATED) -> float
 
 
 def _read(found: Found, name: str) -> float:
-    value: float = getattr(found, name, None) or getattr(found.rank_0, name, 0.0)
-    return value
+    value: Any = getattr(found, name, None) or getattr(found.rank_0, name, 0.0)
+    return float(value)
 
 
 def _extrapolation(groups: dict[str, list[Found]], costs: dict[str, float]) -> Iterator[str]:

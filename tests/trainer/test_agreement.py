@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 from my_project_trainer import errors
-from my_project_trainer.data import feed as feeds
+from my_project_trainer.data import Share, replay
 from torch import Tensor
 
-SHARE = feeds.Share(replica=0, replicas=2, seed=3)
+SHARE = Share(replica=0, replicas=2, seed=3)
 
 
 class Peer:
@@ -49,9 +49,9 @@ def epoch(
     start: int = 0,
 ) -> Iterator[Any]:
     """An epoch of rank 0 of two."""
-    monkeypatch.setattr(feeds.collectives, "world_size", lambda: 2)
-    monkeypatch.setattr(feeds.collectives, "all_reduce", peer.all_reduce)
-    return feeds.ReplayFeed(stream, SHARE, 2, uneven).epoch(0, start)
+    monkeypatch.setattr(replay.collectives, "world_size", lambda: 2)
+    monkeypatch.setattr(replay.collectives, "all_reduce", peer.all_reduce)
+    return replay.ReplayFeed(stream, SHARE, 2, uneven).epoch(0, start)
 
 
 @pytest.mark.parametrize("start", [0, 5])

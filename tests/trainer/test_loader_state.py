@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from my_project_trainer import CheckpointError, checkpoint
-from my_project_trainer.data import feed as feeds
+from my_project_trainer.data import Feed, Share, replay
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -48,7 +48,7 @@ LOADERS: dict[str, Callable[[Noisy], DataLoader[Any]]] = {
 PLAIN = LOADERS["dataset"]
 
 
-def read(feed: feeds.Feed, start: int = 0) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
+def read(feed: Feed, start: int = 0) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
     """The batches of an epoch, and the state after each."""
     batches, states = [], []
     for each in feed.epoch(1, start):
@@ -64,12 +64,12 @@ def test_it_goes_on_from_any_batch_without_reading_earlier_ones(
     monkeypatch: pytest.MonkeyPatch, kind: str, most: int | None, ranks: int
 ) -> None:
     """With another rank, which reads the same, batches are read further ahead."""
-    monkeypatch.setattr(feeds.collectives, "world_size", lambda: ranks)
-    monkeypatch.setattr(feeds.collectives, "all_reduce", lambda rows: rows[:, :1].repeat(1, 2, 1))
+    monkeypatch.setattr(replay.collectives, "world_size", lambda: ranks)
+    monkeypatch.setattr(replay.collectives, "all_reduce", lambda rows: rows[:, :1].repeat(1, 2, 1))
 
-    def feed(dataset: Noisy) -> feeds.Feed:
-        share = feeds.Share(replica=0, replicas=1, seed=3)
-        return feeds.ReplayFeed(LOADERS[kind](dataset), share, 1, most=most)
+    def feed(dataset: Noisy) -> Feed:
+        share = Share(replica=0, replicas=1, seed=3)
+        return replay.ReplayFeed(LOADERS[kind](dataset), share, 1, most=most)
 
     has_workers = "workers" in kind  # each reads the whole stream, with its own random numbers
     whole, states = read(feed(Noisy()))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from my_project_trainer import strategies
 from my_project_trainer.errors import ConfigurationError
-from my_project_trainer.launch import network
+from my_project_trainer.launch import collectives, network
 from my_project_trainer.launch.cluster import Layout
 from my_project_trainer.run import environment
 from my_project_trainer.strategies import process_group
@@ -59,7 +59,7 @@ def test_cpu_tensors_always_have_a_backend(
 def test_the_variables_name_a_backend(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], asked: str
 ) -> None:
-    for name in process_group.BACKENDS:
+    for name in collectives.BACKENDS:
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

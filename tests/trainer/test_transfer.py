@@ -10,7 +10,7 @@ import my_project_trainer as trainer
 import pytest
 import torch
 from my_project_trainer.data import feed as feeds
-from my_project_trainer.data import feed_creation, transfer
+from my_project_trainer.data import feed_creation, replay, transfer
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
@@ -129,7 +129,7 @@ def test_tensors_are_moved_and_cast_wherever_they_are_and_nothing_else(streams):
     packed = pack_sequence([torch.ones(3), torch.ones(2)], enforce_sorted=False)
     left = [Graph(), torch.ones(2).to_sparse(), torch.ones(2).as_subclass(Own), "text", 3, None]
     moved = defaultdict(list, half=torch.ones(2), whole=[(torch.arange(2),)], packed=packed)
-    (batch,) = read(feeds.ReplayFeed([{"left": left, "moved": moved}], SHARE, 1), META, torch.half)
+    (batch,) = read(replay.ReplayFeed([{"left": left, "moved": moved}], SHARE, 1), META, torch.half)
     assert all(one is other for one, other in zip(batch.data["left"], left, strict=True))
     found = batch.data["moved"]
     assert type(found) is defaultdict

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+from functools import partial
 
 from .callbacks import Callback
 from .data import seed_everything
@@ -9,6 +10,7 @@ from .errors import CheckpointError, ConfigurationError, UserError
 from .launch import RankError
 from .logging import LoggedRun, Logger
 from .module import DataModule, TrainingModule
+from .options import reading
 from .strategies import SingleDevice, Strategy, register
 from .trainer import Trainer
 
@@ -30,7 +32,7 @@ __all__ = [
 ]
 
 if importlib.util.find_spec(f"{__name__}.legacy"):  # a folder that may be deleted
-    importlib.import_module(f"{__name__}.legacy")
+    reading.older.load = partial(importlib.import_module, f"{__name__}.legacy")
 
 
 def __getattr__(name: str) -> object:

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
 
@@ -20,14 +20,17 @@ from .errors import ConfigurationError, EarlyExit, Problems, UserError, refuse
 from .launch import hangs, outcome, reports, signals
 from .launch.devices import backends_set
 from .launch.signals import Interrupted, Preempted
-from .loop import Position, trials
+from .loop import Position
 from .module import Loaders, RunFacts, RunProperties, TrainingModule
 from .options import Options, paths, values
 from .options.reading import takes
 from .run import console, environment, placement, plan, training
 from .run.plan import Plan
-from .run.rank import Evaluation, RankRun
+from .run.rank import RankRun
 from .strategies import registry
+
+if TYPE_CHECKING:
+    from .run.commands import Evaluation
 
 Command = partial[Any]
 """A function of a :class:`~.run.rank.RankRun`, with the user's arguments."""
@@ -191,7 +194,9 @@ class Trainer(RunProperties):
                 f"find_batch_size: strategy={self._plan.strategy_name!r} compiles a step for each "
                 "batch size, and shows what fits only when it runs; try global_batch_size with fit"
             )
-        command = partial(RankRun.find_batch_size, module=module, data=data)
+        from .run import commands
+
+        command = partial(commands.find_batch_size, module=module, data=data)
         return cast(int, self._result(module, command))
 
     def find_learning_rate(
@@ -208,11 +213,14 @@ class Trainer(RunProperties):
         Trains a copy of the module at a rate that grows from step to step, until the loss diverges.
         Writes rates and losses to ``learning_rates.csv`` of a run directory.
         """
+        from .loop import trials
+        from .run import commands
+
         sweep = trials.Sweep(lowest, highest, steps)
         sources.check(module, "training_step", "configure_optimizers")
         sources.check_given(data, is_training=True)
         refuse(trials.problems_of(self._plan.strategy_name, self._plan.strategy, module))
-        command = partial(RankRun.find_learning_rate, module=module, data=data, sweep=sweep)
+        command = partial(commands.find_learning_rate, module=module, data=data, sweep=sweep)
         return cast(float, self._result(module, command))
 
     @property
@@ -236,7 +244,7 @@ class Trainer(RunProperties):
 
     def _evaluate(
         self,
-        kind: Evaluation,
+        kind: "Evaluation",
         module: TrainingModule,
         data: Data,
         checkpoint: str | None,
@@ -245,8 +253,10 @@ class Trainer(RunProperties):
         sources.check(module, f"{kind}_step")
         sources.check_given(data)
         path = self._checkpoint(checkpoint, averaged)
+        from .run import commands
+
         command = partial(
-            RankRun.evaluate,
+            commands.evaluate,
             kind=kind,
             module=module,
             data=data,

@@ -1,15 +1,21 @@
 """Callbacks: what is done at moments of a fit, beside the module's own hooks.
 
-Imports ``module``, ``checkpoint`` and the folders below them.
+The files of built-in ones are imported when they are used. Imports ``module``, ``checkpoint`` and
+the folders below them.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from .callback import Callback
-from .calls import HookCalls, calls_of, problems_of_manual
+from .calls import BUILT_IN, HookCalls, calls_of, problems_of_manual
 from .calls import create as create_callbacks
-from .monitored import BestCheckpoint, EarlyStopping
-from .profile import Profile
-from .system_monitor import SystemMonitor
-from .weight_averages import EMA, StochasticWeightAveraging
+
+if TYPE_CHECKING:
+    from .monitored import BestCheckpoint, EarlyStopping
+    from .profile import Profile
+    from .system_monitor import SystemMonitor
+    from .weight_averages import EMA, StochasticWeightAveraging
 
 __all__ = [
     "EMA",
@@ -24,3 +30,9 @@ __all__ = [
     "create_callbacks",
     "problems_of_manual",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in BUILT_IN:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(BUILT_IN[name].rpartition(".")[0]), name)

@@ -16,13 +16,17 @@ from ..module import (
 )
 from ..options import class_paths
 from .callback import Callback
-from .monitored import BestCheckpoint, EarlyStopping
-from .profile import Profile
-from .system_monitor import SystemMonitor
-from .weight_averages import EMA, StochasticWeightAveraging, WeightAverage
 
-_BUILT_IN = (BestCheckpoint, EarlyStopping, EMA, Profile, StochasticWeightAveraging)
-BUILT_IN: dict[str, type[Callback]] = {each.__name__: each for each in (*_BUILT_IN, SystemMonitor)}
+_FILES = {
+    "monitored": ("BestCheckpoint", "EarlyStopping"),
+    "profile": ("Profile",),
+    "system_monitor": ("SystemMonitor",),
+    "weight_averages": ("EMA", "StochasticWeightAveraging"),
+}
+BUILT_IN = {
+    name: f"{__package__}.{file}.{name}" for file, names in _FILES.items() for name in names
+}
+"""Their class paths by name: a file is imported when one of them is used."""
 _REMOVED = ("UploadCheckpoints", f"{__package__}.UploadCheckpoints")
 _Calls = tuple[Callable[..., None], ...]
 
@@ -90,8 +94,8 @@ def _named(callbacks: Sequence[Callback]) -> dict[str, Callback]:
     named: dict[str, Callback] = {}
     for each in callbacks:
         kind = type(each)
-        is_built_in = BUILT_IN.get(kind.__name__) is kind
-        name = kind.__name__ if is_built_in else f"{kind.__module__}.{kind.__qualname__}"
+        path = f"{kind.__module__}.{kind.__qualname__}"
+        name = kind.__name__ if BUILT_IN.get(kind.__name__) == path else path
         number = 1 + sum(type(other) is kind for other in named.values())
         named[name if number == 1 else f"{name}#{number}"] = each
     return named
@@ -118,10 +122,17 @@ def create(given: object, problems: Problems) -> tuple[Callback, ...]:
             if lines:
                 raise ConfigurationError(lines)
             made.append(callback)
-    averages = [type(each).__name__ for each in made if isinstance(each, WeightAverage)]
-    if len(averages) > 1:
-        problems.add(f"callbacks: {' and '.join(averages)}: validations use one average; keep one")
+    if len(made) > 1:
+        problems.lines += _problems_of_averages(made)
     return tuple(made)
+
+
+def _problems_of_averages(made: Sequence[Callback]) -> list[str]:
+    from .weight_averages import WeightAverage
+
+    averages = [type(each).__name__ for each in made if isinstance(each, WeightAverage)]
+    both = f"callbacks: {' and '.join(averages)}: validations use one average; keep one"
+    return [both] if len(averages) > 1 else []
 
 
 def problems_of_manual(callbacks: Sequence[Callback], module: TrainingModule) -> list[str]:

@@ -34,6 +34,7 @@ _OF_ONE_RUN = ("run_name", "resume", "overwrite")
 _NO_MODEL = "model: not given; name its class in a config file or by --model CLASS"
 # The help of options is below the fields of a class.
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
+older.load()
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ of the step. Imports ``launch``, ``module`` and the folders below them.
 from .feed import Feed, MicroBatch, Share
 from .feed_creation import BatchLimit, feed_evaluation, feed_first, feed_trained, feed_training
 from .randomness import seed_everything
-from .samples import Splitter, batch_length, part_sizes
 from .sources import Data, LoadersByName
 
 __all__ = [
@@ -17,12 +16,9 @@ __all__ = [
     "LoadersByName",
     "MicroBatch",
     "Share",
-    "Splitter",
-    "batch_length",
     "feed_evaluation",
     "feed_first",
     "feed_trained",
     "feed_training",
-    "part_sizes",
     "seed_everything",
 ]

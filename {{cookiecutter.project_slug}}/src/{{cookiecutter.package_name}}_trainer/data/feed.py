@@ -1,25 +1,22 @@
 """Feeds: iterate over the batches of an epoch, with sample counts and weights for the loop."""
 
 import multiprocessing
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import islice, repeat
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from ..errors import UserError
-from ..launch import collectives, signals
-from . import loader_state, randomness
+from ..launch import signals
+from . import randomness
 from .first_batches import compared
-from .samples import batch_length, is_empty
+from .moving import leaves
 from .sampling import BatchPlan, GlobalOrder
 
-_END = object()
+END = object()
+"""Follows the last batch of an iterator."""
 
 
 class MicroBatch(NamedTuple):
@@ -73,7 +70,15 @@ class Feed:
 
     def load_state(self, state: Mapping[str, Tensor], batches: int) -> list[str]:
         """Load a result of :meth:`state`, to read from there; return notes."""
-        return [loader_state.note_unused(batches)]
+        return [note_unused(batches)]
+
+
+def note_unused(batches: int) -> str:
+    """What to print where a saved position of a loader cannot be used."""
+    return (
+        "the position of the loader was saved for another number of replicas or batches: the "
+        f"first {batches} batches of the epoch are read again and skipped"
+    )
 
 
 class OrderedFeed(Feed):
@@ -99,7 +104,7 @@ class OrderedFeed(Feed):
         plan, order = self.plan, self._order
         order.is_held = self.holds_order
         order.set_position(0 if self._repeats else epoch, start)
-        batches = _drawn(_iterator(self._loader), self._stream, start, len(order))
+        batches = drawn(iterator(self._loader), self._stream, start, len(order))
         batches = compared(batches, order.replica, replicas=plan.replicas, tells=False)
         first_irregular = plan.samples_used // plan.global_batch * plan.accumulate
         for index, data in enumerate(batches, start):
@@ -112,149 +117,7 @@ class OrderedFeed(Feed):
             yield MicroBatch(data, index, samples, weight, ends_step, is_last)
 
 
-class ReplayFeed(Feed):
-    """Reads any iterable of batches as it is: iterable-style datasets, custom samplers.
-
-    Starting in the middle reads and skips the earlier batches, unless the loader's position is
-    loaded. Random numbers drawn in this process are seeded from (seed, epoch, replica).
-    Several ranks tell each other the samples of one, two, four, and then of 8 batches at a time,
-    which they read ahead.
-
-    ``uneven``: for different numbers of batches on the ranks. ``"refuse"`` raises an error with the
-    number of each. With ``"join"``, ranks whose loader has ended take part with weight 0, so that
-    each sample still counts once. ``"allow"``: no step waits for another rank.
-    ``most``: batches of this replica to read of each epoch; ``None``: all.
-    """
-
-    def __init__(
-        self,
-        loader: Iterable[Any],
-        share: Share,
-        accumulate: int,
-        uneven: str = "refuse",
-        most: int | None = None,
-    ) -> None:
-        self._loader, self._share, self._uneven, self._most = loader, share, uneven, most
-        self._tells = True
-        """Whether to tell if replicas read the same samples: once."""
-        self.accumulate = accumulate
-        self.batches = length(loader)
-        if self.batches is not None and most is not None:
-            self.batches = min(self.batches, most)
-        self._batch_size = batch_size = getattr(loader, "batch_size", None)
-        self.samples_per_step = batch_size * share.replicas * accumulate if batch_size else None
-        self._has_workers = bool(getattr(loader, "num_workers", 0))
-        reader = share.replica, share.replicas
-        self._positions, self.remarks = loader_state.positions(loader, reader)
-        self._saved: loader_state.Saved | None = None
-
-    def state(self, batches: int, *, ends_epoch: bool) -> dict[str, Tensor]:
-        # Workers begin each epoch with new copies of the dataset.
-        continues = batches == self._most and not self._has_workers
-        if self._positions is None or (ends_epoch and not continues):
-            return {}
-        return self._positions.state(batches, is_start=ends_epoch)
-
-    def load_state(self, state: Mapping[str, Tensor], batches: int) -> list[str]:
-        if self._positions is not None:
-            self._saved = self._positions.read(state, batches)
-        if self._saved is None:
-            return super().load_state(state, batches)
-        return [loader_state.NEW_RANDOM] if self._has_workers else []
-
-    def epoch(self, epoch: int, start: int) -> Iterator[MicroBatch]:
-        saved, self._saved = self._saved, None
-        index = 0 if saved is None else start
-        batches = _marked(self._read(epoch, index, saved), self._batch_size)
-        ranks = 1 if self._uneven == "allow" else collectives.world_size()
-        most = loader_state.MOST_AHEAD if ranks > 1 else 1
-        ahead = deque(islice(batches, 1))
-        while True:
-            rows = self._exchanged([each[1:] for each in ahead], ranks)
-            for row in rows:
-                data, samples, _ = ahead.popleft()
-                if isinstance(data, Exception):
-                    raise data
-                weight, has_ended = self._weighed(samples, row, index + 1)
-                if index >= start:
-                    weight /= self.accumulate
-                    ends_step = has_ended or (index + 1) % self.accumulate == 0
-                    yield MicroBatch(data, index, samples, weight, ends_step, has_ended)
-                if has_ended:
-                    return
-                index += 1
-                ahead.extend(islice(batches, 2 if len(rows) < most else 1))
-
-    def _exchanged(self, own: list[tuple[int, bool]], ranks: int) -> list[list[list[int]]]:
-        """By batch and rank: samples, whether it is the last, and batches of the loader, or -1."""
-        rows = torch.zeros(len(own), ranks, 3, dtype=torch.int64)
-        rank = collectives.rank() if ranks > 1 else 0
-        rows[:, rank] = torch.tensor([(*each, self.batches or -1) for each in own])
-        if ranks > 1:
-            rows = collectives.all_reduce(rows)
-        agreed: list[list[list[int]]] = rows.tolist()
-        return agreed
-
-    def _weighed(self, samples: int, row: list[list[int]], count: int) -> tuple[float, bool]:
-        """The weight of this replica's batch, and whether all replicas' loaders have ended."""
-        ended = [bool(is_last) for _, is_last, _ in row]
-        if self._uneven == "refuse" and any(ended) and not all(ended):
-            counts = [
-                str(count) if has_ended else str(most) if most > count else f"more than {count}"
-                for _, has_ended, most in row
-            ]
-            known = (f"rank {rank} has {each}" for rank, each in enumerate(counts))
-            raise UserError(
-                f"the ranks' loaders give different numbers of batches: {', '.join(known)}; give "
-                "each the same number, or set uneven_inputs='join'"
-            )
-        return samples * len(row) / max(1, sum(each[0] for each in row)), all(ended)
-
-    def _read(self, epoch: int, first: int, saved: loader_state.Saved | None) -> Iterator[Any]:
-        """The batches of an epoch from ``first`` on: 0, or that of a saved position."""
-        loader, share = self._loader, self._share
-        for part in ("sampler", "batch_sampler", "dataset"):
-            if hasattr(getattr(loader, part, None), "set_epoch"):
-                getattr(loader, part).set_epoch(epoch)
-        seed = randomness.mix(share.seed, epoch, share.replica)
-        for owner in (loader, getattr(loader, "sampler", None)):
-            if isinstance(generator := getattr(owner, "generator", None), torch.Generator):
-                generator.manual_seed(seed)
-        if saved is not None and self._positions is not None:
-            self._positions.load(saved)
-        stream = randomness.Stream(seed)
-        with stream:
-            iterator = _iterator(loader)
-        if first and saved is not None:  # not before: a new iterator draws a seed for its workers
-            stream.load_state(saved.random)
-        is_whole = self._most is None and isinstance(loader, DataLoader)
-        is_counted = is_whole and not isinstance(getattr(loader, "dataset", None), IterableDataset)
-        batches = _drawn(iterator, stream, first, length(loader) if is_counted else None)
-        if self._most is not None:
-            batches = islice(batches, max(0, self._most - first))
-        if self._positions is not None:
-            batches = self._positions.noted(batches, first, stream)
-        tells, self._tells = self._tells, False
-        return compared(batches, share.replica, replicas=share.replicas, tells=tells)
-
-
-def _marked(batches: Iterator[Any], batch_size: int | None) -> Iterator[tuple[Any, int, bool]]:
-    """Yield each batch, its samples, and whether it is the last; read one ahead.
-
-    Then the last one, without samples, or the error of one that could not be read, again and again.
-    """
-    try:
-        if (following := next(batches, _END)) is _END:
-            raise UserError(f"rank {collectives.rank()}: the loader yielded no batches")
-        while following is not _END:
-            data, following = following, next(batches, _END)
-            yield data, batch_length(data, batch_size), following is _END
-        yield from repeat((data, 0, True))
-    except Exception as error:
-        yield from repeat((error, 0, False))
-
-
-def _iterator(loader: Iterable[Any]) -> Iterator[Any]:
+def iterator(loader: Iterable[Any]) -> Iterator[Any]:
     """Iterate over a loader; its workers ignore Ctrl-C, so that the run can save first."""
     if not getattr(loader, "num_workers", 0):
         return iter(loader)
@@ -263,7 +126,7 @@ def _iterator(loader: Iterable[Any]) -> Iterator[Any]:
         return iter(loader)
 
 
-def _drawn(
+def drawn(
     batches: Iterator[Any], stream: randomness.Stream | None, number: int, total: int | None
 ) -> Iterator[Any]:
     """Yield batches from ``number`` on, which draw their random numbers from a stream, if any.
@@ -271,12 +134,8 @@ def _drawn(
     Raises:
         UserError: A batch has no samples, or an epoch of so many batches in total ends early.
     """
-    while True:
-        with stream or nullcontext():
-            batch = next(batches, _END)
-        if batch is _END:
-            break
-        if is_empty(batch):
+    for batch in batches if stream is None else _in_stream(batches, stream):
+        if _is_empty(batch):
             raise UserError(
                 f"batch {number} of the loader has no samples (its tensors' first dimension is 0): "
                 "leave such batches out"
@@ -290,9 +149,27 @@ def _drawn(
         )
 
 
+def _in_stream(batches: Iterator[Any], stream: randomness.Stream) -> Iterator[Any]:
+    while True:
+        with stream:
+            batch = next(batches, END)
+        if batch is END:
+            return
+        yield batch
+
+
 def length(loader: Iterable[Any]) -> int | None:
     """Batches of a loader; ``None`` if unknown."""
     try:
         return len(loader) if isinstance(loader, Sized) else None
     except TypeError:  # a DataLoader of an iterable-style dataset without a length
         return None
+
+
+def _is_empty(batch: Any) -> bool:
+    """Whether a batch contains tensors, and all of them are empty."""
+    first = batch[0] if type(batch) in (list, tuple) and batch else batch
+    if isinstance(first, Tensor) and first.ndim and first.shape[0]:
+        return False  # nearly all batches, in a third of the time
+    lengths = [len(each) for each in leaves(batch) if isinstance(each, Tensor) and each.ndim]
+    return bool(lengths) and not any(lengths)

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader
 
 from ..errors import ConfigurationError, UserError
 from . import scaling
-from .feed import Feed, OrderedFeed, ReplayFeed, Share, length
+from .feed import Feed, OrderedFeed, Share, length
 from .sampling import (
     MOST_HELD,
     BatchPlan,
@@ -67,10 +67,11 @@ def feed_training(
 ) -> Feed:
     """Feed for training: reshuffled each epoch, and every replica takes part in every step.
 
-    ``in_global_order``: False reads the loader as it is, with ``uneven`` as in :class:`ReplayFeed`.
-    ``limit``: batches of each replica to read of an epoch, a multiple of ``accumulate``.
-    ``repeats``: read the first epoch again and again. Raises UserError if the dataset is empty or
-    smaller than a step, if the limit does not fit, or if a loader that is read as it is repeats.
+    ``in_global_order``: False reads the loader as it is, with ``uneven`` as in
+    :class:`~.replay.ReplayFeed`. ``limit``: batches of each replica to read of an epoch, a multiple
+    of ``accumulate``. ``repeats``: read the first epoch again and again. Raises UserError if the
+    dataset is empty or smaller than a step, if the limit does not fit, or if a loader that is read
+    as it is repeats.
     """
     if in_global_order and can_be_ordered(loader):
         size = loader.batch_size or 1
@@ -87,8 +88,7 @@ def feed_training(
             "not repeat its batches; use a map-style dataset, torch's own samplers and "
             "use_distributed_sampler=True, or limit_train_batches"
         )
-    batches = length(loader)
-    feed = ReplayFeed(loader, share, accumulate, uneven, limit.of(batches, accumulate))
+    feed = _replayed(loader, share, accumulate, uneven, limit)
     if feed.batches is not None and 0 < feed.batches < accumulate:
         raise ConfigurationError(
             f"accumulate_grad_batches={accumulate}: an optimizer step takes more batches than the "
@@ -113,8 +113,7 @@ def feed_evaluation(
     the dataset is empty, or the limit does not fit.
     """
     if not (in_global_order and can_be_ordered(loader)):
-        most = limit.of(length(loader))
-        return ReplayFeed(loader, share, 1, "join" if together else "allow", most)
+        return _replayed(loader, share, 1, "join" if together else "allow", limit)
     samples, size = _samples(loader), loader.batch_size or 1
     most = limit.of(-(-samples // size))
     plan = BatchPlan(samples, size, share.replicas, most=None if most is None else most * size)
@@ -141,6 +140,15 @@ def feed_trained(loader: Iterable[Any], share: Share, *, training: Feed, togethe
     plan, most = training.plan, training.plan.samples_used
     plan = replace(plan, replicas=share.replicas, accumulate=1, drop_last=False, most=most)
     return _ordered(loader, plan, share, shuffle=True, fill=together)
+
+
+def _replayed(
+    loader: Iterable[Any], share: Share, accumulate: int, uneven: str, limit: BatchLimit
+) -> Feed:
+    from .replay import ReplayFeed
+
+    most = limit.of(length(loader), accumulate)
+    return ReplayFeed(loader, share, accumulate, uneven, most)
 
 
 def _ordered(

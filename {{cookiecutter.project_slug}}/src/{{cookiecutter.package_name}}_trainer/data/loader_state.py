@@ -27,14 +27,6 @@ NEW_RANDOM = (
 )
 
 
-def note_unused(batches: int) -> str:
-    """What to print where a saved position cannot be used."""
-    return (
-        "the position of the loader was saved for another number of replicas or batches: the "
-        f"first {batches} batches of the epoch are read again and skipped"
-    )
-
-
 def _is_resumable(owner: object) -> bool:
     methods = "state_dict", "load_state_dict"
     return all(callable(getattr(owner, name, None)) for name in methods)

@@ -36,15 +36,6 @@ def batch_length(batch: Any, expected: int | None = None) -> int:
     return next((each for each in lengths if each != 1), expected or 1)
 
 
-def is_empty(batch: Any) -> bool:
-    """Whether a batch contains tensors, and all of them are empty."""
-    first = batch[0] if type(batch) in (list, tuple) and batch else batch
-    if isinstance(first, Tensor) and first.ndim and first.shape[0]:
-        return False  # nearly all batches, in a third of the time
-    lengths = [len(each) for each in leaves(batch) if isinstance(each, Tensor) and each.ndim]
-    return bool(lengths) and not any(lengths)
-
-
 def part_sizes(samples: int, count: int) -> list[int]:
     """Sizes of parts of a batch, which differ by at most one; the first ones are larger."""
     return [samples // count + (number < samples % count) for number in range(count)]

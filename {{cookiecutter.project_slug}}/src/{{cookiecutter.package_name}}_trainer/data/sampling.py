@@ -26,7 +26,6 @@ from torch.utils.data import (
 )
 
 from . import randomness
-from .permutation import Permutation
 
 # Above it, the order of an epoch is computed batch by batch instead of being held.
 MOST_HELD = 2**20
@@ -151,6 +150,8 @@ class GlobalOrder(Sampler[list[Key]]):
                 order[each.start : each.stop].tolist() for each in map(self._positions, batches)
             )
             return
+        from .permutation import Permutation
+
         permutation = Permutation(samples, key)
         at_once = max(1, _COMPUTED_AT_ONCE // self.plan.batch_size)
         for first in range(batches.start, batches.stop, at_once):

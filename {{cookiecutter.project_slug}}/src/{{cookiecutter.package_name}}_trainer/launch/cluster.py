@@ -6,7 +6,7 @@ SLURM job id without a step means an interactive allocation or a batch script, n
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -80,12 +80,14 @@ class Source:
         precedence: Sources are tried in ascending order. Launchers whose daemons start the ranks
             come before srun, whose variables their ranks inherit in a SLURM job.
         read: Reads the layout; returns ``None`` if this launch has not started the process.
+        variables: It is asked only where all of these are set.
         appended: Words that the launcher appends to the command line of each process.
     """
 
     name: str
     precedence: int
     read: Callable[[Environment], Layout | None]
+    variables: Collection[str] = ()
     appended: Callable[[Environment], Sequence[str]] = lambda environment: ()
 
 
@@ -120,8 +122,8 @@ def detect(environment: Environment | None = None, num_nodes: int | None = None)
     if chosen is not None and chosen not in known:
         raise ConfigurationError(f"{OVERRIDE}={chosen}: no such source{nearest(chosen, known)}")
     for source in SOURCES if chosen is None else [known[chosen]]:
-        layout = _read(source, environment)
-        if layout is not None:
+        is_asked = all(name in environment for name in source.variables)
+        if is_asked and (layout := _read(source, environment)) is not None:
             return layout
     raise ConfigurationError(f"{OVERRIDE}={chosen}: its variables are not set here")
 

@@ -3,8 +3,11 @@
 import contextlib
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
+
+from ..errors import UserError
 
 
 def shown(path: Path, directory: Path) -> Path:
@@ -47,3 +50,11 @@ def _write(path: Path, text: str, mode: int = 0o666) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
+
+
+def check_private(folder: Path) -> None:
+    """Raise UserError if others than this user can open a folder."""
+    found = folder.lstat()
+    is_private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077
+    if not is_private or found.st_uid != os.geteuid():
+        raise UserError(f"{folder} is not a folder that only this user can open; set TMPDIR")

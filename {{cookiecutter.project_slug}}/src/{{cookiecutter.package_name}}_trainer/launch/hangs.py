@@ -43,6 +43,7 @@ class HangTimer:
     """Prints this process' stacks and ends it when a batch takes too long."""
 
     def __init__(self) -> None:
+        self.is_armed = False
         self._file: TextIO | None = None
         self._seconds = math.inf
         self._next = -math.inf
@@ -57,6 +58,7 @@ class HangTimer:
             path: File to print to, then also on SIGUSR2; default: standard error.
         """
         self.disarm()
+        self.is_armed = True
         self._seconds = seconds + _MARGIN_SECONDS
         self._was_enabled = faulthandler.is_enabled()
         if path is None:
@@ -97,6 +99,7 @@ class HangTimer:
         faulthandler.unregister(_SIGNAL)
         self._file.close()
         self._file = None
+        self.is_armed = False
         self._loops.clear()
 
 

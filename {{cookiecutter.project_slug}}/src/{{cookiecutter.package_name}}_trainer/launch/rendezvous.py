@@ -13,7 +13,6 @@ import itertools
 import os
 import shutil
 import socket
-import stat
 import sys
 import tempfile
 import time
@@ -75,18 +74,10 @@ def _private_file(layout: Layout) -> Path | None:
         return None
     folder = Path(tempfile.gettempdir()) / f"trainer-store-{os.geteuid()}-{layout.launch_id}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    check_private(folder)
+    files.check_private(folder)
     if layout.is_main:
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder / STORE_FILE
-
-
-def check_private(folder: Path) -> None:
-    """Raise UserError if others than this user can open a folder."""
-    found = folder.lstat()
-    is_private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077
-    if not is_private or found.st_uid != os.geteuid():
-        raise UserError(f"{folder} is not a folder that only this user can open; set TMPDIR")
 
 
 def _join(store: dist.Store, layout: Layout, timeout: datetime.timedelta) -> dist.Store:

@@ -15,8 +15,6 @@ from . import cluster, hangs, reports, signals
 from .cluster import Layout
 from .reports import Failure
 
-# How long ranks may run after a signal, to finish the step and save a checkpoint.
-SAVE_SECONDS = "TRAINER_SAVE_SECONDS"
 _DEFAULT_SAVE_SECONDS = 120.0
 _SECONDS_TO_NOTICE = 8.0
 _POLL_SECONDS = 0.05
@@ -24,7 +22,7 @@ _PREEMPTED = {128 + number for number in signals.SIGNALS}
 
 
 def _save_seconds() -> float:
-    return float(os.environ.get(SAVE_SECONDS) or _DEFAULT_SAVE_SECONDS)
+    return float(os.environ.get(signals.SAVE_SECONDS) or _DEFAULT_SAVE_SECONDS)
 
 
 class Rank(Protocol):

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ..errors import shown
 from ..options import Options, redaction
 
@@ -36,6 +34,8 @@ class LoggedRun:
         if configuration is None:
             sections = {"trainer": {name: _plain(each) for name, each in vars(options).items()}}
         else:
+            import yaml
+
             sections = yaml.safe_load(configuration)
         return cls(directory, directory.name, redaction.value(sections))
 

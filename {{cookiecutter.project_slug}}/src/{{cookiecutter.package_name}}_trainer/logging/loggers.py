@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ConfigurationError, Problems, shown
 from ..options import class_paths
 from .logger import LoggedRun, Logger
-from .remote_loggers import MLflowLogger, WandbLogger
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -126,9 +125,13 @@ def _show_of_others(show: Callable[[Any], object], args: Any) -> None:
         show(args)
 
 
-BUILT_IN: dict[str, type[Logger]] = {
-    each.name: each for each in (CSVLogger, TensorBoardLogger, WandbLogger, MLflowLogger)
+BUILT_IN = {
+    "csv": f"{__name__}.CSVLogger",
+    "tensorboard": f"{__name__}.TensorBoardLogger",
+    "wandb": f"{__package__}.remote_loggers.WandbLogger",
+    "mlflow": f"{__package__}.remote_loggers.MLflowLogger",
 }
+"""Their class paths by name: a file is imported when one of them is used."""
 
 
 def create(given: object, problems: Problems) -> dict[str, Logger]:
@@ -149,7 +152,7 @@ def create(given: object, problems: Problems) -> dict[str, Logger]:
         with problems:
             logger = _create(f"loggers[{index}]", each)
             if (first := made.get(logger.name)) is not None:
-                is_same = first is logger or type(logger) in BUILT_IN.values()
+                is_same = first is logger or _is_built_in(type(logger))
                 what = f"{logger.name!r} is given twice; give it once"
                 other = f"two are named {logger.name!r}; give each its own name"
                 raise ConfigurationError(f"loggers: {what if is_same else other}")
@@ -169,7 +172,11 @@ def _create(where: str, given: object) -> Logger:
     name = named.get("name", logger.name or kind.__name__)
     if not isinstance(name, str) or not name:
         raise ConfigurationError(f"{where}.name={shown(name)}: expected str")
-    if kind in BUILT_IN.values() and name != kind.name:
+    if _is_built_in(kind) and name != kind.name:
         raise ConfigurationError(f"{where}.name={name!r}: it is always {kind.name!r}")
     logger.name = name
     return logger
+
+
+def _is_built_in(kind: type[Logger]) -> bool:
+    return f"{kind.__module__}.{kind.__qualname__}" in BUILT_IN.values()

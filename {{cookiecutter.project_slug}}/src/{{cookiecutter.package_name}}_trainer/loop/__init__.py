@@ -4,18 +4,12 @@
 strategy only through the contract in ``strategies/base.py``.
 """
 
-from .evaluation import check_validation, evaluate, predict
 from .fit import FitLoop
-from .manual_optimization import ManualOptimization
 from .parts import FitParts
 from .position import Position
 
 __all__ = [
     "FitLoop",
     "FitParts",
-    "ManualOptimization",
     "Position",
-    "check_validation",
-    "evaluate",
-    "predict",
 ]

@@ -19,7 +19,8 @@ from torch import nn
 from ..errors import ConfigurationError, Problems, UserError, nearest, shorten, shown
 from ..launch import collectives
 from ..logging import closed_output
-from ..memory import activation_checkpointing, repeated_blocks
+from ..memory import activation_checkpointing
+from ..memory.blocks import repeated_blocks
 from ..strategies.fsdp.units import outer_modules
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")

@@ -35,7 +35,7 @@ import math
 import sys
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -297,8 +297,10 @@ class FitLoop(AbstractContextManager["FitLoop"]):
                     call(optimizer)
         if self.hashes.is_due:
             self.hashes.note_gradients(optimization)
-        factor = context.rate_factor
-        with nullcontext() if factor == 1.0 else optimization.rates_multiplied(factor):
+        if context.rate_factor == 1.0:
+            self._read_values = strategy.step(optimization)
+            return
+        with optimization.rates_multiplied(context.rate_factor):
             self._read_values = strategy.step(optimization)
 
     def _clip(self, is_recorded: bool) -> None:

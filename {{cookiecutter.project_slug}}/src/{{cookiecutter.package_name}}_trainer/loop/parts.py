@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,10 +18,11 @@ from ..module import TrainingModule, is_overridden
 from ..options import Options
 from ..strategies import Strategy
 from ..strategies.optimizers import Optimization
-from ..strategies.replicated.dp import gather
-from .compilation import Compiled
-from .manual_optimization import ManualOptimization
 from .position import Position
+
+if TYPE_CHECKING:
+    from .compilation import Compiled
+    from .manual_optimization import ManualOptimization
 
 
 @dataclass(frozen=True)
@@ -37,12 +38,12 @@ class FitParts:
     module: TrainingModule
     strategy: Strategy
     optimization: Optimization
-    manual: ManualOptimization | None
+    manual: "ManualOptimization | None"
     feed: Feed
     outputs: Outputs
     position: Position
     calls: HookCalls
-    compiled: Compiled | None
+    compiled: "Compiled | None"
 
 
 def read(
@@ -55,7 +56,8 @@ def read(
     devices, dtype = strategy.data.devices, strategy.precision.parameter_dtype
     batches, clock = transfer.read(feed, epoch, start, devices, dtype), time.perf_counter
     started = clock()
-    timer.begin("evaluation" if speed is None else "training")
+    if timer.is_armed:
+        timer.begin("evaluation" if speed is None else "training")
     try:
         for batch in batches:
             if speed is not None:
@@ -63,10 +65,12 @@ def read(
                 if speed.count_tokens is not None:
                     speed.tokens += speed.count_tokens(batch)
             yield batch
-            timer.note_batch()
+            if timer.is_armed:
+                timer.note_batch()
             started = clock()
     finally:
-        timer.pause()
+        if timer.is_armed:
+            timer.pause()
 
 
 def gathered(outputs: Sequence[Any], device: torch.device) -> Any:
@@ -78,7 +82,11 @@ def gathered(outputs: Sequence[Any], device: torch.device) -> Any:
     parts = [moving.mapped(each, _detached) for each in outputs]
     if not parts:
         return None
-    whole = parts[0] if len(parts) == 1 else gather(parts, device)
+    whole = parts[0]
+    if len(parts) > 1:
+        from ..strategies.replicated.dp import gather
+
+        whole = gather(parts, device)
     return {"loss": whole} if isinstance(whole, Tensor) else whole
 
 

@@ -1,15 +1,17 @@
 """What a checkpoint contains of a fit, and how a fit resumes from it."""
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
 
 from ..checkpoint import MOST_STEPS, Checkpoint, check_count, is_sharded, read_all
-from ..data import Feed, loader_state, randomness
+from ..data import Feed, randomness
+from ..data.feed import note_unused
 from ..errors import CheckpointError, ConfigurationError
 from ..launch.cluster import Layout
-from ..logging import torchmetrics_state
+from ..module import TrainingModule
 from .parts import FitParts
 
 _NOT_OF_THIS_MODEL = (RuntimeError, ValueError, LookupError, TypeError, AttributeError)
@@ -52,7 +54,7 @@ def rank_local_state(fit: FitParts) -> dict[str, Tensor]:
     parts = {
         "random": randomness.full_state(fit.strategy.data.devices),
         "log": fit.outputs.recorder.state(),
-        "torchmetrics": torchmetrics_state.state(fit.module),
+        "torchmetrics": _metrics_state(fit.module),
         "strategy": fit.strategy.rank_local_state(),
         "gradients": _accumulated(fit, lambda gradient: not is_sharded(gradient)),
         "loader": fit.feed.state(fit.position.batch, ends_epoch=fit.position.epoch_done),
@@ -60,6 +62,14 @@ def rank_local_state(fit: FitParts) -> dict[str, Tensor]:
     return {
         f"{part}/{key}": value for part, values in parts.items() for key, value in values.items()
     }
+
+
+def _metrics_state(module: TrainingModule) -> dict[str, Tensor]:
+    if "torchmetrics" not in sys.modules:  # then no metric is in the module
+        return {}
+    from ..logging import torchmetrics_state
+
+    return torchmetrics_state.state(module)
 
 
 def _accumulated(fit: FitParts, kind: Callable[[Tensor], bool]) -> dict[str, Tensor]:
@@ -90,7 +100,10 @@ def resume(fit: FitParts, checkpoint: Checkpoint, layout: Layout, same_run: bool
             random = own if shared == layout.rank else checkpoint.own(shared)
             fit.strategy.load_rank_local_state(part(own, "strategy"))
             fit.outputs.recorder.load_state(part(own, "log"))
-            torchmetrics_state.load(fit.module, part(own, "torchmetrics"))
+            if metrics := part(own, "torchmetrics"):
+                from ..logging import torchmetrics_state
+
+                torchmetrics_state.load(fit.module, metrics)
             randomness.set_full_state(part(random, "random"), data.devices)
             if loader := part(own, "loader"):
                 remarks += fit.feed.load_state(loader, fit.position.batch)
@@ -100,7 +113,7 @@ def resume(fit: FitParts, checkpoint: Checkpoint, layout: Layout, same_run: bool
                 "random states (dropout) are new; the order of the data does not change"
             )
             if part(checkpoint.own(0), "loader"):
-                remarks.append(loader_state.note_unused(fit.position.batch))
+                remarks.append(note_unused(fit.position.batch))
     except ConfigurationError as error:
         raise CheckpointError(f"{checkpoint.path}: {error}") from None
     except _NOT_OF_THIS_MODEL as error:

@@ -15,7 +15,7 @@ from ..data import Feed, MicroBatch, moving, randomness
 from ..errors import ConfigurationError, UserError
 from ..launch import collectives
 from ..launch.cluster import Layout
-from ..memory import fits_in_memory, largest_that_fits
+from ..memory.batch_size import fits_in_memory, largest_that_fits
 from ..module import TrainingModule
 from ..options import Options
 from ..strategies import BatchSkipped, SingleDevice, Strategy

@@ -52,12 +52,12 @@ class Specified(Generic[T]):
             raise values.refused(self.where, self.cls, given, error) from None
 
 
-def create(where: str, given: object, base: type[T], built_in: Mapping[str, type[T]]) -> T:
+def create(where: str, given: object, base: type[T], built_in: Mapping[str, str]) -> T:
     """Return a given object, or create it as :func:`read` describes."""
     return given if isinstance(given, base) else read(where, given, base, built_in).create()
 
 
-def read(where: str, given: object, base: type[T], built_in: Mapping[str, type[T]]) -> Specified[T]:
+def read(where: str, given: object, base: type[T], built_in: Mapping[str, str]) -> Specified[T]:
     """Read a class path, a built-in name, or a dict with ``class_path`` and ``init_args``.
 
     ConfigurationError has one line per error.
@@ -77,7 +77,7 @@ def read(where: str, given: object, base: type[T], built_in: Mapping[str, type[T
             f"{named} is no built-in {base.__name__.lower()} and no class path"
             f"{nearest(path, built_in)}"
         )
-    cls = built_in.get(path) or imported(named, path, base)
+    cls = imported(named, built_in.get(path, path), base)
     arguments = entry.get("init_args") or {}
     if not isinstance(arguments, Mapping):
         shown_arguments = shown(values.plain(arguments))

@@ -27,12 +27,21 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 
+# Other values of these may be older spellings, and so are unknown names.
+_TODAY = {
+    "accelerator": ("auto", "cpu", "gpu", "cuda"),
+    "precision": ("32-true", "bf16-mixed", "16-mixed", "bf16-true", "16-true"),
+}
+
+
 @dataclass
 class Older:
-    """Older spellings of keywords: none, until ``legacy/`` adds its own."""
+    """Older spellings of keywords: none, until ``legacy/`` is imported, which adds its own."""
 
     types: Mapping[str, Any] = field(default_factory=dict)
     translate: Callable[[Mapping[str, Any]], dict[str, Any]] = dict
+    load: Callable[[], object] = bool
+    """Imports them, if they are there."""
 
 
 older = Older()
@@ -67,6 +76,9 @@ def takes(
 def read(given: Mapping[str, Any], problems: Problems) -> Options:
     """Read the user's keywords in any spelling; a default replaces each invalid one."""
     defaults = {each.name: each.default for each in fields(Options)}
+    today = (given.get(name, known[0]) in known for name, known in _TODAY.items())
+    if given.keys() - defaults or not all(today):
+        older.load()
     known = {*defaults, *older.types}
     for name in given:
         if name not in known:

@@ -8,8 +8,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import yaml
-
 HIDDEN = "***"
 _SECRET = re.compile(
     r"secret|passw(or)?d|passphrase|credential|webhook|authorization"
@@ -61,6 +59,8 @@ def text(given: str) -> str:
 
 def document(given: str, **style: Any) -> str:
     """A YAML document with secrets inside it redacted; ``style``: how it is written then."""
+    import yaml
+
     try:
         parsed = yaml.safe_load(given)
     except yaml.YAMLError:

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch.distributed as dist
 
 from ..errors import UserError, nearest, refuse, shown
-from ..launch import cluster, outcome, rendezvous, reports, watch
-from ..strategies import process_group, registry
+from ..launch import cluster, collectives, files, outcome, reports, signals
+from ..strategies import registry
 
 GPUS = "TRAINER_GPUS"
 _PREFIX = "TRAINER_"
@@ -79,7 +79,7 @@ def _problem_of_outcome(value: str) -> str | None:
 def _problem_of_store(value: str) -> str | None:
     path = Path(value)
     with contextlib.suppress(OSError, UserError):
-        rendezvous.check_private(path.parent)
+        files.check_private(path.parent)
         if path.is_absolute() and path.name == cluster.STORE_FILE:
             return None
     return "not a store of the trainer, which sets it for its ranks: unset it"
@@ -94,8 +94,8 @@ def _problem_of_interfaces(value: str) -> str | None:
 _of_seconds = _checked(r"\d{1,9}(\.\d*)?", "give a number of seconds, such as 120")
 _of_process = _checked(r"\d{1,10}", "not a process id; the trainer sets it for its ranks: unset it")
 _CHECKS: Mapping[str, Callable[[str], str | None]] = {
-    **dict.fromkeys(process_group.BACKENDS, _problem_of_backend),
-    watch.SAVE_SECONDS: _of_seconds,
+    **dict.fromkeys(collectives.BACKENDS, _problem_of_backend),
+    signals.SAVE_SECONDS: _of_seconds,
     outcome.FILE: _problem_of_outcome,
     cluster.STORE: _problem_of_store,
     reports.PARENT: _of_process,

@@ -18,9 +18,6 @@ from ..errors import Problems, refuse, shown
 from ..launch import cluster, files
 from ..launch.cluster import Layout
 from ..logging import Logger, create_loggers
-from ..loop import compilation, float8
-from ..loop.problems import problems_of
-from ..memory import activation_checkpointing, meta_device
 from ..module import (
     DataHooks,
     Hooks,
@@ -32,9 +29,10 @@ from ..module import (
 from ..options import Options, checks, reading
 from ..strategies import Requested, Strategy
 from ..strategies.precision import Precision
-from . import environment, initial_weights, placement
+from . import environment, placement
 from .placement import Placement
 
+_OF_LAYERS = ("compile", "activation_checkpointing", "float8")
 _NO_VALIDATION = "this fit has no validation"
 
 
@@ -86,7 +84,16 @@ class Plan:
 
     def building(self) -> AbstractContextManager[object]:
         """Context in which layers are created: with ``meta_device``, on the meta device."""
-        return meta_device.building() if self.options.meta_device else nullcontext()
+        if not self.options.meta_device:
+            return nullcontext()
+        from ..memory import meta_device
+
+        return meta_device.building()
+
+    @property
+    def changes_layers(self) -> bool:
+        """Whether options change the layers of the module."""
+        return _changes_layers(self.options)
 
 
 Find = Callable[[Options, Problems], Placement]
@@ -138,12 +145,15 @@ def _check_options(options: Options, where: Placement, problems: Problems) -> No
     with problems:
         environment.check(several=max(len(where.devices), where.layout.world_size) > 1)
     checks.check(options, problems)
-    compilation.check(options.compile, problems)
-    with problems:
-        activation_checkpointing.check_names(options.activation_checkpointing)
-    float8.check(options.float8, str(options.precision), problems)
+    if _changes_layers(options):
+        from . import layers
+
+        layers.check(options, problems)
     run_choice.check(options, where.layout, problems)
-    initial_weights.check(options, problems)
+    if options.weights is not None:
+        from . import initial_weights
+
+        initial_weights.check(options, problems)
 
 
 def _check_strategy(
@@ -168,11 +178,17 @@ def _check_strategy(
     precision, devices = str(options.precision), len(where.devices)
     requested = Requested(where.accelerator, precision, devices, where.nodes, frozenset(features))
     problems.lines += strategy.limits.problems(name, requested)
-    if "compile" not in strategy.limits.refused:
+    if options.compile:
+        from . import layers
+
         with problems:
-            compilation.check_compiler(options.compile)
+            layers.check_compiler(options, strategy)
     with problems:
         problems.lines += strategy.problems(options, None)
+
+
+def _changes_layers(options: Options) -> bool:
+    return any(getattr(options, name) != getattr(Options, name) for name in _OF_LAYERS)
 
 
 def _check_placed(options: Options, where: Placement, problems: Problems) -> None:
@@ -219,7 +235,10 @@ def check_module(plan: Plan, module: TrainingModule) -> None:
         problems.add("give max_epochs, max_steps or max_time: training would not end")
     needed = ["training_step", "configure_optimizers"][: 1 + strategy.limits.needs_optimizers]
     problems.lines += sources.missing(module, needed)
-    problems.lines += problems_of(module, plan.strategy_name, strategy, options)
+    if module.may_skip_batches or not module.automatic_optimization:
+        from ..loop.problems import problems_of
+
+        problems.lines += problems_of(module, plan.strategy_name, strategy, options)
     if hasattr(module, "splits_sequences"):
         name = type(module).__name__
         problems.add(f"{name}.splits_sequences: processes do not split sequences; remove it")
@@ -244,13 +263,17 @@ def check_created_layers(plan: Plan, module: TrainingModule) -> None:
 
 def _problems_of_layers(plan: Plan, module: TrainingModule) -> list[str]:
     problems, options = Problems(), plan.options
-    with problems:
-        activation_checkpointing.select(module, options.activation_checkpointing)
-        compilation.select(module, options.compile, options.activation_checkpointing)
-        float8.select(module, options.float8)
+    if plan.changes_layers:
+        from . import layers
+
+        with problems:
+            layers.check_module(options, module)
     problems.lines += plan.strategy.problems(options, module)
-    with problems:
-        initial_weights.check_module(options, plan.started_in, module)
+    if options.weights is not None:
+        from . import initial_weights
+
+        with problems:
+            initial_weights.check_module(options, plan.started_in, module)
     if options.peak_flops is not None and not module.flops_per_sample:
         problems.add(
             f"peak_flops: set flops_per_sample of {type(module).__name__}, for example to what "

@@ -4,11 +4,11 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
-from ..checkpoint import Checkpoint, resolve, run_choice, run_directory
+from ..checkpoint import Checkpoint
 from ..data import (
     BatchLimit,
     Data,
@@ -18,13 +18,11 @@ from ..data import (
     feed_evaluation,
     feed_training,
     randomness,
-    sources,
 )
-from ..errors import CheckpointError, UserError
-from ..launch import collectives, files
+from ..errors import UserError
+from ..launch import collectives
 from ..logging import Recorder
-from ..loop import FitLoop, Position, evaluate, float8, predict, trials
-from ..memory import activation_checkpointing
+from ..loop import FitLoop, Position
 from ..module import (
     DataHooks,
     DataModule,
@@ -34,11 +32,8 @@ from ..module import (
     TrainingModule,
     is_overridden,
 )
-from . import initial_weights
 from .console import Console
 from .plan import Plan
-
-Evaluation = Literal["validation", "test", "predict"]
 
 
 class RankRun(Run):
@@ -152,17 +147,31 @@ class RankRun(Run):
                     f"{self.plan.strategy_name!r}, weights are returned into the module of the "
                     "script; create it in __init__, or use 'ddp'"
                 )
-            with float8.applied(module, self.plan.options.float8, self.strategy.device) as notes:
-                self.console.note(*notes)
+            with self._in_float8(module):
                 yield
             for each in owners:
                 each.teardown(command)
         finally:
             module.trainer_state = replace(module.trainer_state, run=None, weights={})
 
+    @contextlib.contextmanager
+    def _in_float8(self, module: TrainingModule) -> Iterator[None]:
+        if not self.plan.options.float8:
+            yield
+            return
+        from ..loop import float8
+
+        with float8.applied(module, self.plan.options.float8, self.strategy.device) as notes:
+            self.console.note(*notes)
+            yield
+
     def start_from_weights(self, module: TrainingModule, resumed: Checkpoint | None = None) -> None:
         """Load the weights that a new run starts from, if there are any."""
         options = self.plan.options
+        if resumed is None and options.weights is None:
+            return
+        from . import initial_weights
+
         if resumed is None:
             self.console.note(*initial_weights.load(options, self.plan.started_in, module))
             return
@@ -211,76 +220,6 @@ class RankRun(Run):
             )
             for name, loader in loaders.items()
         }
-
-    # --- commands other than fit ---------------------------------------------------------------
-
-    def evaluate(
-        self,
-        kind: Evaluation,
-        module: TrainingModule,
-        data: Data,
-        checkpoint: str | None,
-        averaged: bool,
-    ) -> Any:
-        """Validate, test or predict, with the weights of a checkpoint if one is given."""
-        name: Literal["val", "test", "predict"] = "val" if kind == "validation" else kind
-        with self.attached(module, "validate" if kind == "validation" else kind, data):
-            loaders = sources.evaluation_loaders(data, module, name)
-            feeds = self.evaluation_feeds(loaders, name)
-            self._place(module, checkpoint, averaged)
-            if kind == "predict":
-                outputs = predict(module, self.strategy, self.recorder, feeds)
-                return outputs.get("", outputs)
-            self.metrics = evaluate(module, self.strategy, self.recorder, feeds, kind)
-        self.console.say(*(f"{name}: {value:.6g}" for name, value in self.metrics.items()))
-        return self.metrics
-
-    def _place(self, module: TrainingModule, checkpoint: str | None, averaged: bool) -> None:
-        if checkpoint is None:
-            self.strategy.place(module)
-            return
-        found = run_choice.whole(resolve(checkpoint))
-        initial_weights.leave_to(found, module)
-        self.strategy.place(module)
-        weights, remarks = found.weights(averaged)
-        self.console.note(*remarks)
-        try:
-            self.strategy.load_state({**found.stored_state(), "model": weights}, None)
-        except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
-            reason = " ".join(str(error).split())[:300]
-            raise CheckpointError(
-                f"{found.path}: does not match this model ({reason}); see "
-                "docs/trouble.md#a-checkpoint-of-another-model"
-            ) from None
-
-    def find_batch_size(self, module: TrainingModule, data: Data) -> int:
-        """The largest batch that a device can train on, the same on all ranks."""
-        with self.attached(module, "fit", data):
-            loader = sources.training_loader(data, module)
-            device, precision = self.plan.device, self.plan.precision.name
-            with activation_checkpointing.applied(module, *self.checkpointing):
-                found, why = trials.find_batch_size(
-                    module, loader, device, precision, self.data_replicas
-                )
-        self.console.say(f"the largest batch that fits on every device: {found}{why}")
-        return found
-
-    def find_learning_rate(self, module: TrainingModule, data: Data, sweep: trials.Sweep) -> float:
-        """The rate at which the loss falls most steeply, the same on all ranks."""
-        options, request = self.plan.options, self.plan.request
-        with self.attached(module, "fit", data):
-            self.start_from_weights(module)
-            feed = self.training_feed(sources.training_loader(data, module))
-            with activation_checkpointing.applied(module, *self.checkpointing):
-                tried = trials.try_rates(module, feed, self.plan.device, options, sweep)
-        if self.is_global_zero:
-            path = run_directory.create(request.root, request.name) / "learning_rates.csv"
-            lines = [",".join(map(repr, each)) + "\n" for each in tried]
-            files.write_atomically(path, "".join(["lr,loss,initial_loss\n", *lines]))
-            self.console.say(f"learning rates and losses: {self.plan.shown(path)}")
-        found = trials.suggest(tried)
-        self.console.say(f"the loss falls most steeply at the learning rate {found:.3g}")
-        return found
 
 
 def _shapes(module: TrainingModule) -> dict[str, torch.Size]:

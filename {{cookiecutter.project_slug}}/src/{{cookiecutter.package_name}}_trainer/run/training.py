@@ -3,9 +3,10 @@
 import contextlib
 import signal
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..callbacks import calls_of
 from ..checkpoint import (
@@ -26,21 +27,19 @@ from ..logging import LoggedRun, Outputs, Progress
 from ..loop import (
     FitLoop,
     FitParts,
-    ManualOptimization,
-    check_validation,
-    compilation,
-    evaluate,
     hashes,
     learning_rate,
     saving,
 )
 from ..module import DataHooks, Loaders, TrainingModule
-from ..strategies import sync_batchnorm
 from ..strategies.optimizers import configured
 from . import record
-from .data_files import DataRecord
 from .plan import Plan, check_created_layers, check_loaders
 from .rank import RankRun
+
+if TYPE_CHECKING:
+    from ..loop.compilation import Compiled
+    from .data_files import DataRecord
 
 Validate = Callable[[], dict[str, float]]
 
@@ -68,8 +67,19 @@ def fit(run: RankRun, module: TrainingModule, data: Data, val_dataloader: Loader
             if loaders and options.overfit_batches:
                 loaders = {"": loader}
             check_loaders(plan, validates=bool(loaders), orders=feed.has_plan)
-            with compilation.applied(module, options.compile, *run.checkpointing) as compiled:
+            with _changed_layers(run, module) as compiled:
                 _Fit(run, module, data, feed, loaders, chosen, compiled).train()
+
+
+def _changed_layers(
+    run: RankRun, module: TrainingModule
+) -> AbstractContextManager["Compiled | None"]:
+    """Context in which the module is compiled and recomputes activations, if options say so."""
+    if not run.plan.changes_layers:
+        return contextlib.nullcontext()
+    from ..loop import compilation
+
+    return compilation.applied(module, run.plan.options.compile, *run.checkpointing)
 
 
 def _choose(plan: Plan, lock: RunLock) -> Selection:
@@ -93,15 +103,16 @@ class _Fit:
         feed: Feed,
         loaders: LoadersByName,
         chosen: Selection,
-        compiled: compilation.Compiled | None,
+        compiled: "Compiled | None",
     ) -> None:
         self._run, self._plan, self._console = run, run.plan, run.console
         self._module, self._data = module, data
         self._feed, self._loaders = feed, loaders
         self._chosen, self._directory = chosen, chosen.directory
         self._compiled = compiled
+        self._is_recorded = False
+        """Whether this process has begun the record, and so ends it."""
         self._data_record: DataRecord | None = None
-        """If this process writes the record."""
         self._check: Validate | None = None
 
     def train(self) -> None:
@@ -150,12 +161,16 @@ class _Fit:
         strategy, recorder = self._plan.strategy, self._run.recorder
         calls = calls_of(self._plan.callbacks, run, module)
         if options.sync_batchnorm:
+            from ..strategies import sync_batchnorm
+
             sync_batchnorm.convert(module, self._plan.device.type)
         run.read_sample = lambda: next(iter(feed.epoch(0, 0))).data
         optimization = strategy.setup(module, lambda: configured(module))
         run.read_sample = None
-        manual: ManualOptimization | None = None
+        manual = None
         if not module.automatic_optimization:
+            from ..loop.manual_optimization import ManualOptimization
+
             manual = ManualOptimization(strategy, optimization, lambda: recorder.context)
         shows = options.enable_progress_bar and self._plan.layout.is_main
         progress = Progress(shows, run.total_steps, feed.samples_per_step)
@@ -164,6 +179,8 @@ class _Fit:
         return FitParts(*parts, self._compiled)
 
     def _validation(self) -> Validate:
+        from ..loop.evaluation import evaluate
+
         run, module = self._run, self._module
         feeds = self._validation_feeds()
         return lambda: evaluate(module, run.strategy, run.recorder, feeds, "validation")
@@ -188,8 +205,11 @@ class _Fit:
         )
         loaders = self._loaders if options.sanity_check else {}
         feeds = {name: feed for name, each in loaders.items() if (feed := first(each)) is not None}
-        check = partial(check_validation, self._module, run.strategy, run.recorder, feeds)
-        return check if feeds else None
+        if not feeds:
+            return None
+        from ..loop.evaluation import check_validation
+
+        return partial(check_validation, self._module, run.strategy, run.recorder, feeds)
 
     # --- the start -----------------------------------------------------------------------------
 
@@ -242,10 +262,15 @@ class _Fit:
         }
         if (facts["git"] or {}).get("diff_cut"):
             self._console.note("run.json has only the first MiB of git diff")
-        run_directory.write_record(directory, facts, configuration)
         owners = [each for each in (self._data, self._module) if isinstance(each, DataHooks)]
         paths = [plan.started_in / each for owner in owners for each in owner.data_files()]
-        self._data_record = DataRecord(directory, paths)
+        facts |= {} if paths else {"data": [], "data_cut": False}
+        run_directory.write_record(directory, facts, configuration)
+        self._is_recorded = True
+        if paths:
+            from .data_files import DataRecord
+
+            self._data_record = DataRecord(directory, paths)
         logged = LoggedRun.of(directory, plan.options, configuration)
         resumed_at = self._run.global_step if chosen.is_same_run else None
         loop.fit.outputs.log_to(plan.loggers, logged, resumed_at)
@@ -300,5 +325,6 @@ class _Fit:
     def _record_end(self, how: str, error: BaseException | None) -> None:
         if self._data_record is not None:
             self._data_record.end(wait=error is None)
+        if self._is_recorded:
             facts = record.end(self._run.global_step, self._run.metrics, error)
             run_directory.record_end(self._directory, how, facts)

@@ -5,9 +5,9 @@ starts the processes, and the cluster gives this process its rank.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,16 +19,17 @@ from ..errors import UserError
 from ..launch import collectives
 from ..launch.cluster import Layout
 from ..launch.collectives import How
-from ..memory import meta_device
 from ..module import TrainingModule
 from ..options import Options
 from .clipping import clip_gradients
 from .limits import Limits
-from .memory import Memory, Sizes, memory
 from .optimizer_state import load_optimizer_state, optimizer_state, parameter_names
 from .optimizers import Optimization
 from .precision import Precision
 from .weights import LocalWeights
+
+if TYPE_CHECKING:
+    from .memory import Memory, Sizes
 
 Launcher = Literal["subprocess", "spawn", "fork"]
 Stage = Literal["training", "validation", "test", "predict"]
@@ -125,13 +126,15 @@ class Strategy:
         """
         return self.limits.local_processes(devices) * nodes
 
-    def memory(self, sizes: Sizes) -> Memory:
+    def memory(self, sizes: "Sizes") -> "Memory":
         """The memory of the rank that needs the most, before any process is started.
 
         Args:
             sizes: What a training step needs in one process without peers; gradients are freed
                 after each step.
         """
+        from .memory import memory
+
         return memory(sizes)
 
     # --- before the first step -----------------------------------------------------------------
@@ -180,7 +183,10 @@ class Strategy:
 
     def place(self, module: TrainingModule) -> None:
         """Move parameters and buffers to the device; used instead of ``setup`` without training."""
-        meta_device.Initializer(module).materialize(module)
+        if any(each.is_meta for each in module.parameters()):
+            from ..memory import meta_device
+
+            meta_device.Initializer(module).materialize(module)
         self.precision.cast(module)
         self.module = module.to(self.device)
         module.trainer_state = replace(module.trainer_state, device=self.device)
@@ -227,17 +233,20 @@ class Strategy:
         """Run a step of a stage, and its ``*_step_end`` hook."""
         if self._moves:
             batch = moving.move(batch, self.device, self.precision.parameter_dtype)
-        with nullcontext() if self.precision.dtype is None else self.precision.autocast():
-            outputs = self._call_step(stage, batch, batch_idx)
-            if stage == "predict":
-                return outputs
-            return getattr(self.module, f"{stage}_step_end")(outputs)
+        if self.precision.dtype is None:
+            return self._call_steps(stage, batch, batch_idx)
+        with self.precision.autocast():
+            return self._call_steps(stage, batch, batch_idx)
+
+    def _call_steps(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
+        outputs = self._call_step(stage, batch, batch_idx)
+        return outputs if stage == "predict" else getattr(self.module, f"{stage}_step_end")(outputs)
 
     def _call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         """Call the user's step."""
         if stage == "training" and self._wrapped is not None:
             return self._wrapped(stage, batch, batch_idx)
-        return self._step_module(stage, batch, batch_idx)
+        return self._step_module.forward(stage, batch, batch_idx)  # no engine's hooks are to call
 
     def _read_loss(self, outputs: Any) -> Tensor:
         """Get the loss from the output of a training step and its ``training_step_end``."""

@@ -25,9 +25,6 @@ from .gradients.same_use import SameUse
 from .limits import Limits
 from .precision import Precision
 
-# Our variable takes precedence; the second is Lightning's.
-BACKENDS = ("TRAINER_BACKEND", "PL_TORCH_DISTRIBUTED_BACKEND")
-
 # torch's own timeouts should report first.
 _SECONDS_FOR_TORCH = 10.0
 
@@ -93,7 +90,8 @@ class ProcessGroupStrategy(Strategy):
         An override takes its store from ``launch.rendezvous.connect_store``: on one node the ranks
         share a file, and ``layout.main_port`` may be 0.
         """
-        requested = next((os.environ[name] for name in BACKENDS if os.environ.get(name)), None)
+        variables = collectives.BACKENDS
+        requested = next((os.environ[name] for name in variables if os.environ.get(name)), None)
         names = backends(requested, device.type)
         is_between_nodes = "cuda:nccl" in names and layout.num_nodes > 1
         if is_between_nodes and layout.is_main and (line := network.sockets_note()):

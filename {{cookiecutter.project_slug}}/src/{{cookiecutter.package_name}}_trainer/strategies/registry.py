@@ -10,6 +10,7 @@ import importlib
 import inspect
 import math
 import pkgutil
+from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigurationError, Problems, nearest, shown
@@ -22,6 +23,8 @@ from .registration import Entry, Registration
 _FIRST = ("replicated", "fsdp")
 # A year: larger values overflow the nanoseconds of C++.
 _LONGEST_TIMEOUT = 365 * 24 * 3600
+# Of a file; one without it is imported when it is used.
+_DECLARATION = "\nREGISTRATION = "
 
 _ENTRIES: dict[str, Entry] = {}
 _REFUSED: dict[str, str] = {}
@@ -135,7 +138,12 @@ def discover(package: str, path: list[str]) -> None:
         package: Its ``__name__``.
         path: Its ``__path__``.
     """
-    found = [module.name for module in pkgutil.iter_modules(path)]
+    folder = Path(path[0])
+    found = [
+        each.name
+        for each in pkgutil.iter_modules(path)
+        if each.ispkg or _DECLARATION in (folder / f"{each.name}.py").read_text()
+    ]
     last = len(_FIRST)
     for name in sorted(found, key=lambda each: _FIRST.index(each) if each in _FIRST else last):
         module = importlib.import_module(f"{package}.{name}")

@@ -6,11 +6,28 @@ It imports from ``strategies/`` and ``gradients/``, and from the floors below.
 from dataclasses import replace
 from typing import Any
 
-from ..gradients.same_use import ELSEWHERE
+from ...launch.cluster import Environment, Layout, Source
+from ..gradients import ELSEWHERE
 from ..registration import Entry, Registration
-from .cluster import SOURCE
-from .settings import VARIABLES
 
+
+def _read(env: Environment) -> Layout:
+    from .cluster import read
+
+    return read(env)
+
+
+def _appended(env: Environment) -> list[str]:
+    """The option by which the launcher passes the local rank, which is also in a variable."""
+    return [f"--local_rank={env.get('LOCAL_RANK')}"]
+
+
+# After MPI, which the launcher can use to start ranks; before srun, whose step they inherit.
+_SOURCE = Source(
+    "deepspeed", 50, _read, ("CROSS_RANK", "CROSS_SIZE", "LOCAL_SIZE", "MASTER_ADDR"), _appended
+)
+# The second one is Lightning's.
+VARIABLES = ("TRAINER_DEEPSPEED_CONFIG", "PL_DEEPSPEED_CONFIG_PATH")
 _DEEPSPEED = Entry(
     "deepspeed:DeepSpeed",
     lacks={
@@ -47,6 +64,6 @@ REGISTRATION = Registration(
             offload_parameters=True,
         ),
     },
-    cluster_sources=[SOURCE],
+    cluster_sources=[_SOURCE],
     variables=VARIABLES,
 )

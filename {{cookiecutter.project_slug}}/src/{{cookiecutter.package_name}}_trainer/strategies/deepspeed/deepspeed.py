@@ -26,8 +26,8 @@ from ...options import Options
 from ...options.numbers import PositiveInt
 from ..base import Stage, StepModule, StepOutput
 from ..clipping import clip_finite_values
-from ..gradients import sparse
-from ..gradients.same_use import ELSEWHERE, SameUse, trained
+from ..gradients import ELSEWHERE, sparse
+from ..gradients.same_use import SameUse, trained
 from ..limits import Limits
 from ..memory import Memory, Sizes
 from ..optimizer_state import group_names, parameter_names

@@ -14,9 +14,8 @@ import torch
 
 from ...errors import ConfigurationError, nearest, refuse
 from ...options import Options
+from . import VARIABLES
 
-# The second one is Lightning's.
-VARIABLES = ("TRAINER_DEEPSPEED_CONFIG", "PL_DEEPSPEED_CONFIG_PATH")
 ONE_BIT_ADAM = "onebitadam"
 AUTO = "auto"  # filled in by other trainers
 

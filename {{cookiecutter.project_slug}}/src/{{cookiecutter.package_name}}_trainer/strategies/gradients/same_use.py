@@ -21,9 +21,6 @@ from ...launch import collectives, rendezvous
 Event = tuple[str, ...]
 Named = Iterable[tuple[str, Tensor]]
 
-ELSEWHERE = (
-    "use strategy='fsdp' or 'ddp', with --trainer.strategy_options.find_unused_parameters true"
-)
 OPTION = "--trainer.strategy_options.find_unused_parameters true"
 _SHOWN = 3
 _SECONDS_BETWEEN_POLLS = 0.005

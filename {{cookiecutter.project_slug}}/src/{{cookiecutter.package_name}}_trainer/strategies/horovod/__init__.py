@@ -3,8 +3,15 @@
 It imports from ``strategies/`` and ``gradients/``, and from the floors below.
 """
 
+from ...launch.cluster import Environment, Layout, Source
 from ..registration import Entry, Registration
-from .cluster import SOURCE
+
+
+def _read(env: Environment) -> Layout:
+    from .cluster import read
+
+    return read(env)
+
 
 REGISTRATION = Registration(
     {
@@ -15,6 +22,7 @@ REGISTRATION = Registration(
             },
         )
     },
-    cluster_sources=[SOURCE],
+    # After torchelastic, before Open MPI: horovodrun may start its ranks with mpirun.
+    cluster_sources=[Source("horovod", 20, _read, variables=["HOROVOD_RANK"])],
     lost_peer_errors=["HorovodInternalError"],
 )

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...data import Splitter, batch_length, moving, part_sizes, transfer
+from ...data import moving, transfer
+from ...data.samples import Splitter, batch_length, part_sizes
 from ...module import TrainingModule
 from ..base import Stage, StepModule, Strategy, read_loss
 from ..limits import Limits

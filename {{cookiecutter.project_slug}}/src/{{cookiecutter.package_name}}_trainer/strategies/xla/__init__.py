@@ -5,7 +5,13 @@ It imports from ``strategies/`` and ``gradients/``, and from the floors below.
 
 from ...launch.devices import Hardware
 from ..registration import Entry, Registration
-from .hardware import count_chips
+
+
+def _count_chips() -> int | None:
+    from .hardware import count_chips
+
+    return count_chips()
+
 
 REGISTRATION = Registration(
     {
@@ -16,5 +22,5 @@ REGISTRATION = Registration(
             },
         )
     },
-    accelerators={"tpu": Hardware("xla", count_chips, "xla")},
+    accelerators={"tpu": Hardware("xla", _count_chips, "xla")},
 )

@@ -19,8 +19,9 @@ from torch.utils.data import DataLoader
 from ... import strategies
 from ...callbacks import Callback
 from ...cli.configuration import Work, read_work
-from ...data import Splitter, batch_length, hashing, scaling, sources
+from ...data import hashing, scaling, sources
 from ...data.moving import leaves
+from ...data.samples import Splitter, batch_length
 from ...errors import UserError, shorten
 from ...launch.pickling import find_unpicklable
 from ...module import TrainingModule

@@ -12,7 +12,8 @@ from typing import Any
 from torch import Tensor
 
 from ...cli import configuration
-from ...data import Feed, batch_length, moving, scaling, seed_everything, sources
+from ...data import Feed, moving, scaling, seed_everything, sources
+from ...data.samples import batch_length
 from ...errors import Problems, UserError
 from ...loop import learning_rate
 from ...module import DataModule, TrainingModule

@@ -16,10 +16,10 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ...data import batch_length
 from ...data.moving import mapped
+from ...data.samples import batch_length
 from ...logging import BatchContext
-from ...loop import ManualOptimization
+from ...loop.manual_optimization import ManualOptimization
 from ...memory import activation_checkpointing
 from ...module import TrainingModule
 from ...run.plan import Plan

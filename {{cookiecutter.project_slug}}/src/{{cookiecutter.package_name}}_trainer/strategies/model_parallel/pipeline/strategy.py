@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ....checkpoint import ShardedDict, fill_module
-from ....data import Splitter, batch_length, moving, part_sizes, randomness
+from ....data import moving, randomness
+from ....data.samples import Splitter, batch_length, part_sizes
 from ....errors import ConfigurationError, UserError, refuse
 from ....launch import collectives
 from ....launch.collectives import How

@@ -1,0 +1,159 @@
+"""A feed that reads a loader as it is: iterable-style datasets, custom samplers."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice, repeat
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
+
+from ..errors import UserError
+from ..launch import collectives
+from . import loader_state, randomness
+from .feed import END, Feed, MicroBatch, Share, drawn, iterator, length
+from .first_batches import compared
+from .samples import batch_length
+
+
+class ReplayFeed(Feed):
+    """Reads any iterable of batches as it is: iterable-style datasets, custom samplers.
+
+    Starting in the middle reads and skips the earlier batches, unless the loader's position is
+    loaded. Random numbers drawn in this process are seeded from (seed, epoch, replica).
+    Several ranks tell each other the samples of one, two, four, and then of 8 batches at a time,
+    which they read ahead.
+
+    ``uneven``: for different numbers of batches on the ranks. ``"refuse"`` raises an error with the
+    number of each. With ``"join"``, ranks whose loader has ended take part with weight 0, so that
+    each sample still counts once. ``"allow"``: no step waits for another rank.
+    ``most``: batches of this replica to read of each epoch; ``None``: all.
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        share: Share,
+        accumulate: int,
+        uneven: str = "refuse",
+        most: int | None = None,
+    ) -> None:
+        self._loader, self._share, self._uneven, self._most = loader, share, uneven, most
+        self._tells = True
+        """Whether to tell if replicas read the same samples: once."""
+        self.accumulate = accumulate
+        self.batches = length(loader)
+        if self.batches is not None and most is not None:
+            self.batches = min(self.batches, most)
+        self._batch_size = batch_size = getattr(loader, "batch_size", None)
+        self.samples_per_step = batch_size * share.replicas * accumulate if batch_size else None
+        self._has_workers = bool(getattr(loader, "num_workers", 0))
+        reader = share.replica, share.replicas
+        self._positions, self.remarks = loader_state.positions(loader, reader)
+        self._saved: loader_state.Saved | None = None
+
+    def state(self, batches: int, *, ends_epoch: bool) -> dict[str, Tensor]:
+        # Workers begin each epoch with new copies of the dataset.
+        continues = batches == self._most and not self._has_workers
+        if self._positions is None or (ends_epoch and not continues):
+            return {}
+        return self._positions.state(batches, is_start=ends_epoch)
+
+    def load_state(self, state: Mapping[str, Tensor], batches: int) -> list[str]:
+        if self._positions is not None:
+            self._saved = self._positions.read(state, batches)
+        if self._saved is None:
+            return super().load_state(state, batches)
+        return [loader_state.NEW_RANDOM] if self._has_workers else []
+
+    def epoch(self, epoch: int, start: int) -> Iterator[MicroBatch]:
+        saved, self._saved = self._saved, None
+        index = 0 if saved is None else start
+        batches = _marked(self._read(epoch, index, saved), self._batch_size)
+        ranks = 1 if self._uneven == "allow" else collectives.world_size()
+        most = loader_state.MOST_AHEAD if ranks > 1 else 1
+        ahead = deque(islice(batches, 1))
+        while True:
+            rows = self._exchanged([each[1:] for each in ahead], ranks)
+            for row in rows:
+                data, samples, _ = ahead.popleft()
+                if isinstance(data, Exception):
+                    raise data
+                weight, has_ended = self._weighed(samples, row, index + 1)
+                if index >= start:
+                    weight /= self.accumulate
+                    ends_step = has_ended or (index + 1) % self.accumulate == 0
+                    yield MicroBatch(data, index, samples, weight, ends_step, has_ended)
+                if has_ended:
+                    return
+                index += 1
+                ahead.extend(islice(batches, 2 if len(rows) < most else 1))
+
+    def _exchanged(self, own: list[tuple[int, bool]], ranks: int) -> list[list[list[int]]]:
+        """By batch and rank: samples, whether it is the last, and batches of the loader, or -1."""
+        rows = torch.zeros(len(own), ranks, 3, dtype=torch.int64)
+        rank = collectives.rank() if ranks > 1 else 0
+        rows[:, rank] = torch.tensor([(*each, self.batches or -1) for each in own])
+        if ranks > 1:
+            rows = collectives.all_reduce(rows)
+        agreed: list[list[list[int]]] = rows.tolist()
+        return agreed
+
+    def _weighed(self, samples: int, row: list[list[int]], count: int) -> tuple[float, bool]:
+        """The weight of this replica's batch, and whether all replicas' loaders have ended."""
+        ended = [bool(is_last) for _, is_last, _ in row]
+        if self._uneven == "refuse" and any(ended) and not all(ended):
+            counts = [
+                str(count) if has_ended else str(most) if most > count else f"more than {count}"
+                for _, has_ended, most in row
+            ]
+            known = (f"rank {rank} has {each}" for rank, each in enumerate(counts))
+            raise UserError(
+                f"the ranks' loaders give different numbers of batches: {', '.join(known)}; give "
+                "each the same number, or set uneven_inputs='join'"
+            )
+        return samples * len(row) / max(1, sum(each[0] for each in row)), all(ended)
+
+    def _read(self, epoch: int, first: int, saved: loader_state.Saved | None) -> Iterator[Any]:
+        """The batches of an epoch from ``first`` on: 0, or that of a saved position."""
+        loader, share = self._loader, self._share
+        for part in ("sampler", "batch_sampler", "dataset"):
+            if hasattr(getattr(loader, part, None), "set_epoch"):
+                getattr(loader, part).set_epoch(epoch)
+        seed = randomness.mix(share.seed, epoch, share.replica)
+        for owner in (loader, getattr(loader, "sampler", None)):
+            if isinstance(generator := getattr(owner, "generator", None), torch.Generator):
+                generator.manual_seed(seed)
+        if saved is not None and self._positions is not None:
+            self._positions.load(saved)
+        stream = randomness.Stream(seed)
+        with stream:
+            read = iterator(loader)
+        if first and saved is not None:  # not before: a new iterator draws a seed for its workers
+            stream.load_state(saved.random)
+        is_whole = self._most is None and isinstance(loader, DataLoader)
+        is_counted = is_whole and not isinstance(getattr(loader, "dataset", None), IterableDataset)
+        batches = drawn(read, stream, first, length(loader) if is_counted else None)
+        if self._most is not None:
+            batches = islice(batches, max(0, self._most - first))
+        if self._positions is not None:
+            batches = self._positions.noted(batches, first, stream)
+        tells, self._tells = self._tells, False
+        return compared(batches, share.replica, replicas=share.replicas, tells=tells)
+
+
+def _marked(batches: Iterator[Any], batch_size: int | None) -> Iterator[tuple[Any, int, bool]]:
+    """Yield each batch, its samples, and whether it is the last; read one ahead.
+
+    Then the last one, without samples, or the error of one that could not be read, again and again.
+    """
+    try:
+        if (following := next(batches, END)) is END:
+            raise UserError(f"rank {collectives.rank()}: the loader yielded no batches")
+        while following is not END:
+            data, following = following, next(batches, END)
+            yield data, batch_length(data, batch_size), following is END
+        yield from repeat((data, 0, True))
+    except Exception as error:
+        yield from repeat((error, 0, False))

@@ -1,0 +1,89 @@
+"""Commands on one rank other than fit; ``Trainer`` describes them."""
+
+from typing import Any, Literal
+
+from ..checkpoint import resolve, run_choice, run_directory
+from ..data import Data, sources
+from ..errors import CheckpointError
+from ..launch import files
+from ..loop import evaluation, trials
+from ..memory import activation_checkpointing
+from ..module import TrainingModule
+from . import initial_weights
+from .rank import RankRun
+
+Evaluation = Literal["validation", "test", "predict"]
+
+
+def evaluate(
+    run: RankRun,
+    kind: Evaluation,
+    module: TrainingModule,
+    data: Data,
+    checkpoint: str | None,
+    averaged: bool,
+) -> Any:
+    """Validate, test or predict, with the weights of a checkpoint if one is given."""
+    name: Literal["val", "test", "predict"] = "val" if kind == "validation" else kind
+    with run.attached(module, "validate" if kind == "validation" else kind, data):
+        loaders = sources.evaluation_loaders(data, module, name)
+        feeds = run.evaluation_feeds(loaders, name)
+        _place(run, module, checkpoint, averaged)
+        if kind == "predict":
+            outputs = evaluation.predict(module, run.strategy, run.recorder, feeds)
+            return outputs.get("", outputs)
+        run.metrics = evaluation.evaluate(module, run.strategy, run.recorder, feeds, kind)
+    run.console.say(*(f"{name}: {value:.6g}" for name, value in run.metrics.items()))
+    return run.metrics
+
+
+def _place(run: RankRun, module: TrainingModule, checkpoint: str | None, averaged: bool) -> None:
+    if checkpoint is None:
+        run.strategy.place(module)
+        return
+    found = run_choice.whole(resolve(checkpoint))
+    initial_weights.leave_to(found, module)
+    run.strategy.place(module)
+    weights, remarks = found.weights(averaged)
+    run.console.note(*remarks)
+    try:
+        run.strategy.load_state({**found.stored_state(), "model": weights}, None)
+    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise CheckpointError(
+            f"{found.path}: does not match this model ({reason}); see "
+            "docs/trouble.md#a-checkpoint-of-another-model"
+        ) from None
+
+
+def find_batch_size(run: RankRun, module: TrainingModule, data: Data) -> int:
+    """The largest batch that a device can train on, the same on all ranks."""
+    with run.attached(module, "fit", data):
+        loader = sources.training_loader(data, module)
+        device, precision = run.plan.device, run.plan.precision.name
+        with activation_checkpointing.applied(module, *run.checkpointing):
+            found, why = trials.find_batch_size(
+                module, loader, device, precision, run.data_replicas
+            )
+    run.console.say(f"the largest batch that fits on every device: {found}{why}")
+    return found
+
+
+def find_learning_rate(
+    run: RankRun, module: TrainingModule, data: Data, sweep: trials.Sweep
+) -> float:
+    """The rate at which the loss falls most steeply, the same on all ranks."""
+    options, request = run.plan.options, run.plan.request
+    with run.attached(module, "fit", data):
+        run.start_from_weights(module)
+        feed = run.training_feed(sources.training_loader(data, module))
+        with activation_checkpointing.applied(module, *run.checkpointing):
+            tried = trials.try_rates(module, feed, run.plan.device, options, sweep)
+    if run.is_global_zero:
+        path = run_directory.create(request.root, request.name) / "learning_rates.csv"
+        lines = [",".join(map(repr, each)) + "\n" for each in tried]
+        files.write_atomically(path, "".join(["lr,loss,initial_loss\n", *lines]))
+        run.console.say(f"learning rates and losses: {run.plan.shown(path)}")
+    found = trials.suggest(tried)
+    run.console.say(f"the loss falls most steeply at the learning rate {found:.3g}")
+    return found

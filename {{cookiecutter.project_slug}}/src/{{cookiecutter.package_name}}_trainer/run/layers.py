@@ -1,0 +1,32 @@
+"""What options change in the layers of a module, imported if one of them is given.
+
+They are ``compile``, ``activation_checkpointing`` and ``float8``.
+"""
+
+from ..errors import Problems
+from ..loop import compilation, float8
+from ..memory import activation_checkpointing
+from ..module import TrainingModule
+from ..options import Options
+from ..strategies import Strategy
+
+
+def check(options: Options, problems: Problems) -> None:
+    """Check their values; ``problems`` collects one line per error."""
+    compilation.check(options.compile, problems)
+    with problems:
+        activation_checkpointing.check_names(options.activation_checkpointing)
+    float8.check(options.float8, str(options.precision), problems)
+
+
+def check_compiler(options: Options, strategy: Strategy) -> None:
+    """Raise a ConfigurationError if what torch needs to compile is not installed."""
+    if "compile" not in strategy.limits.refused:
+        compilation.check_compiler(options.compile)
+
+
+def check_module(options: Options, module: TrainingModule) -> None:
+    """Raise a ConfigurationError if they name what is not in a module."""
+    activation_checkpointing.select(module, options.activation_checkpointing)
+    compilation.select(module, options.compile, options.activation_checkpointing)
+    float8.select(module, options.float8)

@@ -20,7 +20,7 @@ LINES = {
     "cli": 1260,
     "data": 1814,
     "errors.py": 129,
-    "launch": 2745,
+    "launch": 2746,
     "legacy": 454,
     "logging": 1307,
     "loop": 2145,

@@ -15,6 +15,7 @@ How = Literal["mean", "sum", "min", "max"]
 # Backends of the process group: our variable takes precedence; the second is Lightning's.
 BACKENDS = ("TRAINER_BACKEND", "PL_TORCH_DISTRIBUTED_BACKEND")
 
+
 def is_active() -> bool:
     """Whether this process belongs to a process group."""
     return dist.is_available() and dist.is_initialized()

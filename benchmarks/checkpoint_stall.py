@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from my_project_trainer import Trainer
-from my_project_trainer.checkpoint.writing import Checkpoints
 from my_project_trainer.loop.fit import FitLoop
 from torch.utils.data import DataLoader
 
@@ -28,11 +27,11 @@ SAVES = 4  # the first one touches the memory of its copies
 
 
 class Clock:
-    """Times saves, and steps that wait for them; `stalls`: seconds of each save."""
+    """Times saves; `stalls`: seconds of each."""
 
     def __init__(self) -> None:
         self.stalls: list[float] = []
-        self._save, self._wait = FitLoop._save_once, Checkpoints._wait_for_copies
+        self._save = FitLoop._save_once
         clock = self
 
         def save(loop: FitLoop) -> None:
@@ -43,13 +42,7 @@ class Clock:
             clock._save(loop)
             clock.stalls.append(time.perf_counter() - started)
 
-        def wait(checkpoints: Checkpoints, *given: Any) -> None:
-            started = time.perf_counter()
-            clock._wait(checkpoints, *given)
-            clock.stalls[-1] += time.perf_counter() - started
-
         setattr(FitLoop, "_save_once", save)  # noqa: B010
-        setattr(Checkpoints, "_wait_for_copies", wait)  # noqa: B010
 
 
 def fit(clock: Clock, folder: Path, size: Size, asynchronous: bool) -> dict[str, float]:

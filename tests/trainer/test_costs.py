@@ -24,13 +24,16 @@ ENVIRONMENT = {
     "PYTHONPATH": str(ROOT / "src"),
 }
 KINDS = ("bare", "defaults")
-PACKAGES: dict[str, set[str]] = {"bare": set(), "defaults": set()}
-MODULES = {"bare": 97, "defaults": 97}
-FILES = {"bare": 73, "defaults": 73}
-LINES = {"bare": 12000, "defaults": 12000}
+_TENSORBOARD = {"absl", "fsspec", "google", "tensorboard"}
+PACKAGES = {"bare": {"safetensors"}, "defaults": {"safetensors", *_TENSORBOARD}}
+# The trainer's files that are imported, those of which a function is called, and their lines.
+IMPORTED = {"bare": 95, "defaults": 95}
+EXECUTED = {"bare": 68, "defaults": 70}
+LINES = {"bare": 11_700, "defaults": 11_800}
+# More than the loop's in each step that is not logged, and the loop's peak times so much.
 CALLS = {"bare": 29, "defaults": 35}
-OPERATIONS = {"bare": 3, "defaults": 4}
-MEMORY = {"bare": 1.06, "defaults": 1.09}
+OPERATIONS = {"bare": 4, "defaults": 6}
+MEMORY = {"bare": 1.03, "defaults": 1.045}
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +63,8 @@ def test_packages_that_a_fit_imports(costs: dict[str, dict[str, Any]], kind: str
 @pytest.mark.parametrize("kind", KINDS)
 def test_files_that_a_fit_imports_and_executes(costs: dict[str, dict[str, Any]], kind: str) -> None:
     lines = costs[kind]["lines"]
-    assert costs[kind]["modules"] <= MODULES[kind]
-    assert len(lines) <= FILES[kind], lines
+    assert costs[kind]["modules"] <= IMPORTED[kind]
+    assert len(lines) <= EXECUTED[kind], lines
     assert sum(lines.values()) <= LINES[kind], lines
 
 

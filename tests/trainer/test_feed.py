@@ -11,8 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from my_project_trainer import errors
-from my_project_trainer.data import batch_length, feed_creation, randomness
 from my_project_trainer.data import feed as feeds
+from my_project_trainer.data import feed_creation, randomness
+from my_project_trainer.data.samples import batch_length
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
 

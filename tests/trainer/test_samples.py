@@ -9,7 +9,7 @@ import my_project_trainer as trainer
 import numpy as np
 import pytest
 import torch
-from my_project_trainer.data import Splitter, batch_length, part_sizes
+from my_project_trainer.data.samples import Splitter, batch_length, part_sizes
 from my_project_trainer.errors import UserError
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence

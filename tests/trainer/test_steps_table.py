@@ -12,7 +12,8 @@ import pytest
 import torch
 from my_project_trainer import errors, strategies
 from my_project_trainer.data import feed as feeds
-from my_project_trainer.data import feed_creation, scaling
+from my_project_trainer.data import feed_creation
+from my_project_trainer.loop.position import total_steps
 from tests.project import PACKAGE, run_nodes
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -150,7 +151,7 @@ def test_processes_are_enough_for_devices_and_readers(name):
     ],
 )
 def test_steps_of_a_whole_run(steps, epochs, most, total):
-    assert scaling.total_steps(steps, epochs, most) == total
+    assert total_steps(steps, epochs, most) == total
 
 
 # --- real runs -------------------------------------------------------------------------------

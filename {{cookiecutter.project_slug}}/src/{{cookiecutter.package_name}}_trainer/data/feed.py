@@ -9,9 +9,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from ..errors import UserError
-from ..launch import signals
+from ..launch import collectives, signals
 from . import randomness
-from .first_batches import compared
 from .moving import leaves
 from .sampling import BatchPlan, GlobalOrder
 
@@ -105,7 +104,10 @@ class OrderedFeed(Feed):
         order.is_held = self.holds_order
         order.set_position(0 if self._repeats else epoch, start)
         batches = drawn(iterator(self._loader), self._stream, start, len(order))
-        batches = compared(batches, order.replica, replicas=plan.replicas, tells=False)
+        if collectives.is_active():
+            from .first_batches import compared
+
+            batches = compared(batches, order.replica, replicas=plan.replicas, tells=False)
         first_irregular = plan.samples_used // plan.global_batch * plan.accumulate
         for index, data in enumerate(batches, start):
             samples, weight = plan.batch_size, 1.0 / plan.accumulate

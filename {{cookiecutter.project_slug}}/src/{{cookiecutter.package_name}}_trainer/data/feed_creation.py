@@ -7,7 +7,6 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from ..errors import ConfigurationError, UserError
-from . import scaling
 from .feed import Feed, OrderedFeed, Share, length
 from .sampling import (
     MOST_HELD,
@@ -76,9 +75,14 @@ def feed_training(
     if in_global_order and can_be_ordered(loader):
         size = loader.batch_size or 1
         if global_batch_size is not None:
+            from . import scaling
+
             size = scaling.device_batch_size(global_batch_size, share.replicas, accumulate)
         plan = BatchPlan(_samples(loader), size, share.replicas, accumulate, loader.drop_last)
-        scaling.check_samples(plan, global_batch_size)
+        if plan.samples < plan.global_batch:
+            from . import scaling
+
+            raise scaling.too_few_samples(plan, global_batch_size)
         most = limit.of(plan.batches, accumulate)
         plan = replace(plan, most=None if most is None else most * plan.micro_batch)
         return _ordered(loader, plan, share, shuffle=True, fill=True, repeats=repeats)

@@ -1,4 +1,4 @@
-"""How batch sizes and steps scale with the number of devices."""
+"""How batch sizes scale with the number of devices."""
 
 from ..errors import ConfigurationError
 from .sampling import BatchPlan
@@ -17,30 +17,15 @@ def device_batch_size(global_batch_size: int, replicas: int, accumulate: int) ->
     return global_batch_size // shares
 
 
-def check_samples(plan: BatchPlan, global_batch_size: int | None) -> None:
-    """Raise ConfigurationError if a dataset has fewer samples than a step takes."""
-    if plan.samples >= plan.global_batch:
-        return
+def too_few_samples(plan: BatchPlan, global_batch_size: int | None) -> ConfigurationError:
+    """The error for a dataset that has fewer samples than a step takes."""
     given = f"global_batch_size={global_batch_size}"
     if global_batch_size is None:
         given = (
             f"batch_size={plan.batch_size} x {plan.replicas} replicas x "
             f"accumulate_grad_batches={plan.accumulate} = {plan.global_batch}"
         )
-    raise ConfigurationError(
+    return ConfigurationError(
         f"{given}: an optimizer step takes more samples than the {plan.samples} of the dataset; "
         f"use at most {plan.samples}"
     )
-
-
-def total_steps(
-    steps_per_epoch: int | None, max_epochs: int | None, max_steps: int | None, extra: int = 0
-) -> int | None:
-    """Optimizer steps of a whole run; ``None`` if unknown.
-
-    ``extra``: by how much the steps that were made before a resume exceed those of this run.
-    """
-    bounds = [] if max_steps is None else [max_steps]
-    if max_epochs is not None and steps_per_epoch is not None:
-        bounds.append(max_epochs * steps_per_epoch + extra)
-    return min(bounds, default=None)

@@ -44,3 +44,16 @@ class Position:
             or (epochs is not None and self.epoch + self.epoch_done >= epochs)
             or (steps is not None and self.global_step >= steps)
         )
+
+
+def total_steps(
+    steps_per_epoch: int | None, max_epochs: int | None, max_steps: int | None, extra: int = 0
+) -> int | None:
+    """Optimizer steps of a whole run; ``None`` if unknown.
+
+    ``extra``: by how much the steps that were made before a resume exceed those of this run.
+    """
+    bounds = [] if max_steps is None else [max_steps]
+    if max_epochs is not None and steps_per_epoch is not None:
+        bounds.append(max_epochs * steps_per_epoch + extra)
+    return min(bounds, default=None)

@@ -174,6 +174,12 @@ class Options:
     auto_select_gpus: bool = False
     """If ``devices`` is a number: select idle GPUs."""
 
+    @property
+    def changes_layers(self) -> bool:
+        """Whether options change the layers of a module: how they compute, and what they keep."""
+        names = ("compile", "activation_checkpointing", "float8")
+        return any(getattr(self, name) is not getattr(Options, name) for name in names)
+
     @functools.cached_property
     def max_seconds(self) -> float | None:
         """``max_time`` in seconds.

@@ -76,8 +76,7 @@ def takes(
 def read(given: Mapping[str, Any], problems: Problems) -> Options:
     """Read the user's keywords in any spelling; a default replaces each invalid one."""
     defaults = {each.name: each.default for each in fields(Options)}
-    today = (given.get(name, known[0]) in known for name, known in _TODAY.items())
-    if given.keys() - defaults or not all(today):
+    if given.keys() - defaults or any(_is_other(name, given[name]) for name in given):
         older.load()
     known = {*defaults, *older.types}
     for name in given:
@@ -101,6 +100,11 @@ def read(given: Mapping[str, Any], problems: Problems) -> Options:
             with problems:
                 found[name] = paths.expand(name, path)
     return Options(**found)
+
+
+def _is_other(name: str, value: object) -> bool:
+    """Whether a value is none of today's spellings, of an option that had others."""
+    return name in _TODAY and not (isinstance(value, str) and value in _TODAY[name])
 
 
 def shortened(options: Options, problems: Problems) -> tuple[Options, list[str]]:

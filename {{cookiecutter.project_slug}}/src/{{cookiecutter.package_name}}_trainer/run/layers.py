@@ -1,7 +1,4 @@
-"""What options change in the layers of a module, imported if one of them is given.
-
-They are ``compile``, ``activation_checkpointing`` and ``float8``.
-"""
+"""Checks of what options change in the layers of a module; imported if one of them is given."""
 
 from ..errors import Problems
 from ..loop import compilation, float8
@@ -11,18 +8,15 @@ from ..options import Options
 from ..strategies import Strategy
 
 
-def check(options: Options, problems: Problems) -> None:
-    """Check their values; ``problems`` collects one line per error."""
+def check(options: Options, strategy: Strategy, problems: Problems) -> None:
+    """Check their values, and whether torch can compile here."""
     compilation.check(options.compile, problems)
     with problems:
         activation_checkpointing.check_names(options.activation_checkpointing)
     float8.check(options.float8, str(options.precision), problems)
-
-
-def check_compiler(options: Options, strategy: Strategy) -> None:
-    """Raise a ConfigurationError if what torch needs to compile is not installed."""
     if "compile" not in strategy.limits.refused:
-        compilation.check_compiler(options.compile)
+        with problems:
+            compilation.check_compiler(options.compile)
 
 
 def check_module(options: Options, module: TrainingModule) -> None:

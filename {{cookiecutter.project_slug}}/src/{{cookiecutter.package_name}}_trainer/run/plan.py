@@ -13,7 +13,7 @@ import torch
 
 from ..callbacks import Callback, create_callbacks, problems_of_manual
 from ..checkpoint import Request, run_choice
-from ..data import scaling, sources
+from ..data import sources
 from ..errors import Problems, refuse, shown
 from ..launch import cluster, files
 from ..launch.cluster import Layout
@@ -32,7 +32,6 @@ from ..strategies.precision import Precision
 from . import environment, placement
 from .placement import Placement
 
-_OF_LAYERS = ("compile", "activation_checkpointing", "float8")
 _NO_VALIDATION = "this fit has no validation"
 
 
@@ -90,11 +89,6 @@ class Plan:
 
         return meta_device.building()
 
-    @property
-    def changes_layers(self) -> bool:
-        """Whether options change the layers of the module."""
-        return _changes_layers(self.options)
-
 
 Find = Callable[[Options, Problems], Placement]
 
@@ -145,10 +139,10 @@ def _check_options(options: Options, where: Placement, problems: Problems) -> No
     with problems:
         environment.check(several=max(len(where.devices), where.layout.world_size) > 1)
     checks.check(options, problems)
-    if _changes_layers(options):
+    if options.changes_layers:
         from . import layers
 
-        layers.check(options, problems)
+        layers.check(options, where.strategy, problems)
     run_choice.check(options, where.layout, problems)
     if options.weights is not None:
         from . import initial_weights
@@ -178,17 +172,8 @@ def _check_strategy(
     precision, devices = str(options.precision), len(where.devices)
     requested = Requested(where.accelerator, precision, devices, where.nodes, frozenset(features))
     problems.lines += strategy.limits.problems(name, requested)
-    if options.compile:
-        from . import layers
-
-        with problems:
-            layers.check_compiler(options, strategy)
     with problems:
         problems.lines += strategy.problems(options, None)
-
-
-def _changes_layers(options: Options) -> bool:
-    return any(getattr(options, name) != getattr(Options, name) for name in _OF_LAYERS)
 
 
 def _check_placed(options: Options, where: Placement, problems: Problems) -> None:
@@ -211,6 +196,8 @@ def _check_placed(options: Options, where: Placement, problems: Problems) -> Non
     with problems:
         replicas = strategy.replicas(devices, where.nodes)
         if options.global_batch_size is not None and options.accumulate_grad_batches > 0:
+            from ..data import scaling
+
             scaling.device_batch_size(
                 options.global_batch_size, replicas, options.accumulate_grad_batches
             )
@@ -263,7 +250,7 @@ def check_created_layers(plan: Plan, module: TrainingModule) -> None:
 
 def _problems_of_layers(plan: Plan, module: TrainingModule) -> list[str]:
     problems, options = Problems(), plan.options
-    if plan.changes_layers:
+    if options.changes_layers:
         from . import layers
 
         with problems:

@@ -19,18 +19,13 @@ from ..checkpoint import (
     run_directory,
     set_aside,
 )
-from ..data import Data, Feed, LoadersByName, feed_first, feed_trained, scaling, sources
+from ..data import Data, Feed, LoadersByName, feed_first, feed_trained, sources
 from ..errors import UserError
 from ..launch import collectives, outcome, restarts
 from ..launch.signals import Interrupted, Preempted
 from ..logging import LoggedRun, Outputs, Progress
-from ..loop import (
-    FitLoop,
-    FitParts,
-    hashes,
-    learning_rate,
-    saving,
-)
+from ..loop import FitLoop, FitParts, hashes, saving
+from ..loop.position import total_steps
 from ..module import DataHooks, Loaders, TrainingModule
 from ..strategies.optimizers import configured
 from . import record
@@ -60,7 +55,7 @@ def fit(run: RankRun, module: TrainingModule, data: Data, val_dataloader: Loader
             feed = run.training_feed(loader)
             extra = saving.extra_steps(resumed, feed) if resumed else 0
             epochs, steps = options.max_epochs, options.max_steps
-            run.total_steps = scaling.total_steps(feed.steps, epochs, steps, extra)
+            run.total_steps = total_steps(feed.steps, epochs, steps, extra)
             loaders: LoadersByName = {}
             if options.limit_val_batches:
                 loaders = sources.validation_loaders(data, module, val_dataloader)
@@ -75,7 +70,7 @@ def _changed_layers(
     run: RankRun, module: TrainingModule
 ) -> AbstractContextManager["Compiled | None"]:
     """Context in which the module is compiled and recomputes activations, if options say so."""
-    if not run.plan.changes_layers:
+    if not run.plan.options.changes_layers:
         return contextlib.nullcontext()
     from ..loop import compilation
 
@@ -143,17 +138,23 @@ class _Fit:
             options.async_checkpoints,
             strategy.timeout_seconds,
         )
-        batch_size = self._feed.samples_per_step
-        replicas = strategy.data.replicas
-        shares = replicas * self._feed.accumulate
-        of_device = batch_size // shares if batch_size else None
-        target = learning_rate.scaled(options, batch_size, of_device)
-        target *= replicas if strategy.limits.scales_learning_rate else 1
-        warmed_up = partial(learning_rate.warmed_up, target, options.learning_rate_warmup_steps)
-        factor = None if target == 1.0 else warmed_up
         validate = self._validation() if self._loaders else None
         self._check = self._validation_check()
-        return FitLoop(fit, checkpoints, validate, factor)
+        return FitLoop(fit, checkpoints, validate, self._rate_factor())
+
+    def _rate_factor(self) -> Callable[[int], float] | None:
+        """Factor of the learning rates at a step, counted from 0; ``None``: always 1."""
+        options, scales = self._plan.options, self._plan.strategy.limits.scales_learning_rate
+        if options.learning_rate_scaling == "none" and not scales:
+            return None
+        from ..loop import learning_rate
+
+        batch_size, replicas = self._feed.samples_per_step, self._plan.strategy.data.replicas
+        shares = replicas * self._feed.accumulate
+        of_device = batch_size // shares if batch_size else None
+        target = learning_rate.scaled(options, batch_size, of_device) * (replicas if scales else 1)
+        warmed_up = partial(learning_rate.warmed_up, target, options.learning_rate_warmup_steps)
+        return None if target == 1.0 else warmed_up
 
     def _set_up(self) -> FitParts:
         """Set the module up under the strategy."""

@@ -16,6 +16,7 @@ from ...data import Feed, moving, scaling, seed_everything, sources
 from ...data.samples import batch_length
 from ...errors import Problems, UserError
 from ...loop import learning_rate
+from ...loop.position import total_steps
 from ...module import DataModule, TrainingModule
 from ...options import reading
 from ...run import plan as plans
@@ -205,7 +206,7 @@ class _Planning:
             "accumulate": feed.accumulate,
             "effective_batch": effective,
             "steps_per_epoch": feed.steps,
-            "total_steps": scaling.total_steps(feed.steps, options.max_epochs, options.max_steps),
+            "total_steps": total_steps(feed.steps, options.max_epochs, options.max_steps),
             "learning_rates": rates,
             "learning_rate_factor": target,
             "scaled_learning_rates": [rate * target for rate in rates],

@@ -26,7 +26,7 @@ LINES = {
     "loop": 2158,
     "memory": 459,
     "module": 655,
-    "options": 1005,
+    "options": 1007,
     "run": 1829,
     "strategies/*.py": 2196,
     "strategies/asynchronous": 711,

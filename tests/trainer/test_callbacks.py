@@ -253,5 +253,5 @@ def test_hooks_of_a_module_that_are_none_here_are_refused() -> None:
 
 
 def test_callbacks_by_class_path_are_created() -> None:
-    given = {"class_path": "callback_subject.Stops", "init_args": {"at": "2"}}
+    given = {"class_path": "callback_subject.Stops", "init_args": {"at": 2}}
     assert fit(subject.Net(), given, max_steps=5).global_step == 2

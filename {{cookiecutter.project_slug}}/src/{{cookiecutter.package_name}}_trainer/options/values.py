@@ -118,9 +118,11 @@ def refusal(name: str, value: Any, expected: Any, reason: str = "") -> str:
 
 def type_name(expected: Any) -> str:
     """A type as it is written in code, without the modules of its parts."""
+    if typing.get_origin(expected) in (typing.Union, types.UnionType):
+        return " | ".join(map(type_name, typing.get_args(expected)))
     name = re.sub(r"\b(?:\w+\.)+(?=\w)", "", inspect.formatannotation(expected))
     name = re.sub(r"Annotated\[(\w+), ([^\]]*)\]", r"\1 \2", name)
-    return re.sub(r"^Optional\[(.*)\]$", r"\1 | None", name)
+    return "None" if name == "NoneType" else name
 
 
 def given_as(name: str, value: Any) -> str:

@@ -22,7 +22,6 @@ RUNS: dict[str, tuple[int, dict[str, Any], tuple[str, ...]]] = {
     "mesh of replicas": (2, {"data": 2}, ("parts",)),
     "tensor_parallel": (2, {}, ALL),
     "mesh of tensors": (4, {"data": 1, "shard": 2, "tensor": 2, **UNITS}, ("regional",)),
-    "mesh of contexts": (2, {"data": 1, "context": 2}, ("whole", "regional")),
 }
 # What "fsdp", "tensor_parallel" and "mesh of tensors" cover together.
 COVERED = {"hsdp", "mesh", "mesh of replicas"}

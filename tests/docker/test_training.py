@@ -79,7 +79,7 @@ def test_the_run_knows_its_template_and_locks_and_is_reproduced(
     mounted = ("--rm", *HARDENED, "--volume", f"{volume}:/app/runs")
     printed = engine("run", *mounted, built.image, "reproduce", "runs/whole", "--at", "22").stdout
     assert "reproduce: nothing differs from the record" in printed
-    assert "reproduce: bit-equal: 22 steps, 2 ranks, up to step 22" in printed
+    assert "reproduce: bit-equal: 5 steps, 2 ranks, up to step 16" in printed
 
 
 def test_no_secret_of_its_environment_is_written(whole: Path) -> None:

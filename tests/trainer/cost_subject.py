@@ -102,7 +102,7 @@ def subject() -> tuple[nn.Module, DataLoader[Any]]:
 
 
 def loop(meter: Meter) -> None:
-    """The loop that one would write by hand."""
+    """A hand-written training loop."""
     net, loader = subject()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     for x, y in loader:

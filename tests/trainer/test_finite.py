@@ -74,10 +74,13 @@ def test_it_can_be_turned_off(tmp_path):
 
 
 def test_rollback_was_removed(tmp_path):
-    line = "was removed; use 'stop' or 'skip', or resume from an earlier checkpoint"
+    line = "was removed; use 'stop' or 'skip'"
     with pytest.raises(errors.ConfigurationError) as raised:
         fit(tmp_path, Diverges(), nonfinite_loss="rollback")
     assert raised.value.problems == [f"nonfinite_loss='rollback' {line}"]
+    # Another option has never had it.
+    with pytest.raises(errors.ConfigurationError, match="gradient_clip_algorithm='rollback': expected "):
+        fit(tmp_path, Diverges(), gradient_clip_algorithm="rollback")
 
 
 def test_a_finite_loss_with_an_infinite_gradient_is_not_saved(tmp_path):

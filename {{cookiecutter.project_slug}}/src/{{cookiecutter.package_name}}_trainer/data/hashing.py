@@ -100,8 +100,8 @@ def digest(values: Any) -> str:
 def _sums(words: Tensor, numbers: Tensor) -> Tensor:
     """The sum of each piece."""
     at_once = _WORDS if words.device.type == "cpu" else _WORDS * _PIECES
-    parts = (pad(part, (0, -len(part) % _WORDS)) for part in words.split(at_once))
-    return torch.cat([(part.view(-1, _WORDS) * numbers).sum(1) for part in parts])
+    padded = (pad(chunk, (0, -len(chunk) % _WORDS)) for chunk in words.split(at_once))
+    return torch.cat([(chunk.view(-1, _WORDS) * numbers).sum(1) for chunk in padded])
 
 
 @functools.cache

@@ -18,8 +18,8 @@ from . import redaction
 
 # The largest integer that torch, JSON and names of checkpoints support.
 _LARGEST = 2**63 - 1
-# Values that an option no longer has.
-_REMOVED = {"rollback": "was removed; use 'stop' or 'skip', or resume from an earlier checkpoint"}
+# Values that an option of the trainer no longer has.
+_REMOVED = {("nonfinite_loss", "rollback"): "was removed; use 'stop' or 'skip'"}
 V = TypeVar("V")
 W = TypeVar("W")
 
@@ -110,8 +110,8 @@ def fitting(name: str, expected: Any, value: Any) -> Any:
 
 def refusal(name: str, value: Any, expected: Any, reason: str = "") -> str:
     """Error line for a value of a wrong type, or one that was removed."""
-    if isinstance(value, str) and value in _REMOVED:
-        return f"{name}={value!r} {_REMOVED[value]}"
+    if isinstance(value, str) and (line := _REMOVED.get((name.removeprefix("trainer."), value))):
+        return f"{name}={value!r} {line}"
     wanted = "a number of at most 2**63 - 1" if is_too_large(value) else type_name(expected)
     return f"{name}={given_as(name, value)}: expected {wanted}{reason and f' ({reason})'}"
 
@@ -137,34 +137,34 @@ def is_too_large(value: Any) -> bool:
 
 def fits(expected: Any, value: Any) -> bool:
     """Whether a value has a type, without conversion; an integer is a ``float``, too."""
-    kind, parts = typing.get_origin(expected) or expected, typing.get_args(expected)
+    kind, arguments = typing.get_origin(expected) or expected, typing.get_args(expected)
     if expected is Any:
         return True
     if value is None:
-        return any(each in (None, type(None), object) for each in (expected, *parts))
+        return any(option in (None, type(None), object) for option in (expected, *arguments))
     if kind in (typing.Union, types.UnionType):
-        return any(fits(each, value) for each in parts)
+        return any(fits(option, value) for option in arguments)
     if kind is typing.Annotated:
-        return fits(parts[0], value) and bool(parts[1].contains(value))
+        return fits(arguments[0], value) and bool(arguments[1].contains(value))
     if kind is typing.Literal:
-        return any(type(value) is type(each) and value == each for each in parts)
+        return any(type(value) is type(choice) and value == choice for choice in arguments)
     if kind in (int, float):
         is_number = isinstance(value, int if kind is int else int | float)
         return is_number and not isinstance(value, bool) and not is_too_large(value)
     try:
         is_text = isinstance(value, str | bytes) and not issubclass(kind, str | bytes)
         # A text is a Sequence, too.
-        return isinstance(value, kind) and not is_text and _items_fit(parts, value)
+        return isinstance(value, kind) and not is_text and _items_fit(arguments, value)
     except TypeError:  # a type that only type checkers know, such as a TypedDict
         return False
 
 
-def _items_fit(parts: tuple[Any, ...], value: Any) -> bool:
+def _items_fit(types_of_items: tuple[Any, ...], value: Any) -> bool:
     if isinstance(value, Mapping):
-        keys, items = parts or (Any, Any)
+        keys, items = types_of_items or (Any, Any)
         return all(fits(keys, key) and fits(items, value[key]) for key in value)
-    if isinstance(value, list | tuple) and parts:
-        return all(fits(parts[0], each) for each in value)
+    if isinstance(value, list | tuple) and types_of_items:
+        return all(fits(types_of_items[0], item) for item in value)
     return True
 
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from ..errors import UserError
 from ..launch import collectives, signals
 from . import randomness
-from .moving import leaves
+from .moving import is_empty
 from .sampling import BatchPlan, GlobalOrder
 
 END = object()
@@ -137,7 +137,7 @@ def drawn(
         UserError: A batch has no samples, or an epoch of so many batches in total ends early.
     """
     for batch in batches if stream is None else _in_stream(batches, stream):
-        if _is_empty(batch):
+        if is_empty(batch):
             raise UserError(
                 f"batch {number} of the loader has no samples (its tensors' first dimension is 0): "
                 "leave such batches out"
@@ -166,12 +166,3 @@ def length(loader: Iterable[Any]) -> int | None:
         return len(loader) if isinstance(loader, Sized) else None
     except TypeError:  # a DataLoader of an iterable-style dataset without a length
         return None
-
-
-def _is_empty(batch: Any) -> bool:
-    """Whether a batch contains tensors, and all of them are empty."""
-    first = batch[0] if type(batch) in (list, tuple) and batch else batch
-    if isinstance(first, Tensor) and first.ndim and first.shape[0]:
-        return False  # nearly all batches, in a third of the time
-    lengths = [len(each) for each in leaves(batch) if isinstance(each, Tensor) and each.ndim]
-    return bool(lengths) and not any(lengths)

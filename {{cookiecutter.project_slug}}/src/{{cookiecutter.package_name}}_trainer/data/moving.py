@@ -81,3 +81,12 @@ def leaves(batch: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[Any
 
 def _has_to(value: Any) -> bool:
     return callable(getattr(value, "to", None))
+
+
+def is_empty(batch: Any) -> bool:
+    """Whether a batch contains tensors, and all of them are empty."""
+    first = batch[0] if type(batch) in (list, tuple) and batch else batch
+    if isinstance(first, Tensor) and first.ndim and first.shape[0]:
+        return False  # nearly all batches, in a third of the time
+    lengths = [len(each) for each in leaves(batch) if isinstance(each, Tensor) and each.ndim]
+    return bool(lengths) and not any(lengths)

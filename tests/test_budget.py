@@ -15,7 +15,7 @@ PACKAGE = TEMPLATE / "src" / "{{cookiecutter.package_name}}"
 TRAINER = PACKAGE.with_name(f"{PACKAGE.name}_trainer")
 LINES = {
     "__init__.py": 44,
-    "callbacks": 723,
+    "callbacks": 718,
     "checkpoint": 1615,
     "cli": 1260,
     "data": 1805,

@@ -28,6 +28,7 @@ class Uneven(Regression):
         seconds: that a rank sleeps in each step, by rank.
         ends: step after which a rank ends, and how: ``{"2": [7, "SIGKILL"]}``.
         fails: step of the optimizer that fails.
+        stops: rank that is stopped at the end of an epoch.
     """
 
     def __init__(
@@ -35,10 +36,12 @@ class Uneven(Regression):
         seconds: dict[str, float] | None = None,
         ends: Any = None,
         fails: int = 0,
+        stops: int | None = None,
         **base: Any,
     ) -> None:
         super().__init__(optimizer="adam", **base)
         self.seconds, self.ends, self.fails = seconds or {}, ends or {}, fails
+        self.stops = stops
 
     def configure_optimizers(self) -> Any:
         optimizer = super().configure_optimizers()
@@ -60,6 +63,10 @@ class Uneven(Regression):
                 raise OSError("the disk is gone")
             os.kill(os.getpid(), getattr(signal, how))
         return super().training_step(batch, batch_idx)
+
+    def on_train_epoch_end(self) -> None:
+        if self.global_rank == self.stops:
+            os.kill(os.getpid(), signal.SIGSTOP)
 
     def val_dataloader(self) -> Any:
         return self.train_dataloader()

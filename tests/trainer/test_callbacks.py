@@ -7,7 +7,7 @@ from typing import Any
 import my_project_trainer as trainer
 import pytest
 import torch
-from my_project_trainer.callbacks import BestCheckpoint, EarlyStopping
+from my_project_trainer.callbacks import BestCheckpoint, EarlyStopping, StochasticWeightAveraging
 from tests.project import run
 
 import callback_subject as subject
@@ -250,6 +250,17 @@ def test_hooks_of_a_module_that_are_none_here_are_refused() -> None:
         "Model.training_epoch_end",
         "Model.on_train_batch_start",
     ]
+
+
+class OwnAverage(trainer.Callback):
+    needs = ("parameter_averaging",)
+
+
+def test_validations_use_one_average() -> None:
+    swa = StochasticWeightAveraging(start_epoch=0)
+    for given in (["EMA", swa], ["EMA", OwnAverage()]):
+        with pytest.raises(trainer.ConfigurationError, match="validations use one average"):
+            trainer.Trainer(callbacks=given)
 
 
 def test_callbacks_by_class_path_are_created() -> None:

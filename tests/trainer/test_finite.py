@@ -79,7 +79,7 @@ def test_rollback_was_removed(tmp_path):
         fit(tmp_path, Diverges(), nonfinite_loss="rollback")
     assert raised.value.problems == [f"nonfinite_loss='rollback' {line}"]
     # Another option has never had it.
-    with pytest.raises(errors.ConfigurationError, match="gradient_clip_algorithm='rollback': expected "):
+    with pytest.raises(errors.ConfigurationError, match="algorithm='rollback': expected "):
         fit(tmp_path, Diverges(), gradient_clip_algorithm="rollback")
 
 

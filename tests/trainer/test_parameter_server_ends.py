@@ -47,6 +47,15 @@ def test_a_worker_that_hangs_ends_the_run(tmp_path: Path) -> None:
     assert error.splitlines()[-1].startswith("rank 2 hangs: rank")
 
 
+def test_a_worker_that_is_stopped_between_epochs_ends_a_run_of_common_steps(tmp_path: Path) -> None:
+    strategy = {"timeout_seconds": 8.0, "max_staleness": 0}  # expires
+    options = {"devices": 2, "max_epochs": 2, "strategy_options": strategy}
+    code, error, _ = train(tmp_path, options, {"stops": 1})
+    assert code == 1
+    assert re.search(r"^rank 1 \(process \d+\) is stopped at:$", error, re.MULTILINE)
+    assert error.splitlines()[-1].startswith("rank 1 hangs: rank 0 timed out (")
+
+
 def test_a_signal_saves_and_the_run_goes_on_from_there(tmp_path: Path) -> None:
     options = {"devices": 3, "max_epochs": 3, "strategy_options": {"max_staleness": 4}}
     subject = {"seconds": {"0": 0.1, "1": 0.2}, "ends": {"2": [STEPS + 2, "SIGUSR1"]}}

@@ -122,17 +122,10 @@ def create(given: object, problems: Problems) -> tuple[Callback, ...]:
             if lines:
                 raise ConfigurationError(lines)
             made.append(callback)
-    if len(made) > 1:
-        problems.lines += _problems_of_averages(made)
+    averages = [type(each).__name__ for each in made if "parameter_averaging" in each.needs]
+    if len(averages) > 1:
+        problems.add(f"callbacks: {' and '.join(averages)}: validations use one average; keep one")
     return tuple(made)
-
-
-def _problems_of_averages(made: Sequence[Callback]) -> list[str]:
-    from .weight_averages import WeightAverage
-
-    averages = [type(each).__name__ for each in made if isinstance(each, WeightAverage)]
-    both = f"callbacks: {' and '.join(averages)}: validations use one average; keep one"
-    return [both] if len(averages) > 1 else []
 
 
 def problems_of_manual(callbacks: Sequence[Callback], module: TrainingModule) -> list[str]:

@@ -52,6 +52,7 @@ class SystemMonitor(Callback):
             return {}
         self._due = time.monotonic() + self.every_n_seconds
         values: dict[str, float] = {}
+        failed: dict[str, list[str]] = {}
         for name, read in list(self._readers.items()):
             try:
                 values[name] = float(read())
@@ -59,9 +60,10 @@ class SystemMonitor(Callback):
                 if lost_worker(error):
                     raise
                 del self._readers[name]
-                why = f"{type(error).__name__}: {one_line(error)}"
-                line = f"warning: SystemMonitor does not log {name}: {why}"
-                print(line, file=sys.stderr, flush=True)
+                failed.setdefault(f"{type(error).__name__}: {one_line(error)}", []).append(name)
+        for reason, names in failed.items():
+            line = f"warning: SystemMonitor does not log {', '.join(names)}: {reason}"
+            print(line, file=sys.stderr, flush=True)
         return values
 
 

@@ -23,6 +23,24 @@ SHORT = [
 STAGE_2 = ["--trainer.strategy", "deepspeed_stage_2"]
 
 
+@pytest.mark.needs("deepspeed")
+def test_an_optimizer_that_cannot_be_compiled_is_one_line(tmp_path):
+    optimizer = {"type": "Adam", "params": {"lr": 0.001}}
+    config = tmp_path / "deepspeed.json"
+    config.write_text(json.dumps({"optimizer": optimizer}))
+    given = ["--trainer.strategy", "deepspeed", "--trainer.strategy_options.config", str(config)]
+    extra = {"CXX": "no-compiler", "TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions")}
+    arguments = fit(*SHORT, *given, "--trainer.default_root_dir", tmp_path)
+    done = run(arguments, extra=extra, engine="deepspeed")
+    line = done.stderr.splitlines()[-1]
+    assert done.returncode == 2, done.stderr
+    assert line.startswith("error: DeepSpeed cannot create Adam (")
+    assert "add torch_adam: true to the params" in line
+    config.write_text(json.dumps({"optimizer": {**optimizer, "params": {"torch_adam": True}}}))
+    done = run([*arguments, "--trainer.overwrite", "true"], extra=extra, engine="deepspeed")
+    assert done.returncode == 0, done.stderr
+
+
 # --- training ------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from my_project_trainer.strategies.horovod.horovod import _is_exact
+from my_project_trainer.errors import UserError
+from my_project_trainer.launch.cluster import Layout
+from my_project_trainer.strategies.horovod.horovod import Horovod, _is_exact
+from my_project_trainer.strategies.precision import Precision
 from tests.conformance.horovod_rows import horovodrun
 from tests.project import ROOT, fit, mpirun, run
 
@@ -35,6 +38,15 @@ def trained(folder: Path, *options: str, processes: int = 1) -> Path:
     done = run(fit(*SHORT, "--trainer.default_root_dir", folder, *options), by=by)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
+
+
+@pytest.mark.needs("horovod")
+def test_a_build_for_cpus_is_refused_on_gpus():
+    import horovod.torch as hvd
+
+    assert not hvd.nccl_built()  # the wheel that is tested here is such a build
+    with pytest.raises(UserError, match="Horovod was built for CPUs only; build it where nvcc is"):
+        Horovod().connect(Layout(), [torch.device("cuda")], Precision("32-true", "cuda"))
 
 
 def test_fusion_is_off_where_sums_are_to_be_exact():

@@ -6,15 +6,15 @@ It imports from ``strategies/`` and ``gradients/``, and from the floors below.
 from dataclasses import replace
 from typing import Any
 
-from ...launch.cluster import Environment, Layout, Source
+from ...launch.cluster import Environment, Layout, Names, Source, check_filled, read_named
 from ..gradients import ELSEWHERE
 from ..registration import Entry, Registration
 
+_NAMES = Names("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+
 
 def _read(env: Environment) -> Layout:
-    from .cluster import read
-
-    return read(env)
+    return check_filled(read_named(env, "deepspeed", _NAMES))
 
 
 def _appended(env: Environment) -> list[str]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ...errors import UserError
+from ...errors import UserError, one_line
 from ...launch.cluster import Layout
 from ...launch.devices import choose_accelerator
 from ...module import TrainingModule
@@ -219,17 +219,26 @@ class DeepSpeed(ProcessGroupStrategy):
         deepspeed = process.load(self.device, self._layout)
         scalars = [each for each in self.module.parameters() if each.dim() == 0]
         self.start_equal(scalars)
-        # DeepSpeed and the compiler of its extensions write to standard output.
-        with redirect_stdout(sys.stderr), process.not_broadcasting(scalars):
-            engine, *_ = deepspeed.initialize(
-                # Index of the GPU, which need not be the local rank.
-                args=SimpleNamespace(device_rank=self.device.index or 0),
-                model=self._step_module,
-                optimizer=found.optimizers[0] if found.optimizers else None,
-                model_parameters=[each for _, each in trained(self.module)],
-                config=config,
-                dist_init_required=False,
-            )
+        try:
+            # DeepSpeed and the compiler of its extensions write to standard output.
+            with redirect_stdout(sys.stderr), process.not_broadcasting(scalars):
+                engine, *_ = deepspeed.initialize(
+                    # Index of the GPU, which need not be the local rank.
+                    args=SimpleNamespace(device_rank=self.device.index or 0),
+                    model=self._step_module,
+                    optimizer=found.optimizers[0] if found.optimizers else None,
+                    model_parameters=[parameter for _, parameter in trained(self.module)],
+                    config=config,
+                    dist_init_required=False,
+                )
+        except Exception as error:  # its compiler may raise anything
+            if "optimizer" not in config:
+                raise
+            name = settings.kind(config, "optimizer")
+            raise UserError(
+                f"DeepSpeed cannot create {name} ({one_line(error)}); without a compiler, add "
+                "torch_adam: true to the params of Adam or AdamW, or use configure_optimizers"
+            ) from error
         return engine
 
     def _find_shards(self, module: TrainingModule, groups: list[list[str]]) -> Optimizer:

@@ -3,14 +3,24 @@
 It imports from ``strategies/`` and ``gradients/``, and from the floors below.
 """
 
-from ...launch.cluster import Environment, Layout, Source
+from ...launch.cluster import Environment, Layout, Names, Source, check_filled, read_named
 from ..registration import Entry, Registration
+
+_NAMES = Names(
+    "HOROVOD_RANK",
+    "HOROVOD_SIZE",
+    "HOROVOD_LOCAL_RANK",
+    "HOROVOD_LOCAL_SIZE",
+    "HOROVOD_CROSS_RANK",
+    "HOROVOD_CROSS_SIZE",
+)
 
 
 def _read(env: Environment) -> Layout:
-    from .cluster import read
-
-    return read(env)
+    # The address of horovodrun: rank 0's node, unless it was started on another one.
+    address, port = env["HOROVOD_GLOO_RENDEZVOUS_ADDR"], env["HOROVOD_GLOO_RENDEZVOUS_PORT"]
+    main = address if int(env["HOROVOD_CROSS_SIZE"]) > 1 else "127.0.0.1"
+    return check_filled(read_named(env, "horovod", _NAMES, main, f"{address}-{port}"))
 
 
 REGISTRATION = Registration(

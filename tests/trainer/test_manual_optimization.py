@@ -7,6 +7,7 @@ from typing import Any
 import my_project_trainer as trainer
 import pytest
 import torch
+from my_project_trainer.strategies.gradients import sparse
 from tests.conformance.rows import ROUNDING
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
@@ -387,3 +388,15 @@ def test_gradients_are_reset_to_none_or_to_zeros(tmp_path, set_to_none):
 
     fit(Resets(), tmp_path)
     assert found[0] is None if set_to_none else torch.count_nonzero(found[0]) == 0
+
+
+def test_a_sparse_gradient_waits_in_a_checkpoint_as_it_was_added() -> None:
+    module = torch.nn.Embedding(4, 2, sparse=True)
+    for words in ([1, 3, 1], [3, 1]):
+        module(torch.tensor(words)).square().sum().backward()
+    waiting = module.weight.grad
+    assert waiting is not None
+    restored = sparse.join_sparse(sparse.split_sparse({"weight": waiting}), module)["weight"]
+    # Sums of rows would round otherwise than those with the gradients that are added later.
+    assert restored._indices().tolist() == waiting._indices().tolist() == [[1, 3, 1, 3, 1]]
+    assert torch.equal(restored._values(), waiting._values())

@@ -32,6 +32,10 @@ TORCH = [
             ("ops.profiler._record_function_exit", "_RecordFunction"),
         )
     ),
+    *(
+        ("torch", "Tensor", name, "sparse gradients that wait in a checkpoint, as they were added")
+        for name in ("_indices", "_values")
+    ),
     ("torch", "cuda", "_get_pynvml_handler", "idle GPUs: what processes use which GPU"),
     ("torch.amp", "GradScaler", "_unscale_grads_", "fp16: gradients on several meshes"),
     ("torch.distributed", "Reducer", "_check_reducer_finalized", "ddp: an unused parameter"),

@@ -64,8 +64,8 @@ def split_sparse(gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for name, each in gradients.items():
         if each.is_sparse:
-            gradient = each.coalesce()
-            found |= {f"{name}/rows": gradient.indices(), f"{name}/values": gradient.values()}
+            # Not coalesced: later gradients would be added to sums, in another order of rounding.
+            found |= {f"{name}/rows": each._indices(), f"{name}/values": each._values()}
         else:
             found[name] = each
     return found

@@ -391,12 +391,9 @@ def test_gradients_are_reset_to_none_or_to_zeros(tmp_path, set_to_none):
 
 
 def test_a_sparse_gradient_waits_in_a_checkpoint_as_it_was_added() -> None:
+    waiting = torch.sparse_coo_tensor([[1, 3, 1]], torch.rand(3, 2), (4, 2))
     module = torch.nn.Embedding(4, 2, sparse=True)
-    for words in ([1, 3, 1], [3, 1]):
-        module(torch.tensor(words)).square().sum().backward()
-    waiting = module.weight.grad
-    assert waiting is not None
     restored = sparse.join_sparse(sparse.split_sparse({"weight": waiting}), module)["weight"]
-    # Sums of rows would round otherwise than those with the gradients that are added later.
-    assert restored._indices().tolist() == waiting._indices().tolist() == [[1, 3, 1, 3, 1]]
+    # Not [1, 3]: a sum of rows rounds differently when more is added.
+    assert restored._indices().tolist() == [[1, 3, 1]]
     assert torch.equal(restored._values(), waiting._values())

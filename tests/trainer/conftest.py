@@ -19,7 +19,7 @@ DEFAULT = HERE.parents[1] / "build" / "test" / "my-project"
 PROJECT = Path(os.environ.get("RENDERED_PROJECT") or DEFAULT).resolve()
 if not (PROJECT / "tests" / "project.py").is_file():
     raise SystemExit(f"there is no rendered project in {PROJECT}: make project")
-FOLDERS = [str(folder) for folder in (PROJECT / "src", PROJECT, HERE)]
+FOLDERS = [str(folder) for folder in (PROJECT / "src", PROJECT, HERE, HERE.parents[1] / "tools")]
 sys.path[:0] = FOLDERS
 # For the processes that tests start, in any directory, and for pytest's own workers.
 os.environ["RENDERED_PROJECT"] = str(PROJECT)

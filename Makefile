@@ -46,7 +46,7 @@ WORKERS ?= 2
 QUICK := not (slow or needs or gpu)
 # In the project's environment, on the project that `make project` has rendered.
 PYTEST = -m pytest --numprocesses $(WORKERS) --dist loadfile --durations 30
-TRAINER_TYPES = cd tests/trainer && $(PROJECT_VENV)/bin/mypy --cache-dir $(CURDIR)/build/mypy-cache . ../../tools/soak ../../tools/long_runs*.py
+TRAINER_TYPES = cd tests/trainer && $(PROJECT_VENV)/bin/mypy --cache-dir $(CURDIR)/build/mypy-cache . $(addprefix ../../tools/,golden.py long_runs*.py soak)
 TRAINER_TESTS = RENDERED_PROJECT=build/test/my-project $(PROJECT_VENV)/bin/python $(PYTEST)
 
 .DEFAULT_GOAL := help

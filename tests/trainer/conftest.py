@@ -81,6 +81,16 @@ def nothing_runs(apart: None, tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.fixture
+def group() -> Iterator[None]:
+    """A process group of this process alone."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The clock of the trainer's measurements of speed."""
     from my_project_trainer.logging import speed

@@ -44,7 +44,6 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "compile": (False, True, {"regional": ["Block"], "dynamic": False}),
     "activation_checkpointing": ((), ("Block",)),
     "activation_checkpointing_mode": ("full", "selective"),
-    "float8": ((), ("Block",)),
     "seed": (0, 7),
     "meta_device": (False, True),
     "deterministic": (False, True),

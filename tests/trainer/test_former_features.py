@@ -49,6 +49,11 @@ SEQUENCES = (
             {"strategy": "tensor_parallel", "strategy_options": {"context": 2}},
             f"strategy_options: tensor_parallel has no option 'context': {SEQUENCES}",
         ),
+        (
+            {"float8": ["Block"]},
+            "float8: Trainer has no such argument; call torchao's convert_to_float8_training in "
+            "__init__ of the module",
+        ),
         ({}, "Splits.splits_sequences: processes do not split sequences; remove it"),
     ],
 )

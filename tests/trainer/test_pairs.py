@@ -239,8 +239,6 @@ def difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[float,
 
 def inexact(options: Mapping[str, Any]) -> str:
     """Why a row does not equal one process; empty: it has to."""
-    if options["float8"]:
-        return "scales of float8 are those of a rank's own samples"
     if options["uneven_inputs"] == "join" and options["limit_train_batches"] == 0.7:
         return "a part of the batches of each rank, which has its own number, is no part of all"
     if options["strategy"] in ("local_sgd", "diloco"):

@@ -160,7 +160,6 @@ def _check_strategy(
         "sync_batchnorm": options.sync_batchnorm,
         "compile": bool(options.compile),
         "activation_checkpointing": bool(options.activation_checkpointing),
-        "float8": bool(options.float8),
         "log_gradient_norm": options.log_gradient_norm,
         # A gradient scaler skips steps by itself.
         "skipping": options.nonfinite_loss == "skip" and options.precision != "16-mixed",

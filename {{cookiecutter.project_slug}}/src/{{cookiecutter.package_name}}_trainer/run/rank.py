@@ -147,23 +147,11 @@ class RankRun(Run):
                     f"{self.plan.strategy_name!r}, weights are returned into the module of the "
                     "script; create it in __init__, or use 'ddp'"
                 )
-            with self._in_float8(module):
-                yield
+            yield
             for each in owners:
                 each.teardown(command)
         finally:
             module.trainer_state = replace(module.trainer_state, run=None, weights={})
-
-    @contextlib.contextmanager
-    def _in_float8(self, module: TrainingModule) -> Iterator[None]:
-        if not self.plan.options.float8:
-            yield
-            return
-        from ..loop import float8
-
-        with float8.applied(module, self.plan.options.float8, self.strategy.device) as notes:
-            self.console.note(*notes)
-            yield
 
     def start_from_weights(self, module: TrainingModule, resumed: Checkpoint | None = None) -> None:
         """Load the weights that a new run starts from, if there are any."""

@@ -17,7 +17,6 @@ from ..base import StepModule, StepOutput
 from ..gradients.averaging import GradientAverage
 from ..gradients.same_use import OPTION, left_out, trained, unused
 from ..gradients.sparse import sparse_parameters
-from ..limits import Limits
 from ..memory import Memory, Sizes, memory
 from ..optimizers import Optimization
 from ..process_group import ProcessGroupStrategy
@@ -38,7 +37,6 @@ class DDP(ProcessGroupStrategy):
         timeout_seconds: Timeout of collectives: if a rank does not join, they fail on its peers.
     """
 
-    limits: Limits = Limits(has_float8=True)
     _wrapped: DistributedDataParallel | None = None
 
     def __init__(

@@ -54,6 +54,11 @@ SEQUENCES = (
             "float8: Trainer has no such argument; call torchao's convert_to_float8_training in "
             "__init__ of the module",
         ),
+        (
+            {"strategy": "ddp_zero1", "strategy_options": {"static_graph": True}},
+            "strategy_options: ddp_zero1 has no option 'static_graph': a step may use a parameter "
+            "several times without it; leave it out",
+        ),
         ({}, "Splits.splits_sequences: processes do not split sequences; remove it"),
     ],
 )

@@ -102,8 +102,7 @@ def test_a_loader_that_is_read_in_the_global_order_keeps_its_options() -> None:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({}, {"comm_hook": None, "static_graph": None, "find_unused_parameters": 0}),
-        ({"static_graph": True}, {"static_graph": 1}),
+        ({}, {"comm_hook": None, "find_unused_parameters": 0}),
         ({"find_unused_parameters": True}, {"find_unused_parameters": 1}),
         ({"bucket_cap_mb": 3.0}, {"bucket_cap_bytes": 3 * 2**20}),
         ({"communication_hook": "fp16"}, {"comm_hook": "fp16_compress_hook"}),

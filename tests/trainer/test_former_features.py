@@ -59,6 +59,11 @@ SEQUENCES = (
             "strategy_options: ddp_zero1 has no option 'static_graph': a step may use a parameter "
             "several times without it; leave it out",
         ),
+        (
+            {"activation_checkpointing_mode": "selective"},
+            "activation_checkpointing_mode: Trainer has no such argument; parts in "
+            "activation_checkpointing are recomputed whole",
+        ),
         ({}, "Splits.splits_sequences: processes do not split sequences; remove it"),
     ],
 )

@@ -101,7 +101,6 @@ def array(folder: Path) -> Found:
 
 
 @pytest.mark.slow
-@pytest.mark.needs("torchao")
 @pytest.mark.timeout(SECONDS + 60)
 def test_pairs_that_are_refused_say_why_in_one_line(array, record_property) -> None:
     for atoms, line in array.refused.items():
@@ -262,7 +261,7 @@ def marked() -> list[Any]:
         pytest.param(
             name,
             marks=[
-                pytest.mark.needs("torchao", *row.launches[0].needs),
+                pytest.mark.needs(*row.launches[0].needs),
                 *(rest if name not in IN_CI else []),
             ],
         )

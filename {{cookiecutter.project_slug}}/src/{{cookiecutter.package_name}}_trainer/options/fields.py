@@ -87,9 +87,6 @@ class Options:
     activation_checkpointing: Sequence[str] = ()
     """Parts of the module that recompute their activations in backward: names of classes
     (``"Block"``), or paths, in which ``*`` matches any name (``"network.layers.*"``)."""
-    activation_checkpointing_mode: Literal["full", "selective"] = "full"
-    """What these parts recompute: all, or with ``"selective"`` all but matrix products,
-    convolutions and attention, whose results are kept."""
     seed: NonNegativeInt = 0
     """Seed of data order, workers, augmentation and, if the module is created after the trainer,
     its weights."""

@@ -23,6 +23,7 @@ _OFF_IN_SHORT_RUNS = (
 _INSTEAD = {
     "num_processes": "; use devices",
     "distributed_backend": "; use strategy",
+    "activation_checkpointing_mode": "; parts in activation_checkpointing are recomputed whole",
     "float8": "; call torchao's convert_to_float8_training in __init__ of the module",
 }
 _TRANSLATED = ("accelerator", "devices", "strategy", "precision")

@@ -185,10 +185,6 @@ def _check_placed(options: Options, where: Placement, problems: Problems) -> Non
             unused["learning_rate_warmup_steps"] = "learning_rate_scaling is 'none'"
     if options.gradient_clip_val is None:
         unused["gradient_clip_algorithm"] = "gradient_clip_val is not given"
-    if not options.activation_checkpointing:
-        unused["activation_checkpointing_mode"] = "activation_checkpointing names no parts"
-    elif options.compile:
-        unused["activation_checkpointing_mode"] = "compiled parts recompute all their operations"
     if where.accelerator != "cuda" or options.devices in ("auto", -1, "-1"):
         unused["auto_select_gpus"] = "it selects idle GPUs if devices is their number"
     problems.lines += _without_effect(options, unused)

@@ -47,8 +47,7 @@ class RankRun(Run):
 
     def __init__(self, plan: Plan, configuration: str | None, is_started: bool) -> None:
         options, self.plan, self.strategy = plan.options, plan, plan.strategy
-        self.seed, mode = options.seed, options.activation_checkpointing_mode
-        self.checkpointing = options.activation_checkpointing, mode
+        self.seed, self.checkpointing = options.seed, options.activation_checkpointing
         self.configuration = configuration
         self.console = Console(plan, is_command=configuration is not None)
         self.position = Position()

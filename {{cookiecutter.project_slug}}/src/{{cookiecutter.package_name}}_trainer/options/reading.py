@@ -13,14 +13,19 @@ from .fields import Options
 
 _PATHS = ("default_root_dir", "resume", "weights")
 # Have checks of their own.
-_CHECKED_LATER = ("activation_checkpointing", "callbacks", "float8", "loggers")
+_CHECKED_LATER = ("activation_checkpointing", "callbacks", "loggers")
 _OFF_IN_SHORT_RUNS = (
     *("max_steps", "max_time", "overfit_batches", "check_val_every_n_epoch", "resume"),
     *("val_every_n_steps", "checkpoint_every_n_steps", "checkpoint_every_n_epochs"),
     *("keep_checkpoints", "async_checkpoints", "run_name", "overwrite"),
 )
-# Of other trainers, whose names are like those of options that mean something else.
-_INSTEAD = {"num_processes": "; use devices", "distributed_backend": "; use strategy"}
+# Of other trainers, whose names are like those of options that mean something else, and removed.
+_INSTEAD = {
+    "num_processes": "; use devices",
+    "distributed_backend": "; use strategy",
+    "activation_checkpointing_mode": "; parts in activation_checkpointing are recomputed whole",
+    "float8": "; call torchao's convert_to_float8_training in __init__ of the module",
+}
 _TRANSLATED = ("accelerator", "devices", "strategy", "precision")
 
 T = TypeVar("T")

@@ -160,7 +160,6 @@ def _check_strategy(
         "sync_batchnorm": options.sync_batchnorm,
         "compile": bool(options.compile),
         "activation_checkpointing": bool(options.activation_checkpointing),
-        "float8": bool(options.float8),
         "log_gradient_norm": options.log_gradient_norm,
         # A gradient scaler skips steps by itself.
         "skipping": options.nonfinite_loss == "skip" and options.precision != "16-mixed",
@@ -186,10 +185,6 @@ def _check_placed(options: Options, where: Placement, problems: Problems) -> Non
             unused["learning_rate_warmup_steps"] = "learning_rate_scaling is 'none'"
     if options.gradient_clip_val is None:
         unused["gradient_clip_algorithm"] = "gradient_clip_val is not given"
-    if not options.activation_checkpointing:
-        unused["activation_checkpointing_mode"] = "activation_checkpointing names no parts"
-    elif options.compile:
-        unused["activation_checkpointing_mode"] = "compiled parts recompute all their operations"
     if where.accelerator != "cuda" or options.devices in ("auto", -1, "-1"):
         unused["auto_select_gpus"] = "it selects idle GPUs if devices is their number"
     problems.lines += _without_effect(options, unused)

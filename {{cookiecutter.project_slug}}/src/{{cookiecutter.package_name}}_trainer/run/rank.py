@@ -47,8 +47,7 @@ class RankRun(Run):
 
     def __init__(self, plan: Plan, configuration: str | None, is_started: bool) -> None:
         options, self.plan, self.strategy = plan.options, plan, plan.strategy
-        self.seed, mode = options.seed, options.activation_checkpointing_mode
-        self.checkpointing = options.activation_checkpointing, mode
+        self.seed, self.checkpointing = options.seed, options.activation_checkpointing
         self.configuration = configuration
         self.console = Console(plan, is_command=configuration is not None)
         self.position = Position()
@@ -147,23 +146,11 @@ class RankRun(Run):
                     f"{self.plan.strategy_name!r}, weights are returned into the module of the "
                     "script; create it in __init__, or use 'ddp'"
                 )
-            with self._in_float8(module):
-                yield
+            yield
             for each in owners:
                 each.teardown(command)
         finally:
             module.trainer_state = replace(module.trainer_state, run=None, weights={})
-
-    @contextlib.contextmanager
-    def _in_float8(self, module: TrainingModule) -> Iterator[None]:
-        if not self.plan.options.float8:
-            yield
-            return
-        from ..loop import float8
-
-        with float8.applied(module, self.plan.options.float8, self.strategy.device) as notes:
-            self.console.note(*notes)
-            yield
 
     def start_from_weights(self, module: TrainingModule, resumed: Checkpoint | None = None) -> None:
         """Load the weights that a new run starts from, if there are any."""

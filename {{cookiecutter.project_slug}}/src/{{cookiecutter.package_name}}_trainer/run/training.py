@@ -74,7 +74,7 @@ def _changed_layers(
         return contextlib.nullcontext()
     from ..loop import compilation
 
-    return compilation.applied(module, run.plan.options.compile, *run.checkpointing)
+    return compilation.applied(module, run.plan.options.compile, run.checkpointing)
 
 
 def _choose(plan: Plan, lock: RunLock) -> Selection:

@@ -21,7 +21,7 @@ from .launch import hangs, outcome, reports, signals
 from .launch.devices import backends_set
 from .launch.signals import Interrupted, Preempted
 from .loop import Position
-from .module import Loaders, RunFacts, RunProperties, TrainingModule
+from .module import Loaders, OptionNames, RunFacts, RunProperties, TrainingModule
 from .options import Options, paths, values
 from .options.reading import takes
 from .run import console, environment, placement, plan, training
@@ -50,7 +50,7 @@ class RunResult:
     weights: Mapping[str, Any] | None = None
 
 
-class Trainer(RunProperties):
+class Trainer(RunProperties, OptionNames):
     """Trains a module with any strategy.
 
     Its keywords are the fields of :class:`~.options.Options`, with their types, defaults and help.
@@ -68,8 +68,12 @@ class Trainer(RunProperties):
         self._last = RunResult()
         self.configuration: str | None = None
         console.warn_of_hidden_gpus(self._plan)
-        randomness.use_deterministic_algorithms(options.deterministic)
         randomness.seed_everything(options.seed)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if hasattr(Options, name):
+            raise AttributeError(f"{name} cannot be changed: give it to Trainer({name}=…)")
+        super().__setattr__(name, value)
 
     def building(self) -> AbstractContextManager[object]:
         """Context in which to create a module: with ``meta_device``, on the meta device.
@@ -340,7 +344,8 @@ def _run(own: Plan, configuration: str | None, command: Command, is_started: boo
             ) from error
         return RunResult(value, rank.position, dict(rank.metrics), rank.directory)
 
-    with backends_set(own.device.type, own.options):
+    deterministic = randomness.deterministic_algorithms(own.options.deterministic)
+    with deterministic, backends_set(own.device.type, own.options):
         lost_peer = registry.lost_peer_errors
         return launch.run_external(work, own.strategy.teardown, lost_peer, rank.end_waits)
 

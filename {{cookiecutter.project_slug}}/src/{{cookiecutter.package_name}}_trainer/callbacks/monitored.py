@@ -39,13 +39,18 @@ class Monitored(Callback):
         self._sign = 1.0 if mode == "min" else -1.0
         self._min_delta = min_delta
 
-    def read(self, metrics: Mapping[str, float]) -> float:
-        """The latest value of the main rank, on every rank, so that all decide the same."""
-        if self._name not in metrics:
-            known = nearest(self._name, metrics) if metrics else "; nothing was logged"
-            raise UserError(f"{type(self).__name__}: no value is logged as {self._name!r}{known}")
-        value: float = collectives.broadcast(metrics[self._name])
-        return value
+    def read(self, trainer: Run) -> float | None:
+        """The latest value of the main rank, on every rank, so that all decide the same.
+
+        ``None`` if it was not computed since the validation before.
+        """
+        name, metrics = self._name, trainer.metrics
+        if name not in metrics:
+            known = nearest(name, metrics) if metrics else "; nothing was logged"
+            raise UserError(f"{type(self).__name__}: no value is logged as {name!r}{known}")
+        value = metrics[name] if name in trainer.fresh_metrics else None
+        fresh: float | None = collectives.broadcast(value)
+        return fresh
 
     def is_better(self, value: float, than: float | None) -> bool:
         """Whether a value improves on another one; ``None``, and NaN, are worse than any."""
@@ -71,7 +76,9 @@ class EarlyStopping(Monitored):
         """Number of validations since the best value."""
 
     def on_validation_end(self, trainer: Run, module: TrainingModule) -> None:
-        value = self.read(trainer.metrics)
+        value = self.read(trainer)
+        if value is None:
+            return
         if self.is_better(value, self.best):
             self.best, self.waited = value, 0
             return
@@ -103,7 +110,9 @@ class BestCheckpoint(Monitored):
         """Value and step of each kept checkpoint, the best first."""
 
     def on_validation_end(self, trainer: Run, module: TrainingModule) -> None:
-        value = self.read(trainer.metrics)
+        value = self.read(trainer)
+        if value is None:
+            return
         folder = trainer.run_directory / DIRECTORY / BEST
         # Of another run, if this one resumed from it.
         kept = [each for each in self.kept if (folder / step_name(each[1])).is_dir()]

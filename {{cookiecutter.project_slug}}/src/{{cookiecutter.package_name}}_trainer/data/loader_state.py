@@ -64,6 +64,7 @@ class Positions:
     def noted(self, batches: Iterator[T], first: int, stream: randomness.Stream) -> Iterator[T]:
         """Yield the batches of an epoch from ``first`` on; note the position before each."""
         self._noted = {first: self._now(stream)}
+        self.state(first)  # before the first step, if its types cannot be saved
         for number, batch in enumerate(batches, first + 1):
             yield batch
             self._noted.pop(number - _KEPT, None)

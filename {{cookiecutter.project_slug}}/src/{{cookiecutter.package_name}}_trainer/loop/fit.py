@@ -237,7 +237,9 @@ class FitLoop(AbstractContextManager["FitLoop"]):
             self._validate_once()
         self._agree_to_stop()
         if self.fit.manual is None:
-            self.fit.optimization.step_schedulers("epoch", outputs.latest)
+            self.fit.optimization.step_schedulers("epoch", outputs.take_fresh("epoch"))
+            if self.validate is None or position.validated_at >= 0:
+                self.fit.optimization.check_monitored(outputs.latest)
         outputs.progress.show(position.global_step, outputs.recorder.latest | outputs.validated)
         position.epoch, position.batch, position.epoch_done = position.epoch + 1, 0, False
 
@@ -332,7 +334,7 @@ class FitLoop(AbstractContextManager["FitLoop"]):
             else:  # written after the last checkpoint: a longer training would not log this step
                 outputs.last_values = values
         if self.fit.optimization.schedulers and self.fit.manual is None:
-            self.fit.optimization.step_schedulers("step", outputs.latest)
+            self.fit.optimization.step_schedulers("step", outputs.take_fresh("step"))
         if context.ends_epoch:
             return  # the end of the epoch validates and saves
         if self.after_save:
@@ -384,6 +386,9 @@ class FitLoop(AbstractContextManager["FitLoop"]):
                 outputs.write(position.global_step, position.epoch, outputs.validated)
                 for call in self.fit.calls.on_validation_end:
                     call()
+            outputs.fresh["validation"].clear()
+            if self.fit.manual is None:
+                self.fit.optimization.step_plateaus(outputs.take_fresh("step"))
             self._save_if_requested()
 
     def _agree_to_stop(self) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..checkpoint import MOST_STEPS, Checkpoint, check_count, is_sharded, read_all
+from ..checkpoint import MOST_STEPS, Checkpoint, check_count, is_sharded, read_all, state_file
 from ..data import Feed, randomness
 from ..data.feed import note_unused
 from ..errors import CheckpointError, ConfigurationError
@@ -27,11 +27,29 @@ def state(fit: FitParts) -> dict[str, Any]:
         "position": _position(fit),
         "epoch_values": outputs.epoch_values,
         "latest": dict(outputs.latest),
+        "fresh": {kind: sorted(names) for kind, names in outputs.fresh.items()},
         "last_values": outputs.last_values,
         "logs": outputs.positions(),
         "gradients": _accumulated(fit, is_sharded),
         "callbacks": fit.calls.state(),
     }
+
+
+def check(fit: FitParts) -> None:
+    """Try the types of all that user code gives a checkpoint, before the first step.
+
+    Raises:
+        CheckpointError: A checkpoint does not support one.
+    """
+    optimizers, own = fit.optimization.optimizers, fit.module.state_dict()
+    groups = [[{**group, "params": []} for group in each.param_groups] for each in optimizers]
+    state = {
+        "optimizers": [{"param_groups": each} for each in groups],
+        "schedules": [each.scheduler.state_dict() for each in fit.optimization.schedulers],
+        "callbacks": fit.calls.state(),
+        "model": {name: each for name, each in own.items() if not isinstance(each, Tensor)},
+    }
+    state_file.Packing().pack(state, "state", writes=False)
 
 
 def _position(fit: FitParts) -> dict[str, Any]:
@@ -137,6 +155,8 @@ def _load(fit: FitParts, saved: dict[str, Any], step: int) -> list[str]:
     fit.strategy.precision.load_state(saved["precision"])
     remarks = fit.optimization.other_rates(configured) + _load_position(fit, position)
     outputs.latest.update(_numbers(saved["latest"]))
+    for kind, names in saved.get("fresh", {}).items():
+        outputs.fresh[kind].update(outputs.latest.keys() & names)
     if fit.position.epoch_done:
         outputs.epoch_values = _numbers(saved["epoch_values"])
     if fit.position.epoch_done or fit.position.is_end(fit.options):

@@ -10,6 +10,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from ..errors import Problems, nearest, shown
 from . import paths, values
 from .fields import Options
+from .numbers import plain_number
 
 _PATHS = ("default_root_dir", "resume", "weights")
 # Have checks of their own.
@@ -81,6 +82,7 @@ def takes(
 def read(given: Mapping[str, Any], problems: Problems) -> Options:
     """Read the user's keywords in any spelling; a default replaces each invalid one."""
     defaults = {each.name: each.default for each in fields(Options)}
+    given = {name: plain_number(value) for name, value in given.items()}
     if given.keys() - defaults or any(_is_other(name, given[name]) for name in given):
         older.load()
     known = {*defaults, *older.types}

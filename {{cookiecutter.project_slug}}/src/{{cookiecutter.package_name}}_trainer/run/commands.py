@@ -60,6 +60,7 @@ def find_batch_size(run: RankRun, module: TrainingModule, data: Data) -> int:
     """The largest batch that a device can train on, the same on all ranks."""
     with run.attached(module, "fit", data):
         loader = sources.training_loader(data, module)
+        run.training_feed(loader)
         device, precision = run.plan.device, run.plan.precision.name
         with activation_checkpointing.applied(module, run.checkpointing):
             found, why = trials.find_batch_size(

@@ -23,6 +23,7 @@ from ..module import (
     Hooks,
     TrainingModule,
     is_overridden,
+    problems_of_lazy,
     problems_of_names,
     problems_of_signatures,
 )
@@ -41,7 +42,7 @@ class Plan:
 
     ``node_devices``: devices of all processes of this node; ``started_in``: the working directory
     when the trainer was created, because user code may change it: relative paths refer to it;
-    ``notes``: lines to print at the start.
+    ``notes``: lines to print at the start; ``total_steps``: those of the run that this one tries.
     """
 
     options: Options
@@ -55,6 +56,7 @@ class Plan:
     callbacks: tuple[Callback, ...]
     loggers: Mapping[str, Logger]
     notes: Sequence[str] = ()
+    total_steps: int | None = None
 
     @property
     def local_processes(self) -> int:
@@ -245,6 +247,8 @@ def check_created_layers(plan: Plan, module: TrainingModule) -> None:
 
 def _problems_of_layers(plan: Plan, module: TrainingModule) -> list[str]:
     problems, options = Problems(), plan.options
+    if lines := problems_of_lazy(module):
+        return lines
     if options.changes_layers:
         from . import layers
 

@@ -1,12 +1,14 @@
 """One rank's run: it joins the process group and runs a command, whose loaders it reads."""
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from ..checkpoint import Checkpoint
 from ..data import (
@@ -19,10 +21,11 @@ from ..data import (
     feed_training,
     randomness,
 )
-from ..errors import UserError
+from ..errors import UserError, refuse
 from ..launch import collectives
 from ..logging import Recorder
-from ..loop import FitLoop, Position
+from ..loop import FitLoop, Position, saving
+from ..loop.position import total_steps
 from ..module import (
     DataHooks,
     DataModule,
@@ -31,6 +34,7 @@ from ..module import (
     RunFacts,
     TrainingModule,
     is_overridden,
+    problems_of_lazy,
 )
 from .console import Console
 from .plan import Plan
@@ -53,7 +57,7 @@ class RankRun(Run):
         self.position = Position()
         self.weights = plan.strategy.weights
         self.metrics: Mapping[str, float] = {}
-        self.total_steps = plan.options.max_steps
+        self.total_steps = plan.total_steps or plan.options.max_steps
         self.loop: FitLoop | None = None
         """During a fit."""
         self._is_started = is_started
@@ -127,6 +131,7 @@ class RankRun(Run):
         """Set this run as the module's ``trainer``, and call the hooks around a command."""
         module.trainer_state = replace(module.trainer_state, run=self)
         owners: list[DataHooks] = [module]
+        self.datamodule = data if isinstance(data, DataModule) else None
         if isinstance(data, DataModule):  # not the run: a loader with workers may pickle it
             data.data_replicas, data.data_index = self.data_replicas, self.data_index
             owners = [data, module]
@@ -140,6 +145,7 @@ class RankRun(Run):
             for each in owners:
                 with self.plan.building() if each is module else contextlib.nullcontext():
                     each.setup(command)
+            refuse(problems_of_lazy(module))
             if self._is_started and (changed := before.items() ^ _shapes(module).items()):
                 raise UserError(
                     f"{type(module).__name__}.setup changes {min(changed)[0]}: with strategy="
@@ -170,8 +176,8 @@ class RankRun(Run):
         """The part of the samples that this rank reads."""
         return Share(self.data_index, self.data_replicas, self.seed)
 
-    def training_feed(self, loader: Loader) -> Feed:
-        """This replica's training batches."""
+    def training_feed(self, loader: Loader, resumed: Checkpoint | None = None) -> Feed:
+        """This replica's training batches; sets the numbers of steps and batches of the run."""
         options = self.plan.options
         limit = "overfit_batches" if options.overfit_batches else "limit_train_batches"
         feed = feed_training(
@@ -190,6 +196,10 @@ class RankRun(Run):
                 "the training loader is read as it is; use a map-style dataset, torch's own "
                 "samplers and use_distributed_sampler=True"
             )
+        extra = saving.extra_steps(resumed, feed) if resumed else 0
+        steps = total_steps(feed.steps, options.max_epochs, options.max_steps, extra)
+        self.total_steps = self.plan.total_steps or steps
+        self.num_training_batches = math.inf if feed.batches is None else feed.batches
         return feed
 
     def evaluation_feeds(
@@ -211,4 +221,4 @@ class RankRun(Run):
 
 def _shapes(module: TrainingModule) -> dict[str, torch.Size]:
     named = [*module.named_parameters(), *module.named_buffers()]
-    return {name: each.shape for name, each in named}
+    return {name: each.shape for name, each in named if not is_lazy(each)}

@@ -25,7 +25,6 @@ from ..launch import collectives, outcome, restarts
 from ..launch.signals import Interrupted, Preempted
 from ..logging import LoggedRun, Outputs, Progress
 from ..loop import FitLoop, FitParts, hashes, saving
-from ..loop.position import total_steps
 from ..module import DataHooks, Loaders, TrainingModule
 from ..strategies.optimizers import configured
 from . import record
@@ -52,10 +51,7 @@ def fit(run: RankRun, module: TrainingModule, data: Data, val_dataloader: Loader
             resumed = Checkpoint(chosen.checkpoint) if chosen.checkpoint else None
             run.start_from_weights(module, resumed)
             loader = sources.training_loader(data, module)
-            feed = run.training_feed(loader)
-            extra = saving.extra_steps(resumed, feed) if resumed else 0
-            epochs, steps = options.max_epochs, options.max_steps
-            run.total_steps = total_steps(feed.steps, epochs, steps, extra)
+            feed = run.training_feed(loader, resumed)
             loaders: LoadersByName = {}
             if options.limit_val_batches:
                 loaders = sources.validation_loaders(data, module, val_dataloader)
@@ -109,12 +105,15 @@ class _Fit:
         """Whether this process has begun the record, and so ends it."""
         self._data_record: DataRecord | None = None
         self._check: Validate | None = None
+        self._checks_all = False
+        """Whether the check reads all validation loaders."""
 
     def train(self) -> None:
         """Set the module up, resume, and run the loop; the record says how it ended."""
         loop = self._make_loop()
         self._run.loop = loop
         self._run.metrics = loop.fit.outputs.latest
+        self._run.fresh_metrics = loop.fit.outputs.fresh["validation"]
         try:
             self._start(loop)
             self._run_until_interrupted(loop)
@@ -131,6 +130,7 @@ class _Fit:
     def _make_loop(self) -> FitLoop:
         options, strategy = self._plan.options, self._plan.strategy
         fit = self._set_up()
+        self._run.optimizers = fit.optimization.optimizers
         self._run.schedulers = [each.scheduler for each in fit.optimization.schedulers]
         checkpoints = Checkpoints(
             self._directory / DIRECTORY,
@@ -206,6 +206,7 @@ class _Fit:
         )
         loaders = self._loaders if options.sanity_check else {}
         feeds = {name: feed for name, each in loaders.items() if (feed := first(each)) is not None}
+        self._checks_all = len(feeds) == len(loaders)
         if not feeds:
             return None
         from ..loop.evaluation import check_validation
@@ -225,6 +226,7 @@ class _Fit:
             checkpoint = Checkpoint(chosen.checkpoint)
             remarks = saving.resume(loop.fit, checkpoint, layout, chosen.is_same_run)
             self._console.note(f"resumed from {self._plan.shown(chosen.checkpoint)}", *remarks)
+        saving.check(loop.fit)
         if restarts.expected(layout):
             restarts.count_attempt(self._directory, run.global_step, layout)
         hosts = record.hosts(self._plan)
@@ -235,7 +237,11 @@ class _Fit:
         self._console.begin(loop, run.total_steps, self._directory)
         check, self._check = self._check, None  # and its workers
         if chosen.checkpoint is None and check is not None:
-            self._console.note_unlogged(loop, check())
+            run.is_in_sanity_check = True
+            names = collectives.broadcast(sorted(check()))
+            run.is_in_sanity_check = False
+            is_whole = self._checks_all and not run.has_read_sanity_check
+            self._console.check_monitored(loop, names, is_whole=is_whole)
 
     def _write_records(self, loop: FitLoop, hosts: list[dict[str, Any]]) -> None:
         """Write records and open logs: after the last check that can refuse the run."""

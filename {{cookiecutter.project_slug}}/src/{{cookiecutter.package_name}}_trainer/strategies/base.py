@@ -306,7 +306,7 @@ class Strategy:
         if self.precision.scaler is None:
             optimizer.step()
         else:
-            self.precision.scaler.step(optimizer)
+            self.precision.step(optimizer)
 
     def finish(self) -> None:
         """Called once all steps are made and saved: leave the trained weights in the module."""

@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 import re
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,11 +13,17 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from ..errors import ConfigurationError, UserError
+from ..errors import ConfigurationError, UserError, one_line
 from ..module import TrainingModule
 
 # Modules that step schedulers: this one, and torch's, for schedulers inside schedulers.
 _STEPPING = rf"{re.escape(__name__)}|torch\.optim\.lr_scheduler"
+
+_STEPS = {"total_steps", "estimated_stepping_batches"}
+_UNKNOWN = (
+    "self.trainer.total_steps is None, because it is not known: give max_steps; or max_epochs, if "
+    "the training loader has a length"
+)
 
 UNREACHED = (
     "the loss of training_step depends on no parameter of the optimizers: compute it from the "
@@ -33,20 +40,11 @@ class SchedulerConfig:
     monitor: str | None = None
 
     def step(self, values: Mapping[str, float]) -> None:
-        """Step once; ``values`` are the latest logged values.
-
-        Raises:
-            UserError: The monitored value was not logged.
-        """
+        """Step once; ``values`` are those that were computed since: without its own, it waits."""
         if not isinstance(self.scheduler, ReduceLROnPlateau):
             self.scheduler.step()
         elif self.monitor is not None and self.monitor in values:
             self.scheduler.step(values[self.monitor])
-        else:
-            raise UserError(
-                f"ReduceLROnPlateau monitors {self.monitor!r}, which was not logged; "
-                f"logged: {', '.join(sorted(values)) or 'nothing'}"
-            )
 
 
 @dataclass
@@ -75,10 +73,30 @@ class Optimization:
     def step_schedulers(
         self, interval: Literal["step", "epoch"], values: Mapping[str, float]
     ) -> None:
-        """Step the schedulers of an interval; ``values`` are the latest logged values."""
+        """Step the schedulers of an interval; ``values`` were computed since they last stepped."""
         for entry in self.schedulers:
             if entry.interval == interval:
                 entry.step(values)
+
+    @property
+    def plateaus(self) -> list[SchedulerConfig]:
+        """The schedulers that act on a logged value."""
+        return [each for each in self.schedulers if isinstance(each.scheduler, ReduceLROnPlateau)]
+
+    def step_plateaus(self, values: Mapping[str, float]) -> None:
+        """Step by values of a validation those that would see them only after the next step."""
+        for entry in self.plateaus:
+            if entry.interval == "step":
+                entry.step(values)
+
+    def check_monitored(self, values: Mapping[str, float]) -> None:
+        """Raise a UserError if a scheduler monitors none of the latest logged values."""
+        for entry in self.plateaus:
+            if entry.monitor not in values:
+                raise UserError(
+                    f"ReduceLROnPlateau monitors {entry.monitor!r}, which was not logged; "
+                    f"logged: {', '.join(sorted(values)) or 'nothing'}"
+                )
 
     def first_rates(self) -> list[float | Tensor]:
         """Learning rate of each optimizer's first group; the host does not wait for a tensor."""
@@ -89,6 +107,15 @@ class Optimization:
         """The learning rate of each parameter group, before a scheduler changes it."""
         groups = [group for each in self.optimizers for group in each.param_groups]
         return [float(group.get("initial_lr", group["lr"])) for group in groups]
+
+    def undo_schedules(self) -> None:
+        """Undo what schedulers have done to the optimizers when they were created."""
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group.get("initial_lr", group["lr"])
+                if "max_momentum" in group:  # of OneCycleLR and CyclicLR
+                    kept = {"momentum", "betas"} & optimizer.defaults.keys()
+                    group.update({name: optimizer.defaults[name] for name in kept})
 
     def other_rates(self, configured: Sequence[float]) -> list[str]:
         """One line if the learning rates differ from the configured ones."""
@@ -136,7 +163,22 @@ def configured(module: TrainingModule) -> Optimization:
     Raises:
         ConfigurationError: As in :func:`read_optimization`, or it would not train the module.
     """
-    found = read_optimization(module.configure_optimizers())
+    run = module.trainer_state.run
+    is_unknown = run is not None and run.total_steps is None
+    try:
+        found = read_optimization(module.configure_optimizers())
+    except (TypeError, ValueError) as error:
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        if is_unknown and any(_STEPS & {*frame.f_code.co_names} for frame in frames):
+            what = f"{type(error).__name__}: {one_line(error)}"
+            raise ConfigurationError(f"configure_optimizers: {what}; {_UNKNOWN}") from None
+        raise
+    schedulers = [each.scheduler for each in found.schedulers]
+    for each in schedulers if is_unknown else ():
+        if None in (getattr(each, name, 0) for name in ("T_max", "total_iters")):
+            raise ConfigurationError(f"{type(each).__name__} has no number of steps: {_UNKNOWN}")
+    if run is not None:
+        run.optimizers, run.schedulers = found.optimizers, schedulers
     if lines := _without_effect(found, module):
         raise ConfigurationError([f"configure_optimizers: {line}" for line in lines])
     return found

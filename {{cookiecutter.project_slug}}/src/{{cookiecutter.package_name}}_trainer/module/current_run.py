@@ -115,6 +115,8 @@ class Run(ReplicaProperties, ABC):
     metrics: Mapping[str, float]
     """The latest logged value of each name, the same on every rank. At the end of an epoch,
     ``NAME`` is ``NAME_epoch``, the value over the epoch."""
+    callbacks: Sequence[Any] = ()
+    """The callbacks of the fit."""
     schedulers: Sequence[Any] = ()
     """The schedulers of ``configure_optimizers``."""
     manual: Manual | None = None

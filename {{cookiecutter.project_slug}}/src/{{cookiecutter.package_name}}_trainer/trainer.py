@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from torch import Tensor
 
 from . import launch
-from .checkpoint import BEST, LAST, find_link
+from .checkpoint import find_link, is_link
 from .data import Data, randomness, sources
 from .errors import ConfigurationError, EarlyExit, Problems, UserError, refuse
 from .launch import hangs, outcome, reports, signals
@@ -145,8 +145,8 @@ class Trainer(RunProperties, OptionNames):
             module: The module.
             data: A data module, a loader of batches, or a dict of loaders by name; default: the
                 module's loaders.
-            checkpoint: A checkpoint or run directory whose weights are used; ``"best"`` or
-                ``"last"`` of the last ``fit``; default: the module's own weights.
+            checkpoint: A checkpoint or run directory whose weights are used; ``"best"``,
+                ``"best-VALUE"`` or ``"last"`` of the last ``fit``; default: the module's own.
             averaged: Use the average (EMA) of a checkpoint that has one; False: the weights of
                 training.
 
@@ -280,14 +280,14 @@ class Trainer(RunProperties, OptionNames):
             if not averaged:
                 raise ConfigurationError("averaged=False: only for a checkpoint, and none is given")
             return None
-        if checkpoint not in (BEST, LAST):
+        if not is_link(checkpoint):
             return str(Path(paths.expand("checkpoint", checkpoint)).absolute())
         if self._last.run_directory is None:
             raise ConfigurationError(
                 f"checkpoint={checkpoint!r}: nothing was trained here; give the path "
                 f"runs/RUN/{checkpoint}"
             )
-        return str(find_link(self._last.run_directory, checkpoint).absolute())
+        return str(find_link(self._last.run_directory, str(checkpoint)).absolute())
 
     def _result(self, module: TrainingModule, command: Command) -> Any:
         """Run a command other than ``fit``; the state of the last ``fit`` is kept."""

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
@@ -165,6 +166,18 @@ class Packing:
             for key, tree in part.items():
                 merged.setdefault(key, tree)
         return merged
+
+
+def to_tensors(state: Mapping[str, Any], name: str) -> dict[str, Tensor]:
+    """A rank-local state as tensors, whose names begin with ``name``."""
+    packing = Packing()
+    tree = json.dumps(packing.pack(state, name, writes=True)).encode()
+    return {**packing.tensors, name: torch.frombuffer(bytearray(tree), dtype=torch.uint8)}
+
+
+def from_tensors(tensors: Mapping[str, Tensor], name: str) -> Any:
+    """The state from which :func:`to_tensors` made tensors."""
+    return unpack(json.loads(bytes(tensors[name].tolist())), tensors)
 
 
 def unpack(tree: Any, tensors: Mapping[str, Any]) -> Any:

@@ -124,7 +124,10 @@ class Recorder:
         self._epoch: dict[str, _Total] = {}
         self._steps: dict[str, _Total] = {}
         """Of the epoch too: values of steps that were not logged with ``on_epoch``."""
-        self._metrics: dict[str, Any] = {}
+        self.metrics: dict[str, Any] = {}
+        """The metric objects that were logged since they were last computed."""
+        self._of_training: dict[int, str] = {}
+        """Names of those of training by ``id``, in an evaluation."""
 
     def enter(self, context: BatchContext) -> None:
         """Record values in a context from now on; those of an earlier step are dropped."""
@@ -194,7 +197,13 @@ class Recorder:
                 f"log({name!r}): a metric object is reduced over a process group, which this "
                 "strategy does not have; log the number of each batch"
             )
-        self._metrics[name] = metric
+        if id(metric) in self._of_training and not hasattr(metric, "metric_state"):
+            of_training = self._of_training[id(metric)]
+            raise UserError(
+                f"log({name!r}): the same {type(metric).__name__} is logged in training, as "
+                f"{of_training!r}, whose values it would mix in: create one for each stage"
+            )
+        self.metrics[name] = metric
 
     def _add(self, totals: dict[str, _Total], logged: _Logged) -> None:
         name, value, samples, how, synced = logged
@@ -231,10 +240,10 @@ class Recorder:
             values = self._reduced(of_epoch, may_differ=True)
         totals, self._epoch = self._epoch, {}
         values |= self._reduced(totals)
-        for name, metric in self._metrics.items():
-            values[name] = float(metric.compute())
+        metrics, self.metrics = self.metrics, {}
+        values |= {name: float(metric.compute()) for name, metric in metrics.items()}
+        for metric in metrics.values():  # one may have several names
             metric.reset()
-        self._metrics = {}
         return values
 
     def _reduced(self, totals: dict[str, _Total], may_differ: bool = False) -> dict[str, float]:
@@ -274,13 +283,15 @@ class Recorder:
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
         """Record values of validation or test in this context; training's values are kept apart."""
-        kept = self.context, self._epoch, self._steps, self._metrics, self.latest
+        kept = self.context, self._epoch, self._steps, self.metrics, self.latest
+        self._of_training = {id(metric): name for name, metric in self.metrics.items()}
         self.context = self.context._replace(is_training=False, level="step")
-        self._epoch, self._steps, self._metrics, self.latest = {}, {}, {}, {}
+        self._epoch, self._steps, self.metrics, self.latest = {}, {}, {}, {}
         try:
             yield
         finally:
-            self.context, self._epoch, self._steps, self._metrics, self.latest = kept
+            self.context, self._epoch, self._steps, self.metrics, self.latest = kept
+            self._of_training = {}
 
     @contextlib.contextmanager
     def ignoring_values(self) -> Iterator[None]:

@@ -150,7 +150,8 @@ def _evaluating(module: nn.Module, strategy: Strategy, recorder: Recorder) -> It
     state = randomness.full_state(devices)
     module.eval()
     try:
-        with recorder.evaluating(), torch.no_grad(), strategy.evaluating():
+        apart = torchmetrics_state.set_aside(module, recorder.metrics.values())
+        with apart, recorder.evaluating(), torch.no_grad(), strategy.evaluating():
             yield
     finally:
         randomness.set_full_state(state, devices)

@@ -166,6 +166,8 @@ class Run(ReplicaProperties, OptionNames, ABC):
     datamodule: DataHooks | None = None
     optimizers: Sequence[Any] = ()
     """The optimizers of ``configure_optimizers``, or an engine's in their place."""
+    callbacks: Sequence[Any] = ()
+    """The callbacks of the fit."""
     schedulers: Sequence[Any] = ()
     """The schedulers of ``configure_optimizers``."""
     manual: Manual | None = None

@@ -117,6 +117,20 @@ class TrainingModule(ReplicaProperties, Hooks, nn.Module):
         """
         raise NotImplementedError(f"{type(self).__name__} has no count_tokens")
 
+    def rank_state(self) -> dict[str, Any]:
+        """Get what this rank keeps in attributes, to save it: tensors, numbers, text, containers.
+
+        For example the hidden state of a recurrent network that continues in the next batch.
+        Parameters, buffers and torchmetrics metrics are saved without it.
+        """
+        return {}
+
+    def load_rank_state(self, state: Mapping[str, Any]) -> None:
+        """Load this rank's :meth:`rank_state`, with tensors on the CPU.
+
+        Called when a run resumes on as many ranks as saved it; a line says so on others.
+        """
+
     # --- manual optimization -----------------------------------------------------------------
 
     def optimizers(self) -> Any:

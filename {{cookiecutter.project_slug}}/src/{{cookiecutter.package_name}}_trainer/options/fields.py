@@ -144,6 +144,10 @@ class Options:
     resume: str | None = None
     """A run directory or a checkpoint to resume from; ``"auto"``: the newest checkpoint of
     ``run_name``, which is then required, or a new run if there is none."""
+    resume_options: Literal["checkpoint", "code"] = "checkpoint"
+    """What a resume uses where options of optimizers, constants of schedulers or frozen parameters
+    differ, each of which a line says: ``"checkpoint"``, or ``"code"``, as if its schedule had been
+    used from the start."""
     weights: str | os.PathLike[str] | None = None
     """Weights that a new run starts from, with new optimizers, at step 0: a run directory or a
     checkpoint, whose average (EMA) is used if it has one; or a ``.safetensors`` file, or a

@@ -36,6 +36,7 @@ from ..module import (
     is_overridden,
     problems_of_lazy,
 )
+from ..strategies.precision import Precision
 from .console import Console
 from .plan import Plan
 
@@ -51,6 +52,7 @@ class RankRun(Run):
 
     def __init__(self, plan: Plan, configuration: str | None, is_started: bool) -> None:
         options, self.plan, self.strategy = plan.options, plan, plan.strategy
+        self.callbacks = plan.callbacks
         self.seed, self.checkpointing = options.seed, options.activation_checkpointing
         self.configuration = configuration
         self.console = Console(plan, is_command=configuration is not None)
@@ -68,7 +70,9 @@ class RankRun(Run):
         if plan.layout.source != "none":
             self.console.say(plan.layout.receipt())
         self.console.note(*plan.notes)
-        strategy.connect(plan.layout, plan.devices, plan.precision)
+        own = plan.precision  # a gradient scaler of an earlier fit has its scale
+        precision = Precision(own.name, own.device_type)
+        strategy.connect(plan.layout, plan.devices, precision)
         # Each rank draws its own dropout masks, unless it computes the same as another one.
         data = strategy.data
         randomness.seed_everything(randomness.mix(self.seed, data.random_rank))

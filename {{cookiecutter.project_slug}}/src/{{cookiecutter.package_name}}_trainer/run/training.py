@@ -2,13 +2,14 @@
 
 import contextlib
 import signal
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..callbacks import calls_of
+from ..callbacks import calls_of, start_fresh
 from ..checkpoint import (
     DIRECTORY,
     Checkpoint,
@@ -20,13 +21,14 @@ from ..checkpoint import (
     set_aside,
 )
 from ..data import Data, Feed, LoadersByName, feed_first, feed_trained, sources
-from ..errors import UserError
+from ..errors import UserError, refuse
 from ..launch import collectives, outcome, restarts
 from ..launch.signals import Interrupted, Preempted
 from ..logging import LoggedRun, Outputs, Progress
 from ..loop import FitLoop, FitParts, hashes, saving
+from ..loop.parts import FROZEN, TOTAL_STEPS, frozen
 from ..module import DataHooks, Loaders, TrainingModule
-from ..strategies.optimizers import configured
+from ..strategies.optimizers import Optimization, configured, described
 from . import record
 from .plan import Plan, check_created_layers, check_loaders
 from .rank import RankRun
@@ -58,8 +60,13 @@ def fit(run: RankRun, module: TrainingModule, data: Data, val_dataloader: Loader
             if loaders and options.overfit_batches:
                 loaders = {"": loader}
             check_loaders(plan, validates=bool(loaders), orders=feed.has_plan)
+            code = {FROZEN: frozen(module)}
+            if resumed is not None and options.resume_options == "checkpoint":
+                from ..loop import restored
+
+                restored.freeze_as_at_start(module, resumed)
             with _changed_layers(run, module) as compiled:
-                _Fit(run, module, data, feed, loaders, chosen, compiled).train()
+                _Fit(run, module, data, feed, loaders, chosen, code, compiled).train()
 
 
 def _changed_layers(
@@ -94,13 +101,14 @@ class _Fit:
         feed: Feed,
         loaders: LoadersByName,
         chosen: Selection,
+        configured: dict[str, Any],
         compiled: "Compiled | None",
     ) -> None:
         self._run, self._plan, self._console = run, run.plan, run.console
         self._module, self._data = module, data
         self._feed, self._loaders = feed, loaders
         self._chosen, self._directory = chosen, chosen.directory
-        self._compiled = compiled
+        self._configured, self._compiled = configured, compiled
         self._is_recorded = False
         """Whether this process has begun the record, and so ends it."""
         self._data_record: DataRecord | None = None
@@ -166,7 +174,7 @@ class _Fit:
 
             sync_batchnorm.convert(module, self._plan.device.type)
         run.read_sample = lambda: next(iter(feed.epoch(0, 0))).data
-        optimization = strategy.setup(module, lambda: configured(module))
+        optimization = strategy.setup(module, self._configure)
         run.read_sample = None
         manual = None
         if not module.automatic_optimization:
@@ -177,7 +185,14 @@ class _Fit:
         progress = Progress(shows, run.total_steps, feed.samples_per_step)
         outputs, position = Outputs(recorder, progress), run.position
         parts = (options, module, strategy, optimization, manual, feed, outputs, position, calls)
-        return FitParts(*parts, self._compiled)
+        return FitParts(*parts, self._configured, self._compiled)
+
+    def _configure(self) -> Optimization:
+        found = configured(self._module)
+        self._configured |= described(found)
+        if found.schedulers:
+            self._configured[TOTAL_STEPS] = self._run.total_steps
+        return found
 
     def _validation(self) -> Validate:
         from ..loop.evaluation import evaluate
@@ -219,6 +234,12 @@ class _Fit:
         """Resume, write records, and print what the run will do."""
         run, chosen, layout = self._run, self._chosen, self._plan.layout
         run.manual = loop.fit.manual
+        start_fresh(self._plan.callbacks)
+        if chosen.checkpoint is None and "torchmetrics" in sys.modules:
+            from ..logging import torchmetrics_state
+
+            for metric in torchmetrics_state.metrics(self._module):
+                metric.reset()  # an earlier fit may have ended within an epoch
         for call in loop.fit.calls.on_fit_start:
             call()
         self._console.note(*chosen.remarks, *loop.fit.feed.remarks)
@@ -227,6 +248,8 @@ class _Fit:
             remarks = saving.resume(loop.fit, checkpoint, layout, chosen.is_same_run)
             self._console.note(f"resumed from {self._plan.shown(chosen.checkpoint)}", *remarks)
         saving.check(loop.fit)
+        if loop.fit.manual is None:
+            refuse(loop.fit.optimization.too_short(run.total_steps))
         if restarts.expected(layout):
             restarts.count_attempt(self._directory, run.global_step, layout)
         hosts = record.hosts(self._plan)

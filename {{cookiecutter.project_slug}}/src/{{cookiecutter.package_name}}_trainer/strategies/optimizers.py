@@ -11,11 +11,13 @@ from typing import Any, Literal
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
 
 from ..errors import ConfigurationError, UserError, one_line
 from ..module import TrainingModule
+from .optimizer_state import IMPLEMENTATION
 
+_NOT_COMPARED = {"params", "initial_lr", *IMPLEMENTATION}
 # Modules that step schedulers: this one, and torch's, for schedulers inside schedulers.
 _STEPPING = rf"{re.escape(__name__)}|torch\.optim\.lr_scheduler"
 
@@ -42,7 +44,10 @@ class SchedulerConfig:
     def step(self, values: Mapping[str, float]) -> None:
         """Step once; ``values`` are those that were computed since: without its own, it waits."""
         if not isinstance(self.scheduler, ReduceLROnPlateau):
-            self.scheduler.step()
+            try:
+                self.scheduler.step()
+            except ValueError as error:  # OneCycleLR's, which has an end
+                raise UserError(f"{type(self.scheduler).__name__}: {one_line(error)}") from None
         elif self.monitor is not None and self.monitor in values:
             self.scheduler.step(values[self.monitor])
 
@@ -117,15 +122,15 @@ class Optimization:
                     kept = {"momentum", "betas"} & optimizer.defaults.keys()
                     group.update({name: optimizer.defaults[name] for name in kept})
 
-    def other_rates(self, configured: Sequence[float]) -> list[str]:
-        """One line if the learning rates differ from the configured ones."""
-        loaded = self.configured_rates()
-        if loaded == list(configured):
-            return []
-        ours, theirs = (", ".join(f"{rate:g}" for rate in each) for each in (configured, loaded))
+    def too_short(self, steps: int | None) -> list[str]:
+        """One line for each schedule that ends before a fit of these optimizer steps."""
         return [
-            f"the learning rate is the checkpoint's, {theirs}, and not the configured {ours}: a "
-            "resume restores the optimizer's state; start a new run to train at another rate"
+            f"OneCycleLR ends after total_steps={each.scheduler.total_steps}, and this fit makes "
+            f"{steps} steps: give it self.trainer.total_steps; in a resume, with "
+            "resume_options='code'"
+            for each in self.schedulers
+            if isinstance(each.scheduler, OneCycleLR) and each.interval == "step"
+            if steps is not None and steps > each.scheduler.total_steps
         ]
 
     @contextlib.contextmanager
@@ -147,6 +152,49 @@ def rates_to_log(rates: Sequence[float | Tensor], factor: float) -> dict[str, fl
     if len(rates) == 1:
         return {"lr": float(rates[0] * factor)}
     return {f"lr-{index}": float(rate * factor) for index, rate in enumerate(rates)}
+
+
+def described(optimization: Optimization) -> dict[str, Any]:
+    """Options of each optimizer and constants of each scheduler, by the name that is shown."""
+    found: dict[str, Any] = {}
+    for index, optimizer in enumerate(optimization.optimizers):
+        found[f"optimizer {index}"] = type(optimizer).__name__
+        groups = optimizer.param_groups
+        groups = [{**each, "lr": each.get("initial_lr", each["lr"])} for each in groups]
+        for key in sorted(groups[0].keys() - _NOT_COMPARED):
+            values = [_plain(each.get(key)) for each in groups]
+            is_one = all(each == values[0] for each in values)
+            found[f"{key} of optimizer {index}"] = values[0] if is_one else values
+    for index, entry in enumerate(optimization.schedulers):
+        found.update(_constants(entry.scheduler, f"scheduler {index}"))
+    return found
+
+
+def _constants(scheduler: Any, name: str) -> Iterator[tuple[str, Any]]:
+    yield name, type(scheduler).__name__
+    for key, value in scheduler.state_dict().items():
+        if key == "_milestones" or not (key.startswith("_") or key == "base_lrs"):
+            yield f"{key} of {name}", _plain(value)
+    for index, inner in enumerate(getattr(scheduler, "_schedulers", ())):
+        yield from _constants(inner, f"{name}.{index}")
+
+
+def _plain(value: Any) -> Any:
+    """A value that a checkpoint can contain, and that can be compared."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value if isinstance(value, str | int | float | None) else type(value).__name__
+
+
+def replay(scheduler: Any, saved: Mapping[str, Any]) -> None:
+    """Step a new scheduler as often as the one of a saved state was."""
+    while "last_epoch" not in saved:  # of a ChainedScheduler
+        saved = saved["_schedulers"][0]
+    for _ in range(saved["last_epoch"]):
+        scheduler.step()
 
 
 def _replace_optimizers(scheduler: Any, optimizers: Mapping[int, Optimizer]) -> None:

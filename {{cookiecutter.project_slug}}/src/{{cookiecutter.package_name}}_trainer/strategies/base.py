@@ -398,12 +398,22 @@ def read_loss(outputs: Any) -> Tensor:
         raise UserError(
             f"training_step must return a scalar loss, or a dict with 'loss'; it gave {found}"
         )
+    refuse_weight(outputs)
     for key in ("log", "progress_bar"):
         if key in outputs:
             raise UserError(
                 f"training_step returned {key!r} beside 'loss', which is not logged: use self.log"
             )
     return loss
+
+
+def refuse_weight(outputs: Any) -> None:
+    """Raise UserError for a weight that a training step returned: a feed weighs batches ahead."""
+    if isinstance(outputs, Mapping) and "weight" in outputs:
+        raise UserError(
+            "training_step returned 'weight' beside 'loss', which is not used: override "
+            "count_weight(batch) in the module, which weighs losses and logged means"
+        )
 
 
 def check_loss(loss: Tensor, source: str) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ...data import moving, transfer
 from ...data.samples import Splitter, batch_length, part_sizes
 from ...module import TrainingModule
-from ..base import Stage, StepModule, Strategy, counts_of, read_loss
+from ..base import Stage, StepModule, Strategy, counts_of, read_loss, refuse_weight
 from ..limits import Limits
 from ..memory import Memory, Sizes, memory
 from .ddp import DDP
@@ -79,6 +79,7 @@ class ReplicatedStep(StepModule):
 
     def read_loss(self, outputs: Any) -> Tensor:
         """The mean of the replicas' losses, weighted by what their parts count."""
+        refuse_weight(outputs)
         losses = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if not isinstance(losses, Tensor) or losses.ndim != 1 or len(losses) != len(self.counts):
             return read_loss(outputs)

@@ -30,6 +30,8 @@ class BatchContext(NamedTuple):
 
     samples: int = 1
     """This rank's samples that count; 0 for a padding batch."""
+    counted: float = 1.0
+    """What they count in logged means."""
     weight: float = 1.0
     """Factor of the mean loss over the samples."""
     ends_step: bool = True
@@ -55,8 +57,10 @@ class _Total:
     total: Tensor
     weight: float
 
-    def add(self, value: Tensor, samples: int) -> None:
+    def add(self, value: Tensor, samples: float) -> None:
         if self.how == "mean":
+            if not samples:  # the mean over nothing may be NaN
+                return
             self.total.add_(value, alpha=samples)  # one kernel
             self.weight += samples
         elif self.how == "sum":
@@ -90,7 +94,7 @@ class _Logged(NamedTuple):
 
     name: str
     value: Any
-    samples: int
+    samples: float
     how: ReduceFx
     synced: bool
 
@@ -144,7 +148,7 @@ class Recorder:
         prog_bar: bool = False,
         sync_dist: bool = True,
         reduce_fx: ReduceFx = "mean",
-        batch_size: int | None = None,
+        batch_size: float | None = None,
     ) -> None:
         """See :meth:`~..module.TrainingModule.log`.
 
@@ -153,7 +157,7 @@ class Recorder:
         """
         context = self.context
         name = f"{name}/{context.loader}" if context.loader else name
-        samples = context.samples if batch_size is None else batch_size
+        samples = context.counted if batch_size is None else batch_size
         samples *= self._counts
         if isinstance(value, Tensor):
             is_quick = not context.is_recorded and context.is_training and context.level == "step"

@@ -52,7 +52,7 @@ def _run_batches(
 ) -> None:
     counts = strategy.data.counts
     for batch in read(strategy, feed, 0, 0):
-        recorder.context = recorder.context._replace(samples=batch.samples)
+        recorder.context = recorder.context._replace(samples=batch.samples, counted=batch.counted)
         with contextlib.ExitStack() as padding:
             if not (batch.samples and counts):  # nothing that is logged counts
                 padding.enter_context(recorder.ignoring_values())

@@ -189,6 +189,7 @@ class FitLoop(AbstractContextManager["FitLoop"]):
         ends = batch.ends_epoch and position.epoch + 1 == options.max_epochs
         return BatchContext(
             samples=batch.samples,
+            counted=batch.counted,
             weight=batch.weight,
             ends_step=batch.ends_step,
             ends_epoch=batch.ends_epoch,
@@ -261,7 +262,7 @@ class FitLoop(AbstractContextManager["FitLoop"]):
         self._has_gradients = True
         if self.fit.compiled is not None and not self.fit.compiled.is_checked:
             self.fit.compiled.check()
-        if self._nonfinite.note_loss is not None:
+        if self._nonfinite.note_loss is not None and context.weight:
             for loss in found.losses:
                 self._nonfinite.note_loss(loss)
         if self.hashes.is_due:

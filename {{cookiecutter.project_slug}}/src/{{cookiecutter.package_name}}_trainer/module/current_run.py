@@ -252,12 +252,12 @@ class TrainerState:
     """The trainer's state of a module: the only attribute that it sets on the module.
 
     ``run``: the current run; ``None`` outside of a run. ``device``: of parameters, buffers and
-    batches. ``samples``: default ``batch_size`` of logged values; ``None``: that of the batch.
+    batches. ``samples``: default ``batch_size`` of logged values; ``None``: what the batch counts.
     ``weights``: by name, the values of parameters that are on the meta device until a strategy
     allocates them; ``None``: those of the checkpoint that is loaded then.
     """
 
     run: Run | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    samples: int | None = None
+    samples: float | None = None
     weights: Mapping[str, Any] = field(default_factory=dict)

@@ -60,6 +60,7 @@ class RankRun(Run):
         self.weights = plan.strategy.weights
         self.metrics: Mapping[str, float] = {}
         self.total_steps = plan.total_steps or plan.options.max_steps
+        self._module: TrainingModule
         self.loop: FitLoop | None = None
         """During a fit."""
         self._is_started = is_started
@@ -134,6 +135,7 @@ class RankRun(Run):
     def attached(self, module: TrainingModule, command: str, data: Data) -> Iterator[None]:
         """Set this run as the module's ``trainer``, and call the hooks around a command."""
         module.trainer_state = replace(module.trainer_state, run=self)
+        self._module = module
         owners: list[DataHooks] = [module]
         self.datamodule = data if isinstance(data, DataModule) else None
         if isinstance(data, DataModule):  # not the run: a loader with workers may pickle it
@@ -161,6 +163,7 @@ class RankRun(Run):
                 each.teardown(command)
         finally:
             module.trainer_state = replace(module.trainer_state, run=None, weights={})
+            del self._module
 
     def start_from_weights(self, module: TrainingModule, resumed: Checkpoint | None = None) -> None:
         """Load the weights that a new run starts from, if there are any."""
@@ -177,8 +180,13 @@ class RankRun(Run):
             self.console.note(f"weights={options.weights} is not used: the run is resumed")
 
     def share(self) -> Share:
-        """The part of the samples that this rank reads."""
-        return Share(self.data_index, self.data_replicas, self.seed)
+        """The part of the samples that this rank reads, and how the module counts them."""
+        module = self._module
+        names = ("count_samples", "count_weight")
+        named = [name for name in names if is_overridden(module, TrainingModule, name)]
+        hooks = {name: getattr(module, name) for name in named}
+        together = self.strategy.limits.steps_together
+        return Share(self.data_index, self.data_replicas, self.seed, together=together, **hooks)
 
     def training_feed(self, loader: Loader, resumed: Checkpoint | None = None) -> Feed:
         """This replica's training batches; sets the numbers of steps and batches of the run."""

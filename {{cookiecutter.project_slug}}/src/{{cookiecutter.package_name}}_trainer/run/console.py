@@ -30,9 +30,9 @@ class Console:
         if lines and self._is_main and self._shows_progress:
             closed_output.show(*lines)
 
-    def note(self, *lines: str) -> None:
+    def note(self, *lines: str, on_each_rank: bool = False) -> None:
         """Print lines to stderr, also if no progress is shown: what a user may not expect."""
-        if lines and self._is_main:
+        if lines and (self._is_main or on_each_rank):  # others into their logs
             closed_output.show(*(f"note: {line}" for line in lines), error=True)
 
     def begin(self, loop: FitLoop, total_steps: int | None, directory: Path) -> None:

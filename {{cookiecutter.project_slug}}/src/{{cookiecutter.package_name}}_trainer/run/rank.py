@@ -173,7 +173,8 @@ class RankRun(Run):
         from . import initial_weights
 
         if resumed is None:
-            self.console.note(*initial_weights.load(options, self.plan.started_in, module))
+            notes = initial_weights.load(options, self.plan.started_in, module)
+            self.console.note(*notes, on_each_rank=True)
             return
         initial_weights.leave_to(resumed, module)
         if options.weights is not None:

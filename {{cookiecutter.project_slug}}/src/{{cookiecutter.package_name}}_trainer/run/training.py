@@ -246,7 +246,8 @@ class _Fit:
         if chosen.checkpoint is not None:
             checkpoint = Checkpoint(chosen.checkpoint)
             remarks = saving.resume(loop.fit, checkpoint, layout, chosen.is_same_run)
-            self._console.note(f"resumed from {self._plan.shown(chosen.checkpoint)}", *remarks)
+            self._console.note(f"resumed from {self._plan.shown(chosen.checkpoint)}")
+            self._console.note(*remarks, on_each_rank=True)
         saving.check(loop.fit)
         if loop.fit.manual is None:
             refuse(loop.fit.optimization.too_short(run.total_steps))

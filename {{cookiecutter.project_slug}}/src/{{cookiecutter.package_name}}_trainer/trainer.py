@@ -4,6 +4,7 @@ The top of the package: the only file that imports all parts.
 """
 
 import os
+import threading
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 
 Command = partial[Any]
 """A function of a :class:`~.run.rank.RankRun`, with the user's arguments."""
+
+# Seeds, signals and process groups are the process's.
+_RUNNING = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -296,6 +300,17 @@ class Trainer(RunProperties, OptionNames):
         return result.value
 
     def _launch(self, module: TrainingModule, command: Command) -> RunResult:
+        if not _RUNNING.acquire(blocking=False):
+            raise UserError(
+                "another thread of this process runs a trainer, and they share random numbers and "
+                "the process group; run one after the other, or in processes of their own"
+            )
+        try:
+            return self._launch_alone(module, command)
+        finally:
+            _RUNNING.release()
+
+    def _launch_alone(self, module: TrainingModule, command: Command) -> RunResult:
         own = self._plan
         outcome.make_path_absolute(own.started_in)
         processes, launcher = own.local_processes, own.strategy.launcher

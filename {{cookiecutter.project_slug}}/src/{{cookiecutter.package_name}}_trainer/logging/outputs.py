@@ -88,9 +88,13 @@ class Outputs:
         """Position of each log, for a checkpoint."""
         return self._each(lambda _, logger: int(logger.position()))
 
-    def close(self) -> None:
-        """Close the loggers."""
+    def close(self, error: BaseException | None = None) -> None:
+        """Close the loggers once, which learn by what the fit has ended; ``None``: it finished."""
+        for logger in self.loggers.values():
+            is_failure = isinstance(error, Exception)
+            logger.outcome = "failed" if is_failure else "stopped" if error else "finished"
         self._each(lambda _, logger: logger.close())
+        self.loggers = {}
 
     def _each(self, call: Callable[[str, Logger], T]) -> dict[str, T]:
         """Call all loggers; one that raises is not called any more, which is said once."""

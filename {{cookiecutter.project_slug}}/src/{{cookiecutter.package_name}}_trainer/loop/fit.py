@@ -141,7 +141,7 @@ class FitLoop(AbstractContextManager["FitLoop"]):
             if not (has_failed and self.checkpoints.waits_for_peers):
                 self.checkpoints.close()
         finally:
-            self.fit.outputs.close()
+            self.fit.outputs.close(error)
 
     # --- an epoch ------------------------------------------------------------------------------
 
@@ -241,7 +241,9 @@ class FitLoop(AbstractContextManager["FitLoop"]):
             self.fit.optimization.step_schedulers("epoch", outputs.take_fresh("epoch"))
             if self.validate is None or position.validated_at >= 0:
                 self.fit.optimization.check_monitored(outputs.latest)
-        outputs.progress.show(position.global_step, outputs.recorder.latest | outputs.validated)
+        own = outputs.recorder.latest  # of this rank
+        shown = {name: outputs.latest.get(name, each) for name, each in own.items()}
+        outputs.progress.show(position.global_step, shown | outputs.validated)
         position.epoch, position.batch, position.epoch_done = position.epoch + 1, 0, False
 
     # --- a step --------------------------------------------------------------------------------

@@ -128,6 +128,7 @@ class _Fit:
         except BaseException as error:
             if isinstance(error, Exception | Preempted | Interrupted):
                 loop.fit.calls.failed(error)
+            loop.fit.outputs.close(error)  # before the first step, nothing else has
             self._record_end(f"failed {type(error).__name__}", error)
             self._note_overwritten()
             raise

@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -315,6 +315,16 @@ class Recorder:
             for start, totals in (("", self._epoch), (_STEPS, self._steps))
             for name, total in totals.items()
         }
+
+    def load_merged(self, states: Sequence[Mapping[str, Tensor]]) -> None:
+        """Restore the sums of several ranks on one; values of single ranks are left out."""
+        found: dict[str, Tensor] = {}
+        for key, value in (item for each in states for item in each.items()):
+            how, synced, _ = key.removeprefix(_STEPS).split(":", 2)
+            if synced == "1":
+                merge = {"min": torch.minimum, "max": torch.maximum}.get(how, torch.add)
+                found[key] = merge(found[key], value) if key in found else value
+        self.load_state(found)
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore a state of :meth:`state`."""

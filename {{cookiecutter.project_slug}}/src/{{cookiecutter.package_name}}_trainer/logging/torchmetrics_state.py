@@ -1,7 +1,8 @@
 """The state of torchmetrics metrics inside a module, for checkpoints and evaluation."""
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -59,7 +60,33 @@ def metrics(module: nn.Module) -> list[Any]:
 
 def load(module: nn.Module, saved: Mapping[str, Tensor]) -> None:
     """Restore a state of :func:`state`."""
-    metrics = dict(_metrics(module))
+    _load(dict(_metrics(module)), saved)
+
+
+def load_merged(module: nn.Module, states: Sequence[Mapping[str, Tensor]]) -> list[str]:
+    """Restore the states of several ranks on one; return a note on what cannot be merged."""
+    merged, lost = dict(_metrics(module)), set[str]()
+    load(module, states[0])
+    for each in states[1:]:
+        others = {path: copy.deepcopy(metric) for path, metric in merged.items()}
+        for metric in others.values():
+            metric.reset()
+        _load(others, each)
+        for path in [path for path, other in others.items() if other._update_count]:
+            metric, other = merged[path], others[path]
+            count = metric._update_count + other._update_count
+            try:
+                metric.merge_state(other.metric_state)
+            except (RuntimeError, TypeError):  # torchmetrics' own answer for some metrics
+                lost.add(path)
+            metric._update_count, metric._computed = count, None
+    for path in lost:
+        merged[path].reset()
+    names = ", ".join(sorted(lost))
+    return [f"values so far in this epoch are lost, as ranks' cannot be merged: {names}"][:len(lost)]
+
+
+def _load(metrics: Mapping[str, Any], saved: Mapping[str, Tensor]) -> None:
     for key, value in sorted(saved.items(), key=lambda item: _numbered(item[0])):
         path, kind, *rest = key.split(":")
         if path not in metrics:

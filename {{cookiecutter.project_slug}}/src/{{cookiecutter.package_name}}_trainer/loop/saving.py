@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..checkpoint import (
@@ -83,6 +84,7 @@ def rank_local_state(fit: FitParts) -> dict[str, Tensor]:
     """Rank-local state: random states, and this process' part of unfinished sums."""
     parts = {
         "random": randomness.full_state(fit.strategy.data.devices),
+        "share": {"of": _share(fit)},
         "log": fit.outputs.recorder.state(),
         "torchmetrics": _metrics_state(fit.module, fit.outputs.recorder.metrics),
         "module": to_tensors(own, _OWN) if (own := fit.module.rank_state()) else {},
@@ -93,6 +95,32 @@ def rank_local_state(fit: FitParts) -> dict[str, Tensor]:
     return {
         f"{part}/{key}": value for part, values in parts.items() for key, value in values.items()
     }
+
+
+def _share(fit: FitParts) -> Tensor:
+    """Whose batches this rank's sums are of: replica, replicas, and whether they count."""
+    data = fit.strategy.data
+    return torch.tensor([data.index, data.replicas, data.counts])
+
+
+def _load_sums(fit: FitParts, checkpoint: Checkpoint, layout: Layout) -> list[str]:
+    """Load what ranks have logged in the epoch so far; of another layout, merged on replica 0."""
+    from ..logging import torchmetrics_state
+
+    share, recorder = _share(fit), fit.outputs.recorder
+    states = [checkpoint.own(rank) for rank in range(checkpoint.world_size)]
+    shares = [part(each, "share").get("of") for each in states]
+    is_same = checkpoint.world_size == layout.world_size
+    if is_same and (shares[layout.rank] is None or torch.equal(shares[layout.rank], share)):
+        states = [states[layout.rank]]
+        recorder.load_state(part(states[0], "log"))
+    else:
+        known = [(each.tolist(), own) for each, own in zip(shares, states, strict=True) if each is not None]
+        by_replica = {replica: own for (replica, _, counts), own in known if counts}
+        states = list(by_replica.values()) if fit.strategy.data.index == 0 and share[2] else []
+        recorder.load_merged([part(each, "log") for each in states])
+    metrics = [found for each in states if (found := part(each, "torchmetrics"))]
+    return torchmetrics_state.load_merged(fit.module, metrics) if metrics else []
 
 
 def _metrics_state(module: TrainingModule, logged: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -133,16 +161,12 @@ def resume(fit: FitParts, checkpoint: Checkpoint, layout: Layout, same_run: bool
     try:
         remarks = _load(fit, saved, checkpoint.step)
         _load_gradients(fit, saved, checkpoint, layout)
+        remarks += _load_sums(fit, checkpoint, layout)
         if checkpoint.world_size == layout.world_size:
             own, data = checkpoint.own(layout.rank), fit.strategy.data
             shared = data.random_rank
             random = own if shared == layout.rank else checkpoint.own(shared)
             fit.strategy.load_rank_local_state(part(own, "strategy"))
-            fit.outputs.recorder.load_state(part(own, "log"))
-            if metrics := part(own, "torchmetrics"):
-                from ..logging import torchmetrics_state
-
-                torchmetrics_state.load(fit.module, metrics)
             randomness.set_full_state(part(random, "random"), data.devices)
             if of_module := part(own, "module"):
                 fit.module.load_rank_state(from_tensors(of_module, _OWN))

@@ -49,6 +49,7 @@ TORCH = [
         for name in ("_clear_python_sharding_prop_cache", "_clear_fast_path_sharding_prop_cache")
     ),
     ("torch.distributed.tensor.parallel", "ParallelStyle", "_apply", "mesh: a style with another"),
+    ("torch.utils.data", "DataLoader(0)", "_iterator", "workers of the next epoch are new ones"),
     ("torch.nn", "Module", "_apply", "fsdp: move what is not sharded, torchmetrics too"),
     ("torch.nn", "Module", "_replicate_for_data_parallel", "dp: a copy with the module's hooks"),
     (

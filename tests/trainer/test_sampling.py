@@ -289,7 +289,7 @@ DATA = TensorDataset(torch.arange(8.0))
         pytest.param(DataLoader(DATA, 2, shuffle=True), True, id="shuffled"),
         pytest.param(DataLoader(DATA, sampler=[3, 1]), False, id="own sampler"),
         pytest.param(
-            DataLoader(DATA, sampler=WeightedRandomSampler([1.0] * 8, 8)), False, id="weighted"
+            DataLoader(DATA, sampler=WeightedRandomSampler([1.0] * 8, 8)), True, id="weighted"
         ),
         pytest.param(DataLoader(DATA, batch_sampler=[[0, 1]]), False, id="own batch sampler"),
         pytest.param(DataLoader(DATA, batch_size=None), False, id="no batches"),

@@ -12,7 +12,7 @@ from ..errors import UserError
 from ..launch import collectives, signals
 from . import randomness
 from .moving import is_empty
-from .sampling import BatchPlan, GlobalOrder
+from .sampling import BatchPlan, GlobalOrder, KeyedDataset
 
 _IN_BATCHES = "__getitems__"
 END = object()
@@ -75,6 +75,10 @@ class Feed:
         """Iterate over the batches of an epoch, from number ``start`` on."""
         raise NotImplementedError
 
+    def set_epoch(self, epoch: int) -> None:
+        """Call ``set_epoch`` of the loader and its parts: again where others read the same data."""
+        raise NotImplementedError
+
     def state(self, batches: int, *, ends_epoch: bool) -> dict[str, Tensor]:
         """The loader's position after so many batches, or for the next epoch, if it says it."""
         return {}
@@ -117,12 +121,17 @@ class OrderedFeed(Feed):
         self.batches = order.plan.batches
         self.samples_per_step = order.plan.global_batch
         self.accumulate = order.plan.accumulate
-        self.holds_order = order.is_held
+        self.holds_order, self.sampler = order.is_held, order.sampler
+
+    def set_epoch(self, epoch: int) -> None:
+        if isinstance(dataset := self._loader.dataset, KeyedDataset):
+            dataset.set_epoch(0 if self._repeats else epoch)
 
     def epoch(self, epoch: int, start: int) -> Iterator[MicroBatch]:
         plan, order = self.plan, self._order
         order.is_held = self.holds_order
         order.set_position(0 if self._repeats else epoch, start)
+        self.set_epoch(epoch)
         batches = drawn(iterator(self._loader), self._stream, start, len(order))
         if collectives.is_active():
             from .first_batches import compared

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader, Sampler
 
 from ..errors import ConfigurationError, UserError
 from .feed import Feed, OrderedFeed, Share, length
@@ -15,6 +15,7 @@ from .sampling import (
     can_be_ordered,
     needs_keys,
     order_globally,
+    own_draws,
 )
 
 
@@ -73,32 +74,37 @@ def feed_training(
     as it is repeats.
     """
     if in_global_order and can_be_ordered(loader):
-        size = loader.batch_size or 1
+        batches, sampler = _batches_of(loader), own_draws(loader)
+        size = batches.batch_size
         if global_batch_size is not None:
             from . import scaling
 
             size = scaling.device_batch_size(global_batch_size, share.replicas, accumulate)
-        plan = BatchPlan(_samples(loader), size, share.replicas, accumulate, loader.drop_last)
+        plan = BatchPlan(_samples(loader), size, share.replicas, accumulate, batches.drop_last)
         if plan.samples < plan.global_batch:
             from . import scaling
 
             raise scaling.too_few_samples(plan, global_batch_size)
         most = limit.of(plan.batches, accumulate)
         plan = replace(plan, most=None if most is None else most * plan.micro_batch)
-        return _ordered(loader, plan, share, shuffle=True, fill=True, repeats=repeats)
+        feed = _ordered(
+            loader, plan, share, shuffle=True, fill=True, repeats=repeats, sampler=sampler
+        )
+        feed.remarks = _unused_generator(loader)
+        return feed
     if repeats:
         raise UserError(
             f"{limit.option}={limit.value!r}: the training loader is read as it is, and may "
             "not repeat its batches; use a map-style dataset, torch's own samplers and "
             "use_distributed_sampler=True, or limit_train_batches"
         )
-    feed = _replayed(loader, share, accumulate, uneven, limit)
-    if feed.batches is not None and 0 < feed.batches < accumulate:
+    replayed = _replayed(loader, share, accumulate, uneven, limit)
+    if replayed.batches is not None and 0 < replayed.batches < accumulate:
         raise ConfigurationError(
             f"accumulate_grad_batches={accumulate}: an optimizer step takes more batches than the "
-            f"{feed.batches} of the loader; use at most {feed.batches}"
+            f"{replayed.batches} of the loader; use at most {replayed.batches}"
         )
-    return feed
+    return replayed
 
 
 def feed_evaluation(
@@ -118,10 +124,15 @@ def feed_evaluation(
     """
     if not (in_global_order and can_be_ordered(loader)):
         return _replayed(loader, share, 1, "join" if together else "allow", limit)
-    samples, size = _samples(loader), loader.batch_size or 1
+    samples, size = _samples(loader), _batches_of(loader).batch_size
     most = limit.of(-(-samples // size))
-    plan = BatchPlan(samples, size, share.replicas, most=None if most is None else most * size)
-    return _ordered(loader, plan, share, shuffle=False, fill=together)
+    plan = BatchPlan(
+        *(samples, size, share.replicas),
+        most=None if most is None else most * size,
+        keeps_batches=True,
+    )
+    sampler = own_draws(loader)
+    return _ordered(loader, plan, share, shuffle=False, fill=together, sampler=sampler)
 
 
 def feed_first(
@@ -143,7 +154,8 @@ def feed_trained(loader: Iterable[Any], share: Share, *, training: Feed, togethe
         raise TypeError("only a feed in the global order repeats an epoch")
     plan, most = training.plan, training.plan.samples_used
     plan = replace(plan, replicas=share.replicas, accumulate=1, drop_last=False, most=most)
-    return _ordered(loader, plan, share, shuffle=True, fill=together)
+    sampler = training.sampler
+    return _ordered(loader, plan, share, shuffle=True, fill=together, sampler=sampler)
 
 
 def _replayed(
@@ -163,14 +175,25 @@ def _ordered(
     shuffle: bool,
     fill: bool,
     repeats: bool = False,
+    sampler: Sampler[int] | None = None,
 ) -> OrderedFeed:
     order = GlobalOrder(plan, share.replica, share.seed, shuffle, needs_keys(loader), fill)
-    order.is_held = plan.samples <= MOST_HELD
+    order.is_held, order.sampler = plan.samples <= MOST_HELD, sampler
     return OrderedFeed(order_globally(loader, order), order, share, repeats)
 
 
 def _samples(loader: DataLoader[Any]) -> int:
-    samples = len(loader.dataset)  # type: ignore[arg-type]
-    if samples == 0:
+    """Samples of an epoch: those of the dataset, or those that its sampler draws."""
+    if len(cast(Any, loader.dataset)) == 0:
         raise UserError("the dataset is empty: it has no samples to make batches of")
-    return samples
+    return len(cast(Any, own_draws(loader) or loader.dataset))
+
+
+def _batches_of(loader: DataLoader[Any]) -> BatchSampler:
+    return cast(BatchSampler, loader.batch_sampler)
+
+
+def _unused_generator(loader: DataLoader[Any]) -> list[str]:
+    sampler = _batches_of(loader).sampler
+    line = "the training loader's generator is not used: seed draws the samples of each epoch"
+    return [] if getattr(sampler, "generator", None) is None else [line]

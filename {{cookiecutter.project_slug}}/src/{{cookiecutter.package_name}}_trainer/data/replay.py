@@ -10,10 +10,15 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from ..errors import UserError
 from ..launch import collectives
-from . import loader_state, randomness
+from . import epochs, loader_state, randomness
 from .feed import END, Feed, MicroBatch, Share, drawn, iterator, length
 from .first_batches import compared
 from .weighing import MOST_AHEAD, Counted, Counter, endless, weighed
+
+_RESTARTED = (
+    "persistent_workers: the loader is read as it is, and its workers are started again in each "
+    "epoch, so that set_epoch and random numbers reach them"
+)
 
 
 class ReplayFeed(Feed):
@@ -50,7 +55,12 @@ class ReplayFeed(Feed):
         self._has_workers = bool(getattr(loader, "num_workers", 0))
         reader = share.replica, share.replicas
         self._positions, self.remarks = loader_state.positions(loader, reader)
+        if self._has_workers and getattr(loader, "persistent_workers", False):
+            self.remarks = [*self.remarks, _RESTARTED]
         self._saved: loader_state.Saved | None = None
+
+    def set_epoch(self, epoch: int) -> None:
+        epochs.set_epoch(epoch, self._loader)
 
     def state(self, batches: int, *, ends_epoch: bool) -> dict[str, Tensor]:
         # Workers begin each epoch with new copies of the dataset.
@@ -91,13 +101,13 @@ class ReplayFeed(Feed):
     def _read(self, epoch: int, first: int, saved: loader_state.Saved | None) -> Iterator[Any]:
         """The batches of an epoch from ``first`` on: 0, or that of a saved position."""
         loader, share = self._loader, self._share
-        for part in ("sampler", "batch_sampler", "dataset"):
-            if hasattr(getattr(loader, part, None), "set_epoch"):
-                getattr(loader, part).set_epoch(epoch)
+        self.set_epoch(epoch)
         seed = randomness.mix(share.seed, epoch, share.replica)
-        for owner in (loader, getattr(loader, "sampler", None)):
+        for owner in epochs.parts(loader):
             if isinstance(generator := getattr(owner, "generator", None), torch.Generator):
                 generator.manual_seed(seed)
+            if getattr(owner, "persistent_workers", False) and hasattr(owner, "_iterator"):
+                owner._iterator = None  # workers that go on have other random numbers, and epochs
         if saved is not None and self._positions is not None:
             self._positions.load(saved)
         stream = randomness.Stream(seed)

@@ -5,11 +5,12 @@ over the replicas. So the same global batch size gives the same training on any 
 a step number is enough to resume, and augmentation is keyed by (seed, epoch, sample index).
 """
 
-from collections.abc import Iterator, Sequence
+import copy
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, cast
 
 import torch
 from torch.utils.data import BatchSampler as TorchBatchSampler
@@ -21,8 +22,11 @@ from torch.utils.data import (
     Sampler,
     SequentialSampler,
     Subset,
+    SubsetRandomSampler,
     TensorDataset,
+    WeightedRandomSampler,
     default_collate,
+    get_worker_info,
 )
 
 from . import randomness
@@ -30,6 +34,8 @@ from . import randomness
 # Above it, the order of an epoch is computed batch by batch instead of being held.
 MOST_HELD = 2**20
 _COMPUTED_AT_ONCE = 4096
+
+_DRAWING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 Key = int | tuple[int, int]
 
@@ -41,6 +47,8 @@ class BatchPlan:
     ``samples`` are those of the dataset, ``batch_size`` is that of one replica's micro-batch,
     ``accumulate`` the number of micro-batches per optimizer step. ``drop_last``: without a last
     global batch that is not full. ``most``: maximum number of samples per epoch; ``None``: all.
+    ``keeps_batches``: do not divide a smaller last micro-batch evenly, so that each replica's
+    batches are some of those of one process.
     """
 
     samples: int
@@ -49,6 +57,7 @@ class BatchPlan:
     accumulate: int = 1
     drop_last: bool = False
     most: int | None = None
+    keeps_batches: bool = False
 
     @cached_property
     def micro_batch(self) -> int:
@@ -84,6 +93,9 @@ class BatchPlan:
         """
         start = batch * self.micro_batch
         size = min(self.micro_batch, self.samples_used - start)
+        if self.keeps_batches:
+            begin = start + min(size, replica * self.batch_size)
+            return begin, min(begin + self.batch_size, start + size)
         smallest, larger = divmod(size, self.replicas)
         begin = start + replica * smallest + min(replica, larger)
         return begin, begin + smallest + (replica < larger)
@@ -109,6 +121,7 @@ class GlobalOrder(Sampler[list[Key]]):
     the replica has no sample in a last batch, yield one of another replica, with weight 0 in the
     plan, so that every replica takes part in every step. ``is_held``: shuffle by
     ``torch.randperm``, of which every rank holds 8 bytes per sample; older checkpoints need it.
+    ``sampler``: one of torch's, which draws the samples of an epoch in place of a permutation.
     """
 
     plan: BatchPlan
@@ -120,6 +133,7 @@ class GlobalOrder(Sampler[list[Key]]):
     epoch: int = 0
     start: int = 0
     is_held: bool = True
+    sampler: Sampler[int] | None = None
 
     def set_position(self, epoch: int, batch: int) -> None:
         """Set the epoch and batch at which the next iteration starts."""
@@ -131,7 +145,8 @@ class GlobalOrder(Sampler[list[Key]]):
 
     def __iter__(self) -> Iterator[list[Key]]:
         epoch, batches = self.epoch, range(self.start, len(self))
-        for indices in self._shuffled(batches) if self.shuffle else map(self._positions, batches):
+        is_drawn = self.shuffle or self.sampler is not None
+        for indices in self._drawn(batches) if is_drawn else map(self._positions, batches):
             yield [(epoch, index) for index in indices] if self.keyed else list(indices)
 
     def _positions(self, batch: int) -> range:
@@ -142,8 +157,13 @@ class GlobalOrder(Sampler[list[Key]]):
             end = begin + 1
         return range(begin, end)
 
-    def _shuffled(self, batches: range) -> Iterator[list[int]]:
+    def _drawn(self, batches: range) -> Iterator[list[int]]:
         key, samples = randomness.mix(self.seed, self.epoch), self.plan.samples
+        if self.sampler is not None:
+            drawn = _draws(self.sampler, key)
+            drawn = drawn if self.shuffle else sorted(drawn)
+            yield from (drawn[each.start : each.stop] for each in map(self._positions, batches))
+            return
         if self.is_held:
             order = torch.randperm(samples, generator=torch.Generator().manual_seed(key))
             yield from (
@@ -161,18 +181,38 @@ class GlobalOrder(Sampler[list[Key]]):
             yield from (list(islice(indices, len(each))) for each in positions)
 
 
+def _draws(sampler: Any, key: int) -> list[int]:
+    """The samples that a sampler of torch draws with a seed."""
+    given = getattr(sampler, "generator", None)
+    sampler.generator = torch.Generator().manual_seed(key)
+    try:
+        return list(sampler)
+    finally:
+        sampler.generator = given
+
+
 class KeyedDataset(Dataset[Any]):
     """A dataset whose samples draw the same random numbers in every process and run.
 
-    The generators are seeded from (seed, epoch, index) before a sample is loaded.
+    The generators are seeded from (seed, epoch, index) before a sample is loaded. A worker that
+    lives for several epochs tells the dataset, and ``collate_fn``, when one begins.
     """
 
-    def __init__(self, dataset: Dataset[Any], seed: int) -> None:
-        self.dataset = dataset
-        self.seed = seed
+    def __init__(self, dataset: Dataset[Any], seed: int, collate_fn: Any = None) -> None:
+        self.dataset, self.seed, self._collate_fn = dataset, seed, collate_fn
+        self._epoch = -1
+
+    def set_epoch(self, epoch: int) -> None:
+        """Call ``set_epoch`` of the dataset and its parts, and of ``collate_fn``."""
+        from . import epochs
+
+        self._epoch = epoch
+        epochs.set_epoch(epoch, self.dataset, self._collate_fn)
 
     def __getitem__(self, key: tuple[int, int]) -> Any:
         epoch, index = key
+        if epoch != self._epoch:
+            self.set_epoch(epoch)
         randomness.seed_sample(randomness.mix(self.seed, epoch, index))
         return self.dataset[index]
 
@@ -185,40 +225,67 @@ class KeyedBatchDataset(KeyedDataset):
 
     def __getitems__(self, keys: Sequence[tuple[int, int]]) -> Any:
         epoch, first = keys[0]
+        if epoch != self._epoch:
+            self.set_epoch(epoch)
         randomness.seed_sample(randomness.mix(self.seed, epoch, first))
         return self.dataset.__getitems__([index for _, index in keys])  # type: ignore[attr-defined]
 
 
+@dataclass
+class _WorkerStart:
+    """A ``worker_init_fn``: shows the worker the user's dataset, then calls the user's function."""
+
+    then: Callable[[int], None] | None
+
+    def __call__(self, worker: int) -> None:
+        info = cast(Any, get_worker_info())
+        object.__setattr__(info, "dataset", info.dataset.dataset)
+        if self.then is not None:
+            self.then(worker)
+
+
 def can_be_ordered(loader: object) -> TypeGuard[DataLoader[Any]]:
-    """Whether a loader uses torch's default order, which the trainer may replace."""
+    """Whether a loader uses samplers and iteration of torch, which the trainer may replace."""
     return (
         isinstance(loader, DataLoader)
         and not isinstance(loader.dataset, IterableDataset)
         and type(loader.batch_sampler) is TorchBatchSampler
-        and type(loader.sampler) in (SequentialSampler, RandomSampler)
+        and type(loader.batch_sampler.sampler) in (SequentialSampler, *_DRAWING)
+        and all(_is_torch_s(getattr(type(loader), name)) for name in ("__iter__", "_get_iterator"))
     )
+
+
+def _is_torch_s(method: Any) -> bool:
+    """Whether a method is torch's own, or torchdata's, whose loaders only add their position."""
+    return method.__module__.partition(".")[0] in ("torch", "torchdata")
+
+
+def own_draws(loader: DataLoader[Any]) -> Sampler[int] | None:
+    """The sampler of a loader (see :func:`can_be_ordered`), unless it gives each sample once."""
+    sampler: Any = cast(Any, loader.batch_sampler).sampler
+    count = len(cast(Any, loader.dataset))
+    if type(sampler) in (SequentialSampler, RandomSampler) and len(sampler.data_source) == count:
+        plain = type(sampler) is SequentialSampler
+        if plain or (len(sampler) == count and not sampler.replacement):
+            return None
+    return cast("Sampler[int]", sampler)
 
 
 def order_globally(loader: DataLoader[Any], order: GlobalOrder) -> DataLoader[Any]:
-    """Copy of a loader (see :func:`can_be_ordered`) that reads its dataset in the given order."""
-    dataset = loader.dataset
+    """Copy of a loader (see :func:`can_be_ordered`) that reads its dataset in the given order.
+
+    All else is kept, the class and attributes of a subclass too.
+    """
+    changed: dict[str, Any] = {"batch_sampler": order, "batch_size": None, "drop_last": False}
     if order.keyed:
-        in_batches = _has_getitems(dataset)
-        dataset = (KeyedBatchDataset if in_batches else KeyedDataset)(dataset, order.seed)
-    return DataLoader(
-        dataset,
-        batch_sampler=order,
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
-        pin_memory=loader.pin_memory,
-        timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context,
-        # A separate generator, so that starting workers does not draw from the model's generator.
-        generator=torch.Generator().manual_seed(order.seed),
-        prefetch_factor=loader.prefetch_factor,
-        persistent_workers=loader.persistent_workers,
-    )
+        kind = KeyedBatchDataset if _has_getitems(loader.dataset) else KeyedDataset
+        changed["dataset"] = kind(loader.dataset, order.seed, loader.collate_fn)
+        changed["worker_init_fn"] = _WorkerStart(loader.worker_init_fn)
+    # A separate generator, so that starting workers does not draw from the model's generator.
+    changed["generator"] = torch.Generator().manual_seed(order.seed)
+    ordered = copy.copy(loader)
+    vars(ordered).update(changed, _iterator=None)  # torch's own setattr refuses
+    return ordered
 
 
 def needs_keys(loader: DataLoader[Any]) -> bool:

@@ -386,6 +386,7 @@ class FitLoop(AbstractContextManager["FitLoop"]):
                 for call in self.fit.calls.on_validation_start:
                     call()
                 outputs.validated = self.validate()
+                self.fit.feed.set_epoch(position.epoch)  # of data that both may read
                 outputs.write(position.global_step, position.epoch, outputs.validated)
                 for call in self.fit.calls.on_validation_end:
                     call()

@@ -17,7 +17,7 @@ def test_the_scale_adapts_to_deepspeeds_steps_as_to_its_own() -> None:
     optimizer = torch.optim.SGD([parameter], lr=0.1)
     for overflowed in (True, False, False, False, True, False, False, False, False):
         parameter.grad = torch.tensor([float("inf") if overflowed else 1.0])
-        theirs.scaler.step(optimizer)
+        theirs.step(optimizer)
         theirs.update()
         adapt_scale(ours.scaler, overflowed)
         assert ours.state() == theirs.state()

@@ -109,7 +109,7 @@ def test_dp_sends_sizes_and_numbers_without_waiting(monkeypatch):
     monkeypatch.setattr(dp.transfer, "sent", note)
     device = torch.device("cpu")
     step = dp.ReplicatedStep(nn.Module(), [device, device])
-    step.sizes = [3, 1]
+    step.counts = [3.0, 1.0]
     assert step.read_loss(torch.tensor([1.0, 5.0])) == 2.0
     assert dp.gather([1.5, 2.5], device).tolist() == [1.5, 2.5]
     assert sent == [([3.0, 1.0], "cpu"), ([1.5, 2.5], "cpu")]

@@ -196,7 +196,7 @@ def test_gradients_are_unscaled_once_until_the_next_backward() -> None:
     found.unscale([optimizer])
     found.unscale([optimizer])
     assert float(parameter.grad) == 0.25
-    found.scaler.step(optimizer)
+    found.step(optimizer)
     found.update()
     parameter.grad = None
     found.scale((parameter * 0.25).sum()).backward()
@@ -214,7 +214,7 @@ def test_scaled_gradients_step_at_their_own_size(clipped: bool) -> None:
     if clipped:
         found.unscale([optimizer])
         assert float(parameter.grad) == 0.25
-    found.scaler.step(optimizer)
+    found.step(optimizer)
     found.update()
     assert parameter.item() == 0.75
     assert found.state()["_growth_tracker"] == 1
@@ -222,7 +222,7 @@ def test_scaled_gradients_step_at_their_own_size(clipped: bool) -> None:
 
 def test_a_gradient_that_overflowed_is_not_stepped_and_halves_the_scale() -> None:
     parameter, optimizer, found = make(float("inf"))
-    found.scaler.step(optimizer)
+    found.step(optimizer)
     found.update()
     assert parameter.item() == 1.0
     assert found.state()["scale"] == 32768.0
@@ -236,7 +236,7 @@ def test_an_overflow_on_one_of_several_meshes_skips_the_step(gradients: tuple[fl
         each.device_mesh = object()  # as a DTensor's: torch's foreach kernels take one mesh
     losses = [each * gradient for each, gradient in zip(parameters, gradients, strict=True)]
     found.scale(torch.stack(losses).sum()).backward()
-    found.scaler.step(SGD(parameters, lr=1.0))
+    found.step(SGD(parameters, lr=1.0))
     found.update()
     assert [each.item() for each in parameters] == [1.0, 1.0]
     assert found.state()["scale"] == 32768.0
@@ -263,7 +263,7 @@ def test_a_hook_before_the_step_reads_unscaled_gradients(tmp_path: Path) -> None
 
 def test_the_scaler_s_state_comes_back() -> None:
     _, optimizer, found = make(float("inf"))
-    found.scaler.step(optimizer)
+    found.step(optimizer)
     found.update()
     other = precision.Precision("16-mixed", "cpu")
     other.load_state(found.state())

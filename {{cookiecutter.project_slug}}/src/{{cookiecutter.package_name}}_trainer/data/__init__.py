@@ -4,9 +4,10 @@
 of the step. Imports ``launch``, ``module`` and the folders below them.
 """
 
-from .feed import Feed, MicroBatch, Share
+from .feed import Feed
 from .feed_creation import BatchLimit, feed_evaluation, feed_first, feed_trained, feed_training
 from .randomness import seed_everything
+from .sampling import MicroBatch, Share
 from .sources import Data, LoadersByName
 
 __all__ = [

@@ -1,9 +1,8 @@
 """Feeds: iterate over the batches of an epoch, with sample counts and weights for the loop."""
 
 import multiprocessing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from typing import Any
 
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
@@ -12,42 +11,11 @@ from ..errors import UserError
 from ..launch import collectives, signals
 from . import randomness
 from .moving import is_empty
-from .sampling import BatchPlan, GlobalOrder, KeyedDataset
+from .sampling import BatchPlan, GlobalOrder, KeyedDataset, MicroBatch, Share
 
 _IN_BATCHES = "__getitems__"
 END = object()
 """Follows the last batch of an iterator."""
-
-
-class MicroBatch(NamedTuple):
-    """A batch of one replica: ``samples`` of it count; ``weight`` is a factor of its mean loss.
-
-    ``counted``: what it counts in logged means: its samples, or what ``count_weight`` returned.
-    """
-
-    data: Any
-    number: int
-    samples: int
-    weight: float
-    ends_step: bool
-    ends_epoch: bool
-    counted: float
-
-
-@dataclass(frozen=True)
-class Share:
-    """The data-parallel replica that reads, the number of replicas, and the run's seed.
-
-    ``count_samples``, ``count_weight``: the module's hooks, if it overrides them. ``together``:
-    False if the ranks do not step together, and so exchange nothing.
-    """
-
-    replica: int
-    replicas: int
-    seed: int
-    count_samples: Callable[[Any], Any] | None = None
-    count_weight: Callable[[Any], Any] | None = None
-    together: bool = True
 
 
 class Feed:

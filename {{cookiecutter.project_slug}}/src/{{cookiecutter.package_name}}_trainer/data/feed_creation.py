@@ -7,11 +7,12 @@ from typing import Any, cast
 from torch.utils.data import BatchSampler, DataLoader, Sampler
 
 from ..errors import ConfigurationError, UserError
-from .feed import Feed, OrderedFeed, Share, length
+from .feed import Feed, OrderedFeed, length
 from .sampling import (
     MOST_HELD,
     BatchPlan,
     GlobalOrder,
+    Share,
     can_be_ordered,
     needs_keys,
     order_globally,

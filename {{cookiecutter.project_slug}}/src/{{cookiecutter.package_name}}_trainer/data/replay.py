@@ -11,8 +11,9 @@ from torch.utils.data import DataLoader, IterableDataset
 from ..errors import UserError
 from ..launch import collectives
 from . import epochs, loader_state, randomness
-from .feed import END, Feed, MicroBatch, Share, drawn, iterator, length
+from .feed import END, Feed, drawn, iterator, length
 from .first_batches import compared
+from .sampling import MicroBatch, Share
 from .weighing import MOST_AHEAD, Counted, Counter, endless, weighed
 
 _RESTARTED = (

@@ -111,7 +111,7 @@ def _lengths(value: Any, path: _Path = ()) -> Iterator[tuple[_Path, int]]:
     if isinstance(value, Mapping):
         items = list(value.items())
     elif hasattr(value, "_fields"):
-        items = list(zip(value._fields, value, strict=True))
+        items = list(value._asdict().items())
     elif dataclasses.is_dataclass(value) and not _is_object(value):
         items = list(vars(value).items())
     elif _has_length(value):

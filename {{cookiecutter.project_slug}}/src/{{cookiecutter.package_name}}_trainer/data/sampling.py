@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
-from typing import Any, TypeGuard, cast
+from typing import Any, NamedTuple, TypeGuard, cast
 
 import torch
 from torch.utils.data import BatchSampler as TorchBatchSampler
@@ -38,6 +38,37 @@ _COMPUTED_AT_ONCE = 4096
 _DRAWING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 Key = int | tuple[int, int]
+
+
+class MicroBatch(NamedTuple):
+    """A batch of one replica: ``samples`` of it count; ``weight`` is a factor of its mean loss.
+
+    ``counted``: what it counts in logged means: its samples, or what ``count_weight`` returned.
+    """
+
+    data: Any
+    number: int
+    samples: int
+    weight: float
+    ends_step: bool
+    ends_epoch: bool
+    counted: float
+
+
+@dataclass(frozen=True)
+class Share:
+    """The data-parallel replica that reads, the number of replicas, and the run's seed.
+
+    ``count_samples``, ``count_weight``: the module's hooks, if it overrides them. ``together``:
+    False if the ranks do not step together, and so exchange nothing.
+    """
+
+    replica: int
+    replicas: int
+    seed: int
+    count_samples: Callable[[Any], Any] | None = None
+    count_weight: Callable[[Any], Any] | None = None
+    together: bool = True
 
 
 @dataclass(frozen=True)

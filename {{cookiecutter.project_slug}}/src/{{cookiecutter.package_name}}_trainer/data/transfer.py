@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from . import moving
-from .feed import Feed, MicroBatch
+from .feed import Feed
+from .sampling import MicroBatch
 
 
 class CopyStream:

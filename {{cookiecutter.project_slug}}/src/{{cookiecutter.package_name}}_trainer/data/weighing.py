@@ -10,8 +10,8 @@ import torch
 
 from ..errors import UserError, shown
 from ..launch import collectives
-from .feed import MicroBatch, Share
 from .samples import SampleCounter
+from .sampling import MicroBatch, Share
 
 MOST_AHEAD = 8
 """Batches that ranks agree on at once, or one step; they are read before the first is used."""

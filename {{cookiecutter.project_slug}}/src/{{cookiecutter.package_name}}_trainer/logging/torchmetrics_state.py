@@ -82,8 +82,8 @@ def load_merged(module: nn.Module, states: Sequence[Mapping[str, Tensor]]) -> li
             metric._update_count, metric._computed = count, None
     for path in lost:
         merged[path].reset()
-    names = ", ".join(sorted(lost))
-    return [f"values so far in this epoch are lost, as ranks' cannot be merged: {names}"][:len(lost)]
+    why = "the values so far in this epoch are lost: those of ranks cannot be merged"
+    return [f"{path}: {why}" for path in sorted(lost)]
 
 
 def _load(metrics: Mapping[str, Any], saved: Mapping[str, Tensor]) -> None:

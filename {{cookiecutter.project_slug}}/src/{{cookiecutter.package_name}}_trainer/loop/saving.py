@@ -107,17 +107,17 @@ def _load_sums(fit: FitParts, checkpoint: Checkpoint, layout: Layout) -> list[st
     """Load what ranks have logged in the epoch so far; of another layout, merged on replica 0."""
     from ..logging import torchmetrics_state
 
-    share, recorder = _share(fit), fit.outputs.recorder
+    here, recorder = _share(fit), fit.outputs.recorder
     states = [checkpoint.own(rank) for rank in range(checkpoint.world_size)]
     shares = [part(each, "share").get("of") for each in states]
     is_same = checkpoint.world_size == layout.world_size
-    if is_same and (shares[layout.rank] is None or torch.equal(shares[layout.rank], share)):
+    if is_same and (shares[layout.rank] is None or torch.equal(shares[layout.rank], here)):
         states = [states[layout.rank]]
         recorder.load_state(part(states[0], "log"))
     else:
-        known = [(each.tolist(), own) for each, own in zip(shares, states, strict=True) if each is not None]
-        by_replica = {replica: own for (replica, _, counts), own in known if counts}
-        states = list(by_replica.values()) if fit.strategy.data.index == 0 and share[2] else []
+        saved = zip(shares, states, strict=True)
+        counting = {int(of[0]): own for of, own in saved if of is not None and of[2]}
+        states = list(counting.values()) if fit.strategy.data.index == 0 and here[2] else []
         recorder.load_merged([part(each, "log") for each in states])
     metrics = [found for each in states if (found := part(each, "torchmetrics"))]
     return torchmetrics_state.load_merged(fit.module, metrics) if metrics else []

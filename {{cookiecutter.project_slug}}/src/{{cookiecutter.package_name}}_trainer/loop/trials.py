@@ -118,7 +118,8 @@ def _try(alone: Strategy, module: TrainingModule, loader: DataLoader[Any], size:
     manual: ManualOptimization | None = None
     if not tried.automatic_optimization:
         tried.trainer.manual = manual = ManualOptimization(alone, optimization)
-    tried.trainer.recorder.enter(BatchContext(size))
+    if (run := tried.trainer_state.run) is not None:
+        run.recorder.enter(BatchContext(size))
     batch = loader.collate_fn([loader.dataset[index] for index in range(size)])
     # The prefetched batch, which is also on the GPU.
     waiting = moving.move(batch, alone.device, alone.precision.parameter_dtype)

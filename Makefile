@@ -46,7 +46,7 @@ WORKERS ?= 2
 QUICK := not (slow or needs or gpu)
 # In the project's environment, on the project that `make project` has rendered.
 PYTEST = -m pytest --numprocesses $(WORKERS) --dist loadfile --durations 30
-TRAINER_TYPES = cd tests/trainer && $(PROJECT_VENV)/bin/mypy --cache-dir $(CURDIR)/build/mypy-cache .
+TRAINER_TYPES = cd tests/trainer && $(PROJECT_VENV)/bin/mypy --cache-dir $(CURDIR)/build/mypy-cache . $(addprefix ../../tools/,golden.py long_runs*.py soak)
 TRAINER_TESTS = RENDERED_PROJECT=build/test/my-project $(PROJECT_VENV)/bin/python $(PYTEST)
 
 .DEFAULT_GOAL := help
@@ -98,7 +98,7 @@ test-engines: $(TOOLS)  ## check the types of projects with each set of engines,
 	PROJECT_PYTHON=$(PROJECT_VENV)/bin/python $(BIN)/python -m pytest -m trains tests/test_engines.py
 
 renders: $(TOOLS)  ## print the size of projects with each set of engines; ARGS='--test none' also runs the quick tests of this one
-	PYTHONPATH=. PROJECT_PYTHON=$(PROJECT_VENV)/bin/python $(BIN)/python tests/renders_table.py $(ARGS)
+	PYTHONPATH=.:tests PROJECT_PYTHON=$(PROJECT_VENV)/bin/python $(BIN)/python tools/renders_table.py $(ARGS)
 
 # Besides torch, what the locks have. Where PyTorch's index of CPU builds cannot be reached, pip brings CUDA's libraries.
 OLDEST := $(CURDIR)/build/venv-oldest
@@ -138,7 +138,7 @@ soak: $(TOOLS)  ## strike runs of a rendered project with faults, as root with a
 	rm -rf build/soak/my-project
 	$(RENDER) build/soak
 	[ -e $(PROJECT_VENV)/.project ] || $(IN_PROJECT) build/soak/my-project setup VENV=$(PROJECT_VENV)
-	cd build/soak/my-project && PYTHONPATH="$$PWD/src:$$PWD:$(CURDIR)/tests/trainer" $(PROJECT_VENV)/bin/python -m soak \
+	cd build/soak/my-project && PYTHONPATH="$$PWD/src:$$PWD:$(CURDIR)/tests/trainer:$(CURDIR)/tools" $(PROJECT_VENV)/bin/python -m soak \
 		--folder '$(CURDIR)/build/soak' $(ARGS)
 
 # In the project's own environment.
@@ -163,7 +163,7 @@ soak-long: $(TOOLS)  ## train for 20,000 steps and for 200 epochs: memory and ti
 	rm -rf build/soak-long
 	$(RENDER) build/soak-long
 	[ -e $(PROJECT_VENV)/.project ] || $(IN_PROJECT) build/soak-long/my-project setup VENV=$(PROJECT_VENV)
-	cd build/soak-long/my-project && PYTHONPATH="$$PWD/src:$$PWD:$(CURDIR)/tests/trainer" $(PROJECT_VENV)/bin/python -m long_runs $(ARGS)
+	cd build/soak-long/my-project && PYTHONPATH="$$PWD/src:$$PWD:$(CURDIR)/tests/trainer:$(CURDIR)/tools" $(PROJECT_VENV)/bin/python -m long_runs $(ARGS)
 
 docker: $(TOOLS)  ## build a rendered project's image, inspect it and train in it
 	bash docker/smoke.sh $(BIN)/python
@@ -267,10 +267,10 @@ bench-plan: $(TOOLS)  ## compare what `plan` says of memory with measurements (a
 	$(PROJECT_VENV)/bin/python benchmarks/plan.py $(ARGS)
 
 tables: $(TOOLS)  ## update the generated parts of the docs: options, maps of the trainer, each strategy's results
-	$(BIN)/python tests/options_table.py
-	PYTHONPATH=. $(BIN)/python tests/structure_table.py
-	PYTHONPATH=. $(BIN)/python tests/structure_drawing.py
-	$(BIN)/python tests/conformance_tables.py
+	$(BIN)/python tools/options_table.py
+	PYTHONPATH=. $(BIN)/python tools/structure_table.py
+	PYTHONPATH=. $(BIN)/python tools/structure_drawing.py
+	$(BIN)/python tools/conformance_tables.py
 
 # Renders, here and in tests, share one environment with MkDocs.
 DOCS_VENV := $(CURDIR)/build/docs-venv
@@ -279,7 +279,7 @@ docs-serve:  ## show this site at http://127.0.0.1:8000; it is a copy: call it a
 docs docs-serve: $(TOOLS)
 	rm -rf build/docs
 	$(RENDER) build/docs
-	$(BIN)/python tests/template_site.py build/docs/my-project
+	$(BIN)/python tools/template_site.py build/docs/my-project
 	$(IN_PROJECT) build/docs/my-project $@ DOCS_VENV=$(DOCS_VENV) SITE=$(CURDIR)/build/site
 
 docs-tools: $(TOOLS)  ## install MkDocs into build/docs-venv
@@ -293,7 +293,7 @@ test-docs: docs-tools  ## build the sites of projects with all parts and with no
 # Those of the site are for you to look at: no page shows them.
 docs-screenshots: project docs-tools  ## draw the pictures in docs/ again, and the site at two widths into build/screenshots; needs chromium
 	mkdir -p build/screenshots
-	$(PROJECT_VENV)/bin/python tests/terminal_pictures.py build/test/my-project build/screenshots
+	$(PROJECT_VENV)/bin/python tools/terminal_pictures.py build/test/my-project build/screenshots
 	mv build/screenshots/demo.svg docs/
 	mv build/screenshots/progress.svg '{{cookiecutter.project_slug}}/docs/'
 	DOCS_VENV=$(DOCS_VENV) SITE_SCREENSHOTS='$(CURDIR)/build/screenshots' $(BIN)/python -m pytest -m docs tests/test_site.py

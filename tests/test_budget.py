@@ -88,8 +88,7 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
 
 
 def test_the_tests_are_few() -> None:
-    # To be 58,000.
-    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 61_300
+    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 57_905
 
 
 def test_the_user_s_package_is_small() -> None:

@@ -6,8 +6,8 @@ import itertools
 from pathlib import Path
 
 import pytest
+from linters import lint_all
 from rendering import DEFAULTS, braces_left, check_works, expected_files, render
-from tools import lint_all
 
 from local_extensions import RULES, contradiction
 

@@ -14,10 +14,10 @@ import conformance_tables
 import pytest
 import structure_drawing
 import structure_table
+from linters import scripts
 from options_table import PAGE, page
 from rendering import DEFAULTS, ROOT, TEMPLATE
 from test_update import PYTHON
-from tools import scripts
 
 from local_extensions import PYTHON_MODULES, RESERVED, RULES
 

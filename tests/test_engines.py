@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 from history import missing
+from linters import lint_all, lint_python
 from rendering import DEFAULTS, braces_left, check_works, expected_files, render, tree
 from renders_table import choices, kept, name_of, size
 from test_update import PYTHON
-from tools import lint_all, lint_python
 
 from local_extensions import APART, COMPONENTS, ENGINES, FAMILIES
 

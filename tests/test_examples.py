@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from history import missing
+from linters import lint_python
 from rendering import (
     DEFAULTS,
     ROOT,
@@ -21,7 +22,6 @@ from rendering import (
     tree,
 )
 from test_update import PYTHON
-from tools import lint_python
 
 from local_extensions import EXAMPLES, RULES, examples
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from hostile import CANARY, HOSTILE
+from linters import lint_all, scripts
 from rendering import DEFAULTS, check_works, render, tree
-from tools import lint_all, scripts
 
 TEXTS = ("project_name", "description", "author_name")
 TRIED = (

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from linters import TOOLS
 from package_index import write_wheel
-from tools import TOOLS
 
 NAME = "lockedlib"
 

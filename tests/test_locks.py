@@ -12,9 +12,9 @@ from pathlib import Path
 import install_torch
 import lock
 import pytest
+from linters import TOOLS
 from package_index import serve, write_wheel
 from rendering import ROOT, TEMPLATE
-from tools import TOOLS
 
 REQUIREMENTS = TEMPLATE / "requirements"
 PLATFORMS = ("x86_64-manylinux_2_28", "aarch64-manylinux_2_28", "aarch64-apple-darwin")

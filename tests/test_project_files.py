@@ -14,9 +14,9 @@ import pytest
 import yaml
 from click import ClickException
 from history import missing
+from linters import TOOLS, lint
 from rendering import TEMPLATE, git, make_repository, render
 from test_update import PYTHON
-from tools import TOOLS, lint
 
 from local_extensions import EDITORS, UPDATES
 

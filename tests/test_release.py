@@ -13,8 +13,8 @@ from types import ModuleType
 
 import pytest
 import yaml
+from linters import lint, lint_workflow
 from rendering import ROOT
-from tools import lint, lint_workflow
 
 WORKFLOW = ROOT / ".github" / "workflows" / "release.yml"
 CHANGELOG = """# Changelog

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from linters import lint_python
 from rendering import (
     DEFAULTS,
     NEXT_STEPS,
@@ -22,7 +23,6 @@ from rendering import (
     render,
     template_files,
 )
-from tools import lint_python
 
 import local_extensions
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import yaml
+from linters import lint, lint_workflow
 from rendering import DEFAULTS, ROOT, TEMPLATE, check_works, render
-from tools import lint, lint_workflow
 
 from local_extensions import APART, CI_SERVICES, ENGINES
 

@@ -63,7 +63,7 @@ def test_it_comes_and_goes_whole(can_start: None, tmp_path: Path) -> None:
     until(lambda: "R" in cluster.slurm("squeue", "--noheader", "--format=%t"), "start")
     done = cluster.control("down")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert traces(folder) == []
+    until(lambda: traces(folder) == [], "gone")  # the kernel removes a namespace's cards later
     assert not list(tmp_path.rglob("canary"))
     assert cluster.control("down").returncode == 0
 

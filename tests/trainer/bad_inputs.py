@@ -89,7 +89,6 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "uneven_inputs": ("drop", "5", "[join]", "null"),
     "nonfinite_loss": ("back", "5", "true", "[skip]", "null"),
     "activation_checkpointing": ("5", "{a: 1}", "Block", "[5]", "null"),
-    "activation_checkpointing_mode": ("some", "5", "[full]", "null", "true"),
     "run_name": ("../x", "a/b", ".hidden", "a b", "[a]", "{a: 1}", "-x", "é", "x" * 129, BIG),
     "default_root_dir": (
         "~nobody.here/runs",
@@ -181,7 +180,6 @@ PYTHON: dict[str, list[Any]] = {
     "resume": [5, True, ["a"], "a\0b", b"a"],
     "strategy_options": [5, True, [1], "a", {5: 1}],
     "activation_checkpointing": [5, "Block", None, True, [5], {"a"}],
-    "activation_checkpointing_mode": [5, None, True, ["full"]],
     "gradient_clip_algorithm": [5, None, True, ["norm"]],
     "uneven_inputs": [5, None, True],
     "nonfinite_loss": [5, None, True],

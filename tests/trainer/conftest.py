@@ -19,7 +19,7 @@ DEFAULT = HERE.parents[1] / "build" / "test" / "my-project"
 PROJECT = Path(os.environ.get("RENDERED_PROJECT") or DEFAULT).resolve()
 if not (PROJECT / "tests" / "project.py").is_file():
     raise SystemExit(f"there is no rendered project in {PROJECT}: make project")
-FOLDERS = [str(folder) for folder in (PROJECT / "src", PROJECT, HERE)]
+FOLDERS = [str(folder) for folder in (PROJECT / "src", PROJECT, HERE, HERE.parents[1] / "tools")]
 sys.path[:0] = FOLDERS
 # For the processes that tests start, in any directory, and for pytest's own workers.
 os.environ["RENDERED_PROJECT"] = str(PROJECT)
@@ -78,6 +78,16 @@ def nothing_runs(apart: None, tmp_path: Path) -> Iterator[None]:
     """As ``apart``, and no run may have begun."""
     yield
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    """A process group of this process alone."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 @pytest.fixture

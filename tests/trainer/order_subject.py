@@ -170,7 +170,6 @@ TWO = {
     "ddp, fp16 hook": Case(options={"communication_hook": "fp16"}),
 }
 MORE_ON_TWO = {
-    "ddp, static graph": Case(options={"static_graph": True}),
     "ddp, bf16 hook": Case(options={"communication_hook": "bf16"}),
     "ddp, PowerSGD": Case(
         options={"communication_hook": "powersgd", "powersgd_start_step": 2}, is_chained=True

@@ -43,8 +43,6 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "sync_batchnorm": (False, True),
     "compile": (False, True, {"regional": ["Block"], "dynamic": False}),
     "activation_checkpointing": ((), ("Block",)),
-    "activation_checkpointing_mode": ("full", "selective"),
-    "float8": ((), ("Block",)),
     "seed": (0, 7),
     "meta_device": (False, True),
     "deterministic": (False, True),

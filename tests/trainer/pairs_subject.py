@@ -63,8 +63,6 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
 
 
 class Block(nn.Module):
-    """A layer of a size that float8 takes."""
-
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(WIDTH, WIDTH)

@@ -59,13 +59,13 @@ def test_batches_are_exchanged_by_the_eight_and_weighted_each(monkeypatch, start
     own, others = [4] * 38 + [2, 1], [4, 3] * 20
     peer = Peer(others)
     found = list(epoch(monkeypatch, peer, Stream(own), start=start))
-    assert peer.exchanged == [1, 2, 4, 8, 8, 8, 8, 8]  # and not forty times one
+    assert peer.exchanged == [2, 4, 8, 8, 8, 8, 8]  # and not twenty times two
     assert [(each.number, each.samples, float(each.data[0])) for each in found] == [
         (number, own[number], number) for number in range(start, 40)
     ]
+    sums = [sum(own[at : at + 2] + others[at : at + 2]) for at in range(0, 40, 2)]
     assert [each.weight for each in found] == [
-        samples * 2 / (samples + other) / 2
-        for samples, other in zip(own[start:], others[start:], strict=True)
+        own[number] * 2 / sums[number // 2] for number in range(start, 40)
     ]
     assert [each.number for each in found if each.ends_step] == list(range(start | 1, 40, 2))
     assert [each.number for each in found if each.ends_epoch] == [39]
@@ -78,8 +78,11 @@ def test_joined_loaders_count_each_sample_once(monkeypatch, own, others):
     last = max(own, others)
     assert [each.number for each in found] == list(range(last))
     assert [each.samples for each in found] == [2] * own + [0] * (last - own)
-    factors = [1.0] * min(own, others) + [2.0 * (own > others)] * (last - min(own, others))
-    assert [each.weight for each in found] == [factor / 2 for factor in factors]
+    counts = [[2 * (number < each) for each in (own, others)] for number in range(last + 1)]
+    sums = [sum(counts[at] + counts[at + 1]) for at in range(0, last, 2)]
+    assert [each.weight for each in found] == [
+        2 * counts[number][0] / sums[number // 2] for number in range(last)
+    ]
     assert float(found[-1].data[0]) == own - 1
     assert [each.ends_epoch for each in found] == [False] * (last - 1) + [True]
 

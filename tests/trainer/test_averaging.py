@@ -34,7 +34,12 @@ class Reference(NamedTuple):
 def by_hand(batches: Sequence[Any], every: int = 1) -> Reference:
     """Train on batches, with torch's average, and validate with that after every second step."""
     model = subject.Net()
-    averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(subject.DECAY))
+
+    def average_all(averages: Any, weights: Any, count: Any) -> None:
+        decay = min(subject.DECAY, (1 + int(count)) / (10 + int(count)))
+        get_ema_multi_avg_fn(decay)(averages, weights, count)
+
+    averaged = AveragedModel(model, multi_avg_fn=average_all)
     optimizer: Any = model.configure_optimizers()
     x, y = subject.validation_data()
     losses = []

@@ -130,8 +130,8 @@ def test_nan_is_never_the_best_and_best_is_not_the_newest() -> None:
 class Counts(trainer.Callback):
     """Counts steps from a number on."""
 
-    def __init__(self, count: int = 0) -> None:
-        self.count = count
+    def __init__(self, count: int = 0, name: str | None = None) -> None:
+        self.count, self.name = count, name
 
     def on_after_optimizer_step(self, trainer: Any, module: Any) -> None:
         self.count += 1
@@ -144,9 +144,9 @@ class Counts(trainer.Callback):
 
 
 def test_two_callbacks_of_one_class_have_their_own_states() -> None:
-    fit(subject.Net(), Counts(100), Counts(200), max_steps=2, run_name="run")
-    first, second = Counts(), Counts()
-    fit(subject.Net(), first, second, max_steps=3, run_name="run", resume="auto")
+    fit(subject.Net(), Counts(100, "a"), Counts(200, "b"), max_steps=2, run_name="run")
+    first, second = Counts(name="a"), Counts(name="b")
+    fit(subject.Net(), second, first, max_steps=3, run_name="run", resume="auto")
     assert (first.count, second.count) == (103, 203)
 
 

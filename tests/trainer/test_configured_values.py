@@ -150,6 +150,9 @@ def test_a_word_for_a_string_is_that_word(tmp_path: Path, form: str) -> None:
         ("pair", "[3, 4]", (3, 4.0)),
         ("choice", "'007'", "007"),
         ("flag", "no", False),
+        ("flag", "0", False),
+        ("free", "1e0", 1.0),
+        ("number", "1e3", 1000.0),
         ("fields", "{name: b}", Inner(0.25, "b")),
     ],
 )

@@ -4,7 +4,6 @@ import errno
 import os
 import threading
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -167,14 +166,6 @@ def test_async_checkpoints_are_written_by_another_thread(
     weights = [Checkpoint(path).state()["model"]["weight"] for path in newest]
     assert weights[1].equal(module.weight)
     assert weights[0].item() == pytest.approx(0.8)
-
-
-@pytest.fixture
-def group() -> Iterator[None]:
-    """A process group of this process alone."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.mark.usefixtures("group")

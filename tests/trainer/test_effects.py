@@ -134,17 +134,17 @@ def test_a_global_batch_is_refused_for_a_loader_that_is_read_as_it_is(tmp_path: 
     ]
 
 
-def test_a_monitored_value_that_the_sanity_validation_does_not_log_is_said(
+def test_a_monitored_value_that_validation_never_logs_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stopping = EarlyStopping("val_los")
-    first = refused(lambda: fit(tmp_path, Net(), LOADER, callbacks=[stopping]))
-    assert first == ["EarlyStopping: no value is logged as 'val_los'; did you mean 'val_loss'?"]
-    line = (
-        "note: EarlyStopping monitors 'val_los', which validation does not log; did you mean "
-        "'val_loss'?; it ends the run unless training logs it"
-    )
-    assert line in capsys.readouterr().err.splitlines()
+    """By its name it is a value of validation; others may be logged by training."""
+    line = "EarlyStopping monitors {!r}, which validation does not log; {}"
+    typo = refused(lambda: fit(tmp_path, Net(), LOADER, callbacks=[EarlyStopping("val_los")]))
+    assert typo == [line.format("val_los", "did you mean 'val_loss'?")]
+    assert capsys.readouterr().err == ""
+    other = refused(lambda: fit(tmp_path, Net(), LOADER, callbacks=[EarlyStopping("other")]))
+    assert other[0].startswith("EarlyStopping: no value is logged as 'other'")
+    assert "note: " + line.format("other", "known: val_loss") in capsys.readouterr().err
     fit(tmp_path, Net(), LOADER, callbacks=[EarlyStopping("val_loss")])
     assert "note: " not in capsys.readouterr().err
 

@@ -110,7 +110,7 @@ def test_replayed_batches_say_where_steps_and_the_epoch_end() -> None:
     batches = list(feed.epoch(0, 0))
     assert [batch.number for batch in batches] == [0, 1, 2]
     assert [batch.samples for batch in batches] == [3, 3, 1]
-    assert [batch.weight for batch in batches] == [0.5, 0.5, 0.5]
+    assert [batch.weight for batch in batches] == [0.5, 0.5, 1.0]
     assert [batch.ends_step for batch in batches] == [False, True, True]
     assert [batch.ends_epoch for batch in batches] == [False, False, True]
 

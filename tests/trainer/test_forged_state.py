@@ -27,7 +27,7 @@ FORGED: list[tuple[str, ...]] = [
     ("state", "latest", "loss_epoch"),
     ("state", "logs", "csv"),
     ("state", "callbacks", "EMA", "count"),
-    ("state", "callbacks", "BestCheckpoint", "kept"),
+    ("state", "callbacks", "BestCheckpoint(val_loss, min)", "kept"),
 ]
 
 

@@ -49,6 +49,21 @@ SEQUENCES = (
             {"strategy": "tensor_parallel", "strategy_options": {"context": 2}},
             f"strategy_options: tensor_parallel has no option 'context': {SEQUENCES}",
         ),
+        (
+            {"float8": ["Block"]},
+            "float8: Trainer has no such argument; call torchao's convert_to_float8_training in "
+            "__init__ of the module",
+        ),
+        (
+            {"strategy": "ddp_zero1", "strategy_options": {"static_graph": True}},
+            "strategy_options: ddp_zero1 has no option 'static_graph': a step may use a parameter "
+            "several times without it; leave it out",
+        ),
+        (
+            {"activation_checkpointing_mode": "selective"},
+            "activation_checkpointing_mode: Trainer has no such argument; parts in "
+            "activation_checkpointing are recomputed whole",
+        ),
         ({}, "Splits.splits_sequences: processes do not split sequences; remove it"),
     ],
 )

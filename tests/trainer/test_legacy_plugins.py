@@ -146,9 +146,9 @@ class Hooked(legacy.DDPPlugin):
             ["plugins=[DDPPlugin, 'ddp2']: give one, or strategy in its place"],
         ),
         (
-            lambda: {"plugins": legacy.DDPPlugin(), "strategy_options": {"static_graph": True}},
+            lambda: {"plugins": legacy.DDPPlugin(), "strategy_options": {"bucket_cap_mb": 5.0}},
             [
-                "strategy_options={'static_graph': True} and DDPPlugin each set options of the "
+                "strategy_options={'bucket_cap_mb': 5.0} and DDPPlugin each set options of the "
                 "strategy; give only one of them"
             ],
         ),

@@ -23,7 +23,7 @@ def make_recorder() -> Any:
 def test_a_mean_counts_every_sample_once() -> None:
     recorder = make_recorder()
     for samples, value in [(3, 1.0), (1, 5.0)]:
-        recorder.context = recorder.context._replace(samples=samples)
+        recorder.context = recorder.context._replace(counted=samples)
         recorder.log("loss", torch.tensor(value), on_step=False, on_epoch=True)
     assert recorder.take_epoch() == {"loss": 2.0}
     assert recorder.take_epoch() == {}
@@ -33,7 +33,7 @@ def test_a_mean_counts_every_sample_once() -> None:
 def test_means_of_parts_are_the_mean_of_the_whole(parts: list[tuple[int, float]]) -> None:
     recorder = make_recorder()
     for samples, value in parts:
-        recorder.context = recorder.context._replace(samples=samples)
+        recorder.context = recorder.context._replace(counted=samples)
         recorder.log("x", value, on_step=False, on_epoch=True)
     whole = [value for samples, value in parts for _ in range(samples)]
     assert recorder.take_epoch()["x"] == pytest.approx(sum(whole) / len(whole), abs=1e-9)
@@ -212,7 +212,7 @@ def test_the_progress_bar_has_the_newest_value() -> None:
 
 def test_a_batch_size_that_is_given_wins() -> None:
     recorder = make_recorder()
-    recorder.context = recorder.context._replace(samples=1000)
+    recorder.context = recorder.context._replace(counted=1000)
     recorder.log("x", 1.0, on_step=False, on_epoch=True, batch_size=1)
     recorder.log("x", 4.0, on_step=False, on_epoch=True, batch_size=2)
     assert recorder.take_epoch() == {"x": 3.0}
@@ -263,13 +263,13 @@ def test_only_values_that_are_synced_are_reduced() -> None:
 
 def test_evaluation_is_kept_apart_from_training() -> None:
     recorder = make_recorder()
-    recorder.context = recorder.context._replace(samples=4)
+    recorder.context = recorder.context._replace(samples=4, counted=4)
     recorder.log("loss", 1.0, on_epoch=True, prog_bar=True)
     with recorder.evaluating():
-        recorder.context = recorder.context._replace(samples=9)
+        recorder.context = recorder.context._replace(samples=9, counted=9)
         recorder.log("loss", 7.0, prog_bar=True)
         assert recorder.take_epoch() == {"loss": 7.0}
-    assert recorder.context == BatchContext(samples=4, is_recorded=True)
+    assert recorder.context == BatchContext(samples=4, counted=4, is_recorded=True)
     assert recorder.latest == {"loss": 1.0}
     assert recorder.take_step() == {"loss_step": 1.0}
     assert recorder.take_epoch() == {"loss_epoch": 1.0}
@@ -377,7 +377,7 @@ def test_a_rank_without_samples_joins_in_what_rank_0_has_logged(
     monkeypatch.setattr(metrics.collectives, "gather", lambda own: [names, own])
     recorder = metrics.Recorder(reduce, torch.device("cpu"))
     with recorder.evaluating():
-        recorder.context = recorder.context._replace(samples=samples)
+        recorder.context = recorder.context._replace(counted=samples)
         for name in names if samples else ():
             how, _, key = name.partition(" ")
             recorder.log(key, 4.0, reduce_fx=how)

@@ -170,8 +170,9 @@ def test_a_plateau_sees_the_value_it_monitors() -> None:
 )
 def test_a_value_that_was_not_logged_is_one_line(values: dict[str, float], logged: str) -> None:
     entry = optimization.SchedulerConfig(PLATEAU, monitor="val_loss")
+    entry.step(values)  # it waits for a value of its own
     with pytest.raises(errors.UserError) as raised:
-        entry.step(values)
+        optimization.Optimization([FIRST], [entry]).check_monitored(values)
     assert raised.value.problems == [
         f"ReduceLROnPlateau monitors 'val_loss', which was not logged; logged: {logged}"
     ]

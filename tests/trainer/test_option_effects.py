@@ -102,8 +102,7 @@ def test_a_loader_that_is_read_in_the_global_order_keeps_its_options() -> None:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({}, {"comm_hook": None, "static_graph": None, "find_unused_parameters": 0}),
-        ({"static_graph": True}, {"static_graph": 1}),
+        ({}, {"comm_hook": None, "find_unused_parameters": 0}),
         ({"find_unused_parameters": True}, {"find_unused_parameters": 1}),
         ({"bucket_cap_mb": 3.0}, {"bucket_cap_bytes": 3 * 2**20}),
         ({"communication_hook": "fp16"}, {"comm_hook": "fp16_compress_hook"}),
@@ -261,11 +260,10 @@ def test_fsdp_clips_what_is_sharded_and_what_each_process_holds_together(algorit
             assert float(norm) == pytest.approx(float(before.norm()))
 
 
-@pytest.mark.parametrize("mode", ["full", "selective"])
-def test_units_of_fsdp_may_be_inside_a_part_that_is_computed_again(mode: str) -> None:
+def test_units_of_fsdp_may_be_inside_a_part_that_is_computed_again() -> None:
     module, strategy = Layers(), fsdp.FSDP(unit_classes=["Linear"])
     module.first = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 3))
-    with activation_checkpointing.applied(module, ["first"], mode), set_up(strategy, module):
+    with activation_checkpointing.applied(module, ["first"]), set_up(strategy, module):
         strategy.forward_backward(torch.ones(1, 2), 0, weight=1.0, synchronize=True)
         assert all(each.grad is not None for each in module.parameters())
 

@@ -61,10 +61,10 @@ def test_in_processes_that_are_spawned(tmp_path):
             ["strategy_options: mine has no option 'greting'; did you mean 'greeting'?"],
         ),
         (
-            ["mine", "--trainer.strategy_options", '{"greting": "hi", "static_graph": 3}'],
+            ["mine", "--trainer.strategy_options", '{"greting": "hi", "bucket_cap_mb": "x"}'],
             [
                 "strategy_options: mine has no option 'greting'; did you mean 'greeting'?",
-                "strategy_options.static_graph=3: expected bool",
+                "strategy_options.bucket_cap_mb='x': expected float",
             ],
         ),
         (["mien"], ["strategy='mien' is unknown; did you mean 'mine'?"]),

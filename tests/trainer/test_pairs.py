@@ -101,7 +101,6 @@ def array(folder: Path) -> Found:
 
 
 @pytest.mark.slow
-@pytest.mark.needs("torchao")
 @pytest.mark.timeout(SECONDS + 60)
 def test_pairs_that_are_refused_say_why_in_one_line(array, record_property) -> None:
     for atoms, line in array.refused.items():
@@ -239,8 +238,6 @@ def difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[float,
 
 def inexact(options: Mapping[str, Any]) -> str:
     """Why a row does not equal one process; empty: it has to."""
-    if options["float8"]:
-        return "scales of float8 are those of a rank's own samples"
     if options["uneven_inputs"] == "join" and options["limit_train_batches"] == 0.7:
         return "a part of the batches of each rank, which has its own number, is no part of all"
     if options["strategy"] in ("local_sgd", "diloco"):
@@ -264,7 +261,7 @@ def marked() -> list[Any]:
         pytest.param(
             name,
             marks=[
-                pytest.mark.needs("torchao", *row.launches[0].needs),
+                pytest.mark.needs(*row.launches[0].needs),
                 *(rest if name not in IN_CI else []),
             ],
         )

@@ -25,14 +25,6 @@ TORCH = [
     ("torch", "", "_foreach_copy_", "gradients and averages: one kernel for all tensors"),
     ("torch", "", "_foreach_lerp_", "averages of weights: one kernel for all parameters"),
     *(
-        ("torch", owner, name, "selective checkpointing: names that FSDP gives a profiler")
-        for owner, name in (
-            ("ops.profiler", "_record_function_enter_new"),
-            ("ops.profiler", "_record_function_exit"),
-            ("ops.profiler._record_function_exit", "_RecordFunction"),
-        )
-    ),
-    *(
         ("torch", "Tensor", name, "sparse gradients that wait in a checkpoint, as they were added")
         for name in ("_indices", "_values")
     ),

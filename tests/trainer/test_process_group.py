@@ -168,13 +168,13 @@ def test_several_backends_are_named_with_their_devices(name: str) -> None:
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])
 def test_ddp_is_given_no_devices(device: str) -> None:
     """Given one, it walks through each batch again, and fails on a defaultdict."""
-    strategy: Any = ddp.DDP(static_graph=True)
+    strategy: Any = ddp.DDP(find_unused_parameters=True)
     strategy.device, strategy.devices = torch.device(device), [torch.device(device)]
     with mock.patch.object(ddp, "DistributedDataParallel") as made:
         strategy.wrap(nn.Linear(2, 2))
     given: dict[str, Any] = made.call_args.kwargs
     assert given.get("device_ids") is None
-    assert given["static_graph"] is True
+    assert given["find_unused_parameters"] is True
 
 
 def test_what_powersgd_has_left_out_comes_back_to_the_device_of_the_gradients() -> None:

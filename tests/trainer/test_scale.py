@@ -12,14 +12,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import long_runs
 import pytest
 import torch
 import torch.distributed as dist
 from my_project_trainer.launch import rendezvous
 from my_project_trainer.launch.cluster import Layout
 from tests.project import PACKAGE, run
-
-import long_runs
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 LONG = datetime.timedelta(seconds=600)

@@ -1,12 +1,10 @@
 """Loading, clipping, averaging and gradient scaling of sharded strategies, in one process."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from my_project_trainer.checkpoint import dtensors, fill_module, writing
 from my_project_trainer.checkpoint.reading import Checkpoint, resolve
 from my_project_trainer.errors import ConfigurationError
@@ -23,15 +21,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
-
-
-@pytest.fixture
-def group() -> Iterator[None]:
-    """A process group of this process alone."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
 
 # --- loading -------------------------------------------------------------------------------------
 

@@ -1,6 +1,5 @@
 """All ranks skip a step if one of them finds an overflow in its shard of the gradients."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,6 @@ from tests.project import run
 from torch import Tensor, nn
 
 from skipping_subject import FACTOR, INPUT
-
-
-@pytest.fixture
-def group() -> Iterator[None]:
-    """A process group of this process alone."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.mark.usefixtures("group")

@@ -371,9 +371,9 @@ def test_a_changed_learning_rate_is_told(tmp_path, capsys):
         module = Model()
         module.configure_optimizers = lambda module=module, rate=rate: configure(module, rate)
         make(tmp_path, resume="auto").fit(module)
-        told = [line for line in capsys.readouterr().err.splitlines() if "learning rate" in line]
+        told = [line for line in capsys.readouterr().err.splitlines() if "note: lr of" in line]
         assert bool(told) == (rate == 0.1)
     assert told == [
-        "note: the learning rate is the checkpoint's, 0.01, and not the configured 0.1: a resume "
-        "restores the optimizer's state; start a new run to train at another rate"
+        "note: lr of optimizer 0: 0.01 in the checkpoint, 0.1 in the code: the checkpoint's is "
+        "used; resume_options='code' takes the code's"
     ]

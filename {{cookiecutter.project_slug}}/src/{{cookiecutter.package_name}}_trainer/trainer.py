@@ -4,6 +4,7 @@ The top of the package: the only file that imports all parts.
 """
 
 import os
+import threading
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -14,14 +15,14 @@ from typing import TYPE_CHECKING, Any, cast
 from torch import Tensor
 
 from . import launch
-from .checkpoint import BEST, LAST, find_link
+from .checkpoint import find_link, is_link
 from .data import Data, randomness, sources
 from .errors import ConfigurationError, EarlyExit, Problems, UserError, refuse
 from .launch import hangs, outcome, reports, signals
 from .launch.devices import backends_set
 from .launch.signals import Interrupted, Preempted
 from .loop import Position
-from .module import Loaders, RunFacts, RunProperties, TrainingModule
+from .module import Loaders, OptionNames, RunFacts, RunProperties, TrainingModule
 from .options import Options, paths, values
 from .options.reading import takes
 from .run import console, environment, placement, plan, training
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 
 Command = partial[Any]
 """A function of a :class:`~.run.rank.RankRun`, with the user's arguments."""
+
+# Seeds, signals and process groups are the process's.
+_RUNNING = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ class RunResult:
     weights: Mapping[str, Any] | None = None
 
 
-class Trainer(RunProperties):
+class Trainer(RunProperties, OptionNames):
     """Trains a module with any strategy.
 
     Its keywords are the fields of :class:`~.options.Options`, with their types, defaults and help.
@@ -68,8 +72,12 @@ class Trainer(RunProperties):
         self._last = RunResult()
         self.configuration: str | None = None
         console.warn_of_hidden_gpus(self._plan)
-        randomness.use_deterministic_algorithms(options.deterministic)
         randomness.seed_everything(options.seed)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if hasattr(Options, name):
+            raise AttributeError(f"{name} cannot be changed: give it to Trainer({name}=…)")
+        super().__setattr__(name, value)
 
     def building(self) -> AbstractContextManager[object]:
         """Context in which to create a module: with ``meta_device``, on the meta device.
@@ -141,8 +149,8 @@ class Trainer(RunProperties):
             module: The module.
             data: A data module, a loader of batches, or a dict of loaders by name; default: the
                 module's loaders.
-            checkpoint: A checkpoint or run directory whose weights are used; ``"best"`` or
-                ``"last"`` of the last ``fit``; default: the module's own weights.
+            checkpoint: A checkpoint or run directory whose weights are used; ``"best"``,
+                ``"best-VALUE"`` or ``"last"`` of the last ``fit``; default: the module's own.
             averaged: Use the average (EMA) of a checkpoint that has one; False: the weights of
                 training.
 
@@ -276,14 +284,14 @@ class Trainer(RunProperties):
             if not averaged:
                 raise ConfigurationError("averaged=False: only for a checkpoint, and none is given")
             return None
-        if checkpoint not in (BEST, LAST):
+        if not is_link(checkpoint):
             return str(Path(paths.expand("checkpoint", checkpoint)).absolute())
         if self._last.run_directory is None:
             raise ConfigurationError(
                 f"checkpoint={checkpoint!r}: nothing was trained here; give the path "
                 f"runs/RUN/{checkpoint}"
             )
-        return str(find_link(self._last.run_directory, checkpoint).absolute())
+        return str(find_link(self._last.run_directory, str(checkpoint)).absolute())
 
     def _result(self, module: TrainingModule, command: Command) -> Any:
         """Run a command other than ``fit``; the state of the last ``fit`` is kept."""
@@ -292,6 +300,17 @@ class Trainer(RunProperties):
         return result.value
 
     def _launch(self, module: TrainingModule, command: Command) -> RunResult:
+        if not _RUNNING.acquire(blocking=False):
+            raise UserError(
+                "another thread of this process runs a trainer, and they share random numbers and "
+                "the process group; run one after the other, or in processes of their own"
+            )
+        try:
+            return self._launch_alone(module, command)
+        finally:
+            _RUNNING.release()
+
+    def _launch_alone(self, module: TrainingModule, command: Command) -> RunResult:
         own = self._plan
         outcome.make_path_absolute(own.started_in)
         processes, launcher = own.local_processes, own.strategy.launcher
@@ -340,7 +359,8 @@ def _run(own: Plan, configuration: str | None, command: Command, is_started: boo
             ) from error
         return RunResult(value, rank.position, dict(rank.metrics), rank.directory)
 
-    with backends_set(own.device.type, own.options):
+    deterministic = randomness.deterministic_algorithms(own.options.deterministic)
+    with deterministic, backends_set(own.device.type, own.options):
         lost_peer = registry.lost_peer_errors
         return launch.run_external(work, own.strategy.teardown, lost_peer, rank.end_waits)
 

@@ -163,7 +163,6 @@ class Row:
         reads_by_node: a node reads its batches as one, and not each device its own.
         only: properties that are tried; by default all. For rows that differ from another in one
             thing alone.
-        resumed: largest difference of a run that was resumed; 0: to the last bit.
         is_alias: it is another strategy that is started in another way, and nothing else.
     """
 
@@ -174,7 +173,6 @@ class Row:
     refused: Mapping[str, str] = field(default_factory=dict)
     reads_by_node: bool = False
     only: tuple[str, ...] = tuple(PROPERTIES)
-    resumed: float = 0.0
     is_alias: bool = False
 
     def ways(self, launch: Launch) -> list[str]:

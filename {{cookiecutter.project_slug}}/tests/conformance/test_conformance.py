@@ -166,16 +166,12 @@ def check_refused(name: str, launch: Launch, way: str, folder: Path) -> None:
 
 @pytest.mark.parametrize(EACH, TRAINED)
 def test_resumes_to_the_last_bit(results, name, number, way):
-    row = MATRIX[name]
     folder = results(name, number)
     whole = load_file(folder / f"{way}.safetensors")
     resumed = load_file(folder / f"{way}-resumed.safetensors")
     stopped = load_file(folder / f"{way}-stopped.safetensors")
     assert len(stopped["losses"]) == STOP
-    if row.resumed == 0:
-        assert all(torch.equal(whole[key], resumed[key]) for key in whole)
-    else:
-        assert max(_distance(whole[key], resumed[key]) for key in whole) <= row.resumed
+    assert all(torch.equal(whole[key], resumed[key]) for key in whole)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from .rows import (
     IN_UNITS,
     NO_SPARSE,
     ONE_OPTIMIZER,
-    ROUNDING,
     SMALL_UNITS,
     Launch,
     Portable,
@@ -31,14 +30,6 @@ ROWS = {
         reads_by_node=True,
     ),
     "ddp": Row(TWO_AND_THREE),
-    "ddp, static graph": Row(
-        SLOWLY,
-        "ddp",
-        {"static_graph": True},
-        only=(*ONE_OPTIMIZER, "batchnorm"),
-        # DDP sums the first step of a static graph, which it learns in it, in another order.
-        resumed=ROUNDING,
-    ),
     "ddp, unused parameters": Row(
         SLOWLY, "ddp", {"find_unused_parameters": True}, only=ONE_OPTIMIZER
     ),

@@ -8,7 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from .callback import Callback
-from .calls import BUILT_IN, HookCalls, calls_of, problems_of_manual
+from .calls import BUILT_IN, HookCalls, calls_of, problems_of_manual, start_fresh
 from .calls import create as create_callbacks
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ __all__ = [
     "calls_of",
     "create_callbacks",
     "problems_of_manual",
+    "start_fresh",
 ]
 
 

@@ -27,11 +27,16 @@ class Callback:
 
     ``needs``: features that the strategy must support, such as ``"parameter_averaging"``.
     ``monitored``: name of a logged value that :meth:`on_validation_end` reads, for checks before
-    training.
+    training. ``name``: tells the state of this callback from those of others of its class; default:
+    ``monitored`` and ``mode``.
+
+    An object that is used for another fit starts it with the state with which it began the first
+    one. What is not in :meth:`state_dict` is reset by :meth:`on_fit_start`, if you write that.
     """
 
     needs: ClassVar[tuple[str, ...]] = ()
     monitored: str | None = None
+    name: str | None = None
 
     def on_fit_start(self, trainer: Run, module: TrainingModule) -> None:
         """Called before the first step, before a checkpoint is loaded."""

@@ -1,6 +1,9 @@
 """The callbacks of a run: how they are created, and the hooks of them and of the module."""
 
+import copy
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
@@ -28,6 +31,7 @@ BUILT_IN = {
 }
 """Their class paths by name: a file is imported when one of them is used."""
 _REMOVED = ("UploadCheckpoints", f"{__package__}.UploadCheckpoints")
+_FIRST = "_state_of_first_fit"
 _Calls = tuple[Callable[..., None], ...]
 
 
@@ -61,7 +65,7 @@ class HookCalls:
         for name in saved.keys() & self.callbacks.keys():
             self.callbacks[name].load_stored_state(saved[name])
         return [
-            f"the checkpoint has the state of {name.rpartition('.')[2]}, which is not among the "
+            f"the checkpoint has the state of {without_module(name)}, which is not among the "
             "callbacks of this run"
             for name in sorted(saved.keys() - self.callbacks.keys())
         ]
@@ -82,23 +86,46 @@ def calls_of(callbacks: Sequence[Callback], trainer: Run, module: TrainingModule
         owners = [each for each in callbacks if is_overridden(each, Callback, name)]
         own = [getattr(module, name)] if _has_own(module, name) else []
         found[name] = (*(partial(getattr(each, name), trainer, module) for each in owners), *own)
-    return HookCalls(_named(callbacks), **found)
+    return HookCalls({_identity(each): each for each in _stateful(callbacks)}, **found)
+
+
+def start_fresh(callbacks: Sequence[Callback]) -> None:
+    """Give each callback the state with which it began its first fit; a resume loads another.
+
+    An average resets itself: it has a state during a fit only.
+    """
+    for each in _stateful(callbacks):
+        if "parameter_averaging" in each.needs:
+            continue
+        if _FIRST in vars(each):
+            each.load_state_dict(copy.deepcopy(vars(each)[_FIRST]))
+        elif is_overridden(each, Callback, "load_state_dict"):
+            with suppress(Exception):  # its on_fit_start creates the state, and so resets it
+                vars(each)[_FIRST] = copy.deepcopy(each.state_dict())
 
 
 def _has_own(module: TrainingModule, name: str) -> bool:
     return hasattr(Hooks, name) and is_overridden(module, Hooks, name)
 
 
-def _named(callbacks: Sequence[Callback]) -> dict[str, Callback]:
-    """Callbacks by class, numbered from the second of a class on; built-in ones without module."""
-    named: dict[str, Callback] = {}
-    for each in callbacks:
-        kind = type(each)
-        path = f"{kind.__module__}.{kind.__qualname__}"
-        name = kind.__name__ if BUILT_IN.get(kind.__name__) == path else path
-        number = 1 + sum(type(other) is kind for other in named.values())
-        named[name if number == 1 else f"{name}#{number}"] = each
-    return named
+def _stateful(callbacks: Sequence[Callback]) -> list[Callback]:
+    return [each for each in callbacks if is_overridden(each, Callback, "state_dict")]
+
+
+def _identity(callback: Callback) -> str:
+    """The name of a callback's state: class, and name or monitor and mode; not its position."""
+    kind = type(callback)
+    path = f"{kind.__module__}.{kind.__qualname__}"
+    own = kind.__name__ if BUILT_IN.get(kind.__name__) == path else path
+    names = ("name",) if isinstance(callback.name, str) else ("monitored", "mode")
+    parts = [each for name in names if isinstance(each := getattr(callback, name, None), str)]
+    return f"{own}({', '.join(parts)})" if parts else own
+
+
+def without_module(identity: str) -> str:
+    """The name of a callback's state as it is shown."""
+    path, bracket, rest = identity.partition("(")
+    return path.rpartition(".")[2] + bracket + rest
 
 
 def create(given: object, problems: Problems) -> tuple[Callback, ...]:
@@ -125,6 +152,13 @@ def create(given: object, problems: Problems) -> tuple[Callback, ...]:
     averages = [type(each).__name__ for each in made if "parameter_averaging" in each.needs]
     if len(averages) > 1:
         problems.add(f"callbacks: {' and '.join(averages)}: validations use one average; keep one")
+        return tuple(made)
+    problems.lines += [
+        f"callbacks: {count} are {without_module(each)}, and a checkpoint could not tell their "
+        "states apart: give each its own name"
+        for each, count in Counter(map(_identity, _stateful(made))).items()
+        if count > 1
+    ]
     return tuple(made)
 
 

@@ -2,13 +2,14 @@
 
 import math
 import operator
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from ..checkpoint import BEST, DIRECTORY, copy_linked, point, step_name
-from ..errors import UserError, nearest, shown
+from ..errors import ConfigurationError, UserError, nearest, shown
 from ..launch import collectives
 from ..module import Run, TrainingModule
 from .callback import Callback, check
@@ -23,11 +24,17 @@ class Monitored(Callback):
         monitor: Its name in the logs, such as ``"val_loss"``.
         mode: ``"min"``: lower values are better; ``"max"``: higher ones.
         min_delta: The least change that counts as an improvement.
+        name: Of this callback, if another one of its class has the same monitor and mode.
         checks: Of other arguments, as in :func:`check`.
     """
 
     def __init__(
-        self, monitor: str, mode: Mode, min_delta: float, *checks: tuple[bool, str]
+        self,
+        monitor: str,
+        mode: Mode,
+        min_delta: float,
+        name: str | None,
+        *checks: tuple[bool, str],
     ) -> None:
         check(
             type(self).__name__,
@@ -36,16 +43,22 @@ class Monitored(Callback):
             (0 <= min_delta < math.inf, f"min_delta={min_delta!r}: give a number from 0 on"),
         )
         self.monitored = self._name = monitor
+        self.mode, self.name = mode, name
         self._sign = 1.0 if mode == "min" else -1.0
         self._min_delta = min_delta
 
-    def read(self, metrics: Mapping[str, float]) -> float:
-        """The latest value of the main rank, on every rank, so that all decide the same."""
-        if self._name not in metrics:
-            known = nearest(self._name, metrics) if metrics else "; nothing was logged"
-            raise UserError(f"{type(self).__name__}: no value is logged as {self._name!r}{known}")
-        value: float = collectives.broadcast(metrics[self._name])
-        return value
+    def read(self, trainer: Run) -> float | None:
+        """The latest value of the main rank, on every rank, so that all decide the same.
+
+        ``None`` if it was not computed since the validation before.
+        """
+        name, metrics = self._name, trainer.metrics
+        if name not in metrics:
+            known = nearest(name, metrics) if metrics else "; nothing was logged"
+            raise UserError(f"{type(self).__name__}: no value is logged as {name!r}{known}")
+        value = metrics[name] if name in trainer.fresh_metrics else None
+        fresh: float | None = collectives.broadcast(value)
+        return fresh
 
     def is_better(self, value: float, than: float | None) -> bool:
         """Whether a value improves on another one; ``None``, and NaN, are worse than any."""
@@ -61,17 +74,24 @@ class EarlyStopping(Monitored):
     """
 
     def __init__(
-        self, monitor: str, patience: int = 3, mode: Mode = "min", min_delta: float = 0.0
+        self,
+        monitor: str,
+        patience: int = 3,
+        mode: Mode = "min",
+        min_delta: float = 0.0,
+        name: str | None = None,
     ) -> None:
         at_least = (patience >= 1, f"patience={patience}: give at least 1")
-        super().__init__(monitor, mode, min_delta, at_least)
+        super().__init__(monitor, mode, min_delta, name, at_least)
         self.patience = patience
         self.best: float | None = None
         self.waited = 0
         """Number of validations since the best value."""
 
     def on_validation_end(self, trainer: Run, module: TrainingModule) -> None:
-        value = self.read(trainer.metrics)
+        value = self.read(trainer)
+        if value is None:
+            return
         if self.is_better(value, self.best):
             self.best, self.waited = value, 0
             return
@@ -91,19 +111,32 @@ class EarlyStopping(Monitored):
 class BestCheckpoint(Monitored):
     """Keep the ``k`` checkpoints with the best values, beside the newest ones.
 
-    They are in ``checkpoints/best`` of the run directory, and ``best`` there is a link to the best
-    of them. Their files are hard links to those of the newest checkpoints where the file system
-    supports it, so that nothing is written twice. See :class:`Monitored` for the arguments.
+    They are in ``checkpoints/best`` of the run directory, and ``best-VALUE`` there is a link to the
+    best of them: ``best-val_loss``, or ``best-NAME`` with a ``name``. Several of these callbacks
+    share the folder; ``best`` is the first one's. Their files are hard links to those of the newest
+    checkpoints where the file system supports it, so that nothing is written twice. See
+    :class:`Monitored` for the arguments.
     """
 
-    def __init__(self, monitor: str, mode: Mode = "min", k: int = 1) -> None:
-        super().__init__(monitor, mode, 0.0, (k >= 1, f"k={k}: give at least 1"))
+    def __init__(
+        self, monitor: str, mode: Mode = "min", k: int = 1, name: str | None = None
+    ) -> None:
+        super().__init__(monitor, mode, 0.0, name, (k >= 1, f"k={k}: give at least 1"))
         self.k = k
+        self.link = f"{BEST}-{re.sub('[^A-Za-z0-9._-]+', '-', str(name or monitor))}"
+        """Name of the link to the best checkpoint."""
         self.kept: list[tuple[float, int]] = []
         """Value and step of each kept checkpoint, the best first."""
 
+    def on_fit_start(self, trainer: Run, module: TrainingModule) -> None:
+        if any(each.link == self.link for each in self._all(trainer) if each is not self):
+            line = f"two would write the link {self.link}; give one a name"
+            raise ConfigurationError(f"BestCheckpoint: {line}")
+
     def on_validation_end(self, trainer: Run, module: TrainingModule) -> None:
-        value = self.read(trainer.metrics)
+        value = self.read(trainer)
+        if value is None:
+            return
         folder = trainer.run_directory / DIRECTORY / BEST
         # Of another run, if this one resumed from it.
         kept = [each for each in self.kept if (folder / step_name(each[1])).is_dir()]
@@ -113,18 +146,24 @@ class BestCheckpoint(Monitored):
             return
         rest = [each for each in self.kept if each not in better and each[1] != trainer.global_step]
         self.kept = [*better, (value, trainer.global_step), *rest][: self.k]
-        trainer.save_checkpoint(lambda path: self._keep(path, folder, trainer.is_global_zero))
+        trainer.save_checkpoint(lambda path: self._keep(path, folder, trainer))
 
-    def _keep(self, checkpoint: Path, folder: Path, is_main: bool) -> None:
-        if not is_main:
+    @staticmethod
+    def _all(trainer: Run) -> list["BestCheckpoint"]:
+        return [each for each in trainer.callbacks if isinstance(each, BestCheckpoint)]
+
+    def _keep(self, checkpoint: Path, folder: Path, trainer: Run) -> None:
+        if not trainer.is_global_zero:
             return
         folder.mkdir(exist_ok=True)
-        names = {step_name(step) for _, step in self.kept}
+        every = self._all(trainer)
+        names = {step_name(step) for each in every for _, step in each.kept}
         for each in folder.iterdir():
             if each.name not in names:
                 shutil.rmtree(each)
         copy_linked(checkpoint, folder)
-        point(folder.parent.parent / BEST, folder / step_name(self.kept[0][1]))
+        for link in [self.link, *[BEST] * (every[0] is self)]:
+            point(folder.parent.parent / link, folder / step_name(self.kept[0][1]))
 
     def state_dict(self) -> dict[str, Any]:
         return {"kept": [list(each) for each in self.kept]}

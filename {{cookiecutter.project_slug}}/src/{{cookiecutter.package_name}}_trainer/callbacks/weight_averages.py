@@ -1,5 +1,6 @@
 """Averages of the weights: validations use them, checkpoints contain them."""
 
+import sys
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -84,30 +85,48 @@ class EMA(WeightAverage):
     """Exponential moving average of the trainable parameters: validations of the fit use it.
 
     After every N steps, ``average = decay * average + (1 - decay) * parameter``; the first average
-    is the parameters. A step that a gradient scaler skips does not count. With manual optimization,
-    ``every_n_steps`` counts batches. See :class:`WeightAverage` for its memory.
+    is the parameters. With ``warmup``, the decay after ``n`` averages is at most ``(1 + n) / (10 +
+    n)``, so that a short run forgets its first weights too. A step that a gradient scaler skips
+    does not count. With manual optimization, ``every_n_steps`` counts batches. See
+    :class:`WeightAverage` for its memory.
 
-    Source: https://docs.pytorch.org/docs/stable/optim.html#weight-averaging-swa-and-ema
+    Sources: https://docs.pytorch.org/docs/stable/optim.html#weight-averaging-swa-and-ema and
+    https://www.tensorflow.org/api_docs/python/tf/train/ExponentialMovingAverage (``num_updates``)
     """
 
-    def __init__(self, decay: float = 0.999, every_n_steps: int = 1) -> None:
+    def __init__(self, decay: float = 0.999, every_n_steps: int = 1, warmup: bool = True) -> None:
         check(
             "EMA",
             (0 <= decay < 1, f"decay={decay!r}: give a number from 0 to below 1"),
             (every_n_steps >= 1, f"every_n_steps={every_n_steps!r}: give at least 1"),
         )
         super().__init__()
-        self.decay, self.every_n_steps = decay, every_n_steps
+        self.decay, self.every_n_steps, self.warmup = decay, every_n_steps, warmup
 
     def on_fit_start(self, trainer: Run, module: TrainingModule) -> None:
         super().on_fit_start(trainer, module)
         trainer.has_skipped_step()  # notes the scale
+        if trainer.total_steps is not None and trainer.is_global_zero:
+            self._note_short(trainer.total_steps // self.every_n_steps)
+
+    def _note_short(self, averages: int) -> None:
+        """Say if the decay does not matter in a fit that is so short."""
+        left, reached = self.decay**averages, (10 * self.decay - 1) / (1 - self.decay)
+        if self.warmup and averages < reached:
+            how = f"is reached after {reached:.0f} averages: until then it is (1 + n) / (10 + n)"
+        elif not self.warmup and left > 0.01:
+            how = f"leaves {left:.0%} of the first weights in the last average: use warmup=True"
+        else:
+            return
+        line = f"note: EMA: this fit makes {averages} averages, and decay={self.decay:g} {how}"
+        print(line, file=sys.stderr, flush=True)
 
     def on_after_optimizer_step(self, trainer: Run, module: TrainingModule) -> None:
         if not trainer.has_skipped_step():
             self.count += 1
             if self.count % self.every_n_steps == 0:
-                self.update(1 - self.decay)
+                n = self.count // self.every_n_steps - 1
+                self.update(1 - min(self.decay, (1 + n) / (10 + n) if self.warmup else 1.0))
 
 
 class StochasticWeightAveraging(WeightAverage):

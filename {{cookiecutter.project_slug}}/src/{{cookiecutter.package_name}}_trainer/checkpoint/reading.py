@@ -184,7 +184,8 @@ class Checkpoint:
             for name, each in state.get("callbacks", {}).items() if averaged else ():
                 average = each.get(AVERAGE)
                 if isinstance(average, Mapping) and average and average.keys() <= model.keys():
-                    return {**model, **average}, [_USED.format(name.rpartition(".")[2])]
+                    own = name.partition("(")[0].rpartition(".")[2]
+                    return {**model, **average}, [_USED.format(own)]
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise self._damaged(error) from None
         return model, []

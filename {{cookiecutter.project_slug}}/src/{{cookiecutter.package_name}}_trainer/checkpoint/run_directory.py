@@ -24,7 +24,7 @@ OVERWRITTEN = "overwritten"
 """Folder of a run that was overwritten, until the new run has saved a checkpoint."""
 _OUTPUTS = (
     *("metrics.csv", "speed.csv", "hashes", "tensorboard", "wandb", "mlflow", "profile"),
-    *("checkpoints", BEST, LAST),
+    *("checkpoints", BEST, f"{BEST}-*", LAST),
 )
 _RECORDS = (
     *(_RECORD, "config.yaml", "config.*.yaml", "restarts.json", "report.html", "test-step-*.json"),
@@ -121,12 +121,18 @@ def point(link: Path, target: Path) -> None:
     new.replace(link)
 
 
+def is_link(name: str | os.PathLike[str]) -> bool:
+    """Whether the name of a checkpoint is that of a link, and not a path."""
+    text = str(name)
+    return text in (BEST, LAST) or (text.startswith(f"{BEST}-") and not os.path.lexists(text))
+
+
 def find_link(run: Path, name: str) -> Path:
     """The link to the best or the last checkpoint of a run; ConfigurationError if none."""
     link = run / name
     if link.is_dir():
         return link
-    if name == BEST and run.is_dir():
+    if name != LAST and run.is_dir():
         reason = "the run kept none; train with the callback BestCheckpoint, or use 'last'"
     else:
         reason = "no checkpoint there"

@@ -11,10 +11,12 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
 from ..launch import collectives
+from ..options.numbers import plain_number
 from . import dtensors
 
 FILE = "state.json"
@@ -115,10 +117,11 @@ class Packing:
         Raises:
             CheckpointError: It contains another type; the message contains the path.
         """
-        if value is None or isinstance(value, bool | str) or type(value) in (int, float):
-            return value
         if isinstance(value, Tensor):
             return {"~tensor": self._note(value, path, writes)}
+        value = plain_number(value)
+        if value is None or isinstance(value, bool | str) or type(value) in (int, float):
+            return value
         if isinstance(value, ShardedDict):
             return self._pack_sharded(value, path)
         if isinstance(value, Mapping):
@@ -144,14 +147,13 @@ class Packing:
         kind = "~counter" if isinstance(value, Counter) else "~dict"
         if kind == "~dict" and all(isinstance(key, str) and key[:1] != "~" for key in value):
             return {key: self.pack(each, f"{path}/{key}", writes) for key, each in value.items()}
-        for key in value:
+        pairs = [(plain_number(key), each) for key, each in value.items()]
+        for key, _ in pairs:
             if key is not None and type(key) not in (bool, int, float, str):
                 raise CheckpointError(
                     f"{path} has a {type(key).__name__} as a key; give a number or text"
                 )
-        return {
-            kind: [[key, self.pack(each, f"{path}/{key}", writes)] for key, each in value.items()]
-        }
+        return {kind: [[key, self.pack(each, f"{path}/{key}", writes)] for key, each in pairs]}
 
     def _pack_sharded(self, value: ShardedDict, path: str) -> Any:
         keys = collectives.gather(list(value))
@@ -164,6 +166,18 @@ class Packing:
             for key, tree in part.items():
                 merged.setdefault(key, tree)
         return merged
+
+
+def to_tensors(state: Mapping[str, Any], name: str) -> dict[str, Tensor]:
+    """A rank-local state as tensors, whose names begin with ``name``."""
+    packing = Packing()
+    tree = json.dumps(packing.pack(state, name, writes=True)).encode()
+    return {**packing.tensors, name: torch.frombuffer(bytearray(tree), dtype=torch.uint8)}
+
+
+def from_tensors(tensors: Mapping[str, Tensor], name: str) -> Any:
+    """The state from which :func:`to_tensors` made tensors."""
+    return unpack(json.loads(bytes(tensors[name].tolist())), tensors)
 
 
 def unpack(tree: Any, tensors: Mapping[str, Any]) -> Any:

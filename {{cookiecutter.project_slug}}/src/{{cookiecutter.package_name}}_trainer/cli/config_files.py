@@ -45,12 +45,7 @@ class _Dumper(yaml.SafeDumper):
 
 for _each in (_Loader, _Dumper):
     _each.add_implicit_resolver(_TEXT, _EXPONENT, list("-+.0123456789"))
-_Loader.add_constructor(_TEXT, lambda _, node: Text(node.value, _number(node.value)))
-
-
-def _number(text: str) -> float:
-    number = float(text)  # an exact integer below 2**53: 1e3 may be a number of steps
-    return int(number) if number.is_integer() and abs(number) < 2**53 else number
+_Loader.add_constructor(_TEXT, lambda _, node: Text(node.value, float(node.value)))
 
 
 def read(path: str) -> dict[Any, Any]:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import BEST, LAST, find_link, resolve, run_of
+from ..checkpoint import find_link, is_link, resolve, run_of
 from ..errors import CheckpointError, ConfigurationError, shown
 from ..options import paths
 from . import config_files
@@ -13,8 +13,8 @@ from .arguments import CLASSES
 def find_checkpoint(given: str | None, root: str, run_name: str | None) -> Path | None:
     """The checkpoint that ``--checkpoint`` refers to; ``None``: initial weights.
 
-    ``given``: a run directory, a checkpoint, ``none``, or ``best`` or ``last`` of the run
-    ``run_name`` in ``root``. Raises ConfigurationError if there is none.
+    ``given``: a run directory, a checkpoint, ``none``, or ``best``, ``best-VALUE`` or ``last``
+    of the run ``run_name`` in ``root``. Raises ConfigurationError if there is none.
     """
     if given is None:
         raise ConfigurationError(
@@ -23,7 +23,7 @@ def find_checkpoint(given: str | None, root: str, run_name: str | None) -> Path 
         )
     if given == "none":
         return None
-    if given not in (BEST, LAST) or Path(given).exists():
+    if not is_link(given) or Path(given).exists():
         return resolve_given("checkpoint", given)
     folder = Path(paths.expand("default_root_dir", root))
     if run_name is None:

@@ -1,12 +1,12 @@
 """Feeds: iterate over the batches of an epoch, with sample counts and weights for the loop."""
 
 import multiprocessing
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 
 from ..errors import UserError
 from ..launch import collectives, signals
@@ -14,12 +14,16 @@ from . import randomness
 from .moving import is_empty
 from .sampling import BatchPlan, GlobalOrder, KeyedDataset
 
+_IN_BATCHES = "__getitems__"
 END = object()
 """Follows the last batch of an iterator."""
 
 
 class MicroBatch(NamedTuple):
-    """A batch of one replica: ``samples`` of it count; ``weight`` is a factor of its mean loss."""
+    """A batch of one replica: ``samples`` of it count; ``weight`` is a factor of its mean loss.
+
+    ``counted``: what it counts in logged means: its samples, or what ``count_weight`` returned.
+    """
 
     data: Any
     number: int
@@ -27,15 +31,23 @@ class MicroBatch(NamedTuple):
     weight: float
     ends_step: bool
     ends_epoch: bool
+    counted: float
 
 
 @dataclass(frozen=True)
 class Share:
-    """The data-parallel replica that reads, the number of replicas, and the run's seed."""
+    """The data-parallel replica that reads, the number of replicas, and the run's seed.
+
+    ``count_samples``, ``count_weight``: the module's hooks, if it overrides them. ``together``:
+    False if the ranks do not step together, and so exchange nothing.
+    """
 
     replica: int
     replicas: int
     seed: int
+    count_samples: Callable[[Any], Any] | None = None
+    count_weight: Callable[[Any], Any] | None = None
+    together: bool = True
 
 
 class Feed:
@@ -88,12 +100,20 @@ class OrderedFeed(Feed):
     """Reads a ``DataLoader`` whose batch sampler is ``order``, from any batch on at no cost.
 
     ``repeats``: read the first epoch again and again.
+
+    If batches may differ from the plan, they are counted: with a ``collate_fn``, which may drop
+    samples, a dataset that returns whole batches, or a hook of the module.
     """
 
     has_plan = True
 
-    def __init__(self, loader: DataLoader[Any], order: GlobalOrder, repeats: bool = False) -> None:
+    def __init__(
+        self, loader: DataLoader[Any], order: GlobalOrder, share: Share, repeats: bool = False
+    ) -> None:
         self._loader, self._order, self._repeats = loader, order, repeats
+        self._share = share
+        may_drop = loader.collate_fn is not default_collate or hasattr(loader.dataset, _IN_BATCHES)
+        self._counts = may_drop or bool(share.count_samples or share.count_weight)
         self.plan: BatchPlan = order.plan
         # Protect the model's generators unless workers draw the random numbers, or nothing does.
         isolate = loader.num_workers == 0 and order.keyed
@@ -117,6 +137,9 @@ class OrderedFeed(Feed):
             from .first_batches import compared
 
             batches = compared(batches, order.replica, replicas=plan.replicas, tells=False)
+        if self._counts:
+            yield from self._counted(batches, start)
+            return
         first_irregular = plan.samples_used // plan.global_batch * plan.accumulate
         for index, data in enumerate(batches, start):
             samples, weight = plan.batch_size, 1.0 / plan.accumulate
@@ -125,7 +148,23 @@ class OrderedFeed(Feed):
                 samples, weight = end - begin, plan.weight(index, order.replica)
             is_last = index == plan.batches - 1
             ends_step = is_last or (index + 1) % plan.accumulate == 0
-            yield MicroBatch(data, index, samples, weight, ends_step, is_last)
+            yield MicroBatch(data, index, samples, weight, ends_step, is_last, samples)
+
+    def _counted(self, batches: Iterator[Any], start: int) -> Iterator[MicroBatch]:
+        from . import weighing
+
+        plan, order, counter = self.plan, self._order, weighing.Counter(self._share)
+        counted = (
+            counter.count(data, end - begin, is_last=index == plan.batches - 1)
+            for index, data in enumerate(batches, start)
+            for begin, end in [plan.part(index, order.replica)]
+        )
+        if not (order.shuffle and order.fill):  # an evaluation
+            return weighing.weighed(counted, 1, 1, first=start)
+        ranks = collectives.world_size() if self._share.together else 1
+        return weighing.weighed(
+            weighing.endless(counted), plan.accumulate, ranks, first=start, start=start
+        )
 
 
 def iterator(loader: Iterable[Any]) -> Iterator[Any]:
@@ -146,10 +185,10 @@ def drawn(
         UserError: A batch has no samples, or an epoch of so many batches in total ends early.
     """
     for batch in batches if stream is None else _in_stream(batches, stream):
-        if is_empty(batch):
+        if batch is None or is_empty(batch):
+            what = "is None" if batch is None else "its tensors' first dimension is 0"
             raise UserError(
-                f"batch {number} of the loader has no samples (its tensors' first dimension is 0): "
-                "leave such batches out"
+                f"batch {number} of the loader has no samples ({what}): leave such batches out"
             )
         yield batch
         number += 1

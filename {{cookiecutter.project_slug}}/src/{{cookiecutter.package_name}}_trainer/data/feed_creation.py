@@ -179,7 +179,7 @@ def _ordered(
 ) -> OrderedFeed:
     order = GlobalOrder(plan, share.replica, share.seed, shuffle, needs_keys(loader), fill)
     order.is_held, order.sampler = plan.samples <= MOST_HELD, sampler
-    return OrderedFeed(order_globally(loader, order), order, repeats)
+    return OrderedFeed(order_globally(loader, order), order, share, repeats)
 
 
 def _samples(loader: DataLoader[Any]) -> int:

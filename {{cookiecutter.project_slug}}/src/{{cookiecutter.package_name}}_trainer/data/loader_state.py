@@ -13,10 +13,6 @@ from ..checkpoint.state_file import Packing, unpack
 from . import randomness
 
 T = TypeVar("T")
-MOST_AHEAD = 8
-"""Batches that ranks agree on at once; they are read before the first of them is used."""
-# Another one is read ahead to know the last one, and another to copy it to a GPU.
-_KEPT = MOST_AHEAD + 3
 _HIDDEN = (
     "workers read copies of the dataset, so its state_dict is not saved, and a resume within "
     "an epoch reads the earlier batches again; use torchdata's StatefulDataLoader"
@@ -61,12 +57,19 @@ class Positions:
         self._owner, self._reader = owner, reader
         self._noted: dict[int, tuple[dict[str, Any], randomness.Snapshot]] = {}
 
-    def noted(self, batches: Iterator[T], first: int, stream: randomness.Stream) -> Iterator[T]:
-        """Yield the batches of an epoch from ``first`` on; note the position before each."""
+    def noted(
+        self, batches: Iterator[T], first: int, stream: randomness.Stream, ahead: int
+    ) -> Iterator[T]:
+        """Yield the batches of an epoch from ``first`` on; note the position before each.
+
+        ``ahead``: how many are read before the first of them is used.
+        """
         self._noted = {first: self._now(stream)}
+        self.state(first)  # before the first step, if its types cannot be saved
         for number, batch in enumerate(batches, first + 1):
             yield batch
-            self._noted.pop(number - _KEPT, None)
+            # Another one is read ahead to know the last one, and another to copy it to a GPU.
+            self._noted.pop(number - ahead - 3, None)
             self._noted[number] = self._now(stream)
 
     def _now(self, stream: randomness.Stream) -> tuple[dict[str, Any], randomness.Snapshot]:

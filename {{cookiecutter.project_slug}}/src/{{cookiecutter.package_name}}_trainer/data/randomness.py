@@ -34,15 +34,27 @@ def seed_sample(seed: int) -> None:
     np.random.seed(seed & 0xFFFFFFFF)
 
 
-def use_deterministic_algorithms(deterministic: bool) -> None:
-    """Use deterministic kernels in torch; operations that have none raise an error."""
-    if deterministic:
-        # Before the first use of cuBLAS: https://docs.nvidia.com/cuda/cublas/#results-reproducibility
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.backends.cudnn.benchmark = False
-    # Calling it at all imports torch's compiler: two seconds, even in a process that only launches.
-    if deterministic or torch.are_deterministic_algorithms_enabled():
-        torch.use_deterministic_algorithms(deterministic)
+@contextlib.contextmanager
+def deterministic_algorithms(is_wanted: bool) -> Iterator[None]:
+    """Use deterministic kernels in this context; operations that have none raise an error.
+
+    Otherwise, what the program has set remains.
+    """
+    # Calling torch's function at all imports its compiler, which takes two seconds.
+    if not is_wanted:
+        yield
+        return
+    # Before the first use of cuBLAS: https://docs.nvidia.com/cuda/cublas/#results-reproducibility
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    was_on, benchmark = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    warned_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.backends.cudnn.benchmark = False
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = benchmark
+        torch.use_deterministic_algorithms(was_on, warn_only=warned_only)
 
 
 class Snapshot:

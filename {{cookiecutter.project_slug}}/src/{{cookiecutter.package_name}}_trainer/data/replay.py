@@ -1,8 +1,7 @@
 """A feed that reads a loader as it is: iterable-style datasets, custom samplers."""
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice, repeat
+from itertools import islice
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from ..launch import collectives
 from . import epochs, loader_state, randomness
 from .feed import END, Feed, MicroBatch, Share, drawn, iterator, length
 from .first_batches import compared
-from .samples import batch_length
+from .weighing import MOST_AHEAD, Counted, Counter, endless, weighed
 
 _RESTARTED = (
     "persistent_workers: the loader is read as it is, and its workers are started again in each "
@@ -27,8 +26,8 @@ class ReplayFeed(Feed):
 
     Starting in the middle reads and skips the earlier batches, unless the loader's position is
     loaded. Random numbers drawn in this process are seeded from (seed, epoch, replica).
-    Several ranks tell each other the samples of one, two, four, and then of 8 batches at a time,
-    which they read ahead.
+    The batches of a step are read ahead, and by several ranks those of a few steps: see
+    :func:`~.weighing.weighed`.
 
     ``uneven``: for different numbers of batches on the ranks. ``"refuse"`` raises an error with the
     number of each. With ``"join"``, ranks whose loader has ended take part with weight 0, so that
@@ -79,51 +78,25 @@ class ReplayFeed(Feed):
 
     def epoch(self, epoch: int, start: int) -> Iterator[MicroBatch]:
         saved, self._saved = self._saved, None
-        index = 0 if saved is None else start
-        batches = _marked(self._read(epoch, index, saved), self._batch_size)
-        ranks = 1 if self._uneven == "allow" else collectives.world_size()
-        most = loader_state.MOST_AHEAD if ranks > 1 else 1
-        ahead = deque(islice(batches, 1))
-        while True:
-            rows = self._exchanged([each[1:] for each in ahead], ranks)
-            for row in rows:
-                data, samples, _ = ahead.popleft()
-                if isinstance(data, Exception):
-                    raise data
-                weight, has_ended = self._weighed(samples, row, index + 1)
-                if index >= start:
-                    weight /= self.accumulate
-                    ends_step = has_ended or (index + 1) % self.accumulate == 0
-                    yield MicroBatch(data, index, samples, weight, ends_step, has_ended)
-                if has_ended:
-                    return
-                index += 1
-                ahead.extend(islice(batches, 2 if len(rows) < most else 1))
+        first = 0 if saved is None else start
+        return weighed(
+            endless(self._counted(self._read(epoch, first, saved))),
+            self.accumulate,
+            1 if self._uneven == "allow" else collectives.world_size(),
+            first=first,
+            start=start,
+            known=self.batches,
+            is_refused=self._uneven == "refuse",
+        )
 
-    def _exchanged(self, own: list[tuple[int, bool]], ranks: int) -> list[list[list[int]]]:
-        """By batch and rank: samples, whether it is the last, and batches of the loader, or -1."""
-        rows = torch.zeros(len(own), ranks, 3, dtype=torch.int64)
-        rank = collectives.rank() if ranks > 1 else 0
-        rows[:, rank] = torch.tensor([(*each, self.batches or -1) for each in own])
-        if ranks > 1:
-            rows = collectives.all_reduce(rows)
-        agreed: list[list[list[int]]] = rows.tolist()
-        return agreed
-
-    def _weighed(self, samples: int, row: list[list[int]], count: int) -> tuple[float, bool]:
-        """The weight of this replica's batch, and whether all replicas' loaders have ended."""
-        ended = [bool(is_last) for _, is_last, _ in row]
-        if self._uneven == "refuse" and any(ended) and not all(ended):
-            counts = [
-                str(count) if has_ended else str(most) if most > count else f"more than {count}"
-                for _, has_ended, most in row
-            ]
-            known = (f"rank {rank} has {each}" for rank, each in enumerate(counts))
-            raise UserError(
-                f"the ranks' loaders give different numbers of batches: {', '.join(known)}; give "
-                "each the same number, or set uneven_inputs='join'"
-            )
-        return samples * len(row) / max(1, sum(each[0] for each in row)), all(ended)
+    def _counted(self, batches: Iterator[Any]) -> Iterator[Counted]:
+        """Count each batch, and see whether it is the last: read one ahead."""
+        counter = Counter(self._share)
+        if (following := next(batches, END)) is END:
+            raise UserError(f"rank {collectives.rank()}: the loader yielded no batches")
+        while following is not END:
+            data, following = following, next(batches, END)
+            yield counter.count(data, self._batch_size, is_last=following is END)
 
     def _read(self, epoch: int, first: int, saved: loader_state.Saved | None) -> Iterator[Any]:
         """The batches of an epoch from ``first`` on: 0, or that of a saved position."""
@@ -148,22 +121,7 @@ class ReplayFeed(Feed):
         if self._most is not None:
             batches = islice(batches, max(0, self._most - first))
         if self._positions is not None:
-            batches = self._positions.noted(batches, first, stream)
+            ahead = max(MOST_AHEAD, self.accumulate)
+            batches = self._positions.noted(batches, first, stream, ahead)
         tells, self._tells = self._tells, False
         return compared(batches, share.replica, replicas=share.replicas, tells=tells)
-
-
-def _marked(batches: Iterator[Any], batch_size: int | None) -> Iterator[tuple[Any, int, bool]]:
-    """Yield each batch, its samples, and whether it is the last; read one ahead.
-
-    Then the last one, without samples, or the error of one that could not be read, again and again.
-    """
-    try:
-        if (following := next(batches, END)) is END:
-            raise UserError(f"rank {collectives.rank()}: the loader yielded no batches")
-        while following is not END:
-            data, following = following, next(batches, END)
-            yield data, batch_length(data, batch_size), following is END
-        yield from repeat((data, 0, True))
-    except Exception as error:
-        yield from repeat((error, 0, False))

@@ -4,15 +4,20 @@ A sample is an entry along the first dimension of tensors and arrays, or an item
 as the batch. All else belongs to every sample: tensors without dimensions, numbers, strings.
 """
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
 from ..errors import UserError
 from .moving import leaves, mapped
+
+_Path = tuple[Any, ...]
+_LABELS = {"y", "label", "labels", "target", "targets"}
 
 
 def batch_length(batch: Any, expected: int | None = None) -> int:
@@ -22,18 +27,103 @@ def batch_length(batch: Any, expected: int | None = None) -> int:
     ``expected``: the number for which it was made, which tells whether a list is one of samples.
     """
     lengths = [len(each) for each in leaves(batch) if _has_length(each)]
-    inner: list[int] = []
+    other = next((each for each in lengths if each != 1), expected or 1)
+    return _common_length(batch, expected) or other
+
+
+def _common_length(batch: Any, expected: int | None) -> int | None:
+    """The number of samples that all in a batch agrees with; ``None``: there is none."""
+    lengths = [len(each) for each in leaves(batch) if _has_length(each)]
+    inner: list[list[Any] | tuple[Any, ...]] = []
 
     def note(value: Any) -> bool:
         if isinstance(value, list | tuple) and value is not batch:
-            inner.append(len(value))
+            inner.append(value)
         return False
 
     leaves(batch, note)
-    for number in dict.fromkeys([expected, *lengths[:1], *inner]):
+    # A list of numbers or texts has one for each sample; one of tensors may have fields.
+    sure = [len(each) for each in inner if each and isinstance(each[0], int | float | str)]
+    for number in dict.fromkeys([expected, *sure, *lengths[:1], *map(len, inner)]):
         if number and _samples_in(batch, number) is not None:
             return number
-    return next((each for each in lengths if each != 1), expected or 1)
+    return None
+
+
+class SampleCounter:
+    """Counts the samples of a loader's batches by what is in them.
+
+    A batch says it itself (``num_graphs``); or something in it is as long as the batch size, as it
+    was in all full batches; or all in it has the same length; or its labels say it.
+    """
+
+    _paths: frozenset[_Path] = frozenset()
+    """Where full batches had as many entries as samples."""
+
+    def count(self, batch: Any, expected: int | None) -> int:
+        """Number of samples in a batch that was made for so many; UserError if it is ambiguous."""
+        if own := [each for each in map(_own_number, leaves(batch)) if each is not None]:
+            return own[0]
+        lengths = dict(_lengths(batch))
+        if expected:
+            full = {path for path, each in lengths.items() if each == expected}
+            known = self._paths & lengths.keys() or full
+            # What was as long as a batch, and is shorter now, tells that this one is smaller.
+            found = {each for path in known if (each := lengths[path]) <= expected}
+            smaller = found - {expected}
+            if len(smaller) == 1 or found == {expected}:
+                number = min(found)
+                self._paths = frozenset(path for path in known if lengths[path] == number)
+                return number
+        if (common := _common_length(batch, expected)) is not None:
+            return common
+        named = {each for path, each in lengths.items() if path and path[-1] in _LABELS}
+        fields = {each for path, each in lengths.items() if path and each != 1}
+        for found in (named, fields):
+            if len(found) == 1:
+                return found.pop()
+        if not lengths:
+            return expected or 1
+        if type(batch) is tuple and (-1,) in lengths:
+            return lengths[-1,]
+        shown = ", ".join(map(str, dict.fromkeys(lengths.values())))
+        raise UserError(
+            f"a batch has tensors and lists of different lengths ({shown}): override count_samples "
+            "in the module, to say how many samples it has"
+        )
+
+
+def _own_number(value: Any) -> int | None:
+    """The number of samples of an object that knows it: graphs of PyG and DGL, packed sequences."""
+    if isinstance(value, PackedSequence):
+        return int(value.batch_sizes[0])
+    numbers = (getattr(value, name, None) for name in ("num_graphs", "batch_size"))
+    return next((each for each in numbers if type(each) is int), None)
+
+
+def _are_fields(values: Sequence[Any]) -> bool:
+    return all(map(_has_length, values)) and len({len(each) for each in values}) == 1
+
+
+def _lengths(value: Any, path: _Path = ()) -> Iterator[tuple[_Path, int]]:
+    """Where in a batch tensors, arrays and lists are, and their lengths."""
+    items: Sequence[tuple[Any, Any]] = ()
+    if isinstance(value, Mapping):
+        items = list(value.items())
+    elif hasattr(value, "_fields"):
+        items = list(zip(value._fields, value, strict=True))
+    elif dataclasses.is_dataclass(value) and not _is_object(value):
+        items = list(vars(value).items())
+    elif _has_length(value):
+        is_fields = type(value) is tuple and not path
+        if not is_fields:
+            yield path, len(value)
+        # The items of a list within a batch are samples, or fields that are equally long.
+        if isinstance(value, list | tuple) and (not path or _are_fields(value)):
+            last = len(value) - 1 if is_fields else None  # of a tuple of fields the last: labels
+            items = [(-1 if key == last else key, each) for key, each in enumerate(value)]
+    for key, each in items:
+        yield from _lengths(each, (*path, key))
 
 
 def part_sizes(samples: int, count: int) -> list[int]:

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing import connection, queues
 from pathlib import Path
@@ -44,6 +44,9 @@ _TORCHELASTIC_FILE = "TORCHELASTIC_ERROR_FILE"
 _LOST_A_PEER = "lost-a-peer"
 _TRAINER = Path(__file__).parents[1]
 _LOST = ("closed by peer", "reset by peer", "pair closure", "Broken pipe", "gloo", "NCCL")
+
+keep_error: Callable[[BaseException, int], object] | None = None
+"""Keeps the error of a rank for the process that has started it; set by the launcher."""
 
 State = Literal["", "started", "working"]
 """``started``: it handles SIGINT; ``working``: it must not end, even with exit code 0."""
@@ -136,6 +139,8 @@ def report_failure(error: BaseException, lost_peer: Sequence[str] = ()) -> str:
             lost_at=hangs.of_error(error) if is_lost else "",
         )
         files.write_atomically(directory / f"rank-{rank}.json", json.dumps(asdict(failure)))
+        if keep_error is not None:
+            keep_error(error, rank)
         signals.hide_traceback(error)
     elif file := os.environ.get(_TORCHELASTIC_FILE):
         # The format of torch.distributed.elastic.multiprocessing.errors.ErrorHandler.

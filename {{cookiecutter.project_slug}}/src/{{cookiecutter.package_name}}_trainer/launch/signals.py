@@ -55,6 +55,10 @@ class Interrupted(KeyboardInterrupt):
         super().__init__(f"{INTERRUPTED}: saved after step {step}; resume with: {how}")
         self.step, self.directory, self.is_command = step, directory, is_command
 
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows instead of a traceback."""
+        return [str(self)]
+
 
 class Preemption:
     """Records the :data:`SIGNALS` and makes all ranks act on them after the same step.
@@ -101,6 +105,8 @@ class Preemption:
         finally:
             for number, handler in replaced.items():
                 signal.signal(number, handler)
+            if self._received == signal.SIGINT:
+                raise Preempted(signal.SIGINT)  # all is saved: the fit ends as if interrupted
             if self._received not in (0, STOP):
                 signal.raise_signal(self._received)
 

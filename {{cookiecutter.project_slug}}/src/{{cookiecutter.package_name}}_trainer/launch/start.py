@@ -1,6 +1,7 @@
 """Start ranks: the same command once per rank, or a function in new processes."""
 
 import atexit
+import contextlib
 import multiprocessing
 import multiprocessing.util
 import os
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -60,6 +62,11 @@ def supervise_copies(processes: int, layout: Layout, directory: Path) -> NoRetur
             "an interactive session, or a script on standard input, has no command to start once "
             "per rank; use strategy='ddp_notebook', write a script, or use torchrun"
         )
+    if threading.current_thread() is not threading.main_thread():
+        raise UserError(
+            "a thread cannot start this command once per rank, and exit like the ranks; call it in "
+            "the main thread, or use strategy='ddp_spawn'"
+        )
     # Readable by this user only: on one node it contains the store of the ranks.
     with tempfile.TemporaryDirectory(prefix="trainer-launch-") as private:
         place = Place(processes, Path(private), layout)
@@ -97,7 +104,8 @@ def run_in_processes(
 
     Raises:
         UserError: The processes cannot be started this way, or a rank raised a ``UserError``.
-        RankError: A rank failed.
+        RankError: A rank failed. It is the cause of an error whose class is the user's or a
+            library's, such as ``optuna.TrialPruned``.
         KeyboardInterrupt: This process received SIGINT and the ranks have ended: an
             :class:`~..signals.Interrupted` if they have saved a checkpoint.
     """
@@ -112,7 +120,7 @@ def run_in_processes(
         start = partial(_start_processes, method, given, place, result)
         failure = Watcher(start, method, place).watch()
         if failure is not None:
-            raise _exception(failure)
+            _raise(failure, Path(private))
         if not result.exists():
             raise RankError("rank 0 ended without a result")
         # Safe: rank 0 has pickled it, as this process has pickled the work.
@@ -189,6 +197,7 @@ def _run_rank(given: _Work, variables: dict[str, str], result: Path | None) -> N
         atexit.register(multiprocessing.util._exit_function)  # type: ignore[attr-defined]
     try:
         # Safe: the parent process pickled this file itself.
+        reports.keep_error = partial(_keep_error, Path(variables[reports.DIRECTORY]))
         returned = run_external(
             lambda: pickle.loads(given.read_bytes()) if isinstance(given, Path) else given  # noqa: S301
         )()
@@ -201,6 +210,25 @@ def _run_rank(given: _Work, variables: dict[str, str], result: Path | None) -> N
     except BaseException:
         # The failure report is written; multiprocessing would print the error a second time.
         sys.exit(1)
+
+
+def _keep_error(directory: Path, error: BaseException, rank: int) -> None:
+    """Keep an error that callers may catch by its class: of a library, or the user's own."""
+    known = {"builtins", "torch", __name__.partition(".")[0]}
+    if type(error).__module__.partition(".")[0] not in known:
+        with contextlib.suppress(Exception):  # it cannot be pickled: RankError says what it was
+            (directory / f"error-{rank}").write_bytes(pickle.dumps(error))
+
+
+def _raise(failure: Failure, directory: Path) -> NoReturn:
+    raised, path = _exception(failure), directory / f"error-{failure.rank}"
+    original: object = None
+    if isinstance(raised, RankError) and path.exists():
+        with contextlib.suppress(Exception):  # its class takes other arguments
+            original = pickle.loads(path.read_bytes())  # noqa: S301 (written by our rank)
+    if isinstance(original, Exception):
+        raise original from raised
+    raise raised
 
 
 def _exception(failure: Failure) -> BaseException:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import shown
 from ..options import Options, redaction
@@ -65,6 +65,8 @@ class Logger:
 
     name: str = ""
     """Name of this logger in the run, unique in ``Trainer(loggers=…)``; default: its class."""
+    outcome: Literal["finished", "failed", "stopped"] = "finished"
+    """How the fit has ended, when :meth:`close` is called; ``"stopped"``: by a signal."""
 
     def start(self, run: LoggedRun) -> None:
         """Called before any other method, once per fit."""
@@ -103,4 +105,4 @@ class Logger:
         """
 
     def close(self) -> None:
-        """Called at the end of a fit, also if it fails in a step."""
+        """Called at the end of a fit, also if it fails; :attr:`outcome` says how it has ended."""

@@ -30,6 +30,8 @@ class BatchContext(NamedTuple):
 
     samples: int = 1
     """This rank's samples that count; 0 for a padding batch."""
+    counted: float = 1.0
+    """What they count in logged means."""
     weight: float = 1.0
     """Factor of the mean loss over the samples."""
     ends_step: bool = True
@@ -55,8 +57,10 @@ class _Total:
     total: Tensor
     weight: float
 
-    def add(self, value: Tensor, samples: int) -> None:
+    def add(self, value: Tensor, samples: float) -> None:
         if self.how == "mean":
+            if not samples:  # the mean over nothing may be NaN
+                return
             self.total.add_(value, alpha=samples)  # one kernel
             self.weight += samples
         elif self.how == "sum":
@@ -90,7 +94,7 @@ class _Logged(NamedTuple):
 
     name: str
     value: Any
-    samples: int
+    samples: float
     how: ReduceFx
     synced: bool
 
@@ -124,7 +128,10 @@ class Recorder:
         self._epoch: dict[str, _Total] = {}
         self._steps: dict[str, _Total] = {}
         """Of the epoch too: values of steps that were not logged with ``on_epoch``."""
-        self._metrics: dict[str, Any] = {}
+        self.metrics: dict[str, Any] = {}
+        """The metric objects that were logged since they were last computed."""
+        self._of_training: dict[int, str] = {}
+        """Names of those of training by ``id``, in an evaluation."""
 
     def enter(self, context: BatchContext) -> None:
         """Record values in a context from now on; those of an earlier step are dropped."""
@@ -141,7 +148,7 @@ class Recorder:
         prog_bar: bool = False,
         sync_dist: bool = True,
         reduce_fx: ReduceFx = "mean",
-        batch_size: int | None = None,
+        batch_size: float | None = None,
     ) -> None:
         """See :meth:`~..module.TrainingModule.log`.
 
@@ -150,7 +157,7 @@ class Recorder:
         """
         context = self.context
         name = f"{name}/{context.loader}" if context.loader else name
-        samples = context.samples if batch_size is None else batch_size
+        samples = context.counted if batch_size is None else batch_size
         samples *= self._counts
         if isinstance(value, Tensor):
             is_quick = not context.is_recorded and context.is_training and context.level == "step"
@@ -194,7 +201,13 @@ class Recorder:
                 f"log({name!r}): a metric object is reduced over a process group, which this "
                 "strategy does not have; log the number of each batch"
             )
-        self._metrics[name] = metric
+        if id(metric) in self._of_training and not hasattr(metric, "metric_state"):
+            of_training = self._of_training[id(metric)]
+            raise UserError(
+                f"log({name!r}): the same {type(metric).__name__} is logged in training, as "
+                f"{of_training!r}, whose values it would mix in: create one for each stage"
+            )
+        self.metrics[name] = metric
 
     def _add(self, totals: dict[str, _Total], logged: _Logged) -> None:
         name, value, samples, how, synced = logged
@@ -231,10 +244,10 @@ class Recorder:
             values = self._reduced(of_epoch, may_differ=True)
         totals, self._epoch = self._epoch, {}
         values |= self._reduced(totals)
-        for name, metric in self._metrics.items():
-            values[name] = float(metric.compute())
+        metrics, self.metrics = self.metrics, {}
+        values |= {name: float(metric.compute()) for name, metric in metrics.items()}
+        for metric in metrics.values():  # one may have several names
             metric.reset()
-        self._metrics = {}
         return values
 
     def _reduced(self, totals: dict[str, _Total], may_differ: bool = False) -> dict[str, float]:
@@ -274,13 +287,15 @@ class Recorder:
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
         """Record values of validation or test in this context; training's values are kept apart."""
-        kept = self.context, self._epoch, self._steps, self._metrics, self.latest
+        kept = self.context, self._epoch, self._steps, self.metrics, self.latest
+        self._of_training = {id(metric): name for name, metric in self.metrics.items()}
         self.context = self.context._replace(is_training=False, level="step")
-        self._epoch, self._steps, self._metrics, self.latest = {}, {}, {}, {}
+        self._epoch, self._steps, self.metrics, self.latest = {}, {}, {}, {}
         try:
             yield
         finally:
-            self.context, self._epoch, self._steps, self._metrics, self.latest = kept
+            self.context, self._epoch, self._steps, self.metrics, self.latest = kept
+            self._of_training = {}
 
     @contextlib.contextmanager
     def ignoring_values(self) -> Iterator[None]:

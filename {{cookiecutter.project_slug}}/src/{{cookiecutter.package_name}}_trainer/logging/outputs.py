@@ -22,7 +22,8 @@ class Outputs:
     ``epoch_values``: values of a completed epoch, until they are written; ``last_values``: values
     of the last step, if it is logged only because training ends with it; ``log_positions``:
     position of each log in the resumed checkpoint; ``measurements``: functions whose values are
-    written with the speed.
+    written with the speed; ``fresh``: names of the values that were computed since each kind of
+    consumer has acted on them: schedulers by step and by epoch, and ``on_validation_end``.
     """
 
     recorder: Recorder
@@ -34,11 +35,16 @@ class Outputs:
     last_values: dict[str, float] = field(default_factory=dict)
     log_positions: dict[str, int] = field(default_factory=dict)
     measurements: list[Callable[[], Mapping[str, float]]] = field(default_factory=list)
+    fresh: dict[str, set[str]] = field(
+        default_factory=lambda: {"step": set(), "epoch": set(), "validation": set()}
+    )
 
     def write(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
         """Write values to the loggers, and keep them as the run's latest values."""
         if values:
             self.latest.update(values)
+            for names in self.fresh.values():
+                names.update(values)
             self._each(lambda _, logger: logger.write(step, epoch, values))
 
     def write_epoch(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
@@ -46,6 +52,14 @@ class Outputs:
         self.write(step, epoch, values)
         own = {name.removesuffix("_epoch"): value for name, value in values.items()}
         self.latest |= {name: value for name, value in own.items() if name not in values}
+        for kind in ("epoch", "validation") if values else ():
+            self.fresh[kind].update(own)
+
+    def take_fresh(self, kind: str) -> dict[str, float]:
+        """The latest values that a kind of consumer has not seen yet; each is returned once."""
+        values = {name: self.latest[name] for name in sorted(self.fresh[kind])}
+        self.fresh[kind].clear()
+        return values
 
     def write_speed(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
         """Write the speed of training, and other measurements; they are no result of the run."""
@@ -74,9 +88,13 @@ class Outputs:
         """Position of each log, for a checkpoint."""
         return self._each(lambda _, logger: int(logger.position()))
 
-    def close(self) -> None:
-        """Close the loggers."""
+    def close(self, error: BaseException | None = None) -> None:
+        """Close the loggers once, which learn by what the fit has ended; ``None``: it finished."""
+        for logger in self.loggers.values():
+            is_failure = isinstance(error, Exception)
+            logger.outcome = "failed" if is_failure else "stopped" if error else "finished"
         self._each(lambda _, logger: logger.close())
+        self.loggers = {}
 
     def _each(self, call: Callable[[str, Logger], T]) -> dict[str, T]:
         """Call all loggers; one that raises is not called any more, which is said once."""

@@ -167,6 +167,8 @@ class WandbLogger(RemoteLogger):
                 config=dict(run.configuration),
                 dir=str(run.directory),
                 mode=self.mode,
+                # A run of the program itself is neither taken over nor finished.
+                reinit="create_new" if wandb.run is not None else None,
             )
         finally:
             sys.argv = words
@@ -182,9 +184,9 @@ class WandbLogger(RemoteLogger):
         self._run.log({**values, "step": step})
 
     def close(self) -> None:
-        """Finish the run."""
+        """Finish the run; the exit code says how."""
         super().close()
-        self._run.finish()
+        self._run.finish(exit_code=0 if self.outcome == "finished" else 1)
 
 
 class MLflowLogger(RemoteLogger):
@@ -200,6 +202,7 @@ class MLflowLogger(RemoteLogger):
     name = "mlflow"
     _client: Any
     _id: str
+    _refused: set[str]
 
     def __init__(self, experiment: str | None = None, tracking_uri: str | None = None) -> None:
         require("mlflow")
@@ -220,6 +223,7 @@ class MLflowLogger(RemoteLogger):
         for name, value in _MLFLOW_PATIENCE.items():
             os.environ.setdefault(name, value)
         self._client = client = MlflowClient(self.tracking_uri)
+        self._refused = set()
         if known is not None:
             client.update_run(known, status="RUNNING")
             self._id = known
@@ -227,9 +231,9 @@ class MLflowLogger(RemoteLogger):
         name = self.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME", "Default")
         found = client.get_experiment_by_name(name)
         experiment = found.experiment_id if found else client.create_experiment(name)
-        self._id = made = str(client.create_run(experiment, run_name=run.name).info.run_id)
-        client.log_batch(made, params=[Param(*each) for each in flat("", run.configuration)])
-        return made
+        self._id = str(client.create_run(experiment, run_name=run.name).info.run_id)
+        self._log("params", [Param(*each) for each in flat("", run.configuration)])
+        return self._id
 
     def send(self, step: int, values: Mapping[str, float]) -> None:
         """Log values of a step."""
@@ -237,12 +241,31 @@ class MLflowLogger(RemoteLogger):
 
         now = int(time.time() * 1000)
         sent = [Metric(name, value, now, step) for name, value in values.items()]
-        self._client.log_batch(self._id, metrics=sent)
+        self._log("metrics", sent)
+
+    def _log(self, kind: str, given: list[Any]) -> None:
+        """Log values; one whose name MLflow refuses is left out, which is said once."""
+        from mlflow.exceptions import MlflowException
+
+        given = [each for each in given if each.key not in self._refused]
+        try:
+            self._client.log_batch(self._id, **{kind: given})
+        except MlflowException as error:
+            if error.error_code != "INVALID_PARAMETER_VALUE":
+                raise
+            for each in given if len(given) > 1 else ():
+                self._log(kind, [each])
+            if len(given) == 1:
+                self._refused.add(name := given[0].key)
+                reason = redaction.message(one_line(error))
+                line = f"warning: logger 'mlflow' leaves out {name!r}: {reason}"
+                print(line, file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Mark the run as finished."""
+        """Tell MLflow how the run has ended."""
         super().close()
-        self._client.set_terminated(self._id)
+        status = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
+        self._client.set_terminated(self._id, status[self.outcome])
 
 
 def flat(prefix: str, value: Any) -> Iterator[tuple[str, str]]:

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+_MOST = 100  # items of a container in which metrics are looked for
+
 
 @contextlib.contextmanager
 def unchanged(module: nn.Module) -> Iterator[None]:
@@ -19,6 +21,23 @@ def unchanged(module: nn.Module) -> Iterator[None]:
             for name, value in state.items():
                 setattr(metric, name, value)
             metric._update_count, metric._computed = count, None
+
+
+@contextlib.contextmanager
+def set_aside(module: nn.Module, logged: Iterable[Any]) -> Iterator[None]:
+    """Keep what training has added to metrics apart from an evaluation, which may use the same.
+
+    One that the evaluation changes, and neither logs nor resets, keeps the values of that.
+    """
+    found = {id(each): each for each in (*metrics(module), *filter(_is_metric, logged))}
+    used = [each for each in found.values() if each._update_count]
+    kept = [(each, each._copy_state_dict(), each._update_count) for each in used]
+    for each in used:
+        each.reset()
+    yield
+    for each, values, count in kept:
+        if not each._update_count:
+            vars(each).update(values, _update_count=count, _computed=None)
 
 
 def state(module: nn.Module) -> dict[str, Tensor]:
@@ -60,6 +79,26 @@ def _numbered(key: str) -> tuple[str, int]:
 
 
 def _metrics(module: nn.Module) -> Iterable[tuple[str, Any]]:
+    found = {id(each): (path, each) for path, each in module.named_modules() if _is_metric(each)}
     for path, child in module.named_modules():
-        if hasattr(child, "metric_state") and hasattr(child, "_update_count"):
-            yield path, child
+        for name, value in vars(child).items():
+            if name != "_modules":
+                for inner, each in _contained(f"{path}.{name}", value):
+                    found.setdefault(id(each), (inner, each))
+    return found.values()
+
+
+def _contained(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The metrics in a small dict, list or tuple, which torch does not find."""
+    if isinstance(value, dict | list | tuple) and len(value) <= _MOST and path.count("[") < 3:
+        for key, each in value.items() if isinstance(value, dict) else enumerate(value):
+            inner = f"{path}[{key}]".replace(":", "~")  # which separates the parts of a name
+            if isinstance(each, nn.Module):
+                named = each.named_modules(prefix=inner)
+                yield from ((name, of) for name, of in named if _is_metric(of))
+            else:
+                yield from _contained(inner, each)
+
+
+def _is_metric(value: Any) -> bool:
+    return hasattr(value, "metric_state") and hasattr(value, "_update_count")

@@ -126,21 +126,18 @@ def _graphs() -> int:
 
 @contextlib.contextmanager
 def applied(
-    module: nn.Module,
-    value: bool | Mapping[str, Any],
-    checkpointed: Sequence[str],
-    mode: str = "full",
+    module: nn.Module, value: bool | Mapping[str, Any], checkpointed: Sequence[str]
 ) -> Iterator[Compiled | None]:
     """Compile what the steps of a module call, and checkpoint activations, in this context.
 
     Checkpointed modules are compiled separately, inside of what torch's checkpoint calls twice. The
-    arguments are those of the trainer: ``compile``, ``activation_checkpointing`` and its mode.
+    arguments are those of the trainer: ``compile`` and ``activation_checkpointing``.
 
     Raises:
         ConfigurationError: A name matches nothing in this model, or it has no repeated blocks.
     """
     if value is False:
-        with activation_checkpointing.applied(module, checkpointed, mode):
+        with activation_checkpointing.applied(module, checkpointed):
             yield None
             return
     given = {} if value is True else value
@@ -148,7 +145,7 @@ def applied(
     selected = select(module, value, checkpointed)
     compiled = Compiled(selected, options)
     torch.compiler.reset()  # each fit has all of torch's limit of recompilations
-    with activation_checkpointing.applied(module, checkpointed, mode, compiled.compiled):
+    with activation_checkpointing.applied(module, checkpointed, compiled.compiled):
         for each in selected.values():  # a class has one forward, which torch compiles once
             vars(each)["forward"] = MethodType(compiled.compiled(type(each).forward), each)
         try:

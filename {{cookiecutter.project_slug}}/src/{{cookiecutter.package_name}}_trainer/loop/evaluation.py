@@ -52,7 +52,7 @@ def _run_batches(
 ) -> None:
     counts = strategy.data.counts
     for batch in read(strategy, feed, 0, 0):
-        recorder.context = recorder.context._replace(samples=batch.samples)
+        recorder.context = recorder.context._replace(samples=batch.samples, counted=batch.counted)
         with contextlib.ExitStack() as padding:
             if not (batch.samples and counts):  # nothing that is logged counts
                 padding.enter_context(recorder.ignoring_values())
@@ -150,7 +150,8 @@ def _evaluating(module: nn.Module, strategy: Strategy, recorder: Recorder) -> It
     state = randomness.full_state(devices)
     module.eval()
     try:
-        with recorder.evaluating(), torch.no_grad(), strategy.evaluating():
+        apart = torchmetrics_state.set_aside(module, recorder.metrics.values())
+        with apart, recorder.evaluating(), torch.no_grad(), strategy.evaluating():
             yield
     finally:
         randomness.set_full_state(state, devices)

@@ -141,7 +141,7 @@ class FitLoop(AbstractContextManager["FitLoop"]):
             if not (has_failed and self.checkpoints.waits_for_peers):
                 self.checkpoints.close()
         finally:
-            self.fit.outputs.close()
+            self.fit.outputs.close(error)
 
     # --- an epoch ------------------------------------------------------------------------------
 
@@ -189,6 +189,7 @@ class FitLoop(AbstractContextManager["FitLoop"]):
         ends = batch.ends_epoch and position.epoch + 1 == options.max_epochs
         return BatchContext(
             samples=batch.samples,
+            counted=batch.counted,
             weight=batch.weight,
             ends_step=batch.ends_step,
             ends_epoch=batch.ends_epoch,
@@ -237,8 +238,12 @@ class FitLoop(AbstractContextManager["FitLoop"]):
             self._validate_once()
         self._agree_to_stop()
         if self.fit.manual is None:
-            self.fit.optimization.step_schedulers("epoch", outputs.latest)
-        outputs.progress.show(position.global_step, outputs.recorder.latest | outputs.validated)
+            self.fit.optimization.step_schedulers("epoch", outputs.take_fresh("epoch"))
+            if self.validate is None or position.validated_at >= 0:
+                self.fit.optimization.check_monitored(outputs.latest)
+        own = outputs.recorder.latest  # of this rank
+        shown = {name: outputs.latest.get(name, each) for name, each in own.items()}
+        outputs.progress.show(position.global_step, shown | outputs.validated)
         position.epoch, position.batch, position.epoch_done = position.epoch + 1, 0, False
 
     # --- a step --------------------------------------------------------------------------------
@@ -259,7 +264,7 @@ class FitLoop(AbstractContextManager["FitLoop"]):
         self._has_gradients = True
         if self.fit.compiled is not None and not self.fit.compiled.is_checked:
             self.fit.compiled.check()
-        if self._nonfinite.note_loss is not None:
+        if self._nonfinite.note_loss is not None and context.weight:
             for loss in found.losses:
                 self._nonfinite.note_loss(loss)
         if self.hashes.is_due:
@@ -332,7 +337,7 @@ class FitLoop(AbstractContextManager["FitLoop"]):
             else:  # written after the last checkpoint: a longer training would not log this step
                 outputs.last_values = values
         if self.fit.optimization.schedulers and self.fit.manual is None:
-            self.fit.optimization.step_schedulers("step", outputs.latest)
+            self.fit.optimization.step_schedulers("step", outputs.take_fresh("step"))
         if context.ends_epoch:
             return  # the end of the epoch validates and saves
         if self.after_save:
@@ -385,6 +390,9 @@ class FitLoop(AbstractContextManager["FitLoop"]):
                 outputs.write(position.global_step, position.epoch, outputs.validated)
                 for call in self.fit.calls.on_validation_end:
                     call()
+            outputs.fresh["validation"].clear()
+            if self.fit.manual is None:
+                self.fit.optimization.step_plateaus(outputs.take_fresh("step"))
             self._save_if_requested()
 
     def _agree_to_stop(self) -> None:

@@ -25,13 +25,23 @@ if TYPE_CHECKING:
     from .manual_optimization import ManualOptimization
 
 
+FROZEN, TOTAL_STEPS = "frozen parameters", "total_steps"
+"""Names in ``FitParts.configured``, beside those of ``strategies.optimizers.described``."""
+
+
+def frozen(module: TrainingModule) -> list[str]:
+    """Names of the parameters that are not trained."""
+    return [name for name, each in module.named_parameters() if not each.requires_grad]
+
+
 @dataclass(frozen=True)
 class FitParts:
     """The parts of a fit, after the strategy's ``setup``.
 
     ``optimization``: the optimizers that ``setup`` returned; ``manual``: only for a module with
     manual optimization; ``feed``: training batches; ``outputs``: where values are logged;
-    ``calls``: hooks of callbacks and of the module; ``compiled``: what is compiled of the module.
+    ``calls``: hooks of callbacks and of the module; ``configured``: what a resume compares with a
+    checkpoint, see :mod:`.restored`; ``compiled``: what is compiled of the module.
     """
 
     options: Options
@@ -43,6 +53,7 @@ class FitParts:
     outputs: Outputs
     position: Position
     calls: HookCalls
+    configured: dict[str, Any]
     compiled: "Compiled | None"
 
 

@@ -1,19 +1,29 @@
 """What a checkpoint contains of a fit, and how a fit resumes from it."""
 
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
 
-from ..checkpoint import MOST_STEPS, Checkpoint, check_count, is_sharded, read_all
+from ..checkpoint import (
+    MOST_STEPS,
+    Checkpoint,
+    check_count,
+    from_tensors,
+    is_sharded,
+    state_file,
+    to_tensors,
+)
 from ..data import Feed, randomness
 from ..data.feed import note_unused
 from ..errors import CheckpointError, ConfigurationError
 from ..launch.cluster import Layout
 from ..module import TrainingModule
-from .parts import FitParts
+from .parts import FitParts, frozen
 
+_OWN = "rank_state"
 _NOT_OF_THIS_MODEL = (RuntimeError, ValueError, LookupError, TypeError, AttributeError)
 
 
@@ -24,14 +34,34 @@ def state(fit: FitParts) -> dict[str, Any]:
         **fit.strategy.state(fit.optimization),
         "schedules": [each.scheduler.state_dict() for each in fit.optimization.schedulers],
         "precision": fit.strategy.precision.state(),
+        "configured": fit.configured,
+        "frozen": frozen(fit.module),
         "position": _position(fit),
         "epoch_values": outputs.epoch_values,
         "latest": dict(outputs.latest),
+        "fresh": {kind: sorted(names) for kind, names in outputs.fresh.items()},
         "last_values": outputs.last_values,
         "logs": outputs.positions(),
         "gradients": _accumulated(fit, is_sharded),
         "callbacks": fit.calls.state(),
     }
+
+
+def check(fit: FitParts) -> None:
+    """Try the types of all that user code gives a checkpoint, before the first step.
+
+    Raises:
+        CheckpointError: A checkpoint does not support one.
+    """
+    optimizers, own = fit.optimization.optimizers, fit.module.state_dict()
+    groups = [[{**group, "params": []} for group in each.param_groups] for each in optimizers]
+    state = {
+        "optimizers": [{"param_groups": each} for each in groups],
+        "schedules": [each.scheduler.state_dict() for each in fit.optimization.schedulers],
+        "callbacks": fit.calls.state(),
+        "model": {name: each for name, each in own.items() if not isinstance(each, Tensor)},
+    }
+    state_file.Packing().pack(state, "state", writes=False)
 
 
 def _position(fit: FitParts) -> dict[str, Any]:
@@ -54,7 +84,8 @@ def rank_local_state(fit: FitParts) -> dict[str, Tensor]:
     parts = {
         "random": randomness.full_state(fit.strategy.data.devices),
         "log": fit.outputs.recorder.state(),
-        "torchmetrics": _metrics_state(fit.module),
+        "torchmetrics": _metrics_state(fit.module, fit.outputs.recorder.metrics),
+        "module": to_tensors(own, _OWN) if (own := fit.module.rank_state()) else {},
         "strategy": fit.strategy.rank_local_state(),
         "gradients": _accumulated(fit, lambda gradient: not is_sharded(gradient)),
         "loader": fit.feed.state(fit.position.batch, ends_epoch=fit.position.epoch_done),
@@ -64,12 +95,20 @@ def rank_local_state(fit: FitParts) -> dict[str, Tensor]:
     }
 
 
-def _metrics_state(module: TrainingModule) -> dict[str, Tensor]:
-    if "torchmetrics" not in sys.modules:  # then no metric is in the module
-        return {}
-    from ..logging import torchmetrics_state
+def _metrics_state(module: TrainingModule, logged: Mapping[str, Any]) -> dict[str, Tensor]:
+    found, known = dict[str, Tensor](), set[int]()
+    if "torchmetrics" in sys.modules:  # otherwise no metric is in the module
+        from ..logging import torchmetrics_state
 
-    return torchmetrics_state.state(module)
+        found = torchmetrics_state.state(module)
+        known = {id(each) for each in torchmetrics_state.metrics(module)}
+    for name in [name for name, each in logged.items() if id(each) not in known]:
+        warnings.warn(
+            f"a resume within this epoch loses the values so far of the metric that is logged as "
+            f"{name!r}: make it an attribute of {type(module).__name__}, of torchmetrics",
+            stacklevel=2,
+        )
+    return found
 
 
 def _accumulated(fit: FitParts, kind: Callable[[Tensor], bool]) -> dict[str, Tensor]:
@@ -105,6 +144,8 @@ def resume(fit: FitParts, checkpoint: Checkpoint, layout: Layout, same_run: bool
 
                 torchmetrics_state.load(fit.module, metrics)
             randomness.set_full_state(part(random, "random"), data.devices)
+            if of_module := part(own, "module"):
+                fit.module.load_rank_state(from_tensors(of_module, _OWN))
             if loader := part(own, "loader"):
                 remarks += fit.feed.load_state(loader, fit.position.batch)
         else:
@@ -114,6 +155,8 @@ def resume(fit: FitParts, checkpoint: Checkpoint, layout: Layout, same_run: bool
             )
             if part(checkpoint.own(0), "loader"):
                 remarks.append(note_unused(fit.position.batch))
+            if part(checkpoint.own(0), "module"):
+                remarks.append("rank_state of the module is not restored: it is of other ranks")
     except ConfigurationError as error:
         raise CheckpointError(f"{checkpoint.path}: {error}") from None
     except _NOT_OF_THIS_MODEL as error:
@@ -128,15 +171,16 @@ def resume(fit: FitParts, checkpoint: Checkpoint, layout: Layout, same_run: bool
 
 def _load(fit: FitParts, saved: dict[str, Any], step: int) -> list[str]:
     """Load the state that is the same on every process; return notes."""
-    outputs, schedulers = fit.outputs, fit.optimization.schedulers
-    configured = fit.optimization.configured_rates()
+    outputs = fit.outputs
+    from . import restored
+
     position = _checked(saved["position"], step)
-    fit.strategy.load_state(saved, fit.optimization)
-    for each, of_scheduler in zip(schedulers, saved["schedules"], strict=True):
-        each.scheduler.load_state_dict(read_all(of_scheduler))
+    remarks = restored.load(fit, saved)
     fit.strategy.precision.load_state(saved["precision"])
-    remarks = fit.optimization.other_rates(configured) + _load_position(fit, position)
+    remarks += _load_position(fit, position)
     outputs.latest.update(_numbers(saved["latest"]))
+    for kind, names in saved.get("fresh", {}).items():
+        outputs.fresh[kind].update(outputs.latest.keys() & names)
     if fit.position.epoch_done:
         outputs.epoch_values = _numbers(saved["epoch_values"])
     if fit.position.epoch_done or fit.position.is_end(fit.options):

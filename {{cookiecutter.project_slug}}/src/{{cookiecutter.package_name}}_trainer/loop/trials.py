@@ -12,9 +12,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from ..data import Feed, MicroBatch, moving, randomness
-from ..errors import ConfigurationError, UserError
+from ..errors import ConfigurationError, UserError, one_line
 from ..launch import collectives
 from ..launch.cluster import Layout
+from ..logging import BatchContext
 from ..memory.batch_size import fits_in_memory, largest_that_fits
 from ..module import TrainingModule
 from ..options import Options
@@ -39,12 +40,36 @@ def _alone(device: torch.device, precision: str) -> Strategy:
 
 
 def _copied(module: TrainingModule) -> TrainingModule:
-    """Copy a module, with the same run."""
+    """Copy a module, with the same run; attributes that cannot be copied are shared: locks, files.
+
+    Raises:
+        UserError: The module cannot be copied even so.
+    """
     state = module.trainer_state
     # Neither the run nor weights can be copied.
-    copied = copy.deepcopy(module, {id(state): replace(state, run=None, weights={})})
+    known: dict[int, Any] = {id(state): replace(state, run=None, weights={})}
+    if not _can_copy(module, dict(known)):
+        parts = {id(each): each for each in module.modules()}
+        values = [each for part in parts.values() for each in vars(part).values()]
+        known |= {id(each): each for each in values if not _can_copy(each, known | parts)}
+    try:
+        copied = copy.deepcopy(module, known)
+    except Exception as error:  # user code may raise anything
+        what = f"{type(error).__name__}: {one_line(error)}"
+        raise UserError(
+            f"{type(module).__name__} cannot be copied, to try it on a copy ({what}): create in "
+            "setup what cannot be, or give it a __deepcopy__"
+        ) from None
     copied.trainer_state = state
     return copied
+
+
+def _can_copy(value: Any, known: dict[int, Any]) -> bool:
+    try:
+        copy.deepcopy(value, known)
+    except Exception:  # user code may raise anything
+        return False
+    return True
 
 
 # --- the batch size ------------------------------------------------------------------------------
@@ -93,6 +118,7 @@ def _try(alone: Strategy, module: TrainingModule, loader: DataLoader[Any], size:
     manual: ManualOptimization | None = None
     if not tried.automatic_optimization:
         tried.trainer.manual = manual = ManualOptimization(alone, optimization)
+    tried.trainer.recorder.enter(BatchContext(size))
     batch = loader.collate_fn([loader.dataset[index] for index in range(size)])
     # The prefetched batch, which is also on the GPU.
     waiting = moving.move(batch, alone.device, alone.precision.parameter_dtype)
@@ -188,6 +214,7 @@ def try_rates(
         for each in tried.state_dict().values():
             collectives.broadcast_in_place(each)
     untrained.place(_copied(tried))
+    optimization.undo_schedules()
     first = optimization.configured_rates()[0]
     if not first > 0:
         raise UserError(
@@ -196,7 +223,10 @@ def try_rates(
         )
     found: list[Tried] = []
     for rate, batches in zip(sweep.rates, _steps(trained, feed), strict=False):
-        losses = [_losses(trained, untrained, batch) for batch in batches]
+        losses = []
+        for batch in batches:
+            module.trainer.recorder.enter(BatchContext(batch.samples, batch.weight))
+            losses.append(_losses(trained, untrained, batch))
         _average_gradients(optimization.parameters)
         with optimization.rates_multiplied(rate / first):
             if options.gradient_clip_val is not None:

@@ -1,8 +1,7 @@
 """Activation checkpointing: recompute the activations of parts of a model in backward.
 
-Only the inputs of these parts are kept, which saves memory and costs a second forward of them; if
-it is selective, also the results of operations that take long. This uses torch's non-reentrant
-checkpointing. The model is not changed: its objects, classes, names and state dict stay the same.
+Only the inputs of these parts are kept, which saves memory and costs a second forward of them, by
+torch's non-reentrant checkpointing. The model stays the same: objects, classes and state dict.
 
 Source: https://docs.pytorch.org/docs/stable/checkpoint.html (Chen et al. 2016,
 https://arxiv.org/abs/1604.06174)
@@ -12,33 +11,23 @@ import contextlib
 import difflib
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
-from functools import partial
 from types import MethodType
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import SAC_IGNORED_OPS, checkpoint, create_selective_checkpoint_contexts
-from torch.utils.flop_counter import flop_registry
+from torch.utils.checkpoint import checkpoint
 
 from ..errors import ConfigurationError, nearest, shown
 
-_Context = contextlib.AbstractContextManager[object]
 # Maps the forward of a class to its compiled version, during a run that compiles it.
 _computed_by: dict[Callable[..., Any], Callable[..., Any]] = {}
-# The mode of the innermost context, last.
-_modes = ["full"]
-_profiled = torch.ops.profiler
-# FSDP names for a profiler what it does: more in backward, where it gathers units in a part again.
-SAC_IGNORED_OPS.update({_profiled._record_function_enter_new.default})
-SAC_IGNORED_OPS.update({_profiled._record_function_exit._RecordFunction})
 
 
 @contextlib.contextmanager
 def applied(
     module: nn.Module,
     names: Sequence[str],
-    mode: str = "full",
     compiled: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
 ) -> Iterator[None]:
     """Checkpoint the activations of the named parts in this context.
@@ -49,7 +38,6 @@ def applied(
 
     Args:
         names: As in :func:`select`.
-        mode: ``"full"``, or ``"selective"``: keep what :func:`policy` says.
         compiled: Compiles the forward of a class. Parts that contain other parts are not compiled.
 
     Raises:
@@ -60,11 +48,9 @@ def applied(
         vars(part)["forward"] = MethodType(forward, part)
     if compiled is not None:
         _computed_by.update({own: compiled(own) for own in _innermost(parts)})
-    _modes.append(mode)
     try:
         yield
     finally:
-        _modes.pop()
         if compiled is not None:
             _computed_by.clear()
         for part in parts:
@@ -159,48 +145,28 @@ def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     def run(*values: Any) -> Any:
         return own(self, *values[:count], **dict(zip(names, values[count:], strict=True)))
 
-    is_cached = torch.is_autocast_cache_enabled()
-    if _modes[-1] == "selective":  # a second call would cast its weights in backward only
-        torch.set_autocast_cache_enabled(False)
-    try:
-        return recomputed(self, run, *args, *kwargs.values())
-    finally:
-        torch.set_autocast_cache_enabled(is_cached)
-
-
-def policy(_: Any, operation: Any, *args: Any, **kwargs: Any) -> bool:
-    """Keep results of operations whose FLOPs torch counts: products, convolutions, attention.
-
-    Attention with dropout is recomputed: dropout after it would draw other random numbers if not.
-    """
-    is_random = torch.Tag.nondeterministic_seeded in getattr(operation, "tags", ())
-    has_dropout = is_random and any(isinstance(each, float) and each > 0 for each in args)
-    return getattr(operation, "overloadpacket", operation) in flop_registry and not has_dropout
+    return recomputed(self, run, *args, *kwargs.values())
 
 
 def recomputed(part: nn.Module, run: Callable[..., Any], *args: Any) -> Any:
     """Call a function of a part, and call it again in backward instead of keeping activations."""
     # Positional arguments: torch looks only there for devices whose random state it must save.
-    return checkpoint(run, *args, use_reentrant=False, context_fn=partial(_contexts, part))
-
-
-def _contexts(part: nn.Module) -> tuple[_Context, _Context]:
-    """Contexts of the forward and of its recomputation."""
-    if _modes[-1] == "full":
-        return contextlib.nullcontext(), buffers_kept(part)
-    saving, saved = create_selective_checkpoint_contexts(policy)
-    return saving, buffers_kept(part, saved)
+    return checkpoint(
+        run,
+        *args,
+        use_reentrant=False,
+        context_fn=lambda: (contextlib.nullcontext(), buffers_kept(part)),
+    )
 
 
 @contextlib.contextmanager
-def buffers_kept(part: nn.Module, inner: _Context | None = None) -> Iterator[None]:
-    """Apply changes of a part's buffers in this context, and in an inner one, to copies."""
+def buffers_kept(part: nn.Module) -> Iterator[None]:
+    """Apply changes of a part's buffers in this context to copies."""
     kept = [(each._buffers, each._buffers.copy()) for each in part.modules()]
     for buffers, own in kept:
         buffers.update({name: None if each is None else each.clone() for name, each in own.items()})
     try:
-        with inner or contextlib.nullcontext():
-            yield
+        yield
     finally:
         for buffers, own in kept:
             buffers.clear()

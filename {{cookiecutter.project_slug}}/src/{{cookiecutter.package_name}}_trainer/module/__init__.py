@@ -3,9 +3,22 @@
 It imports from ``logging/``, ``launch/`` and the floors below.
 """
 
-from .current_run import Manual, Run, RunFacts, RunProperties, TrainerState, Weights
+from .current_run import (
+    Manual,
+    OptionNames,
+    Run,
+    RunFacts,
+    RunProperties,
+    TrainerState,
+    Weights,
+)
 from .hooks import DataHooks, DataModule, Hooks, Loader, Loaders
-from .overrides import is_overridden, problems_of_names, problems_of_signatures
+from .overrides import (
+    is_overridden,
+    problems_of_lazy,
+    problems_of_names,
+    problems_of_signatures,
+)
 from .training_module import TrainingModule
 
 __all__ = [
@@ -15,6 +28,7 @@ __all__ = [
     "Loader",
     "Loaders",
     "Manual",
+    "OptionNames",
     "Run",
     "RunFacts",
     "RunProperties",
@@ -22,6 +36,7 @@ __all__ = [
     "TrainingModule",
     "Weights",
     "is_overridden",
+    "problems_of_lazy",
     "problems_of_names",
     "problems_of_signatures",
 ]

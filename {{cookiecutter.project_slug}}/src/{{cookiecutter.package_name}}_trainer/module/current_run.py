@@ -1,16 +1,33 @@
 """What a module, its callbacks and a script know of a run."""
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from ..errors import nearest
 from ..launch.cluster import Layout
 from ..logging import Recorder
+from ..options import Options
+from .hooks import DataHooks
+
+# Lightning's names that have no answer here: what to use instead.
+_INSTEAD = {
+    **dict.fromkeys(("logged_metrics", "progress_bar_metrics"), "metrics"),
+    **dict.fromkeys(("lr_scheduler_configs", "lr_schedulers"), "schedulers"),
+    **dict.fromkeys(("log_dir", "checkpoint_callback", "ckpt_path"), "run_directory"),
+    **dict.fromkeys(("training", "validating", "testing", "state"), "training of the module"),
+    **dict.fromkeys(("fit_loop", "train_loop"), "current_epoch and global_step"),
+    **dict.fromkeys(("train_dataloader", "val_dataloaders"), "attributes of the data module"),
+    **dict.fromkeys(("num_devices", "device_ids", "gpus"), "world_size, and device of the module"),
+    **dict.fromkeys(("model", "lightning_module"), "the module itself"),
+    **dict.fromkeys(("logger", "experiment"), "log of the module, or a Logger of your own"),
+}
 
 
 class RunFacts(NamedTuple):
@@ -60,6 +77,30 @@ class RunProperties:
         return self._run_facts().epoch
 
 
+class OptionNames:
+    """Gives the options of a trainer by their names, and for other names says what there is."""
+
+    max_epochs: int | None
+    max_steps: int | None
+    metrics: Any
+
+    @property
+    def callback_metrics(self) -> dict[str, Tensor]:
+        """The latest logged values as tensors, as Lightning has them."""
+        return {name: torch.tensor(value) for name, value in self.metrics.items()}
+
+    if not TYPE_CHECKING:  # so that type checkers know all names
+
+        def __getattr__(self, name: str) -> Any:
+            plan = self.__dict__.get("plan") or self.__dict__.get("_plan")
+            if plan is not None and name[0] != "_" and hasattr(Options, name):
+                return getattr(plan.options, name)
+            known = (each for each in dir(type(self)) if each[0] != "_")
+            instead = f"; use {_INSTEAD[name]}" if name in _INSTEAD else nearest(name, known)
+            kind = type(self).__name__
+            raise AttributeError(f"{kind!r} object has no attribute {name!r}{instead}")
+
+
 class ReplicaProperties(RunProperties):
     """What a module and its ``trainer`` have in common besides."""
 
@@ -105,8 +146,11 @@ class Weights(Protocol):
         """Read shards from a state of :meth:`state` of any strategy."""
 
 
-class Run(ReplicaProperties, ABC):
-    """A run, as a module and callbacks see it: their ``trainer``."""
+class Run(ReplicaProperties, OptionNames, ABC):
+    """A run, as a module and callbacks see it: their ``trainer``.
+
+    The options of the trainer are attributes, too, such as ``max_epochs``.
+    """
 
     seed: int
     """Seed of data order, workers, augmentation and weights."""
@@ -115,6 +159,15 @@ class Run(ReplicaProperties, ABC):
     metrics: Mapping[str, float]
     """The latest logged value of each name, the same on every rank. At the end of an epoch,
     ``NAME`` is ``NAME_epoch``, the value over the epoch."""
+    fresh_metrics: Collection[str] = ()
+    """In ``on_validation_end``: names of the values that were computed since the one before."""
+    num_training_batches: int | float = math.inf
+    """Micro-batches per epoch and replica; infinite if that is not known in advance."""
+    datamodule: DataHooks | None = None
+    optimizers: Sequence[Any] = ()
+    """The optimizers of ``configure_optimizers``, or an engine's in their place."""
+    callbacks: Sequence[Any] = ()
+    """The callbacks of the fit."""
     schedulers: Sequence[Any] = ()
     """The schedulers of ``configure_optimizers``."""
     manual: Manual | None = None
@@ -130,6 +183,20 @@ class Run(ReplicaProperties, ABC):
     has_skipped_step: Callable[[], bool]
     """Returns whether a step was skipped since the last call, because gradients were not finite.
     The same on all ranks. With a gradient scaler, it waits for the device."""
+
+    is_in_sanity_check: bool = False
+    has_read_sanity_check: bool = False
+
+    @property
+    def sanity_checking(self) -> bool:
+        """Whether validation runs as the check before the first step."""
+        self.has_read_sanity_check = True
+        return self.is_in_sanity_check
+
+    @property
+    def estimated_stepping_batches(self) -> int | None:
+        """:attr:`total_steps` by Lightning's name."""
+        return self.total_steps
 
     @property
     def is_last_batch(self) -> bool:
@@ -185,12 +252,12 @@ class TrainerState:
     """The trainer's state of a module: the only attribute that it sets on the module.
 
     ``run``: the current run; ``None`` outside of a run. ``device``: of parameters, buffers and
-    batches. ``samples``: default ``batch_size`` of logged values; ``None``: that of the batch.
+    batches. ``samples``: default ``batch_size`` of logged values; ``None``: what the batch counts.
     ``weights``: by name, the values of parameters that are on the meta device until a strategy
     allocates them; ``None``: those of the checkpoint that is loaded then.
     """
 
     run: Run | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    samples: int | None = None
+    samples: float | None = None
     weights: Mapping[str, Any] = field(default_factory=dict)

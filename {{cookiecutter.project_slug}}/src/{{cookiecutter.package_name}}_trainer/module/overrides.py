@@ -3,6 +3,9 @@
 import inspect
 import re
 
+from torch import nn
+from torch.nn.parameter import is_lazy
+
 from ..errors import nearest
 
 _LOOKS_LIKE_A_HOOK = re.compile(
@@ -52,3 +55,14 @@ def problems_of_signatures(owner: object, base: type) -> list[str]:
                 f"({', '.join(expected)})"
             )
     return lines
+
+
+def problems_of_lazy(module: nn.Module) -> list[str]:
+    """A line if layers have no parameters yet, because no batch has passed them."""
+    lazy = [
+        f"{name} ({type(part).__name__})"
+        for name, part in module.named_modules()
+        if any(map(is_lazy, [*part.parameters(recurse=False), *part.buffers(recurse=False)]))
+    ]
+    advice = "pass a batch through them in __init__ or in setup"
+    return [f"{type(module).__name__}: {', '.join(lazy)}: not initialized; {advice}"] * bool(lazy)

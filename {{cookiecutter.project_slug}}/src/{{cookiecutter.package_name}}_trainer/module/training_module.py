@@ -109,6 +109,22 @@ class TrainingModule(ReplicaProperties, Hooks, nn.Module):
             )
         reset()
 
+    def count_samples(self, batch: Any) -> int:
+        """Count the samples of a batch on the CPU, where the batch does not say it itself.
+
+        By default, what its object knows (``num_graphs``), the loader's ``batch_size``, the first
+        dimension of all its tensors, or of its labels.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no count_samples")
+
+    def count_weight(self, batch: Any) -> float:
+        """Count what the loss of a batch is a mean over, if that is not samples; on the CPU.
+
+        For example the tokens that are not ignored: ``(batch["labels"] != -100).sum()``. A step is
+        then the mean over all of them in its micro-batches and ranks, and so are logged values.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no count_weight")
+
     def count_tokens(self, batch: Any) -> int:
         """Count the tokens of a training batch, to log ``speed/tokens_per_second``.
 
@@ -116,6 +132,20 @@ class TrainingModule(ReplicaProperties, Hooks, nn.Module):
         the host would wait for the device.
         """
         raise NotImplementedError(f"{type(self).__name__} has no count_tokens")
+
+    def rank_state(self) -> dict[str, Any]:
+        """Get what this rank keeps in attributes, to save it: tensors, numbers, text, containers.
+
+        For example the hidden state of a recurrent network that continues in the next batch.
+        Parameters, buffers and torchmetrics metrics are saved without it.
+        """
+        return {}
+
+    def load_rank_state(self, state: Mapping[str, Any]) -> None:
+        """Load this rank's :meth:`rank_state`, with tensors on the CPU.
+
+        Called when a run resumes on as many ranks as saved it; a line says so on others.
+        """
 
     # --- manual optimization -----------------------------------------------------------------
 
@@ -175,8 +205,9 @@ class TrainingModule(ReplicaProperties, Hooks, nn.Module):
             prog_bar: Show it in the progress bar.
             sync_dist: Reduce over all ranks, each sample counted once, so that every rank has the
                 same value; every rank must then log it. False: keep each rank's own value.
-            reduce_fx: ``"mean"`` (weighted by samples), ``"sum"``, ``"min"`` or ``"max"``.
-            batch_size: Number of samples of the value; default: that of the batch.
+            reduce_fx: ``"mean"`` (weighted as the loss), ``"sum"``, ``"min"`` or ``"max"``.
+            batch_size: Number of samples of the value; default: that of the batch, or its
+                :meth:`count_weight`.
 
         A metric is computed and reset at the end of the epoch; it synchronizes itself.
         Outside of a run (if you call a step yourself), nothing is logged.

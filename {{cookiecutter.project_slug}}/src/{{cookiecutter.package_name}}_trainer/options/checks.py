@@ -29,6 +29,8 @@ def check(options: Options, problems: Problems) -> None:
             "uneven_inputs='join' with sync_batchnorm=True: a rank whose loader has ended repeats "
             "a batch, which would count in the statistics; give each rank as many batches"
         )
+    if options.resume is None and options.resume_options != "checkpoint":
+        problems.add(f"resume_options={options.resume_options!r}: only with resume")
     if options.weights is None and not options.weights_strict:
         problems.add("weights_strict=False: only with weights, and none are given")
     with problems:

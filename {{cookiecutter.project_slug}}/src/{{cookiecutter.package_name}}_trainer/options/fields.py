@@ -87,12 +87,6 @@ class Options:
     activation_checkpointing: Sequence[str] = ()
     """Parts of the module that recompute their activations in backward: names of classes
     (``"Block"``), or paths, in which ``*`` matches any name (``"network.layers.*"``)."""
-    activation_checkpointing_mode: Literal["full", "selective"] = "full"
-    """What these parts recompute: all, or with ``"selective"`` all but matrix products,
-    convolutions and attention, whose results are kept."""
-    float8: Sequence[str] = ()
-    """Parts of the module (named as for ``activation_checkpointing``) whose linear layers compute
-    in float8, by torchao: those whose sizes are multiples of 16. Fast if they are compiled."""
     seed: NonNegativeInt = 0
     """Seed of data order, workers, augmentation and, if the module is created after the trainer,
     its weights."""
@@ -150,6 +144,10 @@ class Options:
     resume: str | None = None
     """A run directory or a checkpoint to resume from; ``"auto"``: the newest checkpoint of
     ``run_name``, which is then required, or a new run if there is none."""
+    resume_options: Literal["checkpoint", "code"] = "checkpoint"
+    """What a resume uses where options of optimizers, constants of schedulers or frozen parameters
+    differ, each of which a line says: ``"checkpoint"``, or ``"code"``, as if its schedule had been
+    used from the start."""
     weights: str | os.PathLike[str] | None = None
     """Weights that a new run starts from, with new optimizers, at step 0: a run directory or a
     checkpoint, whose average (EMA) is used if it has one; or a ``.safetensors`` file, or a
@@ -177,7 +175,7 @@ class Options:
     @property
     def changes_layers(self) -> bool:
         """Whether options change the layers of a module: how they compute, and what they keep."""
-        names = ("compile", "activation_checkpointing", "float8")
+        names = ("compile", "activation_checkpointing")
         return any(getattr(self, name) is not getattr(Options, name) for name in names)
 
     @functools.cached_property

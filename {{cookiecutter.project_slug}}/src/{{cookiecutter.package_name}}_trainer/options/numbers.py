@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 
 @dataclass(frozen=True)
@@ -15,6 +15,14 @@ class Range:
 
     def __repr__(self) -> str:
         return self.text
+
+
+def plain_number(value: Any) -> Any:
+    """A number of NumPy, also in an array without dimensions, as Python's own; else the value."""
+    if getattr(value, "ndim", None) == 0 and callable(getattr(value, "item", None)):
+        value = value.item()
+    kinds = (kind for kind in (bool, int, float) if isinstance(value, kind))
+    return value if (kind := next(kinds, None)) is None else kind(value)
 
 
 AtLeastTwo = Annotated[int, Range(">= 2", lambda value: value >= 2)]

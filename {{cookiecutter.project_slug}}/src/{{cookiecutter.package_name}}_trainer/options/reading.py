@@ -10,17 +10,23 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from ..errors import Problems, nearest, shown
 from . import paths, values
 from .fields import Options
+from .numbers import plain_number
 
 _PATHS = ("default_root_dir", "resume", "weights")
 # Have checks of their own.
-_CHECKED_LATER = ("activation_checkpointing", "callbacks", "float8", "loggers")
+_CHECKED_LATER = ("activation_checkpointing", "callbacks", "loggers")
 _OFF_IN_SHORT_RUNS = (
     *("max_steps", "max_time", "overfit_batches", "check_val_every_n_epoch", "resume"),
     *("val_every_n_steps", "checkpoint_every_n_steps", "checkpoint_every_n_epochs"),
     *("keep_checkpoints", "async_checkpoints", "run_name", "overwrite"),
 )
-# Of other trainers, whose names are like those of options that mean something else.
-_INSTEAD = {"num_processes": "; use devices", "distributed_backend": "; use strategy"}
+# Of other trainers, whose names are like those of options that mean something else, and removed.
+_INSTEAD = {
+    "num_processes": "; use devices",
+    "distributed_backend": "; use strategy",
+    "activation_checkpointing_mode": "; parts in activation_checkpointing are recomputed whole",
+    "float8": "; call torchao's convert_to_float8_training in __init__ of the module",
+}
 _TRANSLATED = ("accelerator", "devices", "strategy", "precision")
 
 T = TypeVar("T")
@@ -76,6 +82,7 @@ def takes(
 def read(given: Mapping[str, Any], problems: Problems) -> Options:
     """Read the user's keywords in any spelling; a default replaces each invalid one."""
     defaults = {each.name: each.default for each in fields(Options)}
+    given = {name: plain_number(value) for name, value in given.items()}
     if given.keys() - defaults or any(_is_other(name, given[name]) for name in given):
         older.load()
     known = {*defaults, *older.types}

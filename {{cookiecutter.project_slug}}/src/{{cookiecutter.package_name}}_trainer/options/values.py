@@ -40,19 +40,29 @@ class Text(str):
         return made
 
 
-def plain(value: Any, *, as_text: bool = False) -> Any:
-    """A value with the meaning of each text in it, or as text."""
+def plain(value: Any, read: Callable[[Text], Any] = lambda text: text.meaning) -> Any:
+    """A value with what ``read`` makes of each text in it: its meaning."""
     if isinstance(value, Text):
-        return str(value) if as_text else value.meaning
+        return read(value)
     if isinstance(value, dict):
-        return {plain(key, as_text=True): plain(value[key], as_text=as_text) for key in value}
-    return [plain(each, as_text=as_text) for each in value] if isinstance(value, list) else value
+        return {plain(key, str): plain(value[key], read) for key in value}
+    return [plain(each, read) for each in value] if isinstance(value, list) else value
+
+
+def _whole(text: Text) -> Any:
+    """The meaning of a text; of ``1e3``, which may be a number of steps, an integer."""
+    number = text.meaning  # exact below 2**53
+    is_whole = isinstance(number, float) and number.is_integer() and abs(number) < 2**53
+    return int(number) if is_whole and "." not in text else number
 
 
 def readings(expected: Any, value: Any) -> list[Any]:
     """What a value may mean: its type takes the first that it can."""
-    text = plain(value, as_text=True)
-    return [text] if expected is str else [plain(value), text]
+    if expected is str:
+        return [plain(value, str)]
+    meaning = plain(value)
+    flag = [bool(meaning)] if type(meaning) is int and meaning in (0, 1) else []
+    return [meaning, plain(value, _whole), plain(value, str), *flag]
 
 
 def hints(cls: type) -> dict[str, Any]:

@@ -60,8 +60,9 @@ def find_batch_size(run: RankRun, module: TrainingModule, data: Data) -> int:
     """The largest batch that a device can train on, the same on all ranks."""
     with run.attached(module, "fit", data):
         loader = sources.training_loader(data, module)
+        run.training_feed(loader)
         device, precision = run.plan.device, run.plan.precision.name
-        with activation_checkpointing.applied(module, *run.checkpointing):
+        with activation_checkpointing.applied(module, run.checkpointing):
             found, why = trials.find_batch_size(
                 module, loader, device, precision, run.data_replicas
             )
@@ -77,7 +78,7 @@ def find_learning_rate(
     with run.attached(module, "fit", data):
         run.start_from_weights(module)
         feed = run.training_feed(sources.training_loader(data, module))
-        with activation_checkpointing.applied(module, *run.checkpointing):
+        with activation_checkpointing.applied(module, run.checkpointing):
             tried = trials.try_rates(module, feed, run.plan.device, options, sweep)
     if run.is_global_zero:
         path = run_directory.create(request.root, request.name) / "learning_rates.csv"

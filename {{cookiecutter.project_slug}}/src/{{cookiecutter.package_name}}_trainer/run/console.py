@@ -1,16 +1,19 @@
 """What a run prints: its settings at the start, notes, and its results at the end."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from .. import launch
 from ..checkpoint import run_directory
-from ..errors import nearest
+from ..errors import nearest, refuse
 from ..launch import devices
 from ..logging import closed_output
 from ..loop import FitLoop
 from .plan import Plan
+
+_OF_VALIDATION = re.compile(r"(?i)(?<![a-z])e?val(id|idation)?(?![a-z])")
 
 
 class Console:
@@ -27,9 +30,9 @@ class Console:
         if lines and self._is_main and self._shows_progress:
             closed_output.show(*lines)
 
-    def note(self, *lines: str) -> None:
+    def note(self, *lines: str, on_each_rank: bool = False) -> None:
         """Print lines to stderr, also if no progress is shown: what a user may not expect."""
-        if lines and self._is_main:
+        if lines and (self._is_main or on_each_rank):  # others into their logs
             closed_output.show(*(f"note: {line}" for line in lines), error=True)
 
     def begin(self, loop: FitLoop, total_steps: int | None, directory: Path) -> None:
@@ -55,19 +58,23 @@ class Console:
             f"run directory: {self._plan.shown(directory)}",
         )
 
-    def note_unlogged(self, loop: FitLoop, values: Mapping[str, float]) -> None:
-        """Note each monitored value that a first validation has not logged."""
+    def check_monitored(self, loop: FitLoop, logged: Sequence[str], *, is_whole: bool) -> None:
+        """Note each monitored value that a first validation has not logged.
+
+        Raises:
+            ConfigurationError: By its name it is one of validation, and that logs it never:
+                ``is_whole`` says that the first one was like later ones.
+        """
         schedulers = loop.fit.optimization.schedulers
         names = [(type(each).__name__, each.monitored) for each in self._plan.callbacks]
         names += [(type(each.scheduler).__name__, each.monitor) for each in schedulers]
-        self.note(
-            *(
-                f"{owner} monitors {name!r}, which validation does not log{nearest(name, values)}; "
-                "it ends the run unless training logs it"
-                for owner, name in names
-                if name is not None and name not in values
-            )
-        )
+        lines = {
+            f"{owner} monitors {name!r}, which validation does not log{nearest(name, logged)}": name
+            for owner, name in names
+            if name is not None and name not in logged
+        }
+        refuse([line for line, name in lines.items() if is_whole and _OF_VALIDATION.search(name)])
+        self.note(*(f"{line}; it ends the run unless training logs it" for line in lines))
 
     @contextlib.contextmanager
     def output_of(self, directory: Path) -> Iterator[None]:

@@ -1,7 +1,7 @@
 """Checks of what options change in the layers of a module; imported if one of them is given."""
 
 from ..errors import Problems
-from ..loop import compilation, float8
+from ..loop import compilation
 from ..memory import activation_checkpointing
 from ..module import TrainingModule
 from ..options import Options
@@ -13,7 +13,6 @@ def check(options: Options, strategy: Strategy, problems: Problems) -> None:
     compilation.check(options.compile, problems)
     with problems:
         activation_checkpointing.check_names(options.activation_checkpointing)
-    float8.check(options.float8, str(options.precision), problems)
     if "compile" not in strategy.limits.refused:
         with problems:
             compilation.check_compiler(options.compile)
@@ -23,4 +22,3 @@ def check_module(options: Options, module: TrainingModule) -> None:
     """Raise a ConfigurationError if they name what is not in a module."""
     activation_checkpointing.select(module, options.activation_checkpointing)
     compilation.select(module, options.compile, options.activation_checkpointing)
-    float8.select(module, options.float8)

@@ -23,6 +23,7 @@ from ..module import (
     Hooks,
     TrainingModule,
     is_overridden,
+    problems_of_lazy,
     problems_of_names,
     problems_of_signatures,
 )
@@ -41,7 +42,7 @@ class Plan:
 
     ``node_devices``: devices of all processes of this node; ``started_in``: the working directory
     when the trainer was created, because user code may change it: relative paths refer to it;
-    ``notes``: lines to print at the start.
+    ``notes``: lines to print at the start; ``total_steps``: those of the run that this one tries.
     """
 
     options: Options
@@ -55,6 +56,7 @@ class Plan:
     callbacks: tuple[Callback, ...]
     loggers: Mapping[str, Logger]
     notes: Sequence[str] = ()
+    total_steps: int | None = None
 
     @property
     def local_processes(self) -> int:
@@ -160,7 +162,6 @@ def _check_strategy(
         "sync_batchnorm": options.sync_batchnorm,
         "compile": bool(options.compile),
         "activation_checkpointing": bool(options.activation_checkpointing),
-        "float8": bool(options.float8),
         "log_gradient_norm": options.log_gradient_norm,
         # A gradient scaler skips steps by itself.
         "skipping": options.nonfinite_loss == "skip" and options.precision != "16-mixed",
@@ -186,10 +187,6 @@ def _check_placed(options: Options, where: Placement, problems: Problems) -> Non
             unused["learning_rate_warmup_steps"] = "learning_rate_scaling is 'none'"
     if options.gradient_clip_val is None:
         unused["gradient_clip_algorithm"] = "gradient_clip_val is not given"
-    if not options.activation_checkpointing:
-        unused["activation_checkpointing_mode"] = "activation_checkpointing names no parts"
-    elif options.compile:
-        unused["activation_checkpointing_mode"] = "compiled parts recompute all their operations"
     if where.accelerator != "cuda" or options.devices in ("auto", -1, "-1"):
         unused["auto_select_gpus"] = "it selects idle GPUs if devices is their number"
     problems.lines += _without_effect(options, unused)
@@ -250,6 +247,8 @@ def check_created_layers(plan: Plan, module: TrainingModule) -> None:
 
 def _problems_of_layers(plan: Plan, module: TrainingModule) -> list[str]:
     problems, options = Problems(), plan.options
+    if lines := problems_of_lazy(module):
+        return lines
     if options.changes_layers:
         from . import layers
 

@@ -1,12 +1,14 @@
 """One rank's run: it joins the process group and runs a command, whose loaders it reads."""
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from ..checkpoint import Checkpoint
 from ..data import (
@@ -19,10 +21,11 @@ from ..data import (
     feed_training,
     randomness,
 )
-from ..errors import UserError
+from ..errors import UserError, refuse
 from ..launch import collectives
 from ..logging import Recorder
-from ..loop import FitLoop, Position
+from ..loop import FitLoop, Position, saving
+from ..loop.position import total_steps
 from ..module import (
     DataHooks,
     DataModule,
@@ -31,7 +34,9 @@ from ..module import (
     RunFacts,
     TrainingModule,
     is_overridden,
+    problems_of_lazy,
 )
+from ..strategies.precision import Precision
 from .console import Console
 from .plan import Plan
 
@@ -47,14 +52,15 @@ class RankRun(Run):
 
     def __init__(self, plan: Plan, configuration: str | None, is_started: bool) -> None:
         options, self.plan, self.strategy = plan.options, plan, plan.strategy
-        self.seed, mode = options.seed, options.activation_checkpointing_mode
-        self.checkpointing = options.activation_checkpointing, mode
+        self.callbacks = plan.callbacks
+        self.seed, self.checkpointing = options.seed, options.activation_checkpointing
         self.configuration = configuration
         self.console = Console(plan, is_command=configuration is not None)
         self.position = Position()
         self.weights = plan.strategy.weights
         self.metrics: Mapping[str, float] = {}
-        self.total_steps = plan.options.max_steps
+        self.total_steps = plan.total_steps or plan.options.max_steps
+        self._module: TrainingModule
         self.loop: FitLoop | None = None
         """During a fit."""
         self._is_started = is_started
@@ -65,7 +71,9 @@ class RankRun(Run):
         if plan.layout.source != "none":
             self.console.say(plan.layout.receipt())
         self.console.note(*plan.notes)
-        strategy.connect(plan.layout, plan.devices, plan.precision)
+        own = plan.precision  # a gradient scaler of an earlier fit has its scale
+        precision = Precision(own.name, own.device_type)
+        strategy.connect(plan.layout, plan.devices, precision)
         # Each rank draws its own dropout masks, unless it computes the same as another one.
         data = strategy.data
         randomness.seed_everything(randomness.mix(self.seed, data.random_rank))
@@ -127,7 +135,9 @@ class RankRun(Run):
     def attached(self, module: TrainingModule, command: str, data: Data) -> Iterator[None]:
         """Set this run as the module's ``trainer``, and call the hooks around a command."""
         module.trainer_state = replace(module.trainer_state, run=self)
+        self._module = module
         owners: list[DataHooks] = [module]
+        self.datamodule = data if isinstance(data, DataModule) else None
         if isinstance(data, DataModule):  # not the run: a loader with workers may pickle it
             data.data_replicas, data.data_index = self.data_replicas, self.data_index
             owners = [data, module]
@@ -141,29 +151,19 @@ class RankRun(Run):
             for each in owners:
                 with self.plan.building() if each is module else contextlib.nullcontext():
                     each.setup(command)
+            refuse(problems_of_lazy(module))
             if self._is_started and (changed := before.items() ^ _shapes(module).items()):
                 raise UserError(
                     f"{type(module).__name__}.setup changes {min(changed)[0]}: with strategy="
                     f"{self.plan.strategy_name!r}, weights are returned into the module of the "
                     "script; create it in __init__, or use 'ddp'"
                 )
-            with self._in_float8(module):
-                yield
+            yield
             for each in owners:
                 each.teardown(command)
         finally:
             module.trainer_state = replace(module.trainer_state, run=None, weights={})
-
-    @contextlib.contextmanager
-    def _in_float8(self, module: TrainingModule) -> Iterator[None]:
-        if not self.plan.options.float8:
-            yield
-            return
-        from ..loop import float8
-
-        with float8.applied(module, self.plan.options.float8, self.strategy.device) as notes:
-            self.console.note(*notes)
-            yield
+            del self._module
 
     def start_from_weights(self, module: TrainingModule, resumed: Checkpoint | None = None) -> None:
         """Load the weights that a new run starts from, if there are any."""
@@ -173,18 +173,24 @@ class RankRun(Run):
         from . import initial_weights
 
         if resumed is None:
-            self.console.note(*initial_weights.load(options, self.plan.started_in, module))
+            notes = initial_weights.load(options, self.plan.started_in, module)
+            self.console.note(*notes, on_each_rank=True)
             return
         initial_weights.leave_to(resumed, module)
         if options.weights is not None:
             self.console.note(f"weights={options.weights} is not used: the run is resumed")
 
     def share(self) -> Share:
-        """The part of the samples that this rank reads."""
-        return Share(self.data_index, self.data_replicas, self.seed)
+        """The part of the samples that this rank reads, and how the module counts them."""
+        module = self._module
+        names = ("count_samples", "count_weight")
+        named = [name for name in names if is_overridden(module, TrainingModule, name)]
+        hooks = {name: getattr(module, name) for name in named}
+        together = self.strategy.limits.steps_together
+        return Share(self.data_index, self.data_replicas, self.seed, together=together, **hooks)
 
-    def training_feed(self, loader: Loader) -> Feed:
-        """This replica's training batches."""
+    def training_feed(self, loader: Loader, resumed: Checkpoint | None = None) -> Feed:
+        """This replica's training batches; sets the numbers of steps and batches of the run."""
         options = self.plan.options
         limit = "overfit_batches" if options.overfit_batches else "limit_train_batches"
         feed = feed_training(
@@ -203,6 +209,10 @@ class RankRun(Run):
                 "the training loader is read as it is; use a map-style dataset, torch's own "
                 "samplers and use_distributed_sampler=True"
             )
+        extra = saving.extra_steps(resumed, feed) if resumed else 0
+        steps = total_steps(feed.steps, options.max_epochs, options.max_steps, extra)
+        self.total_steps = self.plan.total_steps or steps
+        self.num_training_batches = math.inf if feed.batches is None else feed.batches
         return feed
 
     def evaluation_feeds(
@@ -224,4 +234,4 @@ class RankRun(Run):
 
 def _shapes(module: TrainingModule) -> dict[str, torch.Size]:
     named = [*module.named_parameters(), *module.named_buffers()]
-    return {name: each.shape for name, each in named}
+    return {name: each.shape for name, each in named if not is_lazy(each)}

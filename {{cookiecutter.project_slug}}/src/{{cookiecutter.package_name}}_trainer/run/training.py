@@ -2,13 +2,14 @@
 
 import contextlib
 import signal
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..callbacks import calls_of
+from ..callbacks import calls_of, start_fresh
 from ..checkpoint import (
     DIRECTORY,
     Checkpoint,
@@ -20,14 +21,14 @@ from ..checkpoint import (
     set_aside,
 )
 from ..data import Data, Feed, LoadersByName, feed_first, feed_trained, sources
-from ..errors import UserError
+from ..errors import UserError, refuse
 from ..launch import collectives, outcome, restarts
 from ..launch.signals import Interrupted, Preempted
 from ..logging import LoggedRun, Outputs, Progress
 from ..loop import FitLoop, FitParts, hashes, saving
-from ..loop.position import total_steps
+from ..loop.parts import FROZEN, TOTAL_STEPS, frozen
 from ..module import DataHooks, Loaders, TrainingModule
-from ..strategies.optimizers import configured
+from ..strategies.optimizers import Optimization, configured, described
 from . import record
 from .plan import Plan, check_created_layers, check_loaders
 from .rank import RankRun
@@ -52,18 +53,20 @@ def fit(run: RankRun, module: TrainingModule, data: Data, val_dataloader: Loader
             resumed = Checkpoint(chosen.checkpoint) if chosen.checkpoint else None
             run.start_from_weights(module, resumed)
             loader = sources.training_loader(data, module)
-            feed = run.training_feed(loader)
-            extra = saving.extra_steps(resumed, feed) if resumed else 0
-            epochs, steps = options.max_epochs, options.max_steps
-            run.total_steps = total_steps(feed.steps, epochs, steps, extra)
+            feed = run.training_feed(loader, resumed)
             loaders: LoadersByName = {}
             if options.limit_val_batches:
                 loaders = sources.validation_loaders(data, module, val_dataloader)
             if loaders and options.overfit_batches:
                 loaders = {"": loader}
             check_loaders(plan, validates=bool(loaders), orders=feed.has_plan)
+            code = {FROZEN: frozen(module)}
+            if resumed is not None and options.resume_options == "checkpoint":
+                from ..loop import restored
+
+                restored.freeze_as_at_start(module, resumed)
             with _changed_layers(run, module) as compiled:
-                _Fit(run, module, data, feed, loaders, chosen, compiled).train()
+                _Fit(run, module, data, feed, loaders, chosen, code, compiled).train()
 
 
 def _changed_layers(
@@ -74,7 +77,7 @@ def _changed_layers(
         return contextlib.nullcontext()
     from ..loop import compilation
 
-    return compilation.applied(module, run.plan.options.compile, *run.checkpointing)
+    return compilation.applied(module, run.plan.options.compile, run.checkpointing)
 
 
 def _choose(plan: Plan, lock: RunLock) -> Selection:
@@ -98,29 +101,34 @@ class _Fit:
         feed: Feed,
         loaders: LoadersByName,
         chosen: Selection,
+        configured: dict[str, Any],
         compiled: "Compiled | None",
     ) -> None:
         self._run, self._plan, self._console = run, run.plan, run.console
         self._module, self._data = module, data
         self._feed, self._loaders = feed, loaders
         self._chosen, self._directory = chosen, chosen.directory
-        self._compiled = compiled
+        self._configured, self._compiled = configured, compiled
         self._is_recorded = False
         """Whether this process has begun the record, and so ends it."""
         self._data_record: DataRecord | None = None
         self._check: Validate | None = None
+        self._checks_all = False
+        """Whether the check reads all validation loaders."""
 
     def train(self) -> None:
         """Set the module up, resume, and run the loop; the record says how it ended."""
         loop = self._make_loop()
         self._run.loop = loop
         self._run.metrics = loop.fit.outputs.latest
+        self._run.fresh_metrics = loop.fit.outputs.fresh["validation"]
         try:
             self._start(loop)
             self._run_until_interrupted(loop)
         except BaseException as error:
             if isinstance(error, Exception | Preempted | Interrupted):
                 loop.fit.calls.failed(error)
+            loop.fit.outputs.close(error)  # before the first step, nothing else has
             self._record_end(f"failed {type(error).__name__}", error)
             self._note_overwritten()
             raise
@@ -131,6 +139,7 @@ class _Fit:
     def _make_loop(self) -> FitLoop:
         options, strategy = self._plan.options, self._plan.strategy
         fit = self._set_up()
+        self._run.optimizers = fit.optimization.optimizers
         self._run.schedulers = [each.scheduler for each in fit.optimization.schedulers]
         checkpoints = Checkpoints(
             self._directory / DIRECTORY,
@@ -166,7 +175,7 @@ class _Fit:
 
             sync_batchnorm.convert(module, self._plan.device.type)
         run.read_sample = lambda: next(iter(feed.epoch(0, 0))).data
-        optimization = strategy.setup(module, lambda: configured(module))
+        optimization = strategy.setup(module, self._configure)
         run.read_sample = None
         manual = None
         if not module.automatic_optimization:
@@ -177,7 +186,14 @@ class _Fit:
         progress = Progress(shows, run.total_steps, feed.samples_per_step)
         outputs, position = Outputs(recorder, progress), run.position
         parts = (options, module, strategy, optimization, manual, feed, outputs, position, calls)
-        return FitParts(*parts, self._compiled)
+        return FitParts(*parts, self._configured, self._compiled)
+
+    def _configure(self) -> Optimization:
+        found = configured(self._module)
+        self._configured |= described(found)
+        if found.schedulers:
+            self._configured[TOTAL_STEPS] = self._run.total_steps
+        return found
 
     def _validation(self) -> Validate:
         from ..loop.evaluation import evaluate
@@ -206,6 +222,7 @@ class _Fit:
         )
         loaders = self._loaders if options.sanity_check else {}
         feeds = {name: feed for name, each in loaders.items() if (feed := first(each)) is not None}
+        self._checks_all = len(feeds) == len(loaders)
         if not feeds:
             return None
         from ..loop.evaluation import check_validation
@@ -218,13 +235,23 @@ class _Fit:
         """Resume, write records, and print what the run will do."""
         run, chosen, layout = self._run, self._chosen, self._plan.layout
         run.manual = loop.fit.manual
+        start_fresh(self._plan.callbacks)
+        if chosen.checkpoint is None and "torchmetrics" in sys.modules:
+            from ..logging import torchmetrics_state
+
+            for metric in torchmetrics_state.metrics(self._module):
+                metric.reset()  # an earlier fit may have ended within an epoch
         for call in loop.fit.calls.on_fit_start:
             call()
         self._console.note(*chosen.remarks, *loop.fit.feed.remarks)
         if chosen.checkpoint is not None:
             checkpoint = Checkpoint(chosen.checkpoint)
             remarks = saving.resume(loop.fit, checkpoint, layout, chosen.is_same_run)
-            self._console.note(f"resumed from {self._plan.shown(chosen.checkpoint)}", *remarks)
+            self._console.note(f"resumed from {self._plan.shown(chosen.checkpoint)}")
+            self._console.note(*remarks, on_each_rank=True)
+        saving.check(loop.fit)
+        if loop.fit.manual is None:
+            refuse(loop.fit.optimization.too_short(run.total_steps))
         if restarts.expected(layout):
             restarts.count_attempt(self._directory, run.global_step, layout)
         hosts = record.hosts(self._plan)
@@ -235,7 +262,11 @@ class _Fit:
         self._console.begin(loop, run.total_steps, self._directory)
         check, self._check = self._check, None  # and its workers
         if chosen.checkpoint is None and check is not None:
-            self._console.note_unlogged(loop, check())
+            run.is_in_sanity_check = True
+            names = collectives.broadcast(sorted(check()))
+            run.is_in_sanity_check = False
+            is_whole = self._checks_all and not run.has_read_sanity_check
+            self._console.check_monitored(loop, names, is_whole=is_whole)
 
     def _write_records(self, loop: FitLoop, hosts: list[dict[str, Any]]) -> None:
         """Write records and open logs: after the last check that can refuse the run."""

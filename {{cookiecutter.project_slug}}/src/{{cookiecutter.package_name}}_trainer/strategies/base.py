@@ -19,7 +19,7 @@ from ..errors import UserError
 from ..launch import collectives
 from ..launch.cluster import Layout
 from ..launch.collectives import How
-from ..module import TrainingModule
+from ..module import TrainingModule, is_overridden
 from ..options import Options
 from .clipping import clip_gradients
 from .limits import Limits
@@ -68,6 +68,14 @@ class StepOutput(NamedTuple):
 
 class BatchSkipped(Exception):
     """Every rank skips a batch, because ``training_step`` returned ``None`` on at least one."""
+
+
+def counts_of(module: TrainingModule, pieces: Sequence[Any], sizes: Sequence[int]) -> list[float]:
+    """What the pieces of a batch, of so many samples each, count in its mean."""
+    if not is_overridden(module, TrainingModule, "count_weight"):
+        return [*map(float, sizes)]
+    counts = [float(module.count_weight(piece)) for piece in pieces]
+    return counts if any(counts) else [*map(float, sizes)]
 
 
 class StepModule(nn.Module):
@@ -306,7 +314,7 @@ class Strategy:
         if self.precision.scaler is None:
             optimizer.step()
         else:
-            self.precision.scaler.step(optimizer)
+            self.precision.step(optimizer)
 
     def finish(self) -> None:
         """Called once all steps are made and saved: leave the trained weights in the module."""
@@ -390,12 +398,22 @@ def read_loss(outputs: Any) -> Tensor:
         raise UserError(
             f"training_step must return a scalar loss, or a dict with 'loss'; it gave {found}"
         )
+    refuse_weight(outputs)
     for key in ("log", "progress_bar"):
         if key in outputs:
             raise UserError(
                 f"training_step returned {key!r} beside 'loss', which is not logged: use self.log"
             )
     return loss
+
+
+def refuse_weight(outputs: Any) -> None:
+    """Raise UserError for a weight that a training step returned: a feed weighs batches ahead."""
+    if isinstance(outputs, Mapping) and "weight" in outputs:
+        raise UserError(
+            "training_step returned 'weight' beside 'loss', which is not used: override "
+            "count_weight(batch) in the module, which weighs losses and logged means"
+        )
 
 
 def check_loss(loss: Tensor, source: str) -> None:

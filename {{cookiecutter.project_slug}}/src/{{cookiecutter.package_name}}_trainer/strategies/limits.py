@@ -28,7 +28,6 @@ class Limits:
         compiles_steps: All operations of a step are compiled together, so that they must be the
             same ones in each step.
         needs_optimizers: The module must have a ``configure_optimizers``.
-        has_float8: Layers may compute in float8.
         scales_learning_rate: The strategy multiplies learning rates by the number of replicas.
     """
 
@@ -44,7 +43,6 @@ class Limits:
     steps_together: bool = True
     compiles_steps: bool = False
     needs_optimizers: bool = True
-    has_float8: bool = False
     scales_learning_rate: bool = False
 
     def local_processes(self, devices: int) -> int:
@@ -63,8 +61,6 @@ class Limits:
             for each, reason in self.refused.items()
             if each == asked.precision or each in asked.features
         ]
-        if "float8" in asked.features and not self.has_float8:
-            lines.append(f"strategy={name!r} does not support float8; use 'ddp', 'fsdp' or 'hsdp'")
         if asked.accelerator not in self.accelerators:
             on = " or ".join(self.accelerators)
             lines.append(f"strategy={name!r} runs on {on}, not on {asked.accelerator}")

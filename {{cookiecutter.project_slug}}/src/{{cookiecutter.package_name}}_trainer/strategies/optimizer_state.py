@@ -20,7 +20,7 @@ from ..checkpoint import Stored, dtensors, fill, stored_tensors
 from ..errors import ConfigurationError
 
 # Keys of torch's parameter groups that select an implementation, not the result.
-_IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable")
+IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable")
 
 
 def parameter_names(module: nn.Module) -> dict[int, str]:
@@ -147,4 +147,4 @@ def _state_like(parameter: Tensor, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def implementation(group: Mapping[str, Any]) -> dict[str, Any]:
     """The implementation options of a group, which belong to this run and not to a checkpoint."""
-    return {name: group[name] for name in _IMPLEMENTATION if name in group}
+    return {name: group[name] for name in IMPLEMENTATION if name in group}

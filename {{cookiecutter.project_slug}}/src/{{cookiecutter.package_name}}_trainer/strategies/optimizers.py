@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 import re
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,13 +11,21 @@ from typing import Any, Literal
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
 
-from ..errors import ConfigurationError, UserError
+from ..errors import ConfigurationError, UserError, one_line
 from ..module import TrainingModule
+from .optimizer_state import IMPLEMENTATION
 
+_NOT_COMPARED = {"params", "initial_lr", *IMPLEMENTATION}
 # Modules that step schedulers: this one, and torch's, for schedulers inside schedulers.
 _STEPPING = rf"{re.escape(__name__)}|torch\.optim\.lr_scheduler"
+
+_STEPS = {"total_steps", "estimated_stepping_batches"}
+_UNKNOWN = (
+    "self.trainer.total_steps is None, because it is not known: give max_steps; or max_epochs, if "
+    "the training loader has a length"
+)
 
 UNREACHED = (
     "the loss of training_step depends on no parameter of the optimizers: compute it from the "
@@ -33,20 +42,14 @@ class SchedulerConfig:
     monitor: str | None = None
 
     def step(self, values: Mapping[str, float]) -> None:
-        """Step once; ``values`` are the latest logged values.
-
-        Raises:
-            UserError: The monitored value was not logged.
-        """
+        """Step once; ``values`` are those that were computed since: without its own, it waits."""
         if not isinstance(self.scheduler, ReduceLROnPlateau):
-            self.scheduler.step()
+            try:
+                self.scheduler.step()
+            except ValueError as error:  # OneCycleLR's, which has an end
+                raise UserError(f"{type(self.scheduler).__name__}: {one_line(error)}") from None
         elif self.monitor is not None and self.monitor in values:
             self.scheduler.step(values[self.monitor])
-        else:
-            raise UserError(
-                f"ReduceLROnPlateau monitors {self.monitor!r}, which was not logged; "
-                f"logged: {', '.join(sorted(values)) or 'nothing'}"
-            )
 
 
 @dataclass
@@ -75,10 +78,30 @@ class Optimization:
     def step_schedulers(
         self, interval: Literal["step", "epoch"], values: Mapping[str, float]
     ) -> None:
-        """Step the schedulers of an interval; ``values`` are the latest logged values."""
+        """Step the schedulers of an interval; ``values`` were computed since they last stepped."""
         for entry in self.schedulers:
             if entry.interval == interval:
                 entry.step(values)
+
+    @property
+    def plateaus(self) -> list[SchedulerConfig]:
+        """The schedulers that act on a logged value."""
+        return [each for each in self.schedulers if isinstance(each.scheduler, ReduceLROnPlateau)]
+
+    def step_plateaus(self, values: Mapping[str, float]) -> None:
+        """Step by values of a validation those that would see them only after the next step."""
+        for entry in self.plateaus:
+            if entry.interval == "step":
+                entry.step(values)
+
+    def check_monitored(self, values: Mapping[str, float]) -> None:
+        """Raise a UserError if a scheduler monitors none of the latest logged values."""
+        for entry in self.plateaus:
+            if entry.monitor not in values:
+                raise UserError(
+                    f"ReduceLROnPlateau monitors {entry.monitor!r}, which was not logged; "
+                    f"logged: {', '.join(sorted(values)) or 'nothing'}"
+                )
 
     def first_rates(self) -> list[float | Tensor]:
         """Learning rate of each optimizer's first group; the host does not wait for a tensor."""
@@ -90,15 +113,24 @@ class Optimization:
         groups = [group for each in self.optimizers for group in each.param_groups]
         return [float(group.get("initial_lr", group["lr"])) for group in groups]
 
-    def other_rates(self, configured: Sequence[float]) -> list[str]:
-        """One line if the learning rates differ from the configured ones."""
-        loaded = self.configured_rates()
-        if loaded == list(configured):
-            return []
-        ours, theirs = (", ".join(f"{rate:g}" for rate in each) for each in (configured, loaded))
+    def undo_schedules(self) -> None:
+        """Undo what schedulers have done to the optimizers when they were created."""
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group.get("initial_lr", group["lr"])
+                if "max_momentum" in group:  # of OneCycleLR and CyclicLR
+                    kept = {"momentum", "betas"} & optimizer.defaults.keys()
+                    group.update({name: optimizer.defaults[name] for name in kept})
+
+    def too_short(self, steps: int | None) -> list[str]:
+        """One line for each schedule that ends before a fit of these optimizer steps."""
         return [
-            f"the learning rate is the checkpoint's, {theirs}, and not the configured {ours}: a "
-            "resume restores the optimizer's state; start a new run to train at another rate"
+            f"OneCycleLR ends after total_steps={each.scheduler.total_steps}, and this fit makes "
+            f"{steps} steps: give it self.trainer.total_steps; in a resume, with "
+            "resume_options='code'"
+            for each in self.schedulers
+            if isinstance(each.scheduler, OneCycleLR) and each.interval == "step"
+            if steps is not None and steps > each.scheduler.total_steps
         ]
 
     @contextlib.contextmanager
@@ -122,6 +154,49 @@ def rates_to_log(rates: Sequence[float | Tensor], factor: float) -> dict[str, fl
     return {f"lr-{index}": float(rate * factor) for index, rate in enumerate(rates)}
 
 
+def described(optimization: Optimization) -> dict[str, Any]:
+    """Options of each optimizer and constants of each scheduler, by the name that is shown."""
+    found: dict[str, Any] = {}
+    for index, optimizer in enumerate(optimization.optimizers):
+        found[f"optimizer {index}"] = type(optimizer).__name__
+        groups = optimizer.param_groups
+        groups = [{**each, "lr": each.get("initial_lr", each["lr"])} for each in groups]
+        for key in sorted(groups[0].keys() - _NOT_COMPARED):
+            values = [_plain(each.get(key)) for each in groups]
+            is_one = all(each == values[0] for each in values)
+            found[f"{key} of optimizer {index}"] = values[0] if is_one else values
+    for index, entry in enumerate(optimization.schedulers):
+        found.update(_constants(entry.scheduler, f"scheduler {index}"))
+    return found
+
+
+def _constants(scheduler: Any, name: str) -> Iterator[tuple[str, Any]]:
+    yield name, type(scheduler).__name__
+    for key, value in scheduler.state_dict().items():
+        if key == "_milestones" or not (key.startswith("_") or key == "base_lrs"):
+            yield f"{key} of {name}", _plain(value)
+    for index, inner in enumerate(getattr(scheduler, "_schedulers", ())):
+        yield from _constants(inner, f"{name}.{index}")
+
+
+def _plain(value: Any) -> Any:
+    """A value that a checkpoint can contain, and that can be compared."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value if isinstance(value, str | int | float | None) else type(value).__name__
+
+
+def replay(scheduler: Any, saved: Mapping[str, Any]) -> None:
+    """Step a new scheduler as often as the one of a saved state was."""
+    while "last_epoch" not in saved:  # of a ChainedScheduler
+        saved = saved["_schedulers"][0]
+    for _ in range(saved["last_epoch"]):
+        scheduler.step()
+
+
 def _replace_optimizers(scheduler: Any, optimizers: Mapping[int, Optimizer]) -> None:
     """Replace the optimizers in a scheduler and its nested schedulers."""
     if id(scheduler.optimizer) in optimizers:
@@ -136,7 +211,22 @@ def configured(module: TrainingModule) -> Optimization:
     Raises:
         ConfigurationError: As in :func:`read_optimization`, or it would not train the module.
     """
-    found = read_optimization(module.configure_optimizers())
+    run = module.trainer_state.run
+    is_unknown = run is not None and run.total_steps is None
+    try:
+        found = read_optimization(module.configure_optimizers())
+    except (TypeError, ValueError) as error:
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        if is_unknown and any(_STEPS & {*frame.f_code.co_names} for frame in frames):
+            what = f"{type(error).__name__}: {one_line(error)}"
+            raise ConfigurationError(f"configure_optimizers: {what}; {_UNKNOWN}") from None
+        raise
+    schedulers = [each.scheduler for each in found.schedulers]
+    for each in schedulers if is_unknown else ():
+        if None in (getattr(each, name, 0) for name in ("T_max", "total_iters")):
+            raise ConfigurationError(f"{type(each).__name__} has no number of steps: {_UNKNOWN}")
+    if run is not None:
+        run.optimizers, run.schedulers = found.optimizers, schedulers
     if lines := _without_effect(found, module):
         raise ConfigurationError([f"configure_optimizers: {line}" for line in lines])
     return found

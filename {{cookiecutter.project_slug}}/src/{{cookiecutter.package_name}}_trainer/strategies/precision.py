@@ -58,6 +58,11 @@ def _any_on_cpu(optimizer: Optimizer) -> bool:
     return any(each.device.type == "cpu" for group in groups for each in group["params"])
 
 
+def _has_gradients(optimizer: Optimizer) -> bool:
+    groups = optimizer.param_groups
+    return any(each.grad is not None for group in groups for each in group["params"])
+
+
 class Precision:
     """Autocast and gradient scaling of a run, and the data type of its parameters.
 
@@ -93,6 +98,8 @@ class Precision:
         self._has_skipped = False
         self._unscaled: set[int] = set()
         """The optimizers whose gradients are unscaled, until the next backward or step."""
+        self._has_scaled = False
+        """Whether the scaler has seen gradients since its last update."""
 
     def skip_together(self) -> None:
         """Skip a step on all ranks if one finds an overflow: each has only its own gradients.
@@ -139,14 +146,24 @@ class Precision:
         if self.scaler is None:
             return
         for optimizer in optimizers:
-            if id(optimizer) not in self._unscaled:
+            if id(optimizer) not in self._unscaled and _has_gradients(optimizer):
                 self._unscaled.add(id(optimizer))
+                self._has_scaled = True
                 self.scaler.unscale_(optimizer)
+
+    def step(self, optimizer: Optimizer) -> None:
+        """Step an optimizer; a scaler's step, which needs a gradient, if it has any."""
+        if self.scaler is None or not _has_gradients(optimizer):
+            optimizer.step()
+            return
+        self._has_scaled = True
+        self.scaler.step(optimizer)
 
     def update(self) -> None:
         """Update the scale, after the last optimizer of a step."""
-        if self.scaler is not None:
+        if self.scaler is not None and self._has_scaled:
             self._unscaled.clear()
+            self._has_scaled = False
             self.scaler.update()
 
     def note_skipped_step(self) -> None:

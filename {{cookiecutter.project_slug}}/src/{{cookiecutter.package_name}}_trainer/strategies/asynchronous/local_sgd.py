@@ -4,7 +4,6 @@ Sources: https://arxiv.org/abs/1805.09767 (local SGD), https://arxiv.org/abs/180
 SGD, ``warmup_steps``), https://arxiv.org/abs/2311.08105 (DiLoCo)
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -13,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ...checkpoint import MOST_STEPS, check_count, fill
-from ...checkpoint.state_file import Packing, unpack
+from ...checkpoint import MOST_STEPS, check_count, fill, from_tensors, to_tensors
 from ...launch import collectives
 from ...module import TrainingModule
 from ...options.numbers import Below1, NonNegativeInt, PositiveInt, PositiveNumber
@@ -244,9 +242,7 @@ class LocalSGD(ProcessGroupStrategy):
             state["optimizers"] = [self._optimizer_state(each) for each in self._optimizers]
             state["buffers"] = self._saved_buffers()
             state["precision"] = self.precision.state()
-        packing = Packing()
-        tree = json.dumps(packing.pack(state, _LOCAL, writes=True)).encode()
-        return {**packing.tensors, _LOCAL: torch.frombuffer(bytearray(tree), dtype=torch.uint8)}
+        return to_tensors(state, _LOCAL)
 
     def _saved_buffers(self) -> dict[str, Tensor]:
         saved = self.module.state_dict()
@@ -255,7 +251,7 @@ class LocalSGD(ProcessGroupStrategy):
     def load_rank_local_state(self, state: Mapping[str, Tensor]) -> None:
         if _LOCAL not in state:  # saved by another strategy
             return
-        saved = unpack(json.loads(bytes(state[_LOCAL].tolist())), state)
+        saved = from_tensors(state, _LOCAL)
         self._put_back(saved["parameters"])
         if self._layout.rank == 0:
             return

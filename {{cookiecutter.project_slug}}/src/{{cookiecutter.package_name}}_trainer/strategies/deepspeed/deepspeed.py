@@ -144,11 +144,6 @@ class DeepSpeed(ProcessGroupStrategy):
                 f"stage={self._named_stage} by the strategy's name or option; use "
                 "strategy='deepspeed' without stage, which takes either"
             )
-        if self.stage == 3 and options.activation_checkpointing_mode == "selective":
-            lines.append(
-                "activation_checkpointing_mode='selective' is not supported by ZeRO stage 3, which "
-                "frees parameters while a part is computed again; use 'full', or stage 2"
-            )
         if not self.is_configured:
             return lines
         accelerator = choose_accelerator(options.accelerator)

@@ -76,7 +76,7 @@ class FSDP(ProcessGroupStrategy):
         timeout_seconds: Timeout of collectives: if a rank does not join, they fail on its peers.
     """
 
-    limits: Limits = Limits(shards_parameters=True, has_float8=True)
+    limits: Limits = Limits(shards_parameters=True)
     _step_module: Any = None
     roots: Sequence[nn.Module] = ()
     whole_blocks: bool | None = None

@@ -12,6 +12,7 @@ _DDP = Entry(
     lacks={
         "gradient_as_bucket_view": "gradients always are views of its buckets; leave it out",
         "broadcast_buffers": "rank 0's buffers are broadcast before each step; leave it out",
+        "static_graph": "a step may use a parameter several times without it; leave it out",
     },
 )
 _FORKED = replace(

@@ -10,14 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from ...errors import ConfigurationError
 from ...module import TrainingModule
 from ...options.numbers import PositiveInt
-from ..base import StepModule, StepOutput
+from ..base import StepModule
 from ..gradients.averaging import GradientAverage
 from ..gradients.same_use import OPTION, left_out, trained, unused
 from ..gradients.sparse import sparse_parameters
-from ..limits import Limits
 from ..memory import Memory, Sizes, memory
 from ..optimizers import Optimization
 from ..process_group import ProcessGroupStrategy
@@ -29,7 +27,6 @@ class DDP(ProcessGroupStrategy):
 
     Args:
         find_unused_parameters: For models that do not use all parameters in every step.
-        static_graph: For models that use the same parameters in every step, some several times.
         bucket_cap_mb: Size of a gradient bucket in MiB.
         communication_hook: Compression of gradients: ``"none"``, ``"fp16"``, ``"bf16"`` or
             ``"powersgd"``.
@@ -38,30 +35,21 @@ class DDP(ProcessGroupStrategy):
         timeout_seconds: Timeout of collectives: if a rank does not join, they fail on its peers.
     """
 
-    limits: Limits = Limits(has_float8=True)
     _wrapped: DistributedDataParallel | None = None
 
     def __init__(
         self,
         find_unused_parameters: bool = False,
-        static_graph: bool = False,
         bucket_cap_mb: float = 25.0,
         communication_hook: Name = "none",
         powersgd_rank: PositiveInt = 1,
         powersgd_start_step: PositiveInt = 1000,
         timeout_seconds: float = 600.0,
     ) -> None:
-        if find_unused_parameters and static_graph:
-            raise ConfigurationError(
-                "strategy_options: a static_graph has no unused parameters to find; give one of "
-                "find_unused_parameters and static_graph"
-            )
         super().__init__(timeout_seconds)
         self.find_unused_parameters = find_unused_parameters
-        self.static_graph = static_graph
         self.bucket_cap_mb = bucket_cap_mb
         self.hook = CommunicationHook(communication_hook, powersgd_rank, powersgd_start_step)
-        self._has_learnt = False
         self._ignored: list[Any] = []
 
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
@@ -110,24 +98,13 @@ class DDP(ProcessGroupStrategy):
         wrapped = DistributedDataParallel(
             module,
             find_unused_parameters=self.find_unused_parameters,
-            static_graph=self.static_graph,
             bucket_cap_mb=self.bucket_cap_mb,
             gradient_as_bucket_view=True,
         )
-        if not (self.static_graph or self.find_unused_parameters):
+        if not self.find_unused_parameters:
             _rebuild_buckets(wrapped)
         self.hook.register(wrapped)
         return wrapped
-
-    def forward_backward(
-        self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
-    ) -> StepOutput:
-        # DDP records a static graph in its first backward, which must synchronize. Averaging
-        # averaged gradients again changes nothing.
-        learns = self.static_graph and not self._has_learnt
-        self._has_learnt = True
-        synchronize = synchronize or learns
-        return super().forward_backward(batch, batch_idx, weight=weight, synchronize=synchronize)
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
         super().backward(loss, synchronize=synchronize)
@@ -137,10 +114,8 @@ class DDP(ProcessGroupStrategy):
             self._wrapped.reducer._check_reducer_finalized()
         except RuntimeError:
             names = unused(loss, trained(self.module))
-            instead = " instead of static_graph" if self.static_graph else ""
-            raise left_out(
-                list(names), f"where a step may leave parameters out, set {OPTION}{instead}"
-            ) from None
+            instead = f"where a step may leave parameters out, set {OPTION}"
+            raise left_out(list(names), instead) from None
 
     def rank_local_state(self) -> dict[str, Tensor]:
         return self.hook.state()
@@ -149,7 +124,6 @@ class DDP(ProcessGroupStrategy):
         self.hook.load_state(state, self.device)
 
     def teardown(self) -> None:
-        self._has_learnt = False
         wrapped, self._wrapped = self._wrapped, None
         if wrapped is not None:
             # The reducer must not outlive the group: its destructor would join gloo's threads while

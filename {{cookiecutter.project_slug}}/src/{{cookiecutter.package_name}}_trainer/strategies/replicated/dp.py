@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ...data import moving, transfer
 from ...data.samples import Splitter, batch_length, part_sizes
 from ...module import TrainingModule
-from ..base import Stage, StepModule, Strategy, read_loss
+from ..base import Stage, StepModule, Strategy, counts_of, read_loss, refuse_weight
 from ..limits import Limits
 from ..memory import Memory, Sizes, memory
 from .ddp import DDP
@@ -51,23 +51,24 @@ class ReplicatedStep(StepModule):
         self._devices = device_list
         self._dtype = dtype
         self._splitter = Splitter()
-        self.sizes: list[int] = [1]
+        self.counts: list[float] = [1.0]
+        """What the parts of the batch count."""
 
     def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         run = self.module.trainer_state.run
         number = batch_length(batch, run.batch_samples if run is not None else None)
-        self.sizes = part_sizes(number, min(len(self._devices), max(1, number)))
+        sizes = part_sizes(number, min(len(self._devices), max(1, number)))
+        parts = self._splitter.split(batch, sizes)
+        self.counts = counts_of(self.module, parts, sizes)
         pieces = [
             moving.move(piece, device, self._dtype)
-            for piece, device in zip(
-                self._splitter.split(batch, self.sizes), self._devices, strict=False
-            )
+            for piece, device in zip(parts, self._devices, strict=False)
         ]
         outputs = []
         for index, (piece, device) in enumerate(zip(pieces, self._devices, strict=False)):
             replica = replicate(self.module, device, is_first=index == 0)
             # A padding batch, which only keeps this process in step with others, has weight 0.
-            counted = self.sizes[index] if run is None or run.batch_samples else 0
+            counted = self.counts[index] if run is None or run.batch_samples else 0.0
             state = dataclasses.replace(self.module.trainer_state, device=device, samples=counted)
             replica.trainer_state = state
             with _on(device):
@@ -77,13 +78,14 @@ class ReplicatedStep(StepModule):
         return gather(outputs, self._devices[0])
 
     def read_loss(self, outputs: Any) -> Tensor:
-        """The mean of the replicas' losses, weighted by samples."""
+        """The mean of the replicas' losses, weighted by what their parts count."""
+        refuse_weight(outputs)
         losses = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-        if not isinstance(losses, Tensor) or losses.ndim != 1 or len(losses) != len(self.sizes):
+        if not isinstance(losses, Tensor) or losses.ndim != 1 or len(losses) != len(self.counts):
             return read_loss(outputs)
         # Not in half precision, which would round the sizes and their sum.
         losses = losses.to(torch.promote_types(losses.dtype, torch.float32))
-        weights = transfer.sent(torch.tensor(self.sizes, dtype=losses.dtype), losses.device)
+        weights = transfer.sent(torch.tensor(self.counts, dtype=losses.dtype), losses.device)
         return (losses * weights).sum() / weights.sum()
 
 

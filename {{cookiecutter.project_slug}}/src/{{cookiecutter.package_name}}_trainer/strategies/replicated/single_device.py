@@ -7,4 +7,4 @@ from ..limits import Limits
 class SingleDevice(Strategy):
     """One process on one device."""
 
-    limits: Limits = Limits(max_devices=1, max_nodes=1, has_float8=True)
+    limits: Limits = Limits(max_devices=1, max_nodes=1)

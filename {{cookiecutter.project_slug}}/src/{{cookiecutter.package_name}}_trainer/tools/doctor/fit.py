@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain, count, islice
 from statistics import median
@@ -30,6 +31,7 @@ from ...strategies.base import Stage
 from ...strategies.gradients.same_use import OPTION, trained
 from ...strategies.optimizers import Optimization
 from ...trainer import Trainer
+from ..plan.trace import PlannedRun
 from .checks import Check, run
 from .waits import Waits
 
@@ -67,11 +69,19 @@ def _alone(work: Work, **others: Any) -> Trainer:
     return Trainer(**kept | others)
 
 
+def _total_steps(work: Work) -> int | None:
+    rank = PlannedRun(work.trainer._plan, _replicas(work), 1)
+    with rank.attached(work.model, "fit", work.data):
+        rank.training_feed(sources.training_loader(work.data, work.model))
+    return rank.total_steps
+
+
 def _fit(work: Work, **options: Any) -> Trainer:
     """Train some steps on one device, and validate as many batches; nothing is kept."""
     with tempfile.TemporaryDirectory() as folder:
         options |= {"default_root_dir": folder, "enable_progress_bar": False}
         trainer = _alone(work, fast_dev_run=_STEPS, **options)
+        trainer._plan = replace(trainer._plan, total_steps=_total_steps(work))
         trainer.fit(work.model, work.data)
     return trainer
 

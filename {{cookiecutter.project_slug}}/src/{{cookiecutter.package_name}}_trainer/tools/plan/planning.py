@@ -16,7 +16,6 @@ from ...data import Feed, moving, scaling, seed_everything, sources
 from ...data.samples import batch_length
 from ...errors import Problems, UserError
 from ...loop import learning_rate
-from ...loop.position import total_steps
 from ...module import DataModule, TrainingModule
 from ...options import reading
 from ...run import plan as plans
@@ -83,6 +82,7 @@ class _Planning:
         with run.attached(bare, "fit", self.data):  # a micro-batch of rank 0, as in a fit
             feed = run.training_feed(sources.training_loader(self.data, bare))
             sample = next(iter(feed.epoch(0, 0))).data
+        self.plan = replace(self.plan, total_steps=run.total_steps)
         samples = batch_length(sample)
         able = self._strategies(bare)
         traces = self._traces(able, sample, samples)
@@ -118,7 +118,7 @@ class _Planning:
                     options = replace(self.plan.options, strategy=name, strategy_options=None)
                     plan = plans.make(options, Problems(), self.find)
                     plans.check_module(plan, bare)
-                    able[name] = plan
+                    able[name] = replace(plan, total_steps=self.plan.total_steps)
         return able
 
     def _traces(self, able: dict[str, Plan], sample: Any, samples: int) -> dict[str, Trace]:
@@ -206,7 +206,7 @@ class _Planning:
             "accumulate": feed.accumulate,
             "effective_batch": effective,
             "steps_per_epoch": feed.steps,
-            "total_steps": total_steps(feed.steps, options.max_epochs, options.max_steps),
+            "total_steps": plan.total_steps,
             "learning_rates": rates,
             "learning_rate_factor": target,
             "scaled_learning_rates": [rate * target for rate in rates],

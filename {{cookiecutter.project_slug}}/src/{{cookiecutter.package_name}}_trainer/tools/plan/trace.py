@@ -194,7 +194,7 @@ def trace(
         elements = sum(each.numel() for each in module.parameters())
         numels = [each.numel() for each in module.parameters() if each.requires_grad]
         unit = _largest_unit(module, plan.device.type != "cpu")
-        stack.enter_context(activation_checkpointing.applied(module, *run.checkpointing))
+        stack.enter_context(activation_checkpointing.applied(module, run.checkpointing))
         steps = _Steps(plan, module, run, live)
         found = steps.sizes(batches)
         rates = steps.optimization.configured_rates()

@@ -26,8 +26,8 @@ class Step:
     """Returns, in training, what to call backward on."""
     seed: int | None = None
     """Seed of its random numbers before ``sequential_module``; ``None``: not seeded."""
-    samples: int | None = None
-    """Its number of samples; ``None``: that of the batch."""
+    samples: float | None = None
+    """What it counts; ``None``: what the batch does."""
     checkpointed: bool = False
     """Whether stages recompute their activations."""
 

@@ -20,7 +20,7 @@ from ....launch.collectives import How
 from ....module import TrainingModule
 from ....options import Options
 from ... import elementwise, memory
-from ...base import DataLayout, Stage, StepModule, StepOutput, check_loss
+from ...base import DataLayout, Stage, StepModule, StepOutput, check_loss, counts_of
 from ...clipping import clip_distinct_gradients
 from ...gradients import sparse
 from ...gradients.averaging import reduce_dense
@@ -206,21 +206,22 @@ class Sequential(ProcessGroupStrategy):
     ) -> StepOutput:
         run, found = self.module.trainer_state.run, StepOutput([], [])
 
-        def scaled_loss(piece: Any) -> Tensor:
+        def scaled_loss(piece: Any, part: float) -> Tensor:
             outputs = forward("training", piece, batch_idx)
             loss = self._read_loss(outputs)
             check_loss(loss, "training_step")
             found.losses.append(loss.detach())
             found.outputs.append(outputs)
-            return self.precision.scale(loss * (weight / len(sizes)))
+            return self.precision.scale(loss * (weight * part))
 
         sizes = self._part_sizes(batch_length(batch, run.batch_samples if run else None))
         pieces, forward = self._splitter.split(batch, sizes), super().forward
+        counts = counts_of(self.module, pieces, sizes)
         steps = [
             Step(
-                functools.partial(scaled_loss, piece),
+                functools.partial(scaled_loss, piece, counts[number] / sum(counts)),
                 self._seed(batch_idx, number),
-                sizes[0],
+                counts[number],
                 self.shape.checkpoints(number, len(sizes)),
             )
             for number, piece in enumerate(pieces)

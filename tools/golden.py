@@ -1,6 +1,6 @@
 """Records what the rows of the conformance matrix compute, and compares it after a refactoring.
 
-``python tests/trainer/golden.py record FILE [-k EXPRESSION …]`` trains the rows that pytest's
+``python tools/golden.py record FILE [-k EXPRESSION …]`` trains the rows that pytest's
 arguments select, and adds each tensor of their results and checkpoints (type, shape and hash) and
 their metrics to FILE; ``… compare FILE …`` trains them again: all must be equal, to the last bit.
 It runs on a rendered project, in its environment: RENDERED_PROJECT, or that of `make project`.
@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file
 
 HERE = Path(__file__).resolve().parent
-DEFAULT = HERE.parents[1] / "build" / "test" / "my-project"
+DEFAULT = HERE.parent / "build" / "test" / "my-project"
 # A worker of the matrix trains for this test; it needs no reference beside it.
 TEST = "tests/conformance/test_conformance.py::test_resumes_to_the_last_bit"
 # Rows whose sums depend on what arrives first, with the reason: of these only names, types and

@@ -25,7 +25,7 @@ from .faults import Strike, fault
 from .journal import Failed
 from .ways import Attempt, Way, processes_in
 
-_CLUSTER = Path(__file__).parents[3] / "slurm" / "cluster.sh"
+_CLUSTER = Path(__file__).parents[2] / "slurm" / "cluster.sh"
 # Three nodes of a job, of which it takes two: a fault of a node concerns no other journey.
 _NODES = ("node1,node2,node3", "node4,node5,node6")
 _OVER = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL"}

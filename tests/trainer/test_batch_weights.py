@@ -1,0 +1,78 @@
+"""Batches are weighed by what is in them: the samples that are there, or what the module counts."""
+
+from typing import Any
+
+import pytest
+import torch
+from my_project_trainer.data import Share, feed_creation
+from my_project_trainer.data.samples import SampleCounter
+from my_project_trainer.errors import UserError
+from my_project_trainer.strategies.base import read_loss
+from torch import Tensor
+from torch.utils.data import DataLoader, default_collate
+
+
+def flat(*sizes: int) -> dict[str, Tensor]:
+    """Clouds of so many points each in one tensor, and a value of each cloud."""
+    return {"points": torch.ones(sum(sizes), 3), "value": torch.ones(len(sizes))}
+
+
+@pytest.mark.parametrize(
+    ("batches", "samples"),
+    [
+        ([flat(4, 2, 9), flat(1, 1, 8), flat(7)], [3, 3, 1]),
+        ([flat(1, 1, 1), flat(4, 5, 1), flat(2, 2)], [3, 3, 2]),  # as many points as samples
+        (
+            [([torch.ones(k) for k in (2, 5, 3)], torch.ones(3)), ([torch.ones(5)], torch.ones(1))],
+            [3, 1],
+        ),
+        ([{"x": torch.ones(7), "y": torch.ones(2)}], [2]),  # by the labels
+        ([torch.nn.utils.rnn.pack_sequence([torch.ones(4), torch.ones(2)])], [2]),
+    ],
+)
+def test_samples_of_ragged_batches(batches: list[Any], samples: list[int]) -> None:
+    counter = SampleCounter()
+    assert [counter.count(each, 3) for each in batches] == samples
+
+
+def test_an_ambiguous_batch_is_one_line() -> None:
+    with pytest.raises(UserError, match=r"lengths \(7, 2\): override count_samples"):
+        SampleCounter().count({"a": torch.ones(7), "b": torch.ones(2)}, None)
+
+
+def good(samples: list[float]) -> Tensor:
+    """Leave damaged samples, 0 and below, out."""
+    kept: Tensor = default_collate([each for each in samples if each > 0])
+    return kept
+
+
+@pytest.mark.parametrize("in_global_order", [True, False])
+@pytest.mark.parametrize("weight", [None, lambda batch: batch.sum()])
+def test_each_step_is_the_mean_over_what_it_contains(in_global_order: bool, weight: Any) -> None:
+    data = [1.0, 2.0, 0.0, *map(float, range(4, 12))]
+    loader: DataLoader[Any] = DataLoader(data, 3, collate_fn=good)  # type: ignore[arg-type]
+    feed = feed_creation.feed_training(
+        loader,
+        Share(0, 1, 3, count_weight=weight),
+        accumulate=3,
+        global_batch_size=None,
+        in_global_order=in_global_order,
+    )
+    steps: list[list[Any]] = [[]]
+    for batch in feed.epoch(0, 0):
+        assert batch.samples == len(batch.data)
+        assert batch.counted == pytest.approx(
+            len(batch.data) if weight is None else batch.data.sum()
+        )
+        steps[-1].append(batch)
+        if batch.ends_step and not batch.ends_epoch:
+            steps.append([])
+    for step in steps:
+        total = sum(each.counted for each in step)
+        assert [each.weight for each in step] == pytest.approx([e.counted / total for e in step])
+    assert sum(each.samples for step in steps for each in step) == 10
+
+
+def test_a_weight_that_a_step_returns_is_not_ignored() -> None:
+    with pytest.raises(UserError, match="override count_weight"):
+        read_loss({"loss": torch.tensor(1.0), "weight": 3})

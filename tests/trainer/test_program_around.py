@@ -1,0 +1,75 @@
+"""What belongs to the program around a fit: its threads, its exceptions, its kernel."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from my_project_trainer import Trainer, TrainingModule, UserError
+from my_project_trainer.launch.signals import Interrupted
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class PrunedError(Exception):
+    """As Optuna's TrialPruned: a caller catches it by its class."""
+
+
+class Line(TrainingModule):
+    def __init__(self, prunes: bool = False) -> None:
+        super().__init__()
+        self.weight, self.prunes = torch.nn.Parameter(torch.zeros(1)), prunes
+        self.inside: Any = None
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        if self.prunes:
+            raise PrunedError("at step 0")
+        if self.inside is not None:
+            self.inside()
+        return (batch[0] * self.weight).mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=1.0)
+
+
+def fit(folder: Path, model: Line, **options: Any) -> float:
+    """Fit; the weight of two steps is -2."""
+    shared = {"accelerator": "cpu", "devices": 1, "loggers": (), "enable_progress_bar": False}
+    given = {"default_root_dir": folder, "max_epochs": 1, **shared, **options}
+    Trainer(**given).fit(model, DataLoader(TensorDataset(torch.ones(4, 1)), batch_size=2))
+    return model.weight.item()
+
+
+def test_two_runs_at_once_are_refused_and_one_in_a_thread_trains(tmp_path: Path) -> None:
+    found: list[Any] = []
+
+    def other() -> None:
+        try:
+            found.append(fit(tmp_path, Line()))
+        except UserError as error:
+            found.append(str(error))
+
+    def in_thread() -> None:
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+
+    model = Line()
+    model.inside = in_thread
+    assert fit(tmp_path, model, max_steps=1) == -1.0
+    assert found[0].startswith("another thread of this process runs a trainer")
+    in_thread()
+    assert found[1] == -2.0
+
+
+@pytest.mark.parametrize("strategy", ["ddp_fork", "ddp_spawn"])
+def test_an_exception_of_a_rank_arrives_as_itself(tmp_path: Path, strategy: str) -> None:
+    with pytest.raises(PrunedError, match="at step 0") as caught:
+        fit(tmp_path, Line(prunes=True), strategy=strategy, devices=2)
+    assert "PrunedError: at step 0" in str(caught.value.__cause__)
+
+
+def test_a_notebook_shows_one_line_of_an_interrupt() -> None:
+    assert Interrupted(3, "runs/a", False)._render_traceback_() == [
+        "interrupted: saved after step 3; resume with: Trainer(resume='runs/a')"
+    ]

@@ -82,6 +82,7 @@ EXEMPT = {
     "callbacks": "each callback is a factor of its own",
     "max_steps": "ends each run, and stops the one that is resumed",
     "resume": "each run is resumed",
+    "resume_options": "the same in each run: nothing differs in a resume",
     "run_name": "each run has one",
     "default_root_dir": "each row has its own",
     "overwrite": "refused with resume, in each row",

@@ -110,8 +110,8 @@ def _load_sums(fit: FitParts, checkpoint: Checkpoint, layout: Layout) -> list[st
     here, recorder = _share(fit), fit.outputs.recorder
     states = [checkpoint.own(rank) for rank in range(checkpoint.world_size)]
     shares = [part(each, "share").get("of") for each in states]
-    is_same = checkpoint.world_size == layout.world_size
-    if is_same and (shares[layout.rank] is None or torch.equal(shares[layout.rank], here)):
+    own = shares[layout.rank] if checkpoint.world_size == layout.world_size else torch.empty(0)
+    if own is None or torch.equal(own, here):
         states = [states[layout.rank]]
         recorder.load_state(part(states[0], "log"))
     else:

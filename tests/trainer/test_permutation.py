@@ -15,7 +15,7 @@ from my_project_trainer import Trainer, TrainingModule
 from my_project_trainer.checkpoint import Checkpoint
 from my_project_trainer.data import feed_creation, sampling
 from my_project_trainer.data.permutation import Permutation
-from my_project_trainer.loop import saving
+from my_project_trainer.loop import resuming
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -133,4 +133,4 @@ def test_a_resume_keeps_the_order_of_its_checkpoint(
 
 def test_an_older_checkpoint_has_held_orders() -> None:
     older = {"epoch": 0, "step_in_epoch": 1, "samples_per_step": 4, "global_step": 1}
-    assert saving._checked({**older, "validated_at": -1}, 1)["holds_order"] is True
+    assert resuming._checked({**older, "validated_at": -1}, 1)["holds_order"] is True

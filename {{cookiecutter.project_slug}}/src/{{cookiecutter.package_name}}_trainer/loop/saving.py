@@ -1,4 +1,4 @@
-"""What a checkpoint contains of a fit, and how a fit resumes from it."""
+"""What a checkpoint contains of a fit; :mod:`.resuming` loads it."""
 
 import sys
 import warnings
@@ -8,24 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..checkpoint import (
-    MOST_STEPS,
-    Checkpoint,
-    check_count,
-    from_tensors,
-    is_sharded,
-    state_file,
-    to_tensors,
-)
-from ..data import Feed, randomness
-from ..data.feed import note_unused
-from ..errors import CheckpointError, ConfigurationError
-from ..launch.cluster import Layout
+from ..checkpoint import is_sharded, state_file, to_tensors
+from ..data import randomness
 from ..module import TrainingModule
 from .parts import FitParts, frozen
 
-_OWN = "rank_state"
-_NOT_OF_THIS_MODEL = (RuntimeError, ValueError, LookupError, TypeError, AttributeError)
+OF_MODULE = "rank_state"
 
 
 def state(fit: FitParts) -> dict[str, Any]:
@@ -84,10 +72,10 @@ def rank_local_state(fit: FitParts) -> dict[str, Tensor]:
     """Rank-local state: random states, and this process' part of unfinished sums."""
     parts = {
         "random": randomness.full_state(fit.strategy.data.devices),
-        "share": {"of": _share(fit)},
+        "share": {"of": share(fit)},
         "log": fit.outputs.recorder.state(),
         "torchmetrics": _metrics_state(fit.module, fit.outputs.recorder.metrics),
-        "module": to_tensors(own, _OWN) if (own := fit.module.rank_state()) else {},
+        "module": to_tensors(own, OF_MODULE) if (own := fit.module.rank_state()) else {},
         "strategy": fit.strategy.rank_local_state(),
         "gradients": _accumulated(fit, lambda gradient: not is_sharded(gradient)),
         "loader": fit.feed.state(fit.position.batch, ends_epoch=fit.position.epoch_done),
@@ -97,30 +85,10 @@ def rank_local_state(fit: FitParts) -> dict[str, Tensor]:
     }
 
 
-def _share(fit: FitParts) -> Tensor:
+def share(fit: FitParts) -> Tensor:
     """Whose batches this rank's sums are of: replica, replicas, and whether they count."""
     data = fit.strategy.data
     return torch.tensor([data.index, data.replicas, data.counts])
-
-
-def _load_sums(fit: FitParts, checkpoint: Checkpoint, layout: Layout) -> list[str]:
-    """Load what ranks have logged in the epoch so far; of another layout, merged on replica 0."""
-    from ..logging import torchmetrics_state
-
-    here, recorder = _share(fit), fit.outputs.recorder
-    states = [checkpoint.own(rank) for rank in range(checkpoint.world_size)]
-    shares = [part(each, "share").get("of") for each in states]
-    own = shares[layout.rank] if checkpoint.world_size == layout.world_size else torch.empty(0)
-    if own is None or torch.equal(own, here):
-        states = [states[layout.rank]]
-        recorder.load_state(part(states[0], "log"))
-    else:
-        saved = zip(shares, states, strict=True)
-        counting = {int(of[0]): own for of, own in saved if of is not None and of[2]}
-        states = list(counting.values()) if fit.strategy.data.index == 0 and here[2] else []
-        recorder.load_merged([part(each, "log") for each in states])
-    metrics = [found for each in states if (found := part(each, "torchmetrics"))]
-    return torchmetrics_state.load_merged(fit.module, metrics) if metrics else []
 
 
 def _metrics_state(module: TrainingModule, logged: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -142,152 +110,3 @@ def _metrics_state(module: TrainingModule, logged: Mapping[str, Any]) -> dict[st
 def _accumulated(fit: FitParts, kind: Callable[[Tensor], bool]) -> dict[str, Tensor]:
     """Gradients of one kind that no optimizer step has used yet."""
     return fit.manual.gradients(kind) if fit.manual is not None else {}
-
-
-def resume(fit: FitParts, checkpoint: Checkpoint, layout: Layout, same_run: bool) -> list[str]:
-    """Resume from a checkpoint, as if training had not been interrupted.
-
-    Args:
-        layout: Layout of this run; with another world size, random states are new.
-        same_run: Whether the checkpoint is this run's; then it is saved again only after a step.
-
-    Returns:
-        Notes on what could not be restored exactly.
-
-    Raises:
-        CheckpointError: It belongs to another model, or contains invalid values.
-    """
-    saved = checkpoint.stored_state()
-    try:
-        remarks = _load(fit, saved, checkpoint.step)
-        _load_gradients(fit, saved, checkpoint, layout)
-        remarks += _load_sums(fit, checkpoint, layout)
-        if checkpoint.world_size == layout.world_size:
-            own, data = checkpoint.own(layout.rank), fit.strategy.data
-            shared = data.random_rank
-            random = own if shared == layout.rank else checkpoint.own(shared)
-            fit.strategy.load_rank_local_state(part(own, "strategy"))
-            randomness.set_full_state(part(random, "random"), data.devices)
-            if of_module := part(own, "module"):
-                fit.module.load_rank_state(from_tensors(of_module, _OWN))
-            if loader := part(own, "loader"):
-                remarks += fit.feed.load_state(loader, fit.position.batch)
-        else:
-            remarks.append(
-                f"saved by {checkpoint.world_size} processes, resumed on {layout.world_size}: "
-                "random states (dropout) are new; the order of the data does not change"
-            )
-            if part(checkpoint.own(0), "loader"):
-                remarks.append(note_unused(fit.position.batch))
-            if part(checkpoint.own(0), "module"):
-                remarks.append("rank_state of the module is not restored: it is of other ranks")
-    except ConfigurationError as error:
-        raise CheckpointError(f"{checkpoint.path}: {error}") from None
-    except _NOT_OF_THIS_MODEL as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise CheckpointError(
-            f"{checkpoint.path}: does not match this model ({reason}); see "
-            "docs/trouble.md#a-checkpoint-of-another-model"
-        ) from None
-    fit.position.saved_at = fit.position.global_step if same_run else -1
-    return remarks
-
-
-def _load(fit: FitParts, saved: dict[str, Any], step: int) -> list[str]:
-    """Load the state that is the same on every process; return notes."""
-    outputs = fit.outputs
-    from . import restored
-
-    position = _checked(saved["position"], step)
-    remarks = restored.load(fit, saved)
-    fit.strategy.precision.load_state(saved["precision"])
-    remarks += _load_position(fit, position)
-    outputs.latest.update(_numbers(saved["latest"]))
-    for kind, names in saved.get("fresh", {}).items():
-        outputs.fresh[kind].update(outputs.latest.keys() & names)
-    if fit.position.epoch_done:
-        outputs.epoch_values = _numbers(saved["epoch_values"])
-    if fit.position.epoch_done or fit.position.is_end(fit.options):
-        outputs.last_values = _numbers(saved["last_values"])
-    outputs.log_positions = {name: int(each) for name, each in saved["logs"].items()}
-    return remarks + fit.calls.load_state(saved.get("callbacks", {}))
-
-
-def _numbers(saved: Mapping[str, Any]) -> dict[str, float]:
-    return {name: float(each) for name, each in saved.items()}
-
-
-def extra_steps(checkpoint: Checkpoint, feed: Feed) -> int:
-    """By how much the steps of a checkpoint exceed those that a feed makes of its samples."""
-    try:
-        saved = _checked(checkpoint.stored_state()["position"], checkpoint.step)
-    except _NOT_OF_THIS_MODEL:
-        return 0  # :func:`resume` says what is wrong
-    if feed.steps is None:
-        return 0
-    steps = feed.steps if saved["epoch_done"] else _steps_of(saved, feed)[0]
-    return int(saved["global_step"] - saved["epoch"] * feed.steps - steps)
-
-
-def _checked(saved: Mapping[str, Any], step: int) -> Mapping[str, Any]:
-    """Check the position of a checkpoint.
-
-    Raises:
-        KeyError, TypeError, ValueError: It is invalid.
-    """
-    # Missing in older checkpoints, which were saved at the end of an epoch after validation.
-    saved = {"epoch_done": False, "seconds": 0.0, "holds_order": True, **saved}
-    least = {"epoch": 0, "step_in_epoch": 0, "global_step": step, "validated_at": -1}
-    if saved["samples_per_step"] is not None:
-        least["samples_per_step"] = 1
-    for name, smallest in least.items():
-        is_step = name in ("global_step", "validated_at")
-        check_count(name, saved[name], smallest, step if is_step else MOST_STEPS)
-    return saved
-
-
-def _steps_of(saved: Mapping[str, Any], feed: Feed) -> tuple[int, int]:
-    """Steps of a feed for the samples of the epoch so far, and samples that remain."""
-    steps: int = saved["step_in_epoch"]
-    if not (feed.samples_per_step and saved["samples_per_step"]):
-        return steps, 0
-    return divmod(steps * int(saved["samples_per_step"]), feed.samples_per_step)
-
-
-def _load_position(fit: FitParts, saved: Mapping[str, Any]) -> list[str]:
-    position, samples, remarks = fit.position, fit.feed.samples_per_step, list[str]()
-    for name in ("epoch", "global_step", "epoch_done", "validated_at"):
-        setattr(position, name, saved[name])
-    position.earlier_seconds = float(saved["seconds"])
-    fit.feed.holds_order = saved["holds_order"]
-    earlier = saved["samples_per_step"]
-    if samples and earlier and samples != earlier:
-        remarks = [f"the effective batch size is {samples}; it was {earlier}"]
-    if position.epoch_done:
-        return remarks
-    steps, rest = _steps_of(saved, fit.feed)
-    position.batch = steps * fit.feed.accumulate
-    if rest:
-        remarks = [f"{each}: {rest} samples of this epoch are read again" for each in remarks]
-    return remarks
-
-
-def _load_gradients(
-    fit: FitParts, saved: Mapping[str, Any], checkpoint: Checkpoint, layout: Layout
-) -> None:
-    """Load accumulated gradients: each rank's own, or the mean of all ranks'."""
-    if fit.manual is None:
-        return
-    sharded = saved.get("gradients", {})
-    ranks = range(checkpoint.world_size)
-    is_as_saved = checkpoint.world_size == layout.world_size
-    if is_as_saved and (sharded or not fit.strategy.limits.shards_parameters):
-        ranks = range(layout.rank, layout.rank + 1)
-    own = [part(checkpoint.own(rank), "gradients") for rank in ranks]
-    fit.manual.load_gradients(sharded, own)
-
-
-def part(own: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
-    """One part of what :func:`rank_local_state` returned, such as ``"strategy"``."""
-    start = f"{name}/"
-    return {key.removeprefix(start): each for key, each in own.items() if key.startswith(start)}

@@ -21,7 +21,7 @@ from ..module import TrainingModule
 from ..options import Options
 from ..strategies import BatchSkipped, SingleDevice, Strategy
 from ..strategies.base import read_loss
-from ..strategies.optimizers import configured
+from ..strategies.optimizers import Optimization, configured
 from ..strategies.precision import Precision
 from .manual_optimization import ManualOptimization
 from .parts import read
@@ -215,7 +215,7 @@ def try_rates(
         for each in tried.state_dict().values():
             collectives.broadcast_in_place(each)
     untrained.place(_copied(tried))
-    optimization.undo_schedules()
+    _undo_schedules(optimization)
     first = optimization.configured_rates()[0]
     if not first > 0:
         raise UserError(
@@ -297,3 +297,13 @@ def suggest(tried: Sequence[Tried]) -> float:
             f"{tried[-1].rate:g}; give another lowest and highest, or more steps"
         )
     return tried[steepest].rate
+
+
+def _undo_schedules(optimization: Optimization) -> None:
+    """Undo what schedulers have done to the optimizers when they were created."""
+    for optimizer in optimization.optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group.get("initial_lr", group["lr"])
+            if "max_momentum" in group:  # of OneCycleLR and CyclicLR
+                kept = {"momentum", "betas"} & optimizer.defaults.keys()
+                group.update({name: optimizer.defaults[name] for name in kept})

@@ -16,19 +16,6 @@ from ..logging import Recorder
 from ..options import Options
 from .hooks import DataHooks
 
-# Lightning's names that have no answer here: what to use instead.
-_INSTEAD = {
-    **dict.fromkeys(("logged_metrics", "progress_bar_metrics"), "metrics"),
-    **dict.fromkeys(("lr_scheduler_configs", "lr_schedulers"), "schedulers"),
-    **dict.fromkeys(("log_dir", "checkpoint_callback", "ckpt_path"), "run_directory"),
-    **dict.fromkeys(("training", "validating", "testing", "state"), "training of the module"),
-    **dict.fromkeys(("fit_loop", "train_loop"), "current_epoch and global_step"),
-    **dict.fromkeys(("train_dataloader", "val_dataloaders"), "attributes of the data module"),
-    **dict.fromkeys(("num_devices", "device_ids", "gpus"), "world_size, and device of the module"),
-    **dict.fromkeys(("model", "lightning_module"), "the module itself"),
-    **dict.fromkeys(("logger", "experiment"), "log of the module, or a Logger of your own"),
-}
-
 
 class RunFacts(NamedTuple):
     """Where a process is in its run; the defaults are those outside of a run."""
@@ -95,8 +82,10 @@ class OptionNames:
             plan = self.__dict__.get("plan") or self.__dict__.get("_plan")
             if plan is not None and name[0] != "_" and hasattr(Options, name):
                 return getattr(plan.options, name)
+            from .other_names import INSTEAD
+
             known = (each for each in dir(type(self)) if each[0] != "_")
-            instead = f"; use {_INSTEAD[name]}" if name in _INSTEAD else nearest(name, known)
+            instead = f"; use {INSTEAD[name]}" if name in INSTEAD else nearest(name, known)
             kind = type(self).__name__
             raise AttributeError(f"{kind!r} object has no attribute {name!r}{instead}")
 

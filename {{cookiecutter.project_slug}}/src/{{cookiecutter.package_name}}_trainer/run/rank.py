@@ -24,7 +24,7 @@ from ..data import (
 from ..errors import UserError, refuse
 from ..launch import collectives
 from ..logging import Recorder
-from ..loop import FitLoop, Position, saving
+from ..loop import FitLoop, Position
 from ..loop.position import total_steps
 from ..module import (
     DataHooks,
@@ -209,7 +209,11 @@ class RankRun(Run):
                 "the training loader is read as it is; use a map-style dataset, torch's own "
                 "samplers and use_distributed_sampler=True"
             )
-        extra = saving.extra_steps(resumed, feed) if resumed else 0
+        extra = 0
+        if resumed is not None:
+            from ..loop import resuming
+
+            extra = resuming.extra_steps(resumed, feed)
         steps = total_steps(feed.steps, options.max_epochs, options.max_steps, extra)
         self.total_steps = self.plan.total_steps or steps
         self.num_training_batches = math.inf if feed.batches is None else feed.batches

@@ -246,7 +246,9 @@ class _Fit:
         self._console.note(*chosen.remarks, *loop.fit.feed.remarks)
         if chosen.checkpoint is not None:
             checkpoint = Checkpoint(chosen.checkpoint)
-            remarks = saving.resume(loop.fit, checkpoint, layout, chosen.is_same_run)
+            from ..loop import resuming
+
+            remarks = resuming.resume(loop.fit, checkpoint, layout, chosen.is_same_run)
             self._console.note(f"resumed from {self._plan.shown(chosen.checkpoint)}")
             self._console.note(*remarks, on_each_rank=True)
         saving.check(loop.fit)

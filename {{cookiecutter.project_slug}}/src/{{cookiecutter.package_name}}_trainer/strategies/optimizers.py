@@ -113,15 +113,6 @@ class Optimization:
         groups = [group for each in self.optimizers for group in each.param_groups]
         return [float(group.get("initial_lr", group["lr"])) for group in groups]
 
-    def undo_schedules(self) -> None:
-        """Undo what schedulers have done to the optimizers when they were created."""
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = group.get("initial_lr", group["lr"])
-                if "max_momentum" in group:  # of OneCycleLR and CyclicLR
-                    kept = {"momentum", "betas"} & optimizer.defaults.keys()
-                    group.update({name: optimizer.defaults[name] for name in kept})
-
     def too_short(self, steps: int | None) -> list[str]:
         """One line for each schedule that ends before a fit of these optimizer steps."""
         return [

@@ -87,7 +87,7 @@ OF_FOLDERS = {
         *("_convert_to_deepspeed_param", "_hp_mapping", "_hp_optimizer_states_linked"),
     },
     "strategies/fairscale": {"_get_reduce_fn"},
-    "strategies/fsdp": {"_fsdp_param_group", "_param_fqn"},
+    "strategies/fsdp": {"_fsdp_param_group", "_param_fqn", "_init_mp_dtypes"},
     "strategies/horovod": {"_allreduce_delay"},
     "strategies/replicated": {"_ddp_ignored"},
     "strategies/xla": {"torch_xla._internal.pjrt", "torch_xla._internal.tpu"},

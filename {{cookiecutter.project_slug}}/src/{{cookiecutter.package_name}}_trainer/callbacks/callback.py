@@ -68,8 +68,8 @@ class Callback:
     ) -> None:
         """Called before each optimizer's step, after gradients are averaged and clipped.
 
-        Refused with manual optimization, in which ``training_step`` steps. An engine that steps by
-        itself may not leave the gradients in the parameters.
+        Refused with manual optimization, in which ``training_step`` steps. Gradients that an
+        engine does not leave in the parameters cannot be used: docs/how-to/callbacks.md.
         """
 
     def on_after_optimizer_step(self, trainer: Run, module: TrainingModule) -> None:

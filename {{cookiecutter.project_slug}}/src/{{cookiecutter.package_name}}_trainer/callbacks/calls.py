@@ -3,7 +3,7 @@
 import copy
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
@@ -79,13 +79,21 @@ class HookCalls:
                 error.add_note(f"on_exception also raised {type(another).__name__}: {another}")
 
 
-def calls_of(callbacks: Sequence[Callback], trainer: Run, module: TrainingModule) -> HookCalls:
-    """Collect the hooks that are overridden."""
+def calls_of(
+    callbacks: Sequence[Callback],
+    trainer: Run,
+    module: TrainingModule,
+    around: Callable[[str], AbstractContextManager[None]] | None = None,
+) -> HookCalls:
+    """Collect the hooks that are overridden; ``around``: the context of each, by its name."""
     found = {}
     for name in (each.name for each in fields(HookCalls) if each.name != "callbacks"):
         owners = [each for each in callbacks if is_overridden(each, Callback, name)]
         own = [getattr(module, name)] if _has_own(module, name) else []
-        found[name] = (*(partial(getattr(each, name), trainer, module) for each in owners), *own)
+        calls = [*(partial(getattr(each, name), trainer, module) for each in owners), *own]
+        if around is not None and name != "on_exception":  # of one rank
+            calls = [partial(_call_within, around, name, each) for each in calls]
+        found[name] = tuple(calls)
     return HookCalls({_identity(each): each for each in _stateful(callbacks)}, **found)
 
 
@@ -102,6 +110,16 @@ def start_fresh(callbacks: Sequence[Callback]) -> None:
         elif is_overridden(each, Callback, "load_state_dict"):
             with suppress(Exception):  # its on_fit_start creates the state, and so resets it
                 vars(each)[_FIRST] = copy.deepcopy(each.state_dict())
+
+
+def _call_within(
+    around: Callable[[str], AbstractContextManager[None]],
+    name: str,
+    call: Callable[..., None],
+    *given: Any,
+) -> None:
+    with around(name):
+        call(*given)
 
 
 def _has_own(module: TrainingModule, name: str) -> bool:

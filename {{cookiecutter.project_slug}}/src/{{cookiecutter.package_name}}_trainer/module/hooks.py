@@ -92,8 +92,8 @@ class Hooks(DataHooks):
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Called before each optimizer's step, after gradients are averaged and clipped.
 
-        Not with manual optimization, in which ``training_step`` steps. An engine that steps by
-        itself may not leave the gradients in the parameters.
+        Not with manual optimization, in which ``training_step`` steps. Gradients that an engine
+        does not leave in the parameters cannot be used: docs/how-to/callbacks.md.
         """
 
     def on_after_optimizer_step(self) -> None:

@@ -169,7 +169,6 @@ class _Fit:
         """Set the module up under the strategy."""
         run, module, feed, options = self._run, self._module, self._feed, self._plan.options
         strategy, recorder = self._plan.strategy, self._run.recorder
-        calls = calls_of(self._plan.callbacks, run, module)
         if options.sync_batchnorm:
             from ..strategies import sync_batchnorm
 
@@ -177,6 +176,7 @@ class _Fit:
         run.read_sample = lambda: next(iter(feed.epoch(0, 0))).data
         optimization = strategy.setup(module, self._configure)
         run.read_sample = None
+        calls = calls_of(self._plan.callbacks, run, module, strategy.around_hooks)
         manual = None
         if not module.automatic_optimization:
             from ..loop.manual_optimization import ManualOptimization

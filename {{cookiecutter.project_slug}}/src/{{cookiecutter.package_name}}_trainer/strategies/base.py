@@ -5,7 +5,7 @@ starts the processes, and the cluster gives this process its rank.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -101,6 +101,9 @@ class Strategy:
     limits: Limits = Limits(one_process_per_node=True)
     launcher: Launcher = "subprocess"
     """How several processes are started, if nothing has started them."""
+    around_hooks: Callable[[str], AbstractContextManager[None]] | None = None
+    """Context in which a hook of this name is called, if hooks may not find all weights and
+    gradients in the parameters."""
     timeout_seconds: float = 600.0
     """Timeout of collectives: if a process does not join, they fail on its peers."""
 
@@ -285,6 +288,10 @@ class Strategy:
         """
         self.precision.unscale(optimization.optimizers)
         return clip_gradients(optimization.parameters, value, algorithm)
+
+    def expose_gradients(self, optimization: Optimization) -> None:
+        """Leave the averaged gradients of a step in the parameters, for hooks before the step."""
+        self.precision.unscale(optimization.optimizers)
 
     def step(
         self, optimization: Optimization, *, ends: bool = True

@@ -16,18 +16,20 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ...errors import UserError
 from ...launch import collectives
 from ...module import TrainingModule
 from ...options import Options
 from ...options.numbers import NonNegativeInt
 from ..base import StepOutput
 from ..gradients import sparse
+from ..gradients.averaging import reduce_used
 from ..limits import Limits
 from ..memory import Memory, Sizes, memory
 from ..optimizer_state import load_optimizer_state, optimizer_state, parameter_names
 from ..optimizers import Optimization
 from ..process_group import ProcessGroupStrategy
-from .server import MOST_TO_MEET, Clipping, RemoteServer, Server, unpack
+from .server import MOST_TO_MEET, Clipping, RemoteServer, Server, pack, unpack
 
 _ON_SERVER = "optimizers step on the server; use strategy='ddp'"
 
@@ -88,7 +90,8 @@ class ParameterServer(ProcessGroupStrategy):
         self.start_equal((*module.parameters(), *module.buffers()))
         optimization = configure()
         self._parameters, self._names = optimization.parameters, parameter_names(module)
-        self._has_weights, self._received = False, 0
+        self._has_pulled, self._received = False, 0
+        self._note_weights()
         self._clipping: Clipping = (0.0, 0.0)
         # Not the default one, which rank 0 uses while its server's threads use this one.
         group = dist.new_group(backend="gloo", timeout=MOST_TO_MEET)
@@ -110,7 +113,9 @@ class ParameterServer(ProcessGroupStrategy):
             optimizer.state.clear()
             optimizer.state.update(state)
         size, most = self._layout.world_size, self.max_staleness
-        return Server(optimization, size, most, self.timeout_seconds)
+        server = Server(optimization, size, most, self.timeout_seconds)
+        server.changed_weights = self._parameters if self.limits.steps_together else ()
+        return server
 
     def teardown(self) -> None:
         if server := vars(self).pop("_server", None):
@@ -121,16 +126,42 @@ class ParameterServer(ProcessGroupStrategy):
     def forward_backward(
         self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
     ) -> StepOutput:
-        if not self._has_weights:
+        if not self._has_pulled:
+            self._check_weights()
             content = self._server.pull(self._layout.rank, self._received)
-            self._load(unpack(content, self._parameters))
-            self._has_weights = True
+            if not self._has_latest:
+                self._load(unpack(content, self._parameters))
+            self._has_pulled = True
         return super().forward_backward(batch, batch_idx, weight=weight, synchronize=synchronize)
 
     @torch.no_grad()
     def _load(self, weights: Sequence[Tensor]) -> None:
         for each, new in zip(self._parameters, weights, strict=True):
             each.copy_(new)
+        self._note_weights()
+
+    def _note_weights(self) -> None:
+        """Note that this worker has the latest weights, or, if there is none, which it has."""
+        self._has_latest = self.limits.steps_together
+        self._loaded = None if self._has_latest else pack(self._parameters)
+
+    def _check_weights(self) -> None:
+        """Refuse changes of weights by user code that would be lost."""
+        if self._loaded is not None and not torch.equal(self._loaded, pack(self._parameters)):
+            raise UserError(
+                "training_step or a hook changed weights, which a worker of parameter_server only "
+                "reads; set strategy_options={max_staleness: 0}, or use strategy='ddp'"
+            )
+
+    def expose_gradients(self, optimization: Optimization) -> None:
+        if self.limits.steps_together:  # otherwise a worker's gradient is a step of its own
+            reduce_used(self._parameters, None, self._layout.world_size)
+
+    @contextmanager
+    def around_hooks(self, _: str) -> Iterator[None]:
+        if self.limits.steps_together:
+            self._refresh()
+        yield
 
     def clip(self, optimization: Optimization, value: float, algorithm: str) -> Tensor | None:
         # The server clips the gradient of the step.
@@ -140,9 +171,10 @@ class ParameterServer(ProcessGroupStrategy):
     def step(
         self, optimization: Optimization, *, ends: bool = True
     ) -> Callable[[], dict[str, float]]:
+        self._check_weights()
         gradients = [each.grad for each in self._parameters]
         self._signal = self._server.step(self._layout.rank, gradients, self._clipping)
-        self._has_weights = False
+        self._has_pulled = self._has_latest = False
         for parameter in self._parameters:
             parameter.grad = None
         is_apart = not self.limits.steps_together
@@ -156,9 +188,12 @@ class ParameterServer(ProcessGroupStrategy):
 
     def _refresh(self) -> None:
         """Load the server's weights on all ranks, once all workers have made their steps."""
+        if self._has_latest:  # perhaps changed by user code
+            return
         collectives.barrier()
         self._load(self._server.parameters)
         self.start_equal(self._parameters)
+        self._note_weights()
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -175,6 +210,7 @@ class ParameterServer(ProcessGroupStrategy):
         super().load_state(state, optimization)
         for copy, each in zip(self._server.parameters, self._parameters, strict=True):
             copy.copy_(each)
+        self._note_weights()
         collectives.barrier()  # then the server has loaded it
 
     def _optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:

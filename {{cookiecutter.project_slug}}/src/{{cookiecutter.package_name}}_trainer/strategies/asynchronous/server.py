@@ -44,6 +44,8 @@ class Server:
         self, optimization: Optimization, workers: int, max_staleness: int | None, timeout: float
     ) -> None:
         self.parameters, self._optimizers = optimization.parameters, optimization.optimizers
+        self.changed_weights: Sequence[Tensor] = ()
+        """The weights of the worker of this process, which its user's code may have changed."""
         self._bound = math.inf if max_staleness is None else max_staleness
         self._timeout = timeout
         self._version = 0
@@ -112,6 +114,8 @@ class Server:
 
     def _step_with(self, ranks: Sequence[int], clipping: Clipping) -> None:
         """Step with the average of some workers' gradients."""
+        for own, changed in zip(self.parameters, self.changed_weights, strict=False):
+            own.data.copy_(changed.detach())
         gradients = zip(*(self._waiting.pop(rank) for rank in ranks), strict=True)
         for parameter, each in zip(self.parameters, gradients, strict=True):
             parameter.grad = _average(each)

@@ -34,6 +34,7 @@ from ..optimizer_state import group_names, parameter_names
 from ..optimizers import Optimization
 from ..precision import Precision
 from ..process_group import ProcessGroupStrategy
+from ..user_code import HookGuard
 from . import optimizers, process, settings
 from .onebit_adam import CompressionErrors, OneBitAdam
 from .slices import FlatSlices, ParameterSlices
@@ -42,6 +43,10 @@ from .zero_memory import zero_memory
 
 _Config = Mapping[str, Any] | str | os.PathLike[str]
 
+_INSTEAD = (
+    "ZeRO keeps shards of them; to clip, set gradient_clip_val; gather weights of stage 3 by "
+    "deepspeed.zero.GatheredParameters(…, modifier_rank=0); or use strategy='ddp' or 'fsdp'"
+)
 _MASTERS = "DeepSpeed steps parameters in float32; use 'bf16-mixed' or '16-mixed'"
 
 
@@ -246,9 +251,12 @@ class DeepSpeed(ProcessGroupStrategy):
             self.engine.torch_autocast_z0_gradscaler = self.precision.scaler
             return optimizer
         optimizer = self.zero.optimizer  # an Adagrad is created again
-        self.slices = ParameterSlices(self.zero) if self.stage == 3 else FlatSlices(self.zero)
+        whole = list(module.parameters())
+        is_3 = self.stage == 3
+        self.slices = ParameterSlices(self.zero, whole) if is_3 else FlatSlices(self.zero)
         self.sharded = ShardedState(module, self.slices, optimizer, groups)
         self.same_use = SameUse(lambda: trained(module), ELSEWHERE, self.timeout_seconds)
+        self.around_hooks = HookGuard(module, _INSTEAD, self.slices.has_whole, "hidden")
         if self.stage == 3:
             owners = {
                 name: each
@@ -315,6 +323,8 @@ class DeepSpeed(ProcessGroupStrategy):
     def step(
         self, optimization: Optimization, *, ends: bool = True
     ) -> Callable[[], dict[str, float]]:
+        if self.zero is not None:
+            self.slices.take_weights()
         self.engine.step()  # which resets the gradients
         if self.zero is not None:
             adapt_scale(self.precision.scaler, self.zero.overflow)
@@ -326,7 +336,10 @@ class DeepSpeed(ProcessGroupStrategy):
     # --- checkpoints -----------------------------------------------------------------------------
 
     def state(self, optimization: Optimization | None) -> dict[str, Any]:
-        return super().state(optimization) if self.sharded is None else self.sharded.state()
+        if self.sharded is None:
+            return super().state(optimization)
+        self.slices.take_weights()
+        return self.sharded.state()
 
     def load_state(self, state: Mapping[str, Any], optimization: Optimization | None) -> None:
         if self.sharded is not None:

@@ -76,6 +76,13 @@ class _Slices:
         if self.are_offloaded:
             self._zero.finalize_gradient_accumulation_boundary()
 
+    def has_whole(self, parameter: Any) -> bool:
+        """Whether this process has a whole parameter now."""
+        return True
+
+    def take_weights(self) -> None:
+        """Take over what user code has changed in parameters: the optimizer steps copies."""
+
     def relink(self) -> None:
         """Rebuild DeepSpeed's own look-up after the optimizer state was replaced, if it has one."""
 
@@ -106,6 +113,12 @@ class FlatSlices(_Slices):
         here, there = found.hp_fragment_address, found.lp_fragment_address
         return Slice(flat, here.start, there.start, here.numel)
 
+    @torch.no_grad()
+    def take_weights(self) -> None:
+        rank, parts = torch.distributed.get_rank(), self._zero.parallel_partitioned_bit16_groups
+        for flat, part in zip(self._flats, parts, strict=True):
+            flat.copy_(part[rank])
+
     def forget_gradients(self) -> None:
         super().forget_gradients()
         if self.are_offloaded:
@@ -125,10 +138,12 @@ class ParameterSlices(_Slices):
 
     Args:
         zero: DeepSpeed's optimizer.
+        parameters: All parameters of the model.
     """
 
-    def __init__(self, zero: Any) -> None:
+    def __init__(self, zero: Any, parameters: Sequence[Any]) -> None:
         super().__init__(zero, zero.fp32_partitioned_groups_flat, bool(zero.offload_optimizer))
+        self._parameters = parameters
 
     def of(self, parameter: Any) -> Slice | None:
         """The slice of a parameter; ``None`` if it is not trained."""
@@ -143,6 +158,18 @@ class ParameterSlices(_Slices):
         """The slice from which forward passes gather a parameter, trained or not."""
         offset, length = _part(parameter)
         return Slice(parameter.ds_tensor.data.view(-1), 0, offset, length)
+
+    def has_whole(self, parameter: Any) -> bool:
+        return bool(parameter.ds_status.name != "NOT_AVAILABLE")
+
+    @torch.no_grad()
+    def take_weights(self) -> None:
+        for parameter in self._parameters:
+            weights, stepped = self.weights(parameter), self.of(parameter)
+            if self.has_whole(parameter):  # small ones stay gathered
+                weights.within(weights.flat).copy_(weights.cut(parameter.data))
+            if stepped is not None:
+                stepped.within(stepped.flat).copy_(weights.within(weights.flat))
 
     def forget_gradients(self) -> None:
         self._zero.grad_partitions_flat_buffer.zero_()

@@ -28,6 +28,7 @@ from ..optimizer_state import parameter_names
 from ..optimizers import Optimization
 from ..precision import Precision
 from ..process_group import ProcessGroupStrategy
+from ..user_code import HookGuard
 
 if TYPE_CHECKING:
     from .replica import Replica
@@ -110,6 +111,9 @@ class DDPSharded(ProcessGroupStrategy):
             optimization = given.replaced(sharded)
             self._wrapped = Replica(self._step_module, optimization.optimizers, self.reduce_fp16)
             self.same_use = SameUse(lambda: trained(module), _ADVICE, self.timeout_seconds)
+            if self._layout.world_size > 1:
+                instead = f"set gradient_clip_val instead, or {_ADVICE}"
+                self.around_hooks = HookGuard(module, instead, gradients="some")
         self._sharded = list(optimization.optimizers)
         return optimization
 

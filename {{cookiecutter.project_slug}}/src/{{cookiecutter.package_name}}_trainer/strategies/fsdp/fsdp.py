@@ -3,10 +3,11 @@
 Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 """
 
+import contextlib
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -108,6 +109,7 @@ class FSDP(ProcessGroupStrategy):
         self.find_unused_parameters = find_unused_parameters
         self._used: set[str] = set()
         self._casts: list[RemovableHandle] = []
+        self._parameter_groups: list[Any] = []
 
     def problems(self, options: Options, module: TrainingModule | None) -> list[str]:
         if torch.__version__ < _OLDEST_TORCH:
@@ -193,6 +195,7 @@ class FSDP(ProcessGroupStrategy):
         """Prepare what compares and averages gradients."""
         self.same_use = SameUse(self._leaves, _ADVICE, self.timeout_seconds)
         units = set(self._units())
+        self._parameter_groups = [group for unit in units for group in _groups(unit)]
         self.same_use.watch(
             {name: each for name, each in self.module.named_modules() if each in units}
         )
@@ -263,6 +266,10 @@ class FSDP(ProcessGroupStrategy):
             return self._step_module(stage, batch, batch_idx)
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
+        for group in self._parameter_groups:
+            # torch looks for dtypes in a unit's first forward, where all of it may be frozen.
+            if vars(group).get("_orig_dtype", True) is None:
+                group._init_mp_dtypes()
         # In manual optimization, accumulated gradients are visible to the optimizer and saved.
         reduce = self.reduce_every_microbatch or not self.module.automatic_optimization
         self._set_gradient_sync(synchronize or reduce)
@@ -312,6 +319,19 @@ class FSDP(ProcessGroupStrategy):
                 parameter.grad = None
         self._used.clear()
 
+    @contextlib.contextmanager
+    def around_hooks(self, hook: str) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            if "mixed torch.Tensor and DTensor" not in str(error):
+                raise
+            raise UserError(
+                f"{hook} mixes sharded tensors (DTensors) with others: {one_line(error)}; set "
+                "gradient_clip_val to clip; convert masks by torch.distributed.tensor."
+                "distribute_tensor; or use strategy='ddp'"
+            ) from error
+
     def clip(self, optimization: Optimization, value: float, algorithm: str) -> Tensor | None:
         self.precision.unscale(optimization.optimizers)
         return clip_gradients_on_meshes(optimization.parameters, value, algorithm)
@@ -338,7 +358,7 @@ class FSDP(ProcessGroupStrategy):
     def teardown(self) -> None:
         for handle in self._casts:
             handle.remove()
-        self._casts = []
+        self._casts, self._parameter_groups = [], []
         for unit in self._units():
             drop_groups(unit)
         if self._step_module is not None:

@@ -113,6 +113,17 @@ def reduce_dense(
         torch._foreach_copy_(gradients, shaped)
 
 
+def reduce_used(
+    parameters: Iterable[Tensor], group: dist.ProcessGroup | None, divisor: int
+) -> None:
+    """Reduce the gradients of the parameters that any process of a group has used."""
+    trained = [each for each in parameters if each.requires_grad]
+    has = torch.tensor([float(each.grad is not None) for each in trained])
+    anywhere = collectives.all_reduce(has, "max", group).tolist() if trained else []
+    used = [each for each, is_used in zip(trained, anywhere, strict=True) if is_used]
+    reduce_dense(used, partial(collectives.sum_in_place, group=group), divisor)
+
+
 def copy_gradient(parameter: Tensor) -> None:
     """Copy a gradient during backward, before an engine averages it in place.
 

@@ -109,6 +109,8 @@ class Horovod(ProcessGroupStrategy):
         import horovod.torch as hvd
 
         self.place(module)
+        for each in (*module.parameters(), *module.buffers()):
+            each.data = each.data.contiguous()  # Horovod reduces and broadcasts no others
         hvd.broadcast_parameters(module.state_dict(), root_rank=0)
         self._hooks = [
             each.register_post_accumulate_grad_hook(self._copy_gradient)
@@ -175,9 +177,13 @@ class Horovod(ProcessGroupStrategy):
             if not is_used:
                 parameter.grad = None
 
-    def clip(self, optimization: Optimization, value: float, algorithm: str) -> Tensor | None:
+    def expose_gradients(self, optimization: Optimization) -> None:
         for optimizer in optimization.optimizers:
             self._average(optimizer)
+        super().expose_gradients(optimization)
+
+    def clip(self, optimization: Optimization, value: float, algorithm: str) -> Tensor | None:
+        self.expose_gradients(optimization)
         return super().clip(optimization, value, algorithm)
 
     def _step_optimizer(self, optimizer: Any) -> None:

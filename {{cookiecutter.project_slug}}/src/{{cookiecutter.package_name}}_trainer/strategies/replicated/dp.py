@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ...data import moving, transfer
 from ...data.samples import Splitter, batch_length, part_sizes
+from ...errors import UserError, one_line
 from ...module import TrainingModule
 from ..base import Stage, StepModule, Strategy, counts_of, read_loss, refuse_weight
 from ..limits import Limits
@@ -64,9 +65,14 @@ class ReplicatedStep(StepModule):
             moving.move(piece, device, self._dtype)
             for piece, device in zip(parts, self._devices, strict=False)
         ]
+        # All before the first one's step, which may change buffers.
+        replicas = [
+            replicate(self.module, device, is_first=index == 0)
+            for index, device in enumerate(self._devices[: len(pieces)])
+        ]
         outputs = []
-        for index, (piece, device) in enumerate(zip(pieces, self._devices, strict=False)):
-            replica = replicate(self.module, device, is_first=index == 0)
+        for index, (replica, piece) in enumerate(zip(replicas, pieces, strict=True)):
+            device = self._devices[index]
             # A padding batch, which only keeps this process in step with others, has weight 0.
             counted = self.counts[index] if run is None or run.batch_samples else 0.0
             state = dataclasses.replace(self.module.trainer_state, device=device, samples=counted)
@@ -103,6 +109,17 @@ class _Scatters(Strategy):
     def _make_step_module(self, module: TrainingModule) -> ReplicatedStep:
         self._moves = False  # batches are scattered by the step
         return ReplicatedStep(module, self._devices, self.precision.parameter_dtype)
+
+    def _call_steps(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
+        try:
+            return super()._call_steps(stage, batch, batch_idx)
+        except TypeError as error:
+            if "cat()" not in str(error):
+                raise
+            raise UserError(
+                f"{stage}_step_end gets what the steps of all replicas returned, concatenated "
+                f"along dim 0 already: leave torch.cat out ({one_line(error)})"
+            ) from error
 
     def _read_loss(self, outputs: Any) -> Tensor:
         return self._step_module.read_loss(outputs)

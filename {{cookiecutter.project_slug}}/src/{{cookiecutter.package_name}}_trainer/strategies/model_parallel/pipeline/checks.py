@@ -1,5 +1,6 @@
 """The options of a pipeline, and whether a module and a number of processes fit them."""
 
+import copy
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -159,9 +160,43 @@ def problems_of_module(module: TrainingModule, shape: Shape, run_processes: int)
         )
     if "forward" in vars(sequential):
         lines.append(f"{name}.{ATTRIBUTE} has a forward of its own, which would be replaced")
+    elif not _is_chain(sequential):
+        lines.append(
+            f"{name}.{ATTRIBUTE} is a {type(sequential).__name__}, whose forward does more than to "
+            "call each child with what the one before gives, and a pipeline would do that on every "
+            f"stage; do it in training_step, before and after self.{ATTRIBUTE}, or in a child"
+        )
     return lines + [
         f"{name}.{path} synchronizes over all processes, and only the last stage updates it; log "
         "numbers instead, or use strategy='ddp'"
         for path, each in module.named_modules()
         if hasattr(each, "metric_state") and hasattr(each, "_update_count")
     ]
+
+
+def _is_chain(sequential: nn.Sequential) -> bool:
+    """Whether a forward only calls its children in order, each with what the one before gives."""
+    kind = type(sequential)
+    if kind.forward is nn.Sequential.forward:
+        return True
+    values: list[object] = [object()]
+
+    class Probe(nn.Module):
+        def __init__(self, index: int) -> None:
+            super().__init__()
+            self.index = index
+
+        def forward(self, given: object) -> object:
+            if given is not values[-1] or len(values) != self.index + 1:
+                raise ValueError
+            values.append(object())
+            return values[-1]
+
+    names = enumerate(sequential._modules)
+    probed = copy.copy(sequential)
+    vars(probed)["_modules"] = {name: Probe(index) for index, name in names}
+    try:
+        output: object = kind.forward(probed, values[0])
+    except Exception:  # it may do anything
+        return False
+    return output is values[-1] and len(values) == len(sequential) + 1

@@ -1,13 +1,12 @@
 """``sequential``: pipeline parallelism over the children of ``sequential_module``."""
 
 import functools
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -23,10 +22,11 @@ from ... import elementwise, memory
 from ...base import DataLayout, Stage, StepModule, StepOutput, check_loss, counts_of
 from ...clipping import clip_distinct_gradients
 from ...gradients import sparse
-from ...gradients.averaging import reduce_dense
+from ...gradients.averaging import reduce_used
 from ...limits import Limits
 from ...optimizers import Optimization
 from ...process_group import ProcessGroupStrategy
+from ...user_code import HookGuard
 from ...weights import LocalWeights
 from . import partition
 from .boundary import Step
@@ -149,6 +149,10 @@ class Sequential(ProcessGroupStrategy):
             for each in [each for each in optimizer.state if not self.ownership.is_own(each)]:
                 del optimizer.state[each]
         self._divide(module)
+        if self.processes.count > 1:
+            instead = "they are on the processes of other stages; use strategy='ddp' or 'fsdp'"
+            instead += ", or gradient_clip_val to clip"
+            self.around_hooks = HookGuard(module, instead, self.ownership.is_own, "some")
         return optimization
 
     def place(self, module: TrainingModule) -> None:
@@ -235,10 +239,10 @@ class Sequential(ProcessGroupStrategy):
         # A parameter that several stages use, or that is outside of them, is on several processes:
         # each computes a part of its gradient.
         for own, group, _ in self._shared:
-            _reduce(own, group, 1)
+            reduce_used(own, group, 1)
         if (replicas := self.processes.across_replicas()) is not None:
             own = list(filter(self.ownership.is_own, self.module.parameters()))
-            _reduce(own, replicas, replicas.size())
+            reduce_used(own, replicas, replicas.size())
 
     def _shapes(self, piece: Any) -> Hashable:
         """What the shapes of tensors between stages depend on."""
@@ -342,12 +346,3 @@ class Sequential(ProcessGroupStrategy):
         if hasattr(self, "processes"):
             self.processes.close()
         super().teardown()
-
-
-def _reduce(parameters: Iterable[Tensor], group: dist.ProcessGroup, divisor: int) -> None:
-    """Reduce the gradients of the parameters that any process of a group has used."""
-    trained = [each for each in parameters if each.requires_grad]
-    has = torch.tensor([float(each.grad is not None) for each in trained])
-    anywhere = collectives.all_reduce(has, "max", group).tolist() if trained else []
-    used = [each for each, is_used in zip(trained, anywhere, strict=True) if is_used]
-    reduce_dense(used, functools.partial(collectives.sum_in_place, group=group), divisor)

@@ -1,0 +1,154 @@
+"""What hooks do to weights and gradients: as in one process, or an error in one line."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from my_project_trainer.options import Options
+from my_project_trainer.strategies.model_parallel.pipeline.strategy import Sequential
+from tests.conformance.horovod_rows import horovodrun
+from tests.project import run
+from torch import Tensor, nn
+
+from pipeline_children import Several
+from processes import at_root
+from user_changes_subject import Plain
+
+NAMES = (
+    *("Plain", "Clamp", "ShrinkAfterEpoch", "Teacher", "TeacherOfAll"),
+    *("ClipNorm", "ClipValue", "OptionsOnly", "ShrinkHeadInStep"),
+)
+GRADIENTS = dict.fromkeys(("ClipNorm", "ClipValue"), "on_before_optimizer_step uses gradients")
+NORM = {"ClipNorm": GRADIENTS["ClipNorm"]}
+WEIGHTS = {
+    "Clamp": "on_after_optimizer_step uses weights",
+    "ShrinkAfterEpoch": "on_train_epoch_end uses weights",
+    "TeacherOfAll": "on_after_optimizer_step uses weights",
+}
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+
+
+def fits(folder: Path, names: Sequence[str], by: Sequence[str], **options: Any) -> dict[str, Any]:
+    launcher = list(by) if by and not by[0].startswith("-") else []
+    words = [*(() if launcher else by), "-m", "user_changes_subject"]
+    arguments = [*words, folder, json.dumps(options), *names]
+    done = run(arguments, cwd=folder, by=launcher, extra=at_root())
+    assert done.returncode == 0, done.stdout + done.stderr
+    found: dict[str, Any] = json.loads((folder / "found.json").read_text())
+    return found
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    found = fits(tmp_path_factory.mktemp("alone"), NAMES, (), devices=1)
+    assert len(set(found.values())) == len(NAMES)  # each hook matters
+    return found
+
+
+@pytest.mark.parametrize(
+    ("options", "refused"),
+    [
+        pytest.param({"strategy": "ddp"}, {}, id="ddp"),
+        pytest.param({"strategy": "dp", "devices": 2}, {}, id="dp"),
+        pytest.param(
+            {"strategy": "horovod", "strategy_options": {"scale_learning_rate": False}},
+            {},
+            id="horovod",
+            marks=pytest.mark.needs("horovod"),
+        ),
+        pytest.param(
+            {"strategy": "parameter_server", "strategy_options": {"max_staleness": 0}},
+            {},
+            id="parameter_server",
+        ),
+        pytest.param(
+            {"strategy": "ddp_sharded"}, NORM, id="sharded", marks=pytest.mark.needs("fairscale")
+        ),
+        pytest.param({"strategy": "sequential"}, {**NORM, **WEIGHTS}, id="sequential"),
+        *(
+            pytest.param(options, refused, id=name, marks=pytest.mark.needs("deepspeed"))
+            for name, options, refused in (
+                ("stage 1", {"strategy": "deepspeed_stage_1"}, GRADIENTS),
+                ("stage 2", {"strategy": "deepspeed_stage_2"}, GRADIENTS),
+                ("stage 3", {"strategy": "deepspeed_stage_3"}, GRADIENTS),
+            )
+        ),
+    ],
+)
+def test_hooks_change_what_they_change_in_one_process(
+    tmp_path: Path, alone: dict[str, Any], options: dict[str, Any], refused: dict[str, str]
+):
+    name = options["strategy"]
+    launchers: dict[str, Sequence[str]] = {"dp": (), "horovod": horovodrun(2)}
+    # Stage 3 has other weights in a step; the others run the step on each part of a batch.
+    in_step = name not in ("dp", "sequential", "deepspeed_stage_3")
+    names = list(NAMES if in_step else NAMES[:-1])
+    by = launchers.get(name, TORCHRUN)
+    found = fits(tmp_path, names, by, **{"devices": 2, **options})
+    for each in names:
+        if each in refused:
+            assert refused[each] in found[each]
+        else:
+            assert found[each] == pytest.approx(alone[each], rel=1e-6), each
+
+
+def test_all_replicas_of_dp_have_the_buffers_of_before_the_step(tmp_path: Path):
+    found = [
+        fits(tmp_path, ["Counts"], (), **options)["Counts"]
+        for options in ({"devices": 1, "run_name": "1"}, {"strategy": "dp", "devices": 2})
+    ]
+    assert found[1] == pytest.approx(found[0], rel=1e-6)
+
+
+def test_fsdp_trains_in_half_precision_a_unit_that_was_frozen_at_first(tmp_path: Path):
+    units = {"strategy": "fsdp", "strategy_options": {"unit_classes": ["Sequential"]}}
+    found = {}
+    for precision in ("32-true", "bf16-mixed"):
+        options = {"devices": 2, "precision": precision, "run_name": precision, **units}
+        found |= {precision: fits(tmp_path, ["TrainsChainLater"], TORCHRUN, **options)}
+    exact, half = (found[each]["TrainsChainLater"] for each in ("32-true", "bf16-mixed"))
+    assert half == pytest.approx(exact, rel=1e-2)
+    assert half != exact
+
+
+class Residual(nn.Sequential):
+    def forward(self, given: Tensor) -> Tensor:
+        found: Tensor = super().forward(given)
+        return found + given
+
+
+class WithMask(nn.Sequential):
+    def forward(self, given: Tensor, mask: Tensor | None = None) -> Tensor:
+        for child in self:
+            given = child(given, mask)
+        return given
+
+
+class Backwards(nn.Sequential):
+    def forward(self, given: Tensor) -> Tensor:
+        for child in reversed(self):
+            given = child(given)
+        return given
+
+
+class WithoutLast(nn.Sequential):
+    def forward(self, given: Tensor) -> Tensor:
+        for child in self[:-1]:
+            given = child(given)
+        return given
+
+
+@pytest.mark.parametrize("kind", [Residual, WithMask, Backwards, WithoutLast])
+def test_a_sequential_module_whose_forward_is_no_chain_is_refused(kind: type[nn.Sequential]):
+    module = Plain()
+    module.sequential_module = kind(*module.sequential_module)
+    (line,) = Sequential(stages=2).problems(Options(), module)
+    assert f"is a {kind.__name__}, whose forward does more" in line
+
+
+def test_a_sequential_module_that_unpacks_tuples_is_a_chain():
+    module = Plain()
+    module.sequential_module = Several(*module.sequential_module)
+    assert Sequential(stages=2).problems(Options(), module) == []

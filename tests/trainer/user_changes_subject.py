@@ -1,0 +1,132 @@
+"""Fits whose hooks change weights or gradients. Arguments: ``FOLDER OPTIONS NAMES``."""
+
+import copy
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from my_project_trainer import Trainer, TrainingModule
+from my_project_trainer.checkpoint import Checkpoint, resolve
+from my_project_trainer.errors import UserError
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Plain(TrainingModule):
+    """Two layers of a chain, a head, and a teacher of the head that is not trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.sequential_module = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 4))
+        self.head = nn.Linear(4, 2)
+        self.teacher = copy.deepcopy(self.head).requires_grad_(False)
+        self.turned = nn.Parameter(torch.randn(2, 4).t())  # not contiguous
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        features = self.sequential_module(batch[0])
+        found = self.head(features) + features @ self.turned
+        return (found - batch[1]).square().mean() + functional.mse_loss(
+            found, self.teacher(features).detach()
+        )
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1, momentum=0.5)
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        torch.manual_seed(5)
+        return DataLoader(TensorDataset(torch.randn(24, 5), torch.randn(24, 2)), batch_size=4)
+
+
+class Clamp(Plain):
+    @torch.no_grad()
+    def on_after_optimizer_step(self) -> None:
+        for each in self.parameters():
+            each.clamp_(-0.3, 0.3)
+
+
+class ShrinkAfterEpoch(Plain):
+    def on_train_epoch_end(self) -> None:
+        for each in self.parameters():
+            each.data *= 0.5
+
+
+class ShrinkHeadInStep(Plain):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.head.weight.data *= 0.9
+        return super().training_step(batch, batch_idx)
+
+
+class Teacher(Plain):
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        pairs = zip(self.teacher.parameters(), self.head.parameters(), strict=True)
+        for teacher, student in pairs:
+            teacher.data.lerp_(student.data, 0.25)
+
+
+class TeacherOfAll(Plain):
+    def on_after_optimizer_step(self) -> None:
+        means = [self.sequential_module[index].weight.data.mean() for index in (0, 2)]
+        self.teacher.weight.data.add_(means[0] + means[1], alpha=0.1)
+
+
+class ClipNorm(Plain):
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        nn.utils.clip_grad_norm_(self.parameters(), 0.1)
+
+
+class ClipValue(Plain):
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        nn.utils.clip_grad_value_(self.parameters(), 0.02)
+
+
+class OptionsOnly(Plain):
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] *= 0.8
+
+
+class Counts(Plain):
+    """Its steps change a buffer that they use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.count += 1
+        return super().training_step(batch, batch_idx) / self.count
+
+
+class TrainsChainLater(Plain):
+    """All of a unit is frozen in its first forward."""
+
+    def on_train_epoch_start(self) -> None:
+        self.sequential_module.requires_grad_(self.current_epoch > 0)
+
+
+def fitted(module: TrainingModule, folder: Path, options: dict[str, Any]) -> float | str:
+    """The sum of the absolute weights after a fit, or the error that ended it."""
+    alone = {"max_epochs": 2, "global_batch_size": 8, "loggers": [], "seed": 7}
+    quiet = {"enable_progress_bar": False, "default_root_dir": folder, "run_name": "run"}
+    try:
+        Trainer(accelerator="cpu", **{**alone, **quiet, **options}).fit(module)
+    except UserError as error:
+        return str(error)
+    name = options.get("run_name", "run")
+    weights = Checkpoint(resolve(folder / name)).state()["model"].values()
+    return float(sum(each.double().abs().sum() for each in weights))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    folder, options, *names = sys.argv[1:]
+    found = {
+        name: fitted(globals()[name](), Path(folder) / name, json.loads(options)) for name in names
+    }
+    if int(os.environ.get("RANK", os.environ.get("HOROVOD_RANK", "0"))) == 0:
+        (Path(folder) / "found.json").write_text(json.dumps(found))

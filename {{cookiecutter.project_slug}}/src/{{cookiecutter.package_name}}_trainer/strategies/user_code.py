@@ -1,0 +1,129 @@
+"""Refuse what a hook does with weights and gradients that its process does not hold whole.
+
+Without this, a hook would read and change something else, or nothing.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from ..errors import UserError
+
+_ABOUT = ("shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_leaf", "grad")
+# What may be asked of any parameter; an engine that gathers it sets its data.
+_ALLOWED = {
+    *(getattr(Tensor, name).__get__ for name in _ABOUT),
+    *(getattr(Tensor, name).__set__ for name in ("grad", "requires_grad", "data")),
+    *(Tensor.dim, Tensor.size, Tensor.numel, Tensor.is_floating_point, Tensor.is_complex),
+    Tensor.requires_grad_,
+}
+
+
+class HookGuard:
+    """Contexts of hooks, in which an operation raises UserError if its result would be wrong.
+
+    Args:
+        module: The user's module.
+        instead: What to do instead.
+        is_held: Whether this process has the values of a parameter now.
+        gradients: ``"whole"``; ``"hidden"``, if they are not in the parameters; or ``"some"``, if
+            other processes have those of other parameters: then they may be changed, each by
+            itself, but not be reduced to a number, such as a norm.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        instead: str,
+        is_held: Callable[[Any], bool] = lambda _: True,
+        gradients: Literal["whole", "hidden", "some"] = "whole",
+    ) -> None:
+        self._module, self._instead, self.is_held = module, instead, is_held
+        self._stand_in: Any = {"hidden": _Hidden, "some": _Some}.get(gradients)
+        self._hook = ""
+
+    def error(self, what: str) -> UserError:
+        """The error of an operation on ``what``."""
+        return UserError(
+            f"{self._hook} uses {what} that are not whole in this process; {self._instead}"
+        )
+
+    @contextmanager
+    def __call__(self, hook: str) -> Iterator[None]:
+        """Context of the call of a hook."""
+        self._hook, _Guarded.guard = hook, self
+        parameters: list[Any] = list(self._module.parameters())
+        missing = [(each, type(each)) for each in parameters if not self.is_held(each)]
+        for each, _ in missing:
+            each.__class__ = _Missing
+        found = self._replaced(parameters) if hook == "on_before_optimizer_step" else []
+        try:
+            yield
+            for each, _, stand_in in found:
+                if each.grad is not stand_in and self._stand_in is _Hidden:
+                    raise self.error("gradients")
+        finally:
+            for each, gradient, stand_in in found:
+                own = each.grad
+                each.grad = gradient if own is stand_in or own is None else own.as_subclass(Tensor)
+            for each, kind in missing:
+                each.__class__ = kind
+
+    def _replaced(self, parameters: list[Any]) -> list[tuple[Any, Any, Any]]:
+        """Replace gradients by stand-ins; the parameters with both."""
+        found: list[tuple[Any, Any, Any]] = []
+        for each in parameters if self._stand_in is not None else ():
+            gradient = each.grad
+            if self._stand_in is _Hidden and each.requires_grad:
+                stand_in = torch.empty((), dtype=each.dtype, device=each.device).expand(each.shape)
+            elif gradient is not None:
+                stand_in = gradient
+            else:
+                continue
+            each.grad = stand_in = stand_in.as_subclass(self._stand_in)
+            found.append((each, gradient, stand_in))
+        return found
+
+
+class _Guarded:
+    guard: ClassVar[HookGuard]
+
+
+class _Missing(_Guarded, nn.Parameter):
+    """A parameter whose values are not in this process."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in _ALLOWED:
+            given = tree_leaves((args, kwargs))
+            own = (each for each in given if isinstance(each, _Missing))
+            if not all(map(cls.guard.is_held, own)):
+                raise cls.guard.error("weights")
+        call: Any = super().__torch_function__  # a parameter's calls the function plainly
+        return call(func, types, args, kwargs or {})
+
+
+class _Hidden(_Guarded, Tensor):
+    """Stands for a gradient that is not in the parameter."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise cls.guard.error("gradients")
+
+
+class _Some(_Guarded, Tensor):
+    """A gradient, beside those of other processes: a norm of these would not be that of all."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        call: Any = super().__torch_function__
+        found = call(func, types, args, kwargs or {})
+        for each in tree_leaves(found):
+            is_number = each.ndim == 0 if isinstance(each, Tensor) else isinstance(each, float)
+            if is_number and all(each is not given for given in tree_leaves(args)):
+                raise cls.guard.error("gradients")
+        return found

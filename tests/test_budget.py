@@ -15,36 +15,36 @@ PACKAGE = TEMPLATE / "src" / "{{cookiecutter.package_name}}"
 TRAINER = PACKAGE.with_name(f"{PACKAGE.name}_trainer")
 LINES = {
     "__init__.py": 44,
-    "callbacks": 718,
-    "checkpoint": 1615,
-    "cli": 1260,
-    "data": 1805,
+    "callbacks": 834,
+    "checkpoint": 1639,
+    "cli": 1255,
+    "data": 2206,
     "errors.py": 129,
-    "launch": 2746,
+    "launch": 2785,
     "legacy": 454,
-    "logging": 1307,
-    "loop": 2158,
-    "memory": 459,
-    "module": 655,
-    "options": 1007,
-    "run": 1829,
-    "strategies/*.py": 2196,
-    "strategies/asynchronous": 711,
-    "strategies/deepspeed": 1629,
-    "strategies/fairscale": 281,
-    "strategies/fsdp": 693,
-    "strategies/gradients": 394,
-    "strategies/horovod": 248,
-    "strategies/model_parallel": 2066,
-    "strategies/replicated": 602,
+    "logging": 1431,
+    "loop": 2284,
+    "memory": 425,
+    "module": 784,
+    "options": 1032,
+    "run": 1881,
+    "strategies/*.py": 2436,
+    "strategies/asynchronous": 747,
+    "strategies/deepspeed": 1684,
+    "strategies/fairscale": 285,
+    "strategies/fsdp": 713,
+    "strategies/gradients": 405,
+    "strategies/horovod": 254,
+    "strategies/model_parallel": 2097,
+    "strategies/replicated": 596,
     "strategies/xla": 340,
     "tools/__init__.py": 6,
-    "tools/doctor": 658,
+    "tools/doctor": 668,
     "tools/isolated.py": 77,
-    "tools/plan": 795,
+    "tools/plan": 793,
     "tools/report": 577,
     "tools/reproduce": 378,
-    "trainer.py": 357,
+    "trainer.py": 377,
 }
 # How far below its limit a folder may be, before the limit is to be lowered.
 SLACK = 40
@@ -82,13 +82,13 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
     folders = [TRAINER / folder / part for folder in (".", "strategies") for part in COMPONENTS]
     components = sum(count(folder) for folder in folders if folder.is_dir())
     assert count(TRAINER / "tools") <= 2500
-    # These are to be 26,500 and 18,000.
-    assert count(TRAINER) <= 28_210
-    assert count(TRAINER) - components <= 20_000
+    # These are to be 27,300 and 18,800: the everyday faults that were mended may take 800 lines.
+    assert count(TRAINER) <= 29_700
+    assert count(TRAINER) - components <= 21_300
 
 
 def test_the_tests_are_few() -> None:
-    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 57_905
+    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 58_990  # to be 58,000
 
 
 def test_the_user_s_package_is_small() -> None:

@@ -183,7 +183,9 @@ def test_on_exception_is_told_and_cannot_hide_the_error() -> None:
 
 
 def test_a_value_that_is_not_logged_is_named() -> None:
-    line = "EarlyStopping monitors 'val_los', which validation does not log; did you mean 'val_loss'"
+    line = (
+        "EarlyStopping monitors 'val_los', which validation does not log; did you mean 'val_loss'"
+    )
     with pytest.raises(trainer.UserError, match=line):
         fit(subject.Net(), EarlyStopping("val_los"), max_steps=1)
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from ..errors import UserError
+from ..module import TrainingModule, is_overridden
 from .moving import leaves, mapped
 
 _Path = tuple[Any, ...]
@@ -129,6 +130,14 @@ def _lengths(value: Any, path: _Path = ()) -> Iterator[tuple[_Path, int]]:
 def part_sizes(samples: int, count: int) -> list[int]:
     """Sizes of parts of a batch, which differ by at most one; the first ones are larger."""
     return [samples // count + (number < samples % count) for number in range(count)]
+
+
+def counts_of(module: TrainingModule, pieces: Sequence[Any], sizes: Sequence[int]) -> list[float]:
+    """What the pieces of a batch, of so many samples each, count in its mean."""
+    if not is_overridden(module, TrainingModule, "count_weight"):
+        return [*map(float, sizes)]
+    counts = [float(module.count_weight(piece)) for piece in pieces]
+    return counts if any(counts) else [*map(float, sizes)]
 
 
 class Splitter:

@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -17,7 +17,7 @@ from ..launch.collectives import How
 ReduceFx = Literal["mean", "sum", "min", "max"]
 Level = Literal["step", "epoch", "none"]
 # In a state, before the names of totals of steps.
-_STEPS = "steps:"
+STEPS = "steps:"
 _REDUCE_FX: tuple[ReduceFx, ...] = ("mean", "sum", "min", "max")
 
 
@@ -312,25 +312,15 @@ class Recorder:
             f"{start}{total.how}:{int(total.synced)}:{name}": torch.stack(
                 [total.total.cpu(), torch.tensor(total.weight, dtype=torch.float64)]
             )
-            for start, totals in (("", self._epoch), (_STEPS, self._steps))
+            for start, totals in (("", self._epoch), (STEPS, self._steps))
             for name, total in totals.items()
         }
-
-    def load_merged(self, states: Sequence[Mapping[str, Tensor]]) -> None:
-        """Restore the sums of several ranks on one; values of single ranks are left out."""
-        found: dict[str, Tensor] = {}
-        for key, value in (item for each in states for item in each.items()):
-            how, synced, _ = key.removeprefix(_STEPS).split(":", 2)
-            if synced == "1":
-                merge = {"min": torch.minimum, "max": torch.maximum}.get(how, torch.add)
-                found[key] = merge(found[key], value) if key in found else value
-        self.load_state(found)
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore a state of :meth:`state`."""
         for key, (total, weight) in state.items():
-            how, synced, name = key.removeprefix(_STEPS).split(":", 2)
-            totals = self._steps if key.startswith(_STEPS) else self._epoch
+            how, synced, name = key.removeprefix(STEPS).split(":", 2)
+            totals = self._steps if key.startswith(STEPS) else self._epoch
             own = total.to(self._device)
             totals[name] = _Total(how, synced == "1", own, float(weight))  # type: ignore[arg-type]
 

@@ -1,6 +1,6 @@
 """How a fit resumes from a checkpoint."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from ..data import Feed, randomness
 from ..data.feed import note_unused
 from ..errors import CheckpointError, ConfigurationError
 from ..launch.cluster import Layout
-from ..logging import torchmetrics_state
+from ..logging import metrics, torchmetrics_state
 from . import restored
 from .parts import FitParts
 from .saving import OF_MODULE, share
@@ -81,9 +81,20 @@ def _load_sums(fit: FitParts, checkpoint: Checkpoint, layout: Layout) -> list[st
         saved = zip(shares, states, strict=True)
         counting = {int(of[0]): own for of, own in saved if of is not None and of[2]}
         states = list(counting.values()) if fit.strategy.data.index == 0 and here[2] else []
-        recorder.load_merged([part(each, "log") for each in states])
-    metrics = [found for each in states if (found := part(each, "torchmetrics"))]
-    return torchmetrics_state.load_merged(fit.module, metrics) if metrics else []
+        recorder.load_state(_merged([part(each, "log") for each in states]))
+    of_metrics = [found for each in states if (found := part(each, "torchmetrics"))]
+    return torchmetrics_state.load_merged(fit.module, of_metrics) if of_metrics else []
+
+
+def _merged(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The sums of several ranks as those of one; what is of single ranks is left out."""
+    found: dict[str, Tensor] = {}
+    for key, value in (item for each in states for item in each.items()):
+        how, synced, _ = key.removeprefix(metrics.STEPS).split(":", 2)
+        if synced == "1":
+            merge = {"min": torch.minimum, "max": torch.maximum}.get(how, torch.add)
+            found[key] = merge(found[key], value) if key in found else value
+    return found
 
 
 def _load(fit: FitParts, saved: dict[str, Any], step: int) -> list[str]:

@@ -19,7 +19,7 @@ from ..errors import UserError
 from ..launch import collectives
 from ..launch.cluster import Layout
 from ..launch.collectives import How
-from ..module import TrainingModule, is_overridden
+from ..module import TrainingModule
 from ..options import Options
 from .clipping import clip_gradients
 from .limits import Limits
@@ -68,14 +68,6 @@ class StepOutput(NamedTuple):
 
 class BatchSkipped(Exception):
     """Every rank skips a batch, because ``training_step`` returned ``None`` on at least one."""
-
-
-def counts_of(module: TrainingModule, pieces: Sequence[Any], sizes: Sequence[int]) -> list[float]:
-    """What the pieces of a batch, of so many samples each, count in its mean."""
-    if not is_overridden(module, TrainingModule, "count_weight"):
-        return [*map(float, sizes)]
-    counts = [float(module.count_weight(piece)) for piece in pieces]
-    return counts if any(counts) else [*map(float, sizes)]
 
 
 class StepModule(nn.Module):

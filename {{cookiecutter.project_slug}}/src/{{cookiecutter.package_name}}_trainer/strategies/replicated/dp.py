@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from ...data import moving, transfer
-from ...data.samples import Splitter, batch_length, part_sizes
+from ...data.samples import Splitter, batch_length, counts_of, part_sizes
 from ...errors import UserError, one_line
 from ...module import TrainingModule
-from ..base import Stage, StepModule, Strategy, counts_of, read_loss, refuse_weight
+from ..base import Stage, StepModule, Strategy, read_loss, refuse_weight
 from ..limits import Limits
 from ..memory import Memory, Sizes, memory
 from .ddp import DDP

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from ...cli import configuration
 from ...data import Feed, moving, scaling, seed_everything, sources
-from ...data.samples import batch_length
 from ...errors import Problems, UserError
 from ...loop import learning_rate
 from ...module import DataModule, TrainingModule
@@ -81,9 +80,8 @@ class _Planning:
         run = PlannedRun(self.plan, self.replicas, 1)
         with run.attached(bare, "fit", self.data):  # a micro-batch of rank 0, as in a fit
             feed = run.training_feed(sources.training_loader(self.data, bare))
-            sample = next(iter(feed.epoch(0, 0))).data
+            sample, _, samples, *_ = next(iter(feed.epoch(0, 0)))
         self.plan = replace(self.plan, total_steps=run.total_steps)
-        samples = batch_length(sample)
         able = self._strategies(bare)
         traces = self._traces(able, sample, samples)
         rows = []

@@ -12,14 +12,14 @@ from torch.optim import Optimizer
 
 from ....checkpoint import ShardedDict, fill_module
 from ....data import moving, randomness
-from ....data.samples import Splitter, batch_length, part_sizes
+from ....data.samples import Splitter, batch_length, counts_of, part_sizes
 from ....errors import ConfigurationError, UserError, refuse
 from ....launch import collectives
 from ....launch.collectives import How
 from ....module import TrainingModule
 from ....options import Options
 from ... import elementwise, memory
-from ...base import DataLayout, Stage, StepModule, StepOutput, check_loss, counts_of
+from ...base import DataLayout, Stage, StepModule, StepOutput, check_loss
 from ...clipping import clip_distinct_gradients
 from ...gradients import sparse
 from ...gradients.averaging import reduce_used

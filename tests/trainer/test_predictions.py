@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from my_project_trainer import UserError
 from my_project_trainer.cli import command as cli
+from my_project_trainer.strategies.replicated.dp import join_rows
 from safetensors.torch import load_file
 from tests.project import run
 
@@ -75,3 +77,14 @@ def test_the_command_checks_the_first_batch_before_it_computes_the_rest(capsys: 
         predict("set")
     assert ended.value.code == 2
     assert f"error: {REFUSED}" in capsys.readouterr().err
+
+
+def test_the_devices_of_a_batch_join_rows_and_refuse_the_rest() -> None:
+    device, x = torch.device("cpu"), torch.arange(3.0)
+    parts = [{"rows": (part, None)} for part in x.split([2, 1])]
+    joined = join_rows(parts, [2, 1], device)
+    assert joined["rows"][0].tolist() == [0, 1, 2]
+    assert joined["rows"][1] is None
+    for first, second in ((["a", "b"], ["c"]), (x[:2].sum(), x[2:].sum()), (x[:1], x[1:])):
+        with pytest.raises(UserError, match="return tensors with a row of one shape"):
+            join_rows([first, second], [2, 1], device)

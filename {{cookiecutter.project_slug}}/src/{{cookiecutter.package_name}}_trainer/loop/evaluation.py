@@ -13,7 +13,6 @@ from ..launch import collectives
 from ..logging import Recorder, torchmetrics_state
 from ..module import TrainingModule
 from ..strategies import Strategy
-from . import predictions
 from .parts import read
 
 _CPU = torch.device("cpu")
@@ -119,6 +118,8 @@ def predict(
     They are gathered from all ranks, in the dataset's order. ``is_written``: refuse what cannot be
     written when it is returned, as on several ranks, and not when all has been computed.
     """
+    from . import predictions  # not for a fit
+
     found: dict[str, list[Any]] = {}
     data, is_shared = strategy.data, collectives.world_size() > 1
     with _evaluating(module, strategy, recorder):

@@ -128,7 +128,7 @@ class WithLambda(Net):
 
 
 class PredictsLambda(Net):
-    """Gives predictions that cannot be pickled."""
+    """Gives predictions that ranks cannot exchange."""
 
     def predict_step(self, batch: Any, batch_idx: int) -> Any:
         return lambda: batch

@@ -185,8 +185,8 @@ class Trainer(RunProperties, OptionNames):
         """Predict, with arguments as in :meth:`validate`.
 
         Returns:
-            A list with one entry per batch, with tensors of all ranks in the dataset's order; with
-            loaders in a dict, a dict of such lists.
+            A list of what ``predict_step`` returned for each batch, those of all ranks in the
+            dataset's order, with tensors on the CPU; with loaders in a dict, a dict of such lists.
         """
         return self._evaluate("predict", module, data, checkpoint, averaged)
 

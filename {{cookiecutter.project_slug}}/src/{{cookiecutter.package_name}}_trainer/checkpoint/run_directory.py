@@ -28,7 +28,7 @@ _OUTPUTS = (
 )
 _RECORDS = (
     *(_RECORD, "config.yaml", "config.*.yaml", "restarts.json", "report.html", "test-step-*.json"),
-    *("validation-step-*.json", "predictions-step-*.safetensors", "exported-step-*"),
+    *("validation-step-*.json", "predictions-step-*", "exported-step-*"),
 )
 
 

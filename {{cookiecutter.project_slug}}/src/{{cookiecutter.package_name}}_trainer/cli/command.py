@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
-
 from ..errors import ConfigurationError, UserError, nearest, shorten
 from ..launch import (
     cluster,
@@ -96,12 +94,10 @@ def _score(work: Work, evaluate: Callable[..., dict[str, float]], stage: str) ->
 def _predict(work: Work) -> None:
     outputs = work.trainer.predict(work.model, work.data, **work.weights)
     named = outputs if isinstance(outputs, dict) else {"predictions": outputs}
-    for each in named.values():
-        if not each or not all(isinstance(output, torch.Tensor) for output in each):
-            raise UserError("predict_step returned no tensors; only tensors can be written")
+    if all(each is None for outputs in named.values() for each in outputs):
+        raise UserError("predict_step returned None for every batch: there is nothing to write")
     if work.trainer.global_rank == 0:
-        joined = {name: torch.cat(each).contiguous() for name, each in named.items()}
-        work.results.write_predictions(joined)
+        work.results.write_predictions(outputs)
 
 
 _COMMANDS: dict[str, Callable[[Work], object]] = {

@@ -3,12 +3,15 @@
 import json
 import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from ..checkpoint import Checkpoint, run_directory, run_of, stored_tensors
 from ..launch import files
+from ..loop import predictions
 from ..options import redaction
 
 
@@ -36,12 +39,27 @@ class Results:
         files.write_atomically(path, json.dumps(content, indent=2) + "\n")
         print(f"{stage} results {written}", flush=True)
 
-    def write_predictions(self, predictions: Mapping[str, Any]) -> None:
-        """Write tensors of predictions by name, and print their number and the path."""
-        path, written = self._file("predictions", ".safetensors")
+    def write_predictions(self, outputs: Any) -> None:
+        """Write the result of ``Trainer.predict``, and print how much and the path.
+
+        Tensors that join along their first dimension are written as safetensors, anything else as
+        it is, of plain types, for ``torch.load``.
+        """
+        named = outputs if isinstance(outputs, dict) else {"predictions": outputs}
+        joins = all(map(_join, named.values()))
+        path, written = self._file("predictions", ".safetensors" if joins else ".pt")
         with files.replacing(path) as beside:
-            stored_tensors.write(beside, predictions, {"format": "pt"})
-        print(f"{sum(map(len, predictions.values()))} predictions {written}", flush=True)
+            if joins:
+                named = {name: torch.cat(each).contiguous() for name, each in named.items()}
+                stored_tensors.write(beside, named, {"format": "pt"})
+            else:
+                torch.save(predictions.plain(outputs), beside)
+        other = path.with_suffix(".pt" if joins else ".safetensors")
+        if other.exists():
+            other.unlink()
+            written += f" (removed {other.name})"
+        of = "predictions" if joins else "batches of predictions"
+        print(f"{sum(map(len, named.values()))} {of} {written}", flush=True)
 
     def _file(self, stem: str, suffix: str) -> tuple[Path, str]:
         """A file for this checkpoint's results, and what to print once it is written."""
@@ -52,3 +70,9 @@ class Results:
         path = run / f"{stem}{f'-{checkpoint.name}' if checkpoint else ''}{suffix}"
         replaced = " (replaced the earlier ones)" if path.exists() else ""
         return path, f"written to {files.shown(path, self._started_in)}{replaced}"
+
+
+def _join(outputs: list[Any]) -> bool:
+    """Whether the outputs are tensors of rows of one shape."""
+    are_tensors = all(isinstance(each, Tensor) and each.ndim for each in outputs)
+    return are_tensors and len({each.shape[1:] for each in outputs}) == 1

@@ -106,40 +106,39 @@ def _is_freed(tensor: Tensor) -> bool:
 
 
 def predict(
-    module: TrainingModule, strategy: Strategy, recorder: Recorder, feeds: Mapping[str, Feed]
+    module: TrainingModule,
+    strategy: Strategy,
+    recorder: Recorder,
+    feeds: Mapping[str, Feed],
+    *,
+    is_written: bool,
 ) -> dict[str, list[Any]]:
     """Run all batches and collect the outputs of ``predict_step``: by loader, one per batch.
 
-    Tensors are gathered from all ranks, in the dataset's order; other outputs are this rank's.
+    They are gathered from all ranks, in the dataset's order. ``is_written``: refuse what cannot be
+    written when it is returned, as on several ranks, and not when all has been computed.
     """
+    from . import predictions  # not for a fit
+
     found: dict[str, list[Any]] = {}
-    data = strategy.data
+    data, is_shared = strategy.data, collectives.world_size() > 1
     with _evaluating(module, strategy, recorder):
         for name, feed in feeds.items():
             recorder.context = recorder.context._replace(loader=name)
-            outputs = []
+            outputs, packed = [], []
             for batch in read(strategy, feed, 0, 0):
                 output = strategy.forward("predict", batch.data, batch.number)
-                if batch.samples and data.counts:
-                    outputs.append(output if strategy.device == _CPU else moving.move(output, _CPU))
-            found[name] = _merged(outputs, feed.batches, data.is_first)
+                # Among ranks of a replica, a lower one has the same outputs.
+                if batch.samples and data.counts and data.is_first:
+                    output = output if strategy.device == _CPU else moving.move(output, _CPU)
+                    if is_shared:
+                        packed.append(predictions.pack(batch.number, output))
+                        continue
+                    if is_written:
+                        predictions.pack(batch.number, output)
+                    outputs.append(output)
+            found[name] = predictions.gathered(packed, data.index) if is_shared else outputs
     return found
-
-
-def _merged(outputs: list[Any], batches: int | None, is_first: bool) -> list[Any]:
-    are_tensors = all(isinstance(output, Tensor) for output in outputs)
-    mine = torch.tensor([float(are_tensors), -len(outputs)])
-    all_tensors, most = (-collectives.all_reduce(-mine, "max")).tolist()
-    if collectives.world_size() == 1 or not all_tensors or batches is None:
-        return outputs
-    if not is_first:  # a lower rank has the same outputs
-        outputs = [output[:0] for output in outputs]
-    # A rank may have no sample of the last batch, or none at all; rank 0 defines the structure.
-    forms = [(list(output.shape[1:]), str(output.dtype)) for output in outputs[:1]]
-    shape, dtype = collectives.broadcast(forms[0] if forms else None)
-    empty = torch.zeros(0, *shape, dtype=getattr(torch, dtype.removeprefix("torch.")))
-    filled = outputs + [empty] * (int(-most) - len(outputs))
-    return [torch.cat(collectives.all_gather(output)) for output in filled]
 
 
 @contextlib.contextmanager

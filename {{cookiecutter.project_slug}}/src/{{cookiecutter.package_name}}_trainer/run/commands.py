@@ -30,7 +30,10 @@ def evaluate(
         feeds = run.evaluation_feeds(loaders, name)
         _place(run, module, checkpoint, averaged)
         if kind == "predict":
-            outputs = evaluation.predict(module, run.strategy, run.recorder, feeds)
+            is_written = run.configuration is not None
+            outputs = evaluation.predict(
+                module, run.strategy, run.recorder, feeds, is_written=is_written
+            )
             return outputs.get("", outputs)
         run.metrics = evaluation.evaluate(module, run.strategy, run.recorder, feeds, kind)
     run.console.say(*(f"{name}: {value:.6g}" for name, value in run.metrics.items()))

@@ -81,6 +81,8 @@ class ReplicatedStep(StepModule):
                 outputs.append(getattr(replica, f"{stage}_step")(piece, batch_idx))
         if self.module.may_skip_batches and any(each is None for each in outputs):
             return None
+        if stage == "predict":
+            return outputs[0] if len(outputs) == 1 else join_rows(outputs, sizes, self._devices[0])
         return gather(outputs, self._devices[0])
 
     def read_loss(self, outputs: Any) -> Tensor:
@@ -242,3 +244,31 @@ def gather(outputs: Sequence[Any], device: torch.device) -> Any:
     if isinstance(first, list | tuple):
         return type(first)(gather(each, device) for each in zip(*outputs, strict=True))
     return None if first is None else list(outputs)
+
+
+def join_rows(outputs: Sequence[Any], sizes: Sequence[int], device: torch.device) -> Any:
+    """Join the predictions of a batch's parts: in one process, they would be those of the batch.
+
+    Raises:
+        UserError: They are not tensors with a row for each sample, or ``None``.
+    """
+    columns = list(zip(*map(moving.leaves, outputs), strict=False))
+    if len({len(moving.leaves(each)) for each in outputs}) > 1 or not all(
+        all(each is None for each in column) or _are_rows(column, sizes) for column in columns
+    ):
+        raise UserError(
+            "predict_step returned what the devices of a batch cannot join: return tensors with a "
+            "row of one shape for each sample, or use strategy='ddp', or one device"
+        )
+    found = (
+        column[0] if column[0] is None else torch.cat([each.to(device) for each in column])
+        for column in columns
+    )
+    return moving.mapped(outputs[0], lambda _: next(found))
+
+
+def _are_rows(values: Sequence[Any], sizes: Sequence[int]) -> bool:
+    return all(isinstance(each, Tensor) and each.ndim for each in values) and (
+        [len(each) for each in values] == list(sizes)
+        and len({each.shape[1:] for each in values}) == 1
+    )

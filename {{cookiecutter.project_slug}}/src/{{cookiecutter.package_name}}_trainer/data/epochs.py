@@ -1,29 +1,29 @@
-"""``set_epoch`` of a loader and of all that it is made of."""
+"""Call ``set_epoch`` on a loader and on everything that it contains."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
 
-_MOST_ITEMS = 100  # of a list or dict of parts; a longer one has samples
+_MOST_ITEMS = 100  # of a list or dict of components; a longer one contains samples
 
 
 def set_epoch(epoch: int, *owners: Any) -> None:
-    """Call ``set_epoch`` of loaders, datasets, samplers, ``collate_fn``, and of their parts."""
-    for each in parts(*owners):
-        if callable(tell := getattr(each, "set_epoch", None)):
-            tell(epoch)
+    """Call ``set_epoch`` on loaders, datasets, samplers, ``collate_fn``, and all they contain."""
+    for component in components(*owners):
+        if callable(method := getattr(component, "set_epoch", None)):
+            method(epoch)
 
 
-def parts(*owners: Any) -> Iterator[Any]:
+def components(*owners: Any) -> Iterator[Any]:
     """Yield objects and the datasets, samplers, loaders and transforms in them, each once."""
-    waiting, seen = list(owners), set[int]()
-    while waiting:
-        part = waiting.pop(0)
-        if id(part) not in seen:
-            seen.add(id(part))
-            yield part
-            waiting += filter(_is_part, _attributes(part))
+    queue, seen = list(owners), set[int]()
+    while queue:
+        component = queue.pop(0)
+        if id(component) not in seen:
+            seen.add(id(component))
+            yield component
+            queue += filter(_is_component, _attributes(component))
 
 
 def _attributes(owner: Any) -> Iterator[Any]:
@@ -33,6 +33,6 @@ def _attributes(owner: Any) -> Iterator[Any]:
         yield from list(values) if is_group else [value]
 
 
-def _is_part(value: Any) -> bool:
+def _is_component(value: Any) -> bool:
     kinds = DataLoader, Dataset, Sampler, BatchSampler
     return isinstance(value, kinds) or callable(getattr(value, "set_epoch", None))

@@ -104,7 +104,7 @@ class ReplayFeed(Feed):
         loader, share = self._loader, self._share
         self.set_epoch(epoch)
         seed = randomness.mix(share.seed, epoch, share.replica)
-        for owner in epochs.parts(loader):
+        for owner in epochs.components(loader):
             if isinstance(generator := getattr(owner, "generator", None), torch.Generator):
                 generator.manual_seed(seed)
             if getattr(owner, "persistent_workers", False) and hasattr(owner, "_iterator"):

@@ -58,15 +58,14 @@ def metrics(module: nn.Module) -> list[Any]:
     return [metric for _, metric in _metrics(module)]
 
 
-def load(module: nn.Module, saved: Mapping[str, Tensor]) -> None:
-    """Restore a state of :func:`state`."""
-    _load(dict(_metrics(module)), saved)
+def load(module: nn.Module, states: Sequence[Mapping[str, Tensor]]) -> list[str]:
+    """Restore a result of :func:`state`, or those of several ranks merged.
 
-
-def load_merged(module: nn.Module, states: Sequence[Mapping[str, Tensor]]) -> list[str]:
-    """Restore the states of several ranks on one; return a note on what cannot be merged."""
+    Returns:
+        A note on each metric that cannot be merged.
+    """
     merged, lost = dict(_metrics(module)), set[str]()
-    load(module, states[0])
+    _load(merged, states[0])
     for each in states[1:]:
         others = {path: copy.deepcopy(metric) for path, metric in merged.items()}
         for metric in others.values():

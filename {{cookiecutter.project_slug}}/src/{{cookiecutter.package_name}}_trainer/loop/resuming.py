@@ -70,20 +70,19 @@ def resume(fit: FitParts, checkpoint: Checkpoint, layout: Layout, same_run: bool
 
 def _load_sums(fit: FitParts, checkpoint: Checkpoint, layout: Layout) -> list[str]:
     """Load what ranks have logged in the epoch so far; of another layout, merged on replica 0."""
-    here, recorder = share(fit), fit.outputs.recorder
-    states = [checkpoint.own(rank) for rank in range(checkpoint.world_size)]
-    shares = [part(each, "share").get("of") for each in states]
-    own = shares[layout.rank] if checkpoint.world_size == layout.world_size else torch.empty(0)
-    if own is None or torch.equal(own, here):
-        states = [states[layout.rank]]
-        recorder.load_state(part(states[0], "log"))
-    else:
-        saved = zip(shares, states, strict=True)
-        counting = {int(of[0]): own for of, own in saved if of is not None and of[2]}
-        states = list(counting.values()) if fit.strategy.data.index == 0 and here[2] else []
-        recorder.load_state(_merged([part(each, "log") for each in states]))
+    here, recorder, states = share(fit), fit.outputs.recorder, list[dict[str, Tensor]]()
+    own = checkpoint.own(layout.rank) if checkpoint.world_size == layout.world_size else {}
+    if own and torch.equal(part(own, "share").get("of", here), here):  # older ones do not say it
+        states = [own]
+        recorder.load_state(part(own, "log"))
+    elif fit.strategy.data.index == 0 and here[2]:
+        saved = [checkpoint.own(rank) for rank in range(checkpoint.world_size)]
+        shares = [(part(state, "share").get("of"), state) for state in saved]
+        # Ranks of one replica have logged the same.
+        states = [*{int(of[0]): state for of, state in shares if of is not None and of[2]}.values()]
+        recorder.load_state(_merged([part(state, "log") for state in states]))
     of_metrics = [found for each in states if (found := part(each, "torchmetrics"))]
-    return torchmetrics_state.load_merged(fit.module, of_metrics) if of_metrics else []
+    return torchmetrics_state.load(fit.module, of_metrics) if of_metrics else []
 
 
 def _merged(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -49,9 +49,10 @@ def _copied(module: TrainingModule) -> TrainingModule:
     # Neither the run nor weights can be copied.
     known: dict[int, Any] = {id(state): replace(state, run=None, weights={})}
     if not _can_copy(module, dict(known)):
-        parts = {id(each): each for each in module.modules()}
-        values = [each for part in parts.values() for each in vars(part).values()]
-        known |= {id(each): each for each in values if not _can_copy(each, known | parts)}
+        submodules = {id(submodule): submodule for submodule in module.modules()}
+        attributes = [value for owner in module.modules() for value in vars(owner).values()]
+        memo = known | submodules
+        known |= {id(value): value for value in attributes if not _can_copy(value, dict(memo))}
     try:
         copied = copy.deepcopy(module, known)
     except Exception as error:  # user code may raise anything
@@ -119,7 +120,7 @@ def _try(alone: Strategy, module: TrainingModule, loader: DataLoader[Any], size:
     if not tried.automatic_optimization:
         tried.trainer.manual = manual = ManualOptimization(alone, optimization)
     if (run := tried.trainer_state.run) is not None:
-        run.recorder.enter(BatchContext(size))
+        run.recorder.enter(BatchContext(samples=size, counted=size))
     batch = loader.collate_fn([loader.dataset[index] for index in range(size)])
     # The prefetched batch, which is also on the GPU.
     waiting = moving.move(batch, alone.device, alone.precision.parameter_dtype)
@@ -226,7 +227,8 @@ def try_rates(
     for rate, batches in zip(sweep.rates, _steps(trained, feed), strict=False):
         losses = []
         for batch in batches:
-            module.trainer.recorder.enter(BatchContext(batch.samples, batch.weight))
+            context = BatchContext(batch.samples, batch.counted, batch.weight)
+            module.trainer.recorder.enter(context)
             losses.append(_losses(trained, untrained, batch))
         _average_gradients(optimization.parameters)
         with optimization.rates_multiplied(rate / first):

@@ -65,7 +65,7 @@ class RunProperties:
 
 
 class OptionNames:
-    """Gives the options of a trainer by their names, and for other names says what there is."""
+    """Trainer options as attributes; an unknown name raises AttributeError with a suggestion."""
 
     max_epochs: int | None
     max_steps: int | None

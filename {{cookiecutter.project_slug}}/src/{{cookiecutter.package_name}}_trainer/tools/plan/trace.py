@@ -55,7 +55,7 @@ class PlannedRun(RankRun):
 
     def __init__(self, plan: Plan, replicas: int, samples: int) -> None:
         super().__init__(plan, None, is_started=False)
-        self.recorder: Any = SimpleNamespace(context=BatchContext(samples))
+        self.recorder: Any = SimpleNamespace(context=BatchContext(samples, samples))
         self.log = lambda *_, **__: None
         self.has_skipped_step = lambda: False
         self.strategy.device, self._replicas = _CPU, replicas

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 from my_project_trainer.errors import ConfigurationError
-from my_project_trainer.launch import devices
+from my_project_trainer.launch import idle_gpus
 
 GIB = 2**30
 
 
 def gpu(index: int, mode: str = "default", processes: int = 0, free: int = 80) -> Any:
-    return devices.GPU(index, "H200", mode, processes, free * GIB)
+    return idle_gpus.GPU(index, "H200", mode, processes, free * GIB)
 
 
 @pytest.mark.parametrize(
@@ -34,18 +34,18 @@ def gpu(index: int, mode: str = "default", processes: int = 0, free: int = 80) -
     ],
 )
 def test_the_most_idle_are_chosen(gpus: list[Any], count: int, chosen: list[int]) -> None:
-    assert devices.choose_idle(gpus, count) == chosen
+    assert idle_gpus.choose_idle(gpus, count) == chosen
 
 
 def test_the_order_in_which_gpus_are_read_does_not_matter() -> None:
     gpus = [gpu(0, processes=1), gpu(1), gpu(2), gpu(3, free=90)]
-    assert devices.choose_idle(gpus, 3) == devices.choose_idle(gpus[::-1], 3) == [3, 1, 2]
+    assert idle_gpus.choose_idle(gpus, 3) == idle_gpus.choose_idle(gpus[::-1], 3) == [3, 1, 2]
 
 
 def test_too_few_are_refused_with_what_is_wrong_with_each() -> None:
     gpus = [gpu(0, "exclusive", processes=1), gpu(1), gpu(2, "prohibited")]
     with pytest.raises(ConfigurationError) as raised:
-        devices.choose_idle(gpus, 2)
+        idle_gpus.choose_idle(gpus, 2)
     assert raised.value.problems == [
         "auto_select_gpus: 2 wanted, 1 of 3 can be used; GPU 0 (H200) is in exclusive mode and "
         "occupied; GPU 2 (H200) is in prohibited mode; ask for fewer or wait"
@@ -55,7 +55,7 @@ def test_too_few_are_refused_with_what_is_wrong_with_each() -> None:
 @pytest.mark.parametrize("gpus", [[], [gpu(0)]])
 def test_more_than_there_are_are_refused(gpus: list[Any]) -> None:
     with pytest.raises(ConfigurationError) as raised:
-        devices.choose_idle(gpus, 2)
+        idle_gpus.choose_idle(gpus, 2)
     assert raised.value.problems == [
         f"auto_select_gpus: 2 wanted, {len(gpus)} of {len(gpus)} can be used; ask for fewer"
     ]
@@ -100,9 +100,9 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> NVML:
 
 
 def test_gpus_are_read_in_torch_s_order(nvml: NVML) -> None:
-    assert devices.read_gpus() == [
-        devices.GPU(0, "H200", "prohibited", 1, 2 * GIB),
-        devices.GPU(1, "H200", "exclusive", 2, 1 * GIB),
+    assert idle_gpus.read_gpus() == [
+        idle_gpus.GPU(0, "H200", "prohibited", 1, 2 * GIB),
+        idle_gpus.GPU(1, "H200", "exclusive", 2, 1 * GIB),
     ]
 
 
@@ -113,16 +113,16 @@ def test_gpus_of_several_models_need_an_order_or_names(
     for name, value in (("CUDA_VISIBLE_DEVICES", "1,0"), ("CUDA_DEVICE_ORDER", "FASTEST_FIRST")):
         monkeypatch.setenv(name, value)
         with pytest.raises(ConfigurationError) as raised:
-            devices.read_gpus()
+            idle_gpus.read_gpus()
         assert raised.value.problems == [
             "auto_select_gpus: of different GPUs (A100, H200) CUDA counts the fastest first, and "
             "which one that is is unknown; set CUDA_DEVICE_ORDER=PCI_BUS_ID"
         ]
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    assert len(devices.read_gpus()) == 2
+    assert len(idle_gpus.read_gpus()) == 2
     monkeypatch.delenv("CUDA_DEVICE_ORDER")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-c,GPU-aa")
-    assert len(devices.read_gpus()) == 2
+    assert len(idle_gpus.read_gpus()) == 2
 
 
 def test_a_driver_that_fails_is_named(nvml: NVML, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +131,7 @@ def test_a_driver_that_fails_is_named(nvml: NVML, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(torch.cuda, "_get_pynvml_handler", fail)
     with pytest.raises(ConfigurationError) as raised:
-        devices.read_gpus()
+        idle_gpus.read_gpus()
     assert raised.value.problems == [
         "auto_select_gpus: the GPUs cannot be read (cuda driver can't be loaded, is cuda "
         "enabled?); select GPUs with devices=[…]"
@@ -141,7 +141,7 @@ def test_a_driver_that_fails_is_named(nvml: NVML, monkeypatch: pytest.MonkeyPatc
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     with pytest.raises(ConfigurationError) as raised:
-        devices.read_gpus()
+        idle_gpus.read_gpus()
     assert raised.value.problems == [
         "auto_select_gpus needs a package that is not installed: pip install nvidia-ml-py"
     ]

@@ -9,7 +9,7 @@ from typing import Any
 import my_project_trainer as trainer
 import pytest
 from my_project_trainer import launch
-from my_project_trainer.launch import devices
+from my_project_trainer.launch import idle_gpus
 from my_project_trainer.options import Options
 from my_project_trainer.run import placement
 
@@ -90,9 +90,9 @@ def test_making_a_trainer_writes_no_variable(
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
     monkeypatch.setattr("torch.version.cuda", None)
-    gpus = [devices.GPU(index, "GPU", "default", 4 - index, 2**30) for index in range(4)]
-    monkeypatch.setattr(placement, "read_gpus", lambda: gpus)
-    monkeypatch.setattr(placement, "choose_idle", lambda found, count: [3, 1])
+    gpus = [idle_gpus.GPU(index, "GPU", "default", 4 - index, 2**30) for index in range(4)]
+    monkeypatch.setattr(idle_gpus, "read_gpus", lambda: gpus)
+    monkeypatch.setattr(idle_gpus, "choose_idle", lambda found, count: [3, 1])
     before = dict(os.environ)
     made = trainer.Trainer(accelerator="gpu", devices="2", auto_select_gpus=True, max_steps=1)
     assert [each.index for each in made._plan.node_devices] == [3, 1]
@@ -106,8 +106,8 @@ def test_copies_of_the_command_are_told_which_gpus_were_chosen(
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
     monkeypatch.setattr("torch.version.cuda", None)
-    monkeypatch.setattr(placement, "read_gpus", list)
-    monkeypatch.setattr(placement, "choose_idle", lambda found, count: [3, 1])
+    monkeypatch.setattr(idle_gpus, "read_gpus", list)
+    monkeypatch.setattr(idle_gpus, "choose_idle", lambda found, count: [3, 1])
     made = trainer.Trainer(accelerator="gpu", devices=2, auto_select_gpus=True, max_steps=1)
     told = []
 
@@ -119,7 +119,7 @@ def test_copies_of_the_command_are_told_which_gpus_were_chosen(
     with pytest.raises(KeyboardInterrupt):
         made.predict(_Predicts())
     assert told == ["3,1"]
-    monkeypatch.setattr(placement, "choose_idle", None)  # a rank does not choose again
+    monkeypatch.setattr(idle_gpus, "choose_idle", None)  # a rank does not choose again
     monkeypatch.setattr(placement.launch, "is_reported", lambda: True)
     rank = trainer.Trainer(accelerator="gpu", devices=2, auto_select_gpus=True, max_steps=1)
     assert [each.index for each in rank._plan.node_devices] == [3, 1]

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from my_project_trainer.launch import devices
+from my_project_trainer.launch import devices, idle_gpus
 from tests.gpu import device
 from tests.project import PACKAGE, run
 
@@ -51,7 +51,7 @@ def test_nothing_is_forked_once_cuda_is_initialized():
 def test_the_driver_and_torch_see_the_same_gpus():
     pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
     device.only_a_gpu_shows("what its driver says")
-    gpus = devices.read_gpus()
+    gpus = idle_gpus.read_gpus()
     assert [gpu.index for gpu in gpus] == list(range(torch.cuda.device_count()))
     for each in gpus:
         properties = torch.cuda.get_device_properties(each.index)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from my_project_trainer.errors import ConfigurationError
-from my_project_trainer.launch import devices
+from my_project_trainer.launch import idle_gpus
 from tests.gpu import device
 from tests.gpu.subject import Sequences
 from tests.gpu.training import train
@@ -39,7 +39,7 @@ def is_mig(nvml) -> bool:
 def test_the_driver_s_uuid_is_torch_s(nvml, record_property):
     if is_mig(nvml):
         with pytest.raises(ConfigurationError, match="MIG"):
-            devices.read_gpus()
+            idle_gpus.read_gpus()
         record_property("found", "MIG, which auto_select_gpus refuses")
         return
     uuids = [nvml.nvmlDeviceGetUUID(each) for each in handles(nvml)]
@@ -53,7 +53,7 @@ def test_the_driver_s_uuid_is_torch_s(nvml, record_property):
 def test_a_run_that_chooses_its_gpu_trains_there(nvml, tmp_path):
     if is_mig(nvml):
         pytest.skip("MIG: auto_select_gpus refuses to choose among parts of GPUs")
-    gpus = devices.read_gpus()
+    gpus = idle_gpus.read_gpus()
     assert len(gpus) == torch.cuda.device_count()
-    assert devices.choose_idle(gpus, 1)[0] in range(len(gpus))
+    assert idle_gpus.choose_idle(gpus, 1)[0] in range(len(gpus))
     train(tmp_path, "run", Sequences(), auto_select_gpus=True)

@@ -1,16 +1,14 @@
-"""Devices of this machine: which there are, which are idle, and why torch cannot use some."""
+"""Devices of this machine: which there are, and why torch cannot use some."""
 
 import contextlib
 import functools
-import importlib
 import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -182,91 +180,6 @@ def warn_of_hidden() -> None:
     """Print a warning if there are GPUs that torch cannot use."""
     if (line := why_hidden()) is not None:
         sys.stderr.write(f"warning: this run is on the CPU: {line}\n")
-
-
-# --- auto_select_gpus: idle GPUs on a shared machine ---------------------------------------------
-
-
-@dataclass(frozen=True)
-class GPU:
-    """A GPU: its index in torch, its state, and the number of compute processes running on it."""
-
-    index: int
-    name: str
-    compute_mode: str
-    processes: int
-    free_bytes: int
-
-    @property
-    def obstacle(self) -> str:
-        """Why it cannot be used; empty if it can."""
-        if self.compute_mode == "prohibited":
-            return f"; GPU {self.index} ({self.name}) is in prohibited mode"
-        is_taken = self.compute_mode == "exclusive" and self.processes > 0
-        return f"; GPU {self.index} ({self.name}) is in exclusive mode and occupied" * is_taken
-
-
-def choose_idle(gpus: Sequence[GPU], count: int) -> list[int]:
-    """Indices of the best GPUs: idle ones first, then by free memory.
-
-    Raises:
-        ConfigurationError: Too few GPUs can be used; the message gives the reason for each other.
-    """
-    usable = [gpu for gpu in gpus if not gpu.obstacle]
-    if len(usable) < count:
-        obstacles = "".join(gpu.obstacle for gpu in gpus)
-        raise ConfigurationError(
-            f"auto_select_gpus: {count} wanted, {len(usable)} of {len(gpus)} can be used"
-            f"{obstacles}; ask for fewer{' or wait' if obstacles else ''}"
-        )
-    usable.sort(key=lambda gpu: (gpu.processes > 0, -gpu.free_bytes, gpu.index))
-    return [gpu.index for gpu in usable[:count]]
-
-
-def read_gpus() -> list[GPU]:
-    """Read the GPUs visible to torch through NVML, without initializing CUDA.
-
-    In a container, the driver may hide the processes of others; their memory counts as used.
-
-    Raises:
-        ConfigurationError: NVML is missing or fails, or its GPUs cannot be mapped to torch's.
-    """
-    try:
-        nvml: Any = importlib.import_module("pynvml")
-    except ImportError:
-        raise ConfigurationError(
-            "auto_select_gpus needs a package that is not installed: pip install nvidia-ml-py"
-        ) from None
-    try:
-        gpus = [_read(nvml, index) for index in range(torch.cuda.device_count())]
-    except (nvml.NVMLError, RuntimeError) as error:  # also for MIG instances
-        raise ConfigurationError(
-            f"auto_select_gpus: the GPUs cannot be read ({error}); select GPUs with devices=[…]"
-        ) from None
-    names = sorted({gpu.name for gpu in gpus})
-    is_by_uuid = os.environ.get("CUDA_VISIBLE_DEVICES", "").startswith("GPU-")
-    if len(names) > 1 and not is_by_uuid and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
-        raise ConfigurationError(
-            f"auto_select_gpus: of different GPUs ({', '.join(names)}) CUDA counts the fastest "
-            "first, and which one that is is unknown; set CUDA_DEVICE_ORDER=PCI_BUS_ID"
-        )
-    return gpus
-
-
-def _read(nvml: Any, index: int) -> GPU:
-    handle = torch.cuda._get_pynvml_handler(index)  # maps torch's index to NVML's
-    modes = {
-        nvml.NVML_COMPUTEMODE_EXCLUSIVE_THREAD: "exclusive",
-        nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: "exclusive",
-        nvml.NVML_COMPUTEMODE_PROHIBITED: "prohibited",
-    }
-    return GPU(
-        index=index,
-        name=nvml.nvmlDeviceGetName(handle),
-        compute_mode=modes.get(nvml.nvmlDeviceGetComputeMode(handle), "default"),
-        processes=len(nvml.nvmlDeviceGetComputeRunningProcesses(handle)),
-        free_bytes=nvml.nvmlDeviceGetMemoryInfo(handle).free,
-    )
 
 
 # --- torch's settings ----------------------------------------------------------------------------

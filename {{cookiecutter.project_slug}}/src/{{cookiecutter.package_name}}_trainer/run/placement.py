@@ -15,10 +15,8 @@ from ..launch.devices import (
     ADDED,
     Accelerator,
     choose_accelerator,
-    choose_idle,
     count,
     parse_devices,
-    read_gpus,
 )
 from ..options import Options
 from ..strategies import SingleDevice, Strategy
@@ -192,5 +190,7 @@ def _devices(
     if selects and str(value).isdigit() and value not in (0, "0"):
         if launch.is_reported() and GPUS in os.environ:  # selected by our launcher
             return [int(index) for index in os.environ[GPUS].split(",")]
-        return choose_idle(read_gpus(), int(value))
+        from ..launch import idle_gpus
+
+        return idle_gpus.choose_idle(idle_gpus.read_gpus(), int(value))
     return parse_devices(value, available)

@@ -181,6 +181,16 @@ def make(
     return parameter, SGD([parameter], lr=1.0), found
 
 
+def test_an_optimizer_without_gradients_does_nothing_under_a_scaler() -> None:
+    _, _, found = make(0.25)
+    unused = nn.Parameter(torch.ones(1))
+    optimizer = SGD([unused], lr=1.0)
+    found.unscale([optimizer])
+    found.step(optimizer)
+    found.update()
+    assert (unused.item(), found.state()["_growth_tracker"]) == (1.0, 0)
+
+
 def test_without_a_scaler_a_loss_is_itself() -> None:
     parameter, optimizer, found = make(0.25, "bf16-mixed")
     loss = torch.ones(1)

@@ -11,8 +11,11 @@ from typing import Any
 
 import my_project_trainer as trainer
 import pytest
+import torch
+from my_project_trainer.logging.remote_loggers import MLflowLogger
 from tests.project import fit as fit_words
 from tests.project import run
+from torch.utils.data import DataLoader, TensorDataset
 
 import mlflow_server
 from processes import at_root
@@ -80,6 +83,44 @@ def test_mlflow_continues_its_run_without_a_step_twice(store: str, tmp_path: Pat
     validated = [each.step for each in client.get_metric_history(known, "val_loss")]
     assert sorted(validated) == [4, 6, 8]
     assert len(client.search_runs([found.info.experiment_id])) == 1
+
+
+class Fails(trainer.TrainingModule):
+    """Logs a name that MLflow does not accept, and raises in its third step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.log_dict({"recall@10": 0.5, "loss": float(batch_idx)})
+        if batch_idx == 2:
+            raise RuntimeError("broken")
+        return self.layer(batch[0]).mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@pytest.mark.needs("mlflow")
+def test_mlflow_knows_that_a_run_failed_and_one_bad_name_loses_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from mlflow import MlflowClient
+
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    options = {"accelerator": "cpu", "devices": 1, "log_every_n_steps": 1, "max_epochs": 1}
+    loader = DataLoader(TensorDataset(torch.ones(4, 1)))
+    with pytest.raises(RuntimeError, match="broken"):
+        trainer.Trainer(
+            **options, loggers=[MLflowLogger(tracking_uri=uri)], default_root_dir=tmp_path
+        ).fit(Fails(), loader)
+    client = MlflowClient(uri)
+    (found,) = client.search_runs(["0"])
+    assert found.info.status == "FAILED"
+    values = client.get_metric_history(found.info.run_id, "loss")
+    assert [value.value for value in values] == [0.0, 1.0]
+    assert capsys.readouterr().err.count("leaves out 'recall@10'") == 1
 
 
 @pytest.mark.needs("mlflow")

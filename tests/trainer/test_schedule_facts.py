@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 from my_project_trainer import Trainer, TrainingModule, UserError
-from my_project_trainer.callbacks import EarlyStopping
+from my_project_trainer.callbacks import Callback, EarlyStopping
+from my_project_trainer.errors import CheckpointError
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -136,3 +137,23 @@ def test_deterministic_is_of_its_trainer_only(tmp_path: Path) -> None:
         trainer.fit(module, DATA)
     assert seen == [False, True]
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+class KeepsALock(Callback):
+    """Its state is one that no checkpoint can contain."""
+
+    steps = 0
+
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+        self.steps += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"lock": threading.Lock()}
+
+
+def test_a_state_that_cannot_be_saved_ends_a_run_before_its_first_step(tmp_path: Path) -> None:
+    callback = KeepsALock()
+    options = {"accelerator": "cpu", "devices": 1, "loggers": (), "callbacks": [callback]}
+    with pytest.raises(CheckpointError, match=r"KeepsALock/lock is a lock"):
+        Trainer(**options, default_root_dir=tmp_path, max_steps=1).fit(Net(), DATA)
+    assert callback.steps == 0

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import my_project_trainer as trainer
 import torch
 import torch.distributed as dist
+from my_project_trainer.checkpoint import reading
 from my_project_trainer.checkpoint.dtensors import is_sharded
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
@@ -326,7 +327,8 @@ def main(folder: Path, subject: str, options: str) -> None:
         **{**defaults, "default_root_dir": folder, "run_name": "run", **json.loads(options)}
     )
     run.fit(module)
-    facts = {"notes": NOTES, "scale": run._plan.precision.state().get("scale")}
+    saved = reading.Checkpoint(reading.resolve(run.run_directory)).state()["precision"]
+    facts = {"notes": NOTES, "scale": saved.get("scale")}
     if any(map(is_sharded, module.parameters())):
         module = globals()[subject]()
     else:

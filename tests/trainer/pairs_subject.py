@@ -198,6 +198,7 @@ def _read_loaders(own: plan.Plan, module: Subject) -> None:
     """What each rank checks when it has its loaders."""
     rank = _Rank(own, None, False)
     module.trainer_state = replace(module.trainer_state, run=rank)
+    rank._module = module
     feed = rank.training_feed(module.train_dataloader())
     size = feed.samples_per_step  # each option that needs it is refused when the loop is made
     if size is None and own.options.peak_flops is not None:

@@ -113,7 +113,8 @@ class LanguageModel(TrainingModule):
 
     def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         """Predict the most likely next byte of each sequence."""
-        following: Tensor = self(batch[:, :-1]).argmax(dim=-1)
+        # With dim=-1, torch 2.13 fails for a batch of one under tensor parallelism.
+        following: Tensor = self(batch[:, :-1]).argmax(dim=2)
         return following[:, -1]
 
     @property

@@ -149,7 +149,7 @@ class GlobalOrder(Sampler[list[Key]]):
     """Batch sampler of one replica, in the global order.
 
     ``keyed``: yield ``(epoch, index)`` for :class:`KeyedDataset` instead of indices. ``fill``: if
-    the replica has no sample in a last batch, yield one of another replica, with weight 0 in the
+    the replica has no sample in a last batch, yield the first replica's, with weight 0 in the
     plan, so that every replica takes part in every step. ``is_held``: shuffle by
     ``torch.randperm``, of which every rank holds 8 bytes per sample; older checkpoints need it.
     ``sampler``: one of torch's, which draws the samples of an epoch in place of a permutation.
@@ -184,8 +184,7 @@ class GlobalOrder(Sampler[list[Key]]):
         """Positions of a batch's samples in the order of the epoch."""
         begin, end = self.plan.part(batch, self.replica)
         if begin == end:
-            begin, _ = self.plan.part(batch, 0)
-            end = begin + 1
+            begin, end = self.plan.part(batch, 0)
         return range(begin, end)
 
     def _drawn(self, batches: range) -> Iterator[list[int]]:

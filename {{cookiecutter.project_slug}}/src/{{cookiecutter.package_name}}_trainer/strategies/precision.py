@@ -58,11 +58,6 @@ def _any_on_cpu(optimizer: Optimizer) -> bool:
     return any(each.device.type == "cpu" for group in groups for each in group["params"])
 
 
-def _has_gradients(optimizer: Optimizer) -> bool:
-    groups = optimizer.param_groups
-    return any(each.grad is not None for group in groups for each in group["params"])
-
-
 class Precision:
     """Autocast and gradient scaling of a run, and the data type of its parameters.
 
@@ -100,6 +95,7 @@ class Precision:
         """The optimizers whose gradients are unscaled, until the next backward or step."""
         self._has_scaled = False
         """Whether the scaler has seen gradients since its last update."""
+        self._is_together = False
 
     def skip_together(self) -> None:
         """Skip a step on all ranks if one finds an overflow: each has only its own gradients.
@@ -111,7 +107,7 @@ class Precision:
         from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
         if self.scaler is not None:
-            self.scaler = ShardedGradScaler(self.device_type)
+            self.scaler, self._is_together = ShardedGradScaler(self.device_type), True
 
     def cast(self, module: nn.Module) -> None:
         """Cast a module's floating-point parameters and buffers to their data type, in place."""
@@ -146,14 +142,14 @@ class Precision:
         if self.scaler is None:
             return
         for optimizer in optimizers:
-            if id(optimizer) not in self._unscaled and _has_gradients(optimizer):
+            if id(optimizer) not in self._unscaled and self._has_gradients(optimizer):
                 self._unscaled.add(id(optimizer))
                 self._has_scaled = True
                 self.scaler.unscale_(optimizer)
 
     def step(self, optimizer: Optimizer) -> None:
         """Step an optimizer; a scaler's step, which needs a gradient, if it has any."""
-        if self.scaler is None or not _has_gradients(optimizer):
+        if self.scaler is None or not self._has_gradients(optimizer):
             optimizer.step()
             return
         self._has_scaled = True
@@ -165,6 +161,12 @@ class Precision:
             self._unscaled.clear()
             self._has_scaled = False
             self.scaler.update()
+
+    def _has_gradients(self, optimizer: Optimizer) -> bool:
+        """Whether an optimizer has gradients on any rank, if ranks skip together."""
+        groups = optimizer.param_groups
+        found = (each.grad is not None for group in groups for each in group["params"])
+        return self._is_together or any(found)
 
     def note_skipped_step(self) -> None:
         """Note that the loop skips a step."""

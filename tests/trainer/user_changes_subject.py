@@ -13,6 +13,7 @@ from my_project_trainer.checkpoint import Checkpoint, resolve
 from my_project_trainer.errors import UserError
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 
@@ -107,6 +108,62 @@ class TrainsChainLater(Plain):
 
     def on_train_epoch_start(self) -> None:
         self.sequential_module.requires_grad_(self.current_epoch > 0)
+
+
+class Reentrant(Plain):
+    """Two reentrant checkpoints of a module."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x = self.sequential_module(batch[0]).requires_grad_()
+        for _ in range(2):
+            x = checkpoint(self.sequential_module[2], x, use_reentrant=True)
+        return (self.head(x) + x @ self.turned - batch[1]).square().mean()
+
+
+class Functional(Plain):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        changed = {name: 2 * each for name, each in self.head.named_parameters()}
+        x = self.sequential_module(batch[0])
+        found = torch.func.functional_call(self.head, changed, (x,)) + x @ self.turned
+        return (found - batch[1]).square().mean()
+
+
+class Penalty(Plain):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        norms = (each.square().sum() for each in self.sequential_module.parameters())
+        return super().training_step(batch, batch_idx) + 0.1 * sum(norms)
+
+
+class Two(nn.Linear):
+    """Gives a tensor and one that the last child does not use; in between, what is detached."""
+
+    def __init__(self, detaches: bool = False) -> None:
+        super().__init__(5, 5)
+        self.detaches, self.beside = detaches, nn.Linear(5, 5)
+
+    def forward(self, given: Any) -> tuple[Tensor, Tensor]:
+        x = given[0] if isinstance(given, tuple) else given
+        x = x.detach() if self.detaches else x
+        return super().forward(x).tanh(), self.beside(x)
+
+
+class PartlyUsed(Plain):
+    """Some parameters have no gradient, which the optimizer leaves as they are."""
+
+    def __init__(self, detaching: int | None = None) -> None:
+        super().__init__()
+        self.sequential_module = nn.Sequential(*(Two(number == detaching) for number in range(4)))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return (self.sequential_module(batch[0])[0][:, :2] - batch[1]).square().mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), 0.1, weight_decay=0.5)
+
+
+class UsedAfterDetach(PartlyUsed):
+    def __init__(self) -> None:
+        super().__init__(detaching=2)
 
 
 def fitted(module: TrainingModule, folder: Path, options: dict[str, Any]) -> float | str:

@@ -296,7 +296,8 @@ class DeepSpeed(ProcessGroupStrategy):
         # Stage 3's engine gathers parameters in evaluation too. Without training there is no
         # engine, and each process holds the whole model.
         if self.engine is not None and (stage == "training" or self.stage == 3):
-            return self.engine(stage, batch, batch_idx)
+            with process.explained():
+                return self.engine(stage, batch, batch_idx)
         return self._step_module(stage, batch, batch_idx)
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:

@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -186,12 +187,25 @@ def note_uses(module: nn.Module, note: Callable[[str], object]) -> None:
         each.all_gather = partial(noted, name, each.all_gather)
 
 
+_ONE_USE = (
+    "a backward may reach a parameter once (checkpoints with use_reentrant=False), and under stage "
+    "3 only by the forward of its own module; or use strategy='fsdp'"
+)
+
+
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-    """Raise UserError if a backward under stages 1 and 2 computed no gradient."""
+    """Raise UserError if the engine meets a step that it cannot compute, as without a gradient."""
     try:
         yield
     except IndexError as error:  # the bucket of gradients to reduce is empty
         if traceback.extract_tb(error.__traceback__)[-1].name != "reduce_ipg_grads":
             raise
         raise UserError(UNREACHED) from error
+    except (AssertionError, AttributeError, RuntimeError) as error:
+        file = traceback.extract_tb(error.__traceback__)[-1].filename
+        is_engine = not isinstance(error, RuntimeError) and "deepspeed" in Path(file).parts
+        if not is_engine and "returned an invalid gradient" not in str(error):
+            raise
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise UserError(f"DeepSpeed cannot compute this step ({reason}); {_ONE_USE}") from error

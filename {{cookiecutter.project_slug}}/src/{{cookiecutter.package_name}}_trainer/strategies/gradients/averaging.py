@@ -6,15 +6,18 @@ its forward, each time for some parameters only; and a layer may be unfrozen lat
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from ...checkpoint import dtensors
+from ...errors import UserError
 from ...launch import collectives
 from . import sparse
 
@@ -122,6 +125,31 @@ def reduce_used(
     anywhere = collectives.all_reduce(has, "max", group).tolist() if trained else []
     used = [each for each, is_used in zip(trained, anywhere, strict=True) if is_used]
     reduce_dense(used, partial(collectives.sum_in_place, group=group), divisor)
+
+
+@contextmanager
+def accumulated_once(module: nn.Module) -> Iterator[None]:
+    """Raise UserError if a backward in this context adds to a gradient twice.
+
+    Reentrant checkpoints do, after DDP may have averaged it.
+    """
+    seen: set[str] = set()
+
+    def note(name: str, _: Tensor) -> None:
+        if name in seen:
+            raise UserError(
+                f"{name} gets two gradients in one backward, of which DDP averages the first: it "
+                "is in two reentrant checkpoints; use torch.utils.checkpoint with "
+                "use_reentrant=False"
+            )
+        seen.add(name)
+
+    with ExitStack() as stack:
+        for name, each in module.named_parameters():
+            if each.requires_grad:
+                hook: Any = each.register_hook(partial(note, name))
+                stack.callback(hook.remove)
+        yield
 
 
 def copy_gradient(parameter: Tensor) -> None:

@@ -1,11 +1,13 @@
 """Activations between stages: packed into one flat tensor, and its description.
 
 torch's stages exchange contiguous tensors of known shapes, each with a gradient. A packed tensor is
-all of this, whatever a stage gives: transposed tensors, integers, or a tuple of several types.
+all of this, whatever a stage gives: transposed tensors, integers, or a tuple of several types. It
+ends with a mark for each tensor, whose gradient is 1 if the stages after it use the tensor.
 """
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -70,27 +72,64 @@ class Spec(NamedTuple):
     def empty(self, device: torch.device | str) -> Tensor:
         """A packed tensor without values."""
         length = sum(each.length(self.dtype) for each in self.tensors)
-        return torch.empty(length, dtype=self.dtype, device=device)
+        return torch.empty(length + len(self.tensors), dtype=self.dtype, device=device)
+
+
+class Uses:
+    """Which tensors the stages after this one use.
+
+    Reading their marks waits for a GPU: it is done in the first backward, and in all that follow
+    only if that one has found a tensor that is not used.
+    """
+
+    _is_read = True
+
+    def read(self, marks: Tensor, of: Sequence[bool]) -> list[bool]:
+        """Whether each tensor is used; ``of``: which of them require a gradient."""
+        if not self._is_read:
+            return list(of)
+        found = [bool(each) for each in marks.tolist()]
+        self._is_read = found != list(of)
+        return found
+
+
+class _Joined(torch.autograd.Function):
+    """Parts as one tensor that ends with their marks; a part without use has no gradient."""
+
+    @staticmethod
+    def forward(context: Any, uses: Uses, *parts: Tensor) -> Tensor:
+        context.uses, context.lengths = uses, [*map(len, parts), len(parts)]
+        return torch.cat([*parts, parts[0].new_zeros(len(parts))])
+
+    @staticmethod
+    def backward(context: Any, *gradients: Any) -> Any:
+        *parts, marks = gradients[0].split(context.lengths)
+        used = context.uses.read(marks, context.needs_input_grad[1:])
+        return None, *(each if is_used else None for each, is_used in zip(parts, used, strict=True))
 
 
 class _Alias(torch.autograd.Function):
     @staticmethod
-    def forward(context: Any, tensor: Tensor, *others: Tensor) -> Tensor:
-        context.others = [each.new_zeros(()).expand(each.shape) for each in others]
+    def forward(context: Any, gradient: float, tensor: Tensor, *others: Tensor) -> Tensor:
+        context.set_materialize_grads(False)
+        context.others = [each.new_full((), gradient).expand(each.shape) for each in others]
         return tensor.detach()
 
     @staticmethod
     def backward(context: Any, *gradients: Any) -> Any:
-        return gradients[0], *context.others
+        if gradients[0] is None:
+            return None, None, *(None for _ in context.others)
+        # Contiguous: torch's stages may send them as they are.
+        return None, gradients[0], *(each.contiguous() for each in context.others)
 
 
-def alias(tensor: Tensor, *others: Tensor) -> Tensor:
-    """The same tensor, which a child may change in place; the others get zeros as gradients."""
-    found: Tensor = _Alias.apply(tensor, *others)  # type: ignore[no-untyped-call]
+def alias(tensor: Tensor, *others: Tensor, gradient: float = 0.0) -> Tensor:
+    """The same tensor, which a child may change in place; the others get a gradient with it."""
+    found: Tensor = _Alias.apply(gradient, tensor, *others)  # type: ignore[no-untyped-call]
     return found
 
 
-def pack(output: Any, spec: Spec, device: torch.device) -> Tensor:
+def pack(output: Any, spec: Spec, device: torch.device, uses: Uses) -> Tensor:
     """Pack the output of a stage, as described."""
     parts = []
     for each in output if isinstance(output, tuple) else (output,):
@@ -101,17 +140,18 @@ def pack(output: Any, spec: Spec, device: torch.device) -> Tensor:
             padding = part.new_zeros(-len(part) % spec.dtype.itemsize)
             part = torch.cat([part, padding]).view(spec.dtype)
         parts.append(part.to(device))
-    return torch.cat(parts) if len(parts) > 1 else parts[0]
+    packed: Tensor = _Joined.apply(uses, *parts)  # type: ignore[no-untyped-call]
+    return packed
 
 
 def unpack(flat: Tensor, spec: Spec) -> Any:
     """The output of a stage, from a packed tensor."""
-    values = alias(flat)
-    found, start = [], 0
-    for each in spec.tensors:
+    found, start, marks = [], 0, len(flat) - len(spec.tensors)
+    for number, each in enumerate(spec.tensors):
         length = each.length(spec.dtype)
         if each.requires_grad:
-            part = values.narrow(0, start, length)
+            mark = flat.narrow(0, marks + number, 1)
+            part = alias(flat.narrow(0, start, length), mark, gradient=1.0)
             part = (part if each.dtype.is_complex else part.real).to(each.dtype)
         else:
             # A copy: its first byte must be where an element of any type may begin.

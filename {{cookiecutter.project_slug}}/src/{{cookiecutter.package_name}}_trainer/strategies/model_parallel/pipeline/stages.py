@@ -7,6 +7,7 @@ Sources: https://docs.pytorch.org/docs/stable/distributed.pipelining.html; GPipe
 
 import functools
 import json
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from ....memory import activation_checkpointing
 from ....module import TrainingModule
 from ...precision import Precision
 from . import partition
-from .activations import Spec, alias, pack, unpack
+from .activations import Spec, Uses, alias, pack, unpack
 from .boundary import Boundary, Step
 from .partition import Processes
 
@@ -65,6 +66,7 @@ class Stages:
         self._schedules: dict[Hashable, tuple[Any, dict[int, Spec]]] = {}
         self._specs: dict[int, Spec] = {}
         """What each stage of this process receives and gives, by the receiving stage."""
+        self._uses: dict[tuple[int, Spec], Uses] = defaultdict(Uses)
         self._steps: dict[int, Iterator[Step]] = {}
         """The micro-batches that each stage has not begun."""
         self._loss = torch.zeros(())
@@ -164,7 +166,7 @@ class Stages:
                 f"first micro-batch: {spec.tensors}, not {self._specs[index + 1].tensors}; between "
                 "stages they may depend only on the shapes of the batch: pad its samples equally"
             )
-        return alias(pack(output, spec, self._device), source)
+        return alias(pack(output, spec, self._device, self._uses[index, spec]), source)
 
     def evaluate(self, step: Step, *, to_end: bool = True) -> Any:
         """Run a step on a batch, stage after stage, each with a description of what it gives.
@@ -183,7 +185,8 @@ class Stages:
         """Send what a stage gives to the next one, and its description."""
         self._specs[index + 1] = spec = Spec.of(output, self._name(index))
         text = torch.frombuffer(bytearray(json.dumps(spec).encode()), dtype=torch.uint8)
-        for each in (torch.tensor([len(text)]), text, pack(output, spec, self._device).detach()):
+        packed = pack(output, spec, self._device, Uses())
+        for each in (torch.tensor([len(text)]), text, packed.detach()):
             dist.send(each, self._processes.rank_at(index + 1), self._group)
 
     def _receive(self, index: int) -> Tensor:

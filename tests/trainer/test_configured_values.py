@@ -10,6 +10,9 @@ from typing import Any, Literal
 import pytest
 import torch
 import yaml
+from hypothesis import given as for_all
+from hypothesis import settings
+from hypothesis import strategies as st
 from my_project_trainer import TrainingModule
 from my_project_trainer.cli import config_files
 from torch import nn
@@ -103,8 +106,10 @@ def both_ways(tmp_path: Path, *words: str) -> Any:
     return work.model.given
 
 
-def in_file(tmp_path: Path, text: str) -> tuple[str, str]:
-    content = f"model:\n  class_path: {__name__}.Takes\n  init_args: {text}\n"
+def in_file(tmp_path: Path, arguments: str | dict[str, Any]) -> tuple[str, str]:
+    if isinstance(arguments, dict):
+        arguments = yaml.dump(arguments, Dumper=Quoting, default_flow_style=True, sort_keys=False)
+    content = f"model:\n  class_path: {__name__}.Takes\n  init_args: {arguments}\n"
     return "--config", str(write(tmp_path / "given.yaml", content))
 
 
@@ -116,6 +121,78 @@ def test_a_string_of_a_file_is_that_string(tmp_path: Path, form: str) -> None:
     found = both_ways(tmp_path, "--config", str(write(tmp_path / "given.yaml", quoted)))
     assert {name: found[name] for name in strings} == strings
     assert yaml.safe_load(config_files.dump(strings)) == strings
+
+
+WORDS = st.text(st.characters(codec="utf-8"), max_size=8) | st.sampled_from(
+    [
+        *("1e3", "0o7", "yes", "Null", "~", "1_0", "2020-01-01", "1:30", ".nan", "+1", "=", "<<"),
+        *(
+            "!x",
+            "*a",
+            "&a",
+            "${a}",
+            "'",
+            '"',
+            "\\",
+            "%a",
+            "@a",
+            "`",
+            "# x",
+            "1 #x",
+            "[",
+            "}",
+            "---",
+        ),
+    ]
+)
+NUMBERS = st.integers(-(2**63), 2**63 - 1)
+VALUES = st.recursive(
+    WORDS | NUMBERS | st.floats(allow_nan=False) | st.booleans() | st.none(),
+    lambda each: st.lists(each, max_size=3) | st.dictionaries(WORDS, each, max_size=3),
+    max_leaves=6,
+)
+ARGUMENTS = st.fixed_dictionaries(
+    {
+        **{"free": VALUES, "text": WORDS, "maybe": WORDS | st.none(), "both": NUMBERS | WORDS},
+        **{"number": st.floats(allow_nan=False), "whole": NUMBERS, "flag": st.booleans()},
+        **{"listed": st.lists(WORDS, max_size=3), "bare": st.lists(VALUES, max_size=3)},
+        **{"typed": st.dictionaries(WORDS, VALUES, max_size=3)},
+    }
+)
+ANY = settings(max_examples=50, derandomize=True, deadline=None)
+
+
+class Quoting(yaml.SafeDumper):
+    """Quotes all strings, which are strings in YAML 1.1 and 1.2 then."""
+
+
+Quoting.add_representer(
+    str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"')
+)
+
+
+def test_any_value_of_a_file_is_that_value(tmp_path_factory: pytest.TempPathFactory) -> None:
+    @ANY
+    @for_all(ARGUMENTS)
+    def check(values: dict[str, Any]) -> None:
+        folder = tmp_path_factory.mktemp("any")
+        found = both_ways(folder, *in_file(folder, values))
+        assert repr({name: found[name] for name in values}) == repr(values)
+
+    check()
+
+
+def test_any_word_for_a_string_is_that_word(tmp_path_factory: pytest.TempPathFactory) -> None:
+    words = WORDS.filter(lambda word: word and word.strip().lower() not in ("null", "~"))
+
+    @ANY
+    @for_all(words, words)
+    def check(text: str, maybe: str) -> None:
+        options = f"--model.text={text}", f"--model.maybe={maybe}"
+        found = both_ways(tmp_path_factory.mktemp("any"), *options)
+        assert (found["text"], found["maybe"]) == (text, maybe)
+
+    check()
 
 
 @pytest.mark.parametrize("form", FORMS)

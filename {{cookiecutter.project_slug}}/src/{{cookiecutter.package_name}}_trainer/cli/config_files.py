@@ -29,6 +29,9 @@ _TEXT = "!number"
 _EXPONENT = re.compile(r"[-+]?([0-9]+\.?|[0-9]*\.[0-9]+)[eE][-+]?[0-9]+")
 # A list or a dict on a command line; "{name}" is text.
 _BRACKETS = re.compile(r"\s*(\[|\{\s*\}|\{.*:)", re.S)
+_BREAKS = re.compile("[\x85\u2028\u2029]")
+# All of a number, a date, or a name such as null; YAML leaves out comments and anchors.
+_SCALAR = re.compile(r"~|[-+.:\s]*\w[\w.+:\s-]*")
 
 
 class _NotYAMLError(ConfigurationError):
@@ -40,7 +43,15 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes strings that look like numbers."""
+    """Quotes strings that look like numbers, and escapes line breaks of other systems."""
+
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        node = super().represent_str(data)
+        node.style = '"' if _BREAKS.search(data) else node.style
+        return node
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
 
 
 for _each in (_Loader, _Dumper):
@@ -88,7 +99,8 @@ def word(name: str, text: str) -> Any:
     if isinstance(meaning, dict | list) and _BRACKETS.match(text):
         return meaning
     is_bare = type(meaning) is str and not text.startswith(("'", '"'))
-    if is_bare or isinstance(meaning, dict | list):
+    is_scalar = type(meaning) is str or _SCALAR.fullmatch(text)
+    if is_bare or not is_scalar or isinstance(meaning, dict | list):
         meaning = text  # "a #1" and "a: b", too
     return Text(text, float(text) if text in ("inf", "-inf", "nan") else plain(meaning))
 

@@ -142,7 +142,7 @@ def given_as(name: str, value: Any) -> str:
 
 def is_too_large(value: Any) -> bool:
     """Whether a value is an integer that torch and JSON do not support."""
-    return isinstance(value, int) and abs(value) > _LARGEST
+    return isinstance(value, int) and not -_LARGEST - 1 <= value <= _LARGEST
 
 
 def fits(expected: Any, value: Any) -> bool:

@@ -300,6 +300,14 @@ class Overflowing(Even):
         return loss * float("inf") if overflows else loss
 
 
+class Single(Even):
+    """One parameter: a second rank has none to step, and so no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = self.layers[:1]
+
+
 class Twice(Even):
     """A parameter in two optimizers, which manual optimization allows."""
 

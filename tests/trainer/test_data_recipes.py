@@ -201,7 +201,6 @@ def test_ranks_exchange_nothing_per_micro_batch(data: str, packages: None) -> No
         found = [tuple(map(int, line.split())) for line in lines]
         assert [batch for batch, _ in found] == [*range(50)]
         # The micro-batches of a step are weighed ahead, and their weights exchanged at once.
-        within = {count - before for (_, before), (batch, count) in pairwise(found) if batch % 10}
-        assert within == {0}
+        assert all(count == before for (_, before), (batch, count) in pairwise(found) if batch % 10)
         steps = pairwise([count for batch, count in found if batch % 10 == 9][1:])
         assert all(1 <= later - earlier <= 2 for earlier, later in steps)

@@ -119,6 +119,12 @@ def test_all_ranks_skip_a_step_in_which_one_overflows(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_rank_without_gradients_asks_the_others_for_overflows(tmp_path):
+    notes = fitted(tmp_path, "Single", 2, precision="16-mixed", **SHARDED)
+    assert notes[0]["tested"] == notes[1]["tested"]
+
+
+@pytest.mark.slow
 @pytest.mark.exhaustive
 def test_a_checkpoint_goes_on_under_any_strategy_on_any_number_of_ranks(tmp_path):
     chain: list[tuple[int, dict[str, Any]]] = [

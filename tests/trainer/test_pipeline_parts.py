@@ -12,12 +12,8 @@ import pytest
 import torch
 from my_project_trainer.errors import ConfigurationError
 from my_project_trainer.strategies.balance import divide, total
-from my_project_trainer.strategies.model_parallel.pipeline.activations import (
-    Spec,
-    Uses,
-    pack,
-    unpack,
-)
+from my_project_trainer.strategies.model_parallel.pipeline import activations
+from my_project_trainer.strategies.model_parallel.pipeline.activations import Spec, pack, unpack
 from my_project_trainer.strategies.model_parallel.pipeline.checks import Shape
 from my_project_trainer.strategies.model_parallel.pipeline.measure import measure
 from torch import Tensor, nn
@@ -56,7 +52,7 @@ def test_what_a_stage_gives_is_packed_without_loss():
         torch.zeros(()),
     )
     spec = Spec.of(output, "sequential_module.0")
-    flat = pack(output, spec, torch.device("cpu"), Uses())
+    flat = pack(output, spec, torch.device("cpu"), activations.Uses())
     assert flat.is_contiguous()
     assert flat.shape == spec.empty("meta").shape
     received = flat.detach().requires_grad_()

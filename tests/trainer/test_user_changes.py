@@ -114,15 +114,17 @@ def test_fsdp_trains_in_half_precision_a_unit_that_was_frozen_at_first(tmp_path:
 
 
 ENGINE = "DeepSpeed cannot compute this step"
-STAGE_2 = {"Reentrant": ENGINE}
+TWICE = {"Reentrant": "gets two gradients in one backward"}
+STAGE_2 = {"Reentrant": ENGINE, "ReentrantByHand": "manual optimization"}
 STAGE_3 = {**STAGE_2, "Functional": ENGINE, "Penalty": ENGINE}
 
 
 @pytest.mark.parametrize(
     ("strategy", "refused"),
     [
-        ("ddp", {"Reentrant": "gets two gradients in one backward"}),
-        ("fsdp", {}),
+        ("ddp", TWICE),
+        ("fsdp", {"ReentrantByHand": "is sharded child by child"}),
+        pytest.param("ddp_sharded", TWICE, marks=pytest.mark.needs("fairscale")),
         pytest.param("deepspeed_stage_2", STAGE_2, marks=pytest.mark.needs("deepspeed")),
         pytest.param("deepspeed_stage_3", STAGE_3, marks=pytest.mark.needs("deepspeed")),
     ],
@@ -130,7 +132,7 @@ STAGE_3 = {**STAGE_2, "Functional": ENGINE, "Penalty": ENGINE}
 def test_steps_that_use_a_parameter_in_unusual_ways(
     tmp_path: Path, strategy: str, refused: dict[str, str]
 ):
-    names = ["Reentrant", "Functional", "Penalty"]
+    names = ["Reentrant", "ReentrantByHand", "Functional", "Penalty"]
     alone = fits(tmp_path, names, (), devices=1, run_name="alone")
     found = fits(tmp_path, names, TORCHRUN, devices=2, strategy=strategy)
     for each in names:

@@ -120,6 +120,16 @@ class Reentrant(Plain):
         return (self.head(x) + x @ self.turned - batch[1]).square().mean()
 
 
+class ReentrantByHand(Reentrant):
+    automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        optimizer: Any = self.optimizers()
+        self.manual_backward(super().training_step(batch, batch_idx))
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 class Functional(Plain):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         changed = {name: 2 * each for name, each in self.head.named_parameters()}

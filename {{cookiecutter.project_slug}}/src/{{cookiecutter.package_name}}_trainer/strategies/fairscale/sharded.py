@@ -20,7 +20,7 @@ from .. import elementwise, sharded_optimizers
 from ..base import StepOutput
 from ..clipping import clip_distinct_gradients
 from ..gradients import sparse
-from ..gradients.averaging import GradientAverage
+from ..gradients.averaging import GradientAverage, accumulated_once
 from ..gradients.same_use import OPTION, SameUse, trained
 from ..limits import Limits
 from ..memory import Memory, Sizes, divided, memory
@@ -57,6 +57,7 @@ class DDPSharded(ProcessGroupStrategy):
         packages={"fairscale": "make fairscale, or pip install '.[fairscale]'"},
     )
     _wrapped: "Replica | None" = None
+    _has_run = False
 
     def __init__(
         self,
@@ -135,7 +136,9 @@ class DDPSharded(ProcessGroupStrategy):
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
         if self.same_use is not None and synchronize:
             self.same_use.check(loss)
-        super().backward(loss, synchronize=synchronize)
+        is_checked, self._has_run = self._wrapped is None or self._has_run, True
+        with contextlib.nullcontext() if is_checked else accumulated_once(self.module):
+            super().backward(loss, synchronize=synchronize)
 
     def clip(self, optimization: Optimization, value: float, algorithm: str) -> Tensor | None:
         if self._wrapped is None:  # each process has all gradients

@@ -129,17 +129,14 @@ def reduce_used(
 
 @contextmanager
 def accumulated_once(module: nn.Module) -> Iterator[None]:
-    """Raise UserError if a backward in this context adds to a gradient twice.
-
-    Reentrant checkpoints do, after DDP may have averaged it.
-    """
+    """Raise UserError if a backward here adds to a gradient twice, as reentrant checkpoints do."""
     seen: set[str] = set()
 
     def note(name: str, _: Tensor) -> None:
         if name in seen:
             raise UserError(
-                f"{name} gets two gradients in one backward, of which DDP averages the first: it "
-                "is in two reentrant checkpoints; use torch.utils.checkpoint with "
+                f"{name} gets two gradients in one backward, of which only the first is averaged: "
+                "it is in two reentrant checkpoints; use torch.utils.checkpoint with "
                 "use_reentrant=False"
             )
         seen.add(name)

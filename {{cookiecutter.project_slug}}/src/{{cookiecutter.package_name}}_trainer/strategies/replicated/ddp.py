@@ -109,8 +109,8 @@ class DDP(ProcessGroupStrategy):
         return wrapped
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
-        is_first, self._has_run = not self._has_run, True
-        with accumulated_once(self.module) if is_first else nullcontext():
+        is_checked, self._has_run = self._wrapped is None or self._has_run, True
+        with nullcontext() if is_checked else accumulated_once(self.module):
             super().backward(loss, synchronize=synchronize)
         if not synchronize or self._wrapped is None:
             return

@@ -78,6 +78,13 @@ class Plain(TrainingModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
+class Sums(Plain):
+    """Its loss grows with the batch."""
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
+        return cross_entropy(self(batch[0]), batch[1], reduction="sum")
+
+
 class Waits(Plain):
     """Waits in 39 lines."""
 

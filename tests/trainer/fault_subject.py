@@ -47,6 +47,22 @@ class Fails(classifier.ImageClassifier):
         return super().training_step(batch, batch_idx)
 
 
+class ForwardsAlone(Fails):
+    """One rank calls a BatchNorm in a hook."""
+
+    def __init__(self, fault: str, rank: int = 1) -> None:
+        super().__init__(fault, rank, step=-1)
+        self.norm = torch.nn.BatchNorm1d(3)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return super().training_step(batch, batch_idx) + self.norm(torch.randn(4, 3)).sum()
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        if self.global_rank == self.rank:
+            Path("struck").write_text(str(time.time()))
+            self.norm(torch.randn(4, 3))
+
+
 class FailsWhileSaving(Fails):
     """Fails while a checkpoint is written, which ends only if somebody writes into a FIFO."""
 

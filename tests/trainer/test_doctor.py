@@ -66,7 +66,8 @@ def test_nothing_waits_in_the_examples(name: str) -> None:
         pytest.skip(f"{config.name} was deleted")
     work = configuration.read_work("project", "fit", ["--config", str(config), *CPU])
     found = checks.run("step", partial(fit._step, work), 100)
-    assert [each.status for each in found] == ["ok", "ok", "ok"], found
+    assert {each.status for each in found} == {"ok"}, found
+    assert {each.name for each in found} >= {"step", "waits", "unused parameters"}
 
 
 # --- other faults of a module --------------------------------------------------------------------
@@ -77,6 +78,15 @@ def test_parameters_that_a_step_does_not_use_are_named() -> None:
     assert found.status == "warning"
     assert found.found == "rare, unused.weight: not used in each step"
     assert "find_unused_parameters" in found.advice
+
+
+def test_a_loss_that_is_a_sum_over_samples_is_named() -> None:
+    for model, status, text in (
+        ("Plain", "ok", "does not double with the batch"),
+        ("Sums", "warning", "doubles with the batch"),
+    ):
+        (found,) = named(checked(model), "loss")
+        assert (found.status, found.found) == (status, text)
 
 
 def test_what_cannot_be_pickled_is_named_by_its_path() -> None:

@@ -279,7 +279,8 @@ def _of_lost_peer(error: BaseException) -> str:
         f"rank {_rank()} lost a peer ({reason(error)}): another rank ended or hangs, or the "
         "network between them failed; see docs/trouble.md#a-peer-was-lost"
     )
-    return redaction.message(f"{hangs.of_error(error)}\n{line}")
+    stack = hangs.of_error(error)
+    return redaction.message(f"{stack}\n{line}{hangs.advice([stack])}")
 
 
 def reason(error: BaseException) -> str:

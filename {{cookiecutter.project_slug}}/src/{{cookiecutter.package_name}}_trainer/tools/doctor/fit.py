@@ -1,6 +1,7 @@
 """Checks of a configuration: its step, its model, and its data."""
 
 import contextlib
+import math
 import os
 import sys
 import tempfile
@@ -27,7 +28,7 @@ from ...errors import UserError, shorten
 from ...launch.pickling import find_unpicklable
 from ...module import TrainingModule
 from ...run.rank import RankRun
-from ...strategies.base import Stage
+from ...strategies.base import Stage, read_loss
 from ...strategies.gradients.same_use import OPTION, trained
 from ...strategies.optimizers import Optimization
 from ...trainer import Trainer
@@ -40,6 +41,7 @@ _STEPS, _SAMPLES, _COMPARED, _MEASURED = 4, 4, 4, 64
 _BATCHNORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _ORDER = "draw from the global generators of torch, NumPy or Python, and sort sets and files"
 _WAITS = "keep values on the device, log tensors with self.log, copy with non_blocking"
+_SUM = "return a mean: replicas and accumulation change the scale of a sum over samples"
 _TIED = ": one parameter; a parallelize_plan may not shard it"
 Order = list[list[str]]  # for each batch, what each of its parts is, with a hash of its values
 
@@ -92,6 +94,7 @@ class _Watched(strategies.SingleDevice):
     def __init__(self, waits: Waits) -> None:
         self.waits = waits
         self.used: dict[int, set[str]] = {}  # names of parameters by batch
+        self.growth: list[float] = []  # how much larger the loss of a batch is than of a half
 
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         made = super().setup(module, configure)
@@ -108,10 +111,22 @@ class _Watched(strategies.SingleDevice):
         if (more := batch_length(batch) - _SAMPLES) > 0:
             with contextlib.suppress(UserError):  # it cannot be split by samples
                 batch = Splitter().split(batch, [_SAMPLES, more])[0]
+        if self.module.automatic_optimization:
+            with contextlib.suppress(Exception):  # such as of a BatchNorm with too few samples
+                self._compare_with_halves(batch, batch_idx)
         own = [*self.module.parameters(), *self.module.buffers()]
         self.waits.mark([leaves(batch), own, [each.grad for each in own]])
         with self.waits.watching():
             return super().forward(stage, batch, batch_idx)
+
+    def _compare_with_halves(self, batch: Any, batch_idx: int) -> None:
+        half = batch_length(batch) // 2
+        halves = Splitter().split(batch, [half, half])
+        whole, *parts = (
+            float(read_loss(super(_Watched, self).forward("training", each, batch_idx)))
+            for each in (batch, *halves)
+        )
+        self.growth.append(whole / (sum(parts) / len(parts)))
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
         with self.waits.watching():
@@ -129,6 +144,10 @@ def _step(work: Work) -> Iterator[Check]:
     waits = [line for line, in_ in watched.waits.found.items() if len(in_) > (steps > 1)]
     for line in waits or ["no line of the training step waits for the device"]:
         yield Check.either("waits", line, not waits, _WAITS)
+    if watched.growth:
+        is_sum = all(math.isclose(each, 2, rel_tol=0.1) for each in watched.growth)
+        found = f"{'doubles' if is_sum else 'does not double'} with the batch"
+        yield Check.either("loss", found, not is_sum, _SUM)
     always = set.intersection(*watched.used.values())
     rare = [name for name, _ in trained(work.model) if name not in always]
     names = shorten(", ".join(rare))

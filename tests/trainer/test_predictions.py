@@ -67,7 +67,13 @@ def test_the_command_writes_any_nesting_of_plain_types(capsys: Any) -> None:
     assert read[4]["boxes"] == [(torch.tensor(8.0), "«8»")]
     assert read[3]["answer"] == {"text": ["6"], "score": 2.0}
     assert read[4]["array"].tolist() == [16]
+    predict("table")
+    lines = (folder / "predictions.csv").read_text().splitlines()
+    assert lines[:3] == ["name,value,near", "«0»,0.0,True", "«1»,1.0,True"]
+    assert lines[8:] == ['"«7», 7",7.0,False', "«8»,8.0,False"]
+    assert " and, as a table, predictions.csv\n" in capsys.readouterr().out
     predict("scalar")
+    assert not (folder / "predictions.csv").exists()
     assert torch.load(folder / "predictions.pt", weights_only=True) == SUMS
 
 

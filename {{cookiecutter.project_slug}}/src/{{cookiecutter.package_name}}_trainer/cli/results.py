@@ -1,5 +1,6 @@
 """Write results of ``validate``, ``test`` and ``predict`` into the checkpoint's run directory."""
 
+import csv
 import json
 import os
 import sys
@@ -43,7 +44,7 @@ class Results:
         """Write the result of ``Trainer.predict``, and print how much and the path.
 
         Tensors that join along their first dimension are written as safetensors, anything else as
-        it is, of plain types, for ``torch.load``.
+        it is, of plain types, for ``torch.load``; a table, of dicts of columns, also as CSV.
         """
         named = outputs if isinstance(outputs, dict) else {"predictions": outputs}
         joins = all(map(_join, named.values()))
@@ -54,8 +55,17 @@ class Results:
                 stored_tensors.write(beside, named, {"format": "pt"})
             else:
                 torch.save(predictions.plain(outputs), beside)
-        other = path.with_suffix(".pt" if joins else ".safetensors")
-        if other.exists():
+        kept = {path.suffix}
+        if rows := predictions.table(outputs) if isinstance(outputs, list) else []:
+            as_table = path.with_suffix(".csv")
+            with files.replacing(as_table) as beside, beside.open("w", newline="") as file:
+                writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+                writer.writeheader()
+                writer.writerows(rows)
+            kept.add(as_table.suffix)
+            written += f" and, as a table, {as_table.name}"
+        others = (path.with_suffix(each) for each in {".pt", ".safetensors", ".csv"} - kept)
+        for other in filter(Path.exists, others):
             other.unlink()
             written += f" (removed {other.name})"
         of = "predictions" if joins else "batches of predictions"

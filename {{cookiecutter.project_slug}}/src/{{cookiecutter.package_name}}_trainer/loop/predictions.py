@@ -15,6 +15,8 @@ from ..errors import UserError
 from ..launch import collectives
 from ..options.numbers import plain_number
 
+_CELLS = (str, bool, int, float, type(None))
+
 
 class Packed(NamedTuple):
     """The prediction for a batch as JSON, and its tensors."""
@@ -39,6 +41,24 @@ def plain(output: Any) -> Any:
     _, tree, tensors = pack(0, output)
     # Without the rest of a tensor of which it is a view: that would be written, too.
     return _unpack(tree, [each.detach().clone() for each in tensors], is_plain=True)
+
+
+def table(outputs: Sequence[Any]) -> list[dict[str, Any]]:
+    """The rows of batches that are each a dict of columns of one length; empty if one is not."""
+    rows: list[dict[str, Any]] = []
+    for each in outputs:
+        if not (isinstance(each, Mapping) and each and all(isinstance(name, str) for name in each)):
+            return []
+        columns = [value.tolist() if hasattr(value, "tolist") else value for value in each.values()]
+        are_flat = all(
+            isinstance(column, list | tuple) and all(isinstance(x, _CELLS) for x in column)
+            for column in columns
+        )
+        is_other = rows and each.keys() != rows[0].keys()
+        if is_other or not are_flat or len({*map(len, columns)}) > 1:
+            return []
+        rows += [dict(zip(each, row, strict=True)) for row in zip(*columns, strict=True)]
+    return rows
 
 
 def gathered(outputs: Sequence[Packed], replica: int) -> list[Any]:

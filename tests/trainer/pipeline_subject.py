@@ -367,11 +367,34 @@ class Shrinks(nn.Module):
         return x if self.calls < 3 else x[1:]
 
 
-def uneven(folder: Path) -> None:
-    """Train a stage that gives tensors of other shapes in its second micro-batch."""
-    subject = Subject()
-    subject.sequential_module = nn.Sequential(Shrinks(), nn.Linear(8, 8))
-    make_trainer(folder, "uneven", Case({"balance": [1, 1]})).fit(subject)
+class Decays(nn.Module):
+    """Changes a buffer that its backward needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.scale: Tensor = self.scale.mul_(0.9)
+        return self.weight * x * self.scale
+
+
+class AsksForInput(Subject):
+    """Uses a gradient with respect to what enters the pipeline."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x = torch.ones(len(batch[0]), 8, requires_grad=True)
+        loss = self.sequential_module(x).square().mean()
+        return loss + torch.autograd.grad(loss, x, create_graph=True)[0].square().mean()
+
+
+def failing(folder: Path, kind: str) -> None:
+    """Train what a pipeline does not support."""
+    subject = AsksForInput() if kind == "input" else Subject()
+    first = {"uneven": Shrinks, "buffer": Decays, "input": nn.Identity}[kind]()
+    subject.sequential_module = nn.Sequential(first, nn.Linear(8, 8))
+    make_trainer(folder, kind, Case({"balance": [1, 1]})).fit(subject)
 
 
 if __name__ == "__main__":
@@ -379,8 +402,8 @@ if __name__ == "__main__":
     if sys.argv[2] == "seen":
         for each, options in SEEN.items():
             seen(Path(sys.argv[1]), each, Case(options))
-    elif sys.argv[2] == "uneven":
-        uneven(Path(sys.argv[1]))
+    elif sys.argv[2] == "failing":
+        failing(Path(sys.argv[1]), sys.argv[3])
     elif sys.argv[2] == "ported":
         ported(Path(sys.argv[1]), sys.argv[3])
     elif sys.argv[2] == "alone":

@@ -137,7 +137,15 @@ def test_shapes_are_sent_once_for_batches_of_the_same_shapes(seen, name):
         assert sent >= 2 * 4
 
 
-def test_other_shapes_between_stages_are_refused(tmp_path):
-    done = run(["-m", "pipeline_subject", tmp_path, "uneven"], timeout=600)
+@pytest.mark.parametrize(
+    ("kind", "line"),
+    [
+        ("uneven", "sequential_module.0 gives tensors of other shapes or types than for the"),
+        ("buffer", "error: a stage changes a tensor in place, such as a buffer in a forward, that"),
+        ("input", "error: training_step asks for a gradient with respect to what enters a pipe"),
+    ],
+)
+def test_what_a_stage_cannot_do_is_said(tmp_path, kind, line):
+    done = run(["-m", "pipeline_subject", tmp_path, "failing", kind], timeout=600)
     assert done.returncode != 0
-    assert "sequential_module.0 gives tensors of other shapes or types than for the" in done.stderr
+    assert line in done.stderr

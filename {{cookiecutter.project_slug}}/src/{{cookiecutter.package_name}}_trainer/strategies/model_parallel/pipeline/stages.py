@@ -34,6 +34,14 @@ SCHEDULES = {
 }
 # Schedules of the latest shapes of batches: each holds the tensors that it receives.
 _KEPT = 4
+# Errors of torch, and what a pipeline has to do with them.
+_EXPLAINED = {
+    "modified by an inplace operation": "a stage changes a tensor in place, such as a buffer in a "
+    "forward, that the backward of an earlier micro-batch needs: compute with its clone(), or set "
+    "strategy_options.microbatches to 1",
+    "not have been used in the graph": "training_step asks for a gradient with respect to what "
+    "enters a pipeline, whose first stage is on another process: use strategy='ddp'",
+}
 
 
 class _Stage(nn.Module):
@@ -113,7 +121,11 @@ class Stages:
         except RuntimeError as error:
             self._schedules.clear()
             # torch describes the stage's inputs in an error of its own.
-            raise error.__cause__ or error from None
+            cause = error.__cause__ or error
+            for sign, line in _EXPLAINED.items():
+                if sign in str(cause) and len(steps) > 1:
+                    raise UserError(line) from cause
+            raise cause from None
 
     def _schedule(self, name: str, count: int) -> Any:
         from torch.distributed import pipelining  # takes a second

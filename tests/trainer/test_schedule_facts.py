@@ -126,6 +126,16 @@ def test_lazy_layers_are_named_before_training(tmp_path: Path) -> None:
         make(tmp_path).fit(module, DATA)
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "dp", "fsdp", "sequential"])
+def test_an_embedding_that_changes_its_weight_is_not_trained_on_ranks(
+    tmp_path: Path, strategy: str
+) -> None:
+    module = Net()
+    module.words = torch.nn.Embedding(3, 2, max_norm=1.0)
+    with pytest.raises(UserError, match=r"words: max_norm changes the rows that a forward reads"):
+        make(tmp_path, strategy=strategy, devices=2).fit(module, DATA)
+
+
 def test_deterministic_is_of_its_trainer_only(tmp_path: Path) -> None:
     strict = make(tmp_path, deterministic=True, max_steps=1)
     seen: list[bool] = []

@@ -16,6 +16,7 @@ from .hooks import DataHooks, DataModule, Hooks, Loader, Loaders
 from .overrides import (
     is_overridden,
     problems_of_lazy,
+    problems_of_max_norm,
     problems_of_names,
     problems_of_signatures,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "Weights",
     "is_overridden",
     "problems_of_lazy",
+    "problems_of_max_norm",
     "problems_of_names",
     "problems_of_signatures",
 ]

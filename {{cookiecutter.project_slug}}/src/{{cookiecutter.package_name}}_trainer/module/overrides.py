@@ -66,3 +66,14 @@ def problems_of_lazy(module: nn.Module) -> list[str]:
     ]
     advice = "pass a batch through them in __init__ or in setup"
     return [f"{type(module).__name__}: {', '.join(lazy)}: not initialized; {advice}"] * bool(lazy)
+
+
+def problems_of_max_norm(module: nn.Module) -> list[str]:
+    """One line for each embedding that changes its weight in a forward, of a module on ranks."""
+    return [
+        f"{name or type(module).__name__}: max_norm changes the rows that a forward reads, in its "
+        "process only: ranks would have other weights; renormalize the whole weight in "
+        "on_train_batch_end (torch.renorm), or use devices=1"
+        for name, each in module.named_modules()
+        if isinstance(each, nn.Embedding | nn.EmbeddingBag) and each.max_norm is not None
+    ]

@@ -24,6 +24,7 @@ from ..module import (
     TrainingModule,
     is_overridden,
     problems_of_lazy,
+    problems_of_max_norm,
     problems_of_names,
     problems_of_signatures,
 )
@@ -249,6 +250,8 @@ def _problems_of_layers(plan: Plan, module: TrainingModule) -> list[str]:
     problems, options = Problems(), plan.options
     if lines := problems_of_lazy(module):
         return lines
+    if len(plan.node_devices) * plan.layout.num_nodes > 1:
+        problems.lines += problems_of_max_norm(module)
     if options.changes_layers:
         from . import layers
 

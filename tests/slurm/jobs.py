@@ -149,7 +149,6 @@ class Project:
     def submit(self, script: str, *fit: str, sbatch: tuple[str, ...] = (), **extra: str) -> Job:
         """Submit one of its scripts with options of `fit`, and variables for the job."""
         command = ("sbatch", "--parsable", *sbatch, f"slurm/{script}", *fit)
-        extra = {"PYTHONPATH": str(self.folder / "src")} | extra
         return Job(self, self.cluster.slurm(*command, cwd=self.folder, **extra))
 
     def fit_alone(self, name: str, *fit: str) -> Rows:

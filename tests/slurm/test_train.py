@@ -125,10 +125,11 @@ def test_a_job_from_another_folder_says_where_to_submit(on_cluster: Project) -> 
 
 
 def test_a_container_is_given_the_project_and_the_gpus(on_cluster: Project, tmp_path: Path) -> None:
-    """A made-up apptainer writes down its options, and runs Python without a container."""
+    """A made-up apptainer writes down its options, and runs Python with the image's variables."""
     stub = tmp_path / "apptainer"
     stub.write_text(
-        '#!/bin/bash\nprintf "%s\\n" "$@" >> "$STUB_LOG"\n'
+        '#!/bin/bash\nexport PYTHONPATH=${APPTAINERENV_PYTHONPATH:-/app/src}\n'
+        'printf "%s\\n" "PYTHONPATH=$PYTHONPATH" "$@" >> "$STUB_LOG"\n'
         'until [ "$1" = "an image.sif" ]; do shift; done\n'
         'shift 2\nexec "$STUB_PYTHON" "$@"\n'
     )
@@ -151,5 +152,7 @@ def test_a_container_is_given_the_project_and_the_gpus(on_cluster: Project, tmp_
     expected = ["exec", "--bind", f"{folder},/data:/data", "--pwd", folder, "--nv"]
     expected += ["an image.sif", "python", "-m", "my_project", "fit"]
     words = log.read_text().splitlines()
+    paths = {word for word in words if word.startswith("PYTHONPATH=")}
+    assert paths == {f"PYTHONPATH={folder}/src"}  # not the code in the image
     assert expected in [words[start : start + len(expected)] for start in range(len(words))]
     assert words[-2:] == ["report", f"runs/job-{job.id}"]  # at its end, in the container too

@@ -21,6 +21,13 @@ names_devices() { # OPTION of fit …
     option --trainer.gpus "$@" > /dev/null
 }
 
+# Train the code of this project, not what an image has in /app/src, or what a copy of the project has installed in VENV.
+use_own_packages() {
+    if [ "$CONTAINER" != none ]; then PYTHONPATH=; fi
+    export PYTHONPATH=$PWD/src${PYTHONPATH:+:$PYTHONPATH}
+    export APPTAINERENV_PYTHONPATH=$PYTHONPATH SINGULARITYENV_PYTHONPATH=$PYTHONPATH
+}
+
 check_venv() {
     if [ "$CONTAINER" != none ] || [ -x "$VENV/bin/python" ]; then return; fi
     fail "there is no $VENV/bin/python in $PWD; \`make setup\`, or set VENV (slurm/settings.sh)"

@@ -44,6 +44,8 @@ for name in MAX_REQUEUES SAVE_SECONDS NODES_MIN NODES_MAX MAX_REPLACEMENTS ranks
     [[ ${!name} =~ ^(0|[1-9][0-9]*)$ ]] || fail "$name=${!name}: must be a whole number"
 done
 
+use_own_packages
+
 read -r -a srun_options <<< "$SRUN_OPTIONS"
 python=()
 case $CONTAINER in
@@ -59,6 +61,7 @@ case $CONTAINER in
         ;;
     pyxis)
         srun_options+=(--container-image="$IMAGE" --container-mounts="$PWD:$PWD${MOUNTS:+,$MOUNTS}" --container-workdir="$PWD")
+        srun_options+=(--container-env=PYTHONPATH) # or the image's would replace it
         python=(python)
         ;;
     *) fail "CONTAINER=$CONTAINER is unknown; use none, apptainer or pyxis" ;;

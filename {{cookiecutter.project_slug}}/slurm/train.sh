@@ -71,6 +71,7 @@ case $LAUNCH in
         export MASTER_ADDR=$SLURMD_NODENAME
         command=(mpirun --allow-run-as-root --oversubscribe --bind-to none --tag-output
             --mca orte_abort_on_non_zero_status 0 -np "$((ranks * SLURM_JOB_NUM_NODES))" --map-by "ppr:$ranks:node" -x MASTER_ADDR
+            -x PYTHONPATH -x APPTAINERENV_PYTHONPATH
             "${python[@]}" -m "${fit[@]}")
         ;;
     *) fail "LAUNCH=$LAUNCH is unknown; use tasks, torchrun or mpirun" ;;

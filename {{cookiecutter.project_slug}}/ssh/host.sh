@@ -30,7 +30,7 @@ case $CONTAINER in
         ;;
     *) fail "CONTAINER=$CONTAINER cannot be used without a scheduler; use none or apptainer" ;;
 esac
-export PYTHONPATH=$PWD/src${PYTHONPATH:+:$PYTHONPATH}
+use_own_packages
 
 tell() { printf '%s: %s\n' "$id" "$*"; } # train.sh
 

@@ -100,13 +100,10 @@ class _Logged(NamedTuple):
 
 
 class Recorder:
-    """Records the values that a module logs.
+    """Records the values that a module logs, on the device, until they are shown.
 
-    Args:
-        reduce: The strategy's reduction of a tensor over ranks.
-        device: Where values are kept until they are shown.
-        steps_together: False does not reduce values of a step: other ranks may be at another one.
-        counts: False gives all values of this rank a weight of 0.
+    Without ``steps_together``, values of a step are not reduced: other ranks may be at another one.
+    Unless it ``counts``, all values of this rank have a weight of 0.
     """
 
     def __init__(
@@ -328,11 +325,7 @@ class Recorder:
 def _levels(
     name: str, context: BatchContext, on_step: bool | None, on_epoch: bool | None, prog_bar: bool
 ) -> tuple[bool, bool]:
-    """Whether to log a value of the step, and of the epoch.
-
-    Raises:
-        UserError: It would not be logged.
-    """
+    """Whether to log a value of the step, and of the epoch; UserError if it is neither."""
     if context.level == "none":
         raise UserError(
             f"log({name!r}): nothing is logged in this hook; log in on_train_epoch_end, in "

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any, Literal
 
 from ..errors import ConfigurationError, shown
-from .numbers import AtLeastTwo, NonNegativeInt, PositiveInt, PositiveNumber
+from .values import AtLeastTwo, NonNegativeInt, PositiveInt, PositiveNumber
 
 _DURATION = re.compile(r"(\d{1,5}):(\d{1,2}):(\d{1,2}):(\d{1,2})")
 _UNITS = ("weeks", "days", "hours", "minutes", "seconds")

@@ -36,7 +36,6 @@ BASES: dict[str, type] = {"model": TrainingModule, "data": DataModule}
 _WITH_CHECKPOINT = ("validate", "test", "predict")
 # Not recorded, so that a recorded configuration starts a new run.
 _OF_ONE_RUN = ("run_name", "resume", "overwrite")
-_NO_MODEL = "model: not given; name its class in a config file or by --model CLASS"
 _STRATEGY_HELP = "--trainer.strategy.help"
 _OPTIONS = "trainer.strategy_options"
 _AUTO = (
@@ -75,9 +74,8 @@ def _help_parser(program: str, command: str) -> ArgumentParser:
         allow_abbrev=False,
         description=COMMANDS[command],
     )
-    parser.add_argument(
-        "--config", action=ActionConfigFile, help="a YAML file; may be given several times"
-    )
+    help_text = "a YAML file; may be given several times"
+    parser.add_argument("--config", action=ActionConfigFile, help=help_text)
     parser.add_class_arguments(Options, "trainer")
     for name, help_text in (("model", "class path of the model"), ("data", "of the data module")):
         parser.add_subclass_arguments(BASES[name], name, help=help_text)
@@ -168,16 +166,15 @@ def _check(sections: Mapping[str, Any], checkpoint: Path | None, problems: Probl
             with problems:
                 found[name] = class_paths.read(name, sections[name], base, {})
     today, options = values.hints(Options), sections.get("trainer", {})
-    expected = {**today, **older.types}
-    trainer = values.convert("trainer.", expected, options, problems, values.fitting, today)
+    known = {**today, **older.types}
+    trainer = values.convert("trainer.", known, options, problems, values.fitting, today)
     averaged = True
     with problems:
         averaged = values.fitting("averaged", bool, sections.get("averaged", True))
     # The model may be that of a checkpoint that is not found.
-    if sections.get("model") is None and not any(
-        line.startswith(("model:", "checkpoint")) for line in problems.lines
-    ):
-        problems.add(_NO_MODEL)
+    is_known = any(line.startswith(("model:", "checkpoint")) for line in problems.lines)
+    if sections.get("model") is None and not is_known:
+        problems.add("model: not given; name its class in a config file or by --model CLASS")
     return Checked(trainer, found, checkpoint, averaged)
 
 

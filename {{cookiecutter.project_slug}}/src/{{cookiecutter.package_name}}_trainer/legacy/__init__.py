@@ -27,11 +27,7 @@ older.types, older.translate = arguments.TYPES, arguments.translate
 
 
 class LightningModule(TrainingModule):
-    """:class:`~.module.TrainingModule` under its older name.
-
-    Raises:
-        ConfigurationError: A subclass overrides hooks that would not be called.
-    """
+    """:class:`~.module.TrainingModule` by its older name, with a check of its hooks."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -228,9 +228,7 @@ class Recorder:
         for each in self._late:
             self._add(totals, each)
         self._late.clear()
-        if not self._steps_together:
-            return _values(totals, _unchanged)
-        return self._reduced(totals)
+        return self._reduced(totals) if self._steps_together else _values(totals)
 
     def take_epoch(self) -> dict[str, float]:
         """Values of the epoch, reduced over samples and ranks; metrics are reset."""
@@ -252,7 +250,7 @@ class Recorder:
         synced = {name: total for name, total in totals.items() if total.synced}
         local = {name: total for name, total in totals.items() if not total.synced}
         synced = self._agreed(synced, may_differ)
-        return _values(synced, self._reduce) | _values(local, _unchanged)
+        return _values(synced, self._reduce) | _values(local)
 
     def _agreed(self, totals: dict[str, _Total], may_differ: bool) -> dict[str, _Total]:
         """Use the same names in the same order on every rank; a rank without any takes part."""
@@ -342,12 +340,8 @@ def _levels(
     return on_step, on_epoch
 
 
-def _unchanged(tensor: Tensor, how: How) -> Tensor:
-    return tensor
-
-
 def _values(
-    totals: Mapping[str, _Total], reduce: Callable[[Tensor, How], Tensor]
+    totals: Mapping[str, _Total], reduce: Callable[[Tensor, How], Tensor] = lambda tensor, _: tensor
 ) -> dict[str, float]:
     """Compute all totals, with one reduction for sums and one for minima and maxima."""
     sums = [name for name, each in totals.items() if each.how in ("mean", "sum")]

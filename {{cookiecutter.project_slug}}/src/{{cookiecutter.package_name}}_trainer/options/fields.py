@@ -180,11 +180,7 @@ class Options:
 
     @functools.cached_property
     def max_seconds(self) -> float | None:
-        """``max_time`` in seconds.
-
-        Raises:
-            ConfigurationError: It is not a duration, or not above 0.
-        """
+        """``max_time`` in seconds; ConfigurationError if it is not a duration above 0."""
         given = self.max_time
         if given is None:
             return None

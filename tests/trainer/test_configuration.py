@@ -11,7 +11,7 @@ import yaml
 from my_project_trainer import strategies
 from my_project_trainer.cli import arguments as command_line
 from my_project_trainer.cli import command as cli
-from my_project_trainer.cli.strategy_help import describe
+from my_project_trainer.cli.configuration import describe
 from my_project_trainer.options.reading import older as legacy
 from tests.project import PACKAGE, run
 

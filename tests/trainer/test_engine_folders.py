@@ -62,7 +62,7 @@ REMOVED = """
 import json, sys
 import torch
 from torch.utils.data import DataLoader
-from PACKAGE_trainer.cli import strategy_help
+from PACKAGE_trainer.cli import configuration
 from PACKAGE_trainer import Trainer, TrainingModule, strategies
 from PACKAGE_trainer.launch import cluster
 from PACKAGE_trainer.run import environment
@@ -91,7 +91,7 @@ def trained(strategy):
 print(json.dumps({
     "file": strategies.__file__,
     "made": {name: type(strategies.create(name, {})).__name__ for name in strategies.names()},
-    "overview": [line.split()[0] for line in strategy_help.overview().splitlines()],
+    "overview": [line.split()[0] for line in configuration.overview().splitlines()],
     "sources": [source.name for source in cluster.SOURCES],
     "variables": sorted(environment.KNOWN),
     "weights": [trained(name) for name in sys.argv[1:]],

@@ -73,16 +73,6 @@ def test_it_can_be_turned_off(tmp_path):
     assert fit(tmp_path, Diverges(), nonfinite_loss="ignore").global_step == 12
 
 
-def test_rollback_was_removed(tmp_path):
-    line = "was removed; use 'stop' or 'skip'"
-    with pytest.raises(errors.ConfigurationError) as raised:
-        fit(tmp_path, Diverges(), nonfinite_loss="rollback")
-    assert raised.value.problems == [f"nonfinite_loss='rollback' {line}"]
-    # Another option has never had it.
-    with pytest.raises(errors.ConfigurationError, match="algorithm='rollback': expected "):
-        fit(tmp_path, Diverges(), gradient_clip_algorithm="rollback")
-
-
 def test_a_finite_loss_with_an_infinite_gradient_is_not_saved(tmp_path):
     with pytest.raises(errors.UserError) as raised:
         fit(tmp_path, Diverges("gradient", step=3), checkpoint_every_n_steps=1)

@@ -10,7 +10,7 @@ import pytest
 from my_project_trainer.cli import configuration, export
 from my_project_trainer.errors import ConfigurationError, Problems
 from my_project_trainer.tools import report, reproduce
-from my_project_trainer.tools.plan import request
+from my_project_trainer.tools.plan import planning
 from my_project_trainer.tools.report import page as report_page
 from tests.project import PACKAGE, ROOT, run
 
@@ -69,7 +69,7 @@ def read_as(command: str, words: list[str]) -> None:
     """Read the words of a command as it does, which raises ConfigurationError."""
     if command == "plan":
         problems = Problems()
-        request.read(NAME, words, problems)
+        planning.read_request(NAME, words, problems)
         problems.raise_any()
     elif command == "doctor":
         given = [word for word in words if word != "--json"]

@@ -13,7 +13,7 @@ from my_project_trainer import strategies
 from my_project_trainer.strategies import registry
 from my_project_trainer.strategies.memory import Memory, Sizes, extrapolated
 from my_project_trainer.tools.isolated import Child, Failure
-from my_project_trainer.tools.plan import request
+from my_project_trainer.tools.plan import planning
 from tests.project import ROOT, run
 
 MiB = 2**20
@@ -84,11 +84,11 @@ def test_what_does_not_fit_is_left_out_with_the_reason(digits: Any):
 
 def test_lines_for_slurm_are_compared(digits: Any, tmp_path: Path):
     assert any("--nodes=1, and the plan has 2" in line for line in digits["disagreements"])
-    assert request.disagreements(tmp_path, 8, 4, "cuda") == []
+    assert planning.disagreements(tmp_path, 8, 4, "cuda") == []
     (tmp_path / "slurm").mkdir()
     script = tmp_path / "slurm" / "train.sh"
     script.write_text("#SBATCH --nodes=2\n#SBATCH --gpus-per-node=a100:4\n#SBATCH --ntasks=32\n")
-    assert request.disagreements(tmp_path, 8, 4, "cuda") == [
+    assert planning.disagreements(tmp_path, 8, 4, "cuda") == [
         "slurm/train.sh: #SBATCH --nodes=2, and the plan has 4: give sbatch --nodes=4",
         "slurm/train.sh: #SBATCH --gpus-per-node=a100:4, and the plan has 8: give sbatch "
         "--gpus-per-node=8",
@@ -96,12 +96,12 @@ def test_lines_for_slurm_are_compared(digits: Any, tmp_path: Path):
     (tmp_path / "slurm" / "settings.sh").write_text(
         "export SBATCH_GPUS_PER_NODE=a100:8\n# export SBATCH_NODES=9\n"
     )
-    assert len(request.disagreements(tmp_path, 8, 4, "cuda")) == 1
+    assert len(planning.disagreements(tmp_path, 8, 4, "cuda")) == 1
     (tmp_path / "slurm" / "settings.sh").unlink()
     script.write_text("#SBATCH --time=1:00\n")
-    assert request.disagreements(tmp_path, 1, 1, "cpu") == []
+    assert planning.disagreements(tmp_path, 1, 1, "cpu") == []
     # Without such a line, a job has one node and no GPU.
-    assert request.disagreements(tmp_path, 1, 2, "cuda") == [
+    assert planning.disagreements(tmp_path, 1, 2, "cuda") == [
         "no #SBATCH line says nodes, and the plan has 2: give sbatch --nodes=2",
         "no #SBATCH line says gpus-per-node, and the plan has 1: give sbatch --gpus-per-node=1",
     ]

@@ -3,7 +3,8 @@
 import difflib
 import re
 from collections.abc import Iterable, Sequence
-from types import TracebackType
+from contextlib import AbstractContextManager, suppress
+from typing import Any
 
 _LONGEST, _LONGEST_LINE = 120, 1000
 # Of torch/utils/data/dataloader.py, and of its handler of SIGCHLD.
@@ -31,7 +32,7 @@ class EarlyExit(RuntimeError):
     """User code called ``sys.exit(0)`` before the command had finished, which is a failure."""
 
 
-class Problems:
+class Problems(AbstractContextManager["Problems", bool]):
     """Collects problems, so that all are reported at once.
 
     Example::
@@ -47,19 +48,10 @@ class Problems:
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def __enter__(self) -> "Problems":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> bool:
+    def __exit__(self, _: Any, error: BaseException | None, __: Any) -> bool:
         if isinstance(error, ConfigurationError):
             self.lines += [each for each in error.problems if each not in self.lines]
-            return True
-        return False
+        return isinstance(error, ConfigurationError)
 
     def add(self, line: str) -> None:
         """Add a problem."""
@@ -88,13 +80,10 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 def shown(value: object) -> str:
     """Format a value for an error message: its ``repr`` in one line, shortened in the middle."""
-    try:
+    text = " at 0x"
+    with suppress(Exception):  # an int with too many digits for Python, or a user's object
         text = repr(value)
-    except Exception:  # an int with too many digits for Python, or a user's object
-        text = f"<{type(value).__name__}>"
-    if " at 0x" in text:
-        text = f"<{type(value).__name__}>"
-    return shorten(text)
+    return f"<{type(value).__name__}>" if " at 0x" in text else shorten(text)
 
 
 def one_line(error: BaseException) -> str:
@@ -102,11 +91,9 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         where = f": {error.filename}" if error.filename is not None else ""
         return shorten(f"{error.strerror}{where}")
-    try:
-        text = str(error)
-    except Exception:  # str() of a user's exception may fail too
-        text = ""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines: list[str] = []
+    with suppress(Exception):  # str() of a user's exception may fail too
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines[:2])[:300] if lines else type(error).__name__
 
 

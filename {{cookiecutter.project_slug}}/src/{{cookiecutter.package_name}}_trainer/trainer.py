@@ -23,7 +23,7 @@ from .launch.devices import backends_set
 from .launch.signals import Interrupted, Preempted
 from .loop import Position
 from .module import Loaders, OptionNames, RunFacts, RunProperties, TrainingModule
-from .options import Options, paths, values
+from .options import Options, values
 from .options.reading import takes
 from .run import console, environment, placement, plan, training
 from .run.plan import Plan
@@ -159,8 +159,8 @@ class Trainer(RunProperties, OptionNames):
         """
         if not self._plan.options.limit_val_batches:
             raise ConfigurationError("limit_val_batches=0: there is nothing to validate")
-        metrics = self._evaluate("validation", module, data, checkpoint, averaged)
-        return cast(dict[str, float], metrics)
+        found = self._evaluate("validation", module, data, checkpoint=checkpoint, averaged=averaged)
+        return cast(dict[str, float], found)
 
     def test(
         self,
@@ -171,7 +171,7 @@ class Trainer(RunProperties, OptionNames):
         averaged: bool = True,
     ) -> dict[str, float]:
         """Test a module, with arguments and result as in :meth:`validate`."""
-        metrics = self._evaluate("test", module, data, checkpoint, averaged)
+        metrics = self._evaluate("test", module, data, checkpoint=checkpoint, averaged=averaged)
         return cast(dict[str, float], metrics)
 
     def predict(
@@ -188,7 +188,7 @@ class Trainer(RunProperties, OptionNames):
             A list of what ``predict_step`` returned for each batch, those of all ranks in the
             dataset's order, with tensors on the CPU; with loaders in a dict, a dict of such lists.
         """
-        return self._evaluate("predict", module, data, checkpoint, averaged)
+        return self._evaluate("predict", module, data, checkpoint=checkpoint, averaged=averaged)
 
     def find_batch_size(self, module: TrainingModule, data: Data = None) -> int:
         """Find the largest batch on which a device can train, the same on all processes.
@@ -250,27 +250,13 @@ class Trainer(RunProperties, OptionNames):
         position = self._last.position
         return RunFacts(self._plan.layout, position.global_step, position.epoch)
 
-    def _evaluate(
-        self,
-        kind: "Evaluation",
-        module: TrainingModule,
-        data: Data,
-        checkpoint: str | None,
-        averaged: bool,
-    ) -> Any:
+    def _evaluate(self, kind: "Evaluation", module: TrainingModule, data: Data, **of: Any) -> Any:
         sources.check(module, f"{kind}_step")
         sources.check_given(data)
-        path = self._checkpoint(checkpoint, averaged)
+        of["checkpoint"] = self._checkpoint(**of)
         from .run import commands
 
-        command = partial(
-            commands.evaluate,
-            kind=kind,
-            module=module,
-            data=data,
-            checkpoint=path,
-            averaged=averaged,
-        )
+        command = partial(commands.evaluate, kind=kind, module=module, data=data, **of)
         return self._result(module, command)
 
     def _checkpoint(self, checkpoint: Any, averaged: Any) -> str | None:
@@ -285,7 +271,7 @@ class Trainer(RunProperties, OptionNames):
                 raise ConfigurationError("averaged=False: only for a checkpoint, and none is given")
             return None
         if not is_link(checkpoint):
-            return str(Path(paths.expand("checkpoint", checkpoint)).absolute())
+            return str(Path(values.expand_path("checkpoint", checkpoint)).absolute())
         if self._last.run_directory is None:
             raise ConfigurationError(
                 f"checkpoint={checkpoint!r}: nothing was trained here; give the path "
@@ -331,12 +317,7 @@ class Trainer(RunProperties, OptionNames):
 
 
 def _run(own: Plan, configuration: str | None, command: Command, is_started: bool) -> RunResult:
-    """Run a command as the rank that this process is: connect to the peers, run, disconnect.
-
-    Raises:
-        EarlyExit: User code called ``sys.exit(0)``.
-        UserError: The disk is full, or a loader's worker was killed.
-    """
+    """Run a command as the rank that this process is: connect to the peers, run, disconnect."""
     rank = RankRun(own, configuration, is_started)
 
     def work() -> RunResult:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..errors import CheckpointError
 from ..launch import collectives
-from ..options.numbers import plain_number
+from ..options.values import plain_number
 from . import dtensors
 
 FILE = "state.json"

@@ -53,10 +53,7 @@ class _Added(list[Any]):
 def gather(
     options: Iterable[tuple[str, str]], sections: Collection[str], problems: Problems
 ) -> dict[str, Any]:
-    """Merge files and options by section; a later one wins.
-
-    Raises ConfigurationError if a file cannot be read, which may cause the other errors.
-    """
+    """Merge files and options by section; a later one wins. Raises if a file cannot be read."""
     given: dict[str, Any] = {}
     unreadable = Problems()
     for key, text in _ordered(options):

@@ -18,8 +18,8 @@ from ..launch import (
     outcome,
     signals,
 )
-from ..logging import closed_output
-from . import configuration, export, imports, strategy_help
+from ..logging import progress
+from . import configuration, export, imports
 from .configuration import Work
 from .imports import PACKAGE
 
@@ -29,13 +29,16 @@ _TOOLS = Path(__file__).parents[1] / "tools"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command; exit 0, 1 after a failure, 2 after a user error, 130 after Ctrl-C.
+    """Run a command (default: of this process' command line).
 
-    Args:
-        arguments: Command-line arguments without the program; default: those of this process.
+    Exits with 0, 1 after a failure, 2 after a user error, 130 after Ctrl-C.
     """
     words = cluster.without_appended(sys.argv[1:] if arguments is None else arguments)
-    _find_classes_here()
+    # So that a console script finds the user's classes, too; last, because its files must not
+    # shadow installed modules. As in Python, -P and PYTHONSAFEPATH disable it.
+    here = str(Path.cwd())
+    if not sys.flags.safe_path and not {"", here} & set(sys.path):
+        sys.path.append(here)
     drop_inherited_variables()
     outcome.make_path_absolute(Path.cwd())
     with imports.checked():
@@ -47,17 +50,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             _end(line, signals.INTERRUPTED_CODE, reports=signals.is_main_rank())
         except Exception as error:
             _end(describe(error), _USAGE if isinstance(error, UserError) else 1)
-
-
-def _find_classes_here() -> None:
-    """Let a console script find the user's classes in the working directory, too.
-
-    It is added last, so that its files do not shadow installed modules. As in Python, ``python -P``
-    and ``PYTHONSAFEPATH`` disable it: then set PYTHONPATH.
-    """
-    here = str(Path.cwd())
-    if not sys.flags.safe_path and not {"", here} & set(sys.path):
-        sys.path.append(here)
 
 
 def _run(words: list[str]) -> None:
@@ -73,16 +65,17 @@ def _run(words: list[str]) -> None:
         raise ConfigurationError(
             f"{shorten(repr(command))} is not a command{nearest(command, [*HELP, *tools])}"
         )
-    if (name := strategy_help.asked_for(rest)) is not None:
-        print(strategy_help.describe(name))
-        return
     if command == export.COMMAND:
         export.run(program, rest)
         return
     work, started_in = configuration.read_work(program, command, rest), Path.cwd()
     _COMMANDS[command](work)
-    if command == "fit" and work.shows_progress and work.trainer.global_rank == 0:
-        _show_next(program, work.trainer.run_directory, started_in)
+    run, shows = work.trainer.run_directory, work.trainer.enable_progress_bar
+    if command == "fit" and run and shows and work.trainer.global_rank == 0:
+        quoted = shlex.quote(str(files.shown(started_in / run, started_in)))
+        for name in tools:
+            if line := getattr(_tool(name), "AFTER_FIT", None):
+                progress.print_lines(line.format(program=program, run=quoted))
 
 
 def _score(work: Work, evaluate: Callable[..., dict[str, float]], stage: str) -> None:
@@ -117,15 +110,6 @@ def _tools() -> list[str]:
 
 def _tool(command: str) -> Any:
     return importlib.import_module(f"..tools.{command}", __package__)
-
-
-def _show_next(program: str, run: Path | None, started_in: Path) -> None:
-    """Print the line of each tool that has one for a run that has ended: ``AFTER_FIT``."""
-    if run is not None:
-        quoted = shlex.quote(str(files.shown(started_in / run, started_in)))
-        for name in _tools():
-            if line := getattr(_tool(name), "AFTER_FIT", None):
-                closed_output.show(line.format(program=program, run=quoted))
 
 
 def _usage(program: str) -> str:

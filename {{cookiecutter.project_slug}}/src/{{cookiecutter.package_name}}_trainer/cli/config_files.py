@@ -15,8 +15,7 @@ from typing import Any
 import yaml
 
 from ..errors import ConfigurationError, shorten
-from ..options import paths
-from ..options.values import Text, plain
+from ..options.values import Text, expand_path, plain
 
 _MOST_BYTES = 256 * 1024
 _MOST_LEVELS = 50
@@ -61,15 +60,11 @@ _Loader.add_constructor(_TEXT, lambda _, node: Text(node.value, float(node.value
 
 def read(path: str) -> dict[Any, Any]:
     """Read the sections of a file that ``--config`` names, as :func:`read_file`."""
-    return read_file(f"--config {shorten(path)}", Path(paths.expand("--config", path)))
+    return read_file(f"--config {shorten(path)}", Path(expand_path("--config", path)))
 
 
 def read_file(name: str, file: Path) -> dict[Any, Any]:
-    """Read the sections of a file; errors begin with ``name``.
-
-    Raises:
-        ConfigurationError: It cannot be read, is not YAML, is too large, or repeats a key.
-    """
+    """Read the sections of a file; a ConfigurationError begins with ``name``."""
     try:
         if not stat.S_ISREG(file.stat().st_mode):
             what = "is a directory" if file.is_dir() else "is not a regular file"
@@ -87,11 +82,7 @@ def read_file(name: str, file: Path) -> dict[Any, Any]:
 
 
 def word(name: str, text: str) -> Any:
-    """The value of an option: :class:`Text`, or a list or dict in brackets.
-
-    Raises:
-        ConfigurationError: It is too large, or repeats a key.
-    """
+    """The value of an option: :class:`Text`, or a list or dict in brackets."""
     meaning: Any = text
     if not _MISREAD.fullmatch(text):
         with contextlib.suppress(_NotYAMLError):

@@ -1,5 +1,8 @@
 """Read the command line and its YAML files, and report all errors before anything starts."""
 
+import argparse
+import inspect
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -9,14 +12,16 @@ from typing import Any
 
 from jsonargparse import ActionConfigFile, ArgumentParser, set_parsing_settings
 
+from .. import strategies
 from ..checkpoint import run_directory
-from ..errors import Problems
+from ..errors import ConfigurationError, Problems
 from ..module import DataModule, TrainingModule
-from ..options import Options, class_paths, paths, values
+from ..options import Options, class_paths, values
 from ..options.class_paths import Specified
 from ..options.reading import older
+from ..strategies import Entry, Limits
 from ..trainer import Trainer
-from . import arguments, config_files, imports, saved_runs, strategy_help
+from . import arguments, config_files, imports, loading
 from .results import Results
 
 COMMANDS = {
@@ -31,7 +36,11 @@ BASES: dict[str, type] = {"model": TrainingModule, "data": DataModule}
 _WITH_CHECKPOINT = ("validate", "test", "predict")
 # Not recorded, so that a recorded configuration starts a new run.
 _OF_ONE_RUN = ("run_name", "resume", "overwrite")
-_NO_MODEL = "model: not given; name its class in a config file or by --model CLASS"
+_STRATEGY_HELP = "--trainer.strategy.help"
+_OPTIONS = "trainer.strategy_options"
+_AUTO = (
+    "ddp for several devices or processes, ddp_notebook for them in a notebook, else single_device"
+)
 # The help of options is below the fields of a class.
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 older.load()
@@ -47,7 +56,6 @@ class Work:
     weights: Mapping[str, Any]
     """Which weights are evaluated: ``checkpoint`` and ``averaged`` of :meth:`Trainer.test`."""
     results: Results
-    shows_progress: bool
 
 
 class _Parser(ArgumentParser):
@@ -56,7 +64,7 @@ class _Parser(ArgumentParser):
     def format_help(self, *arguments: Any, **options: Any) -> str:
         # First: otherwise modules imported for the list would be listed as types of an option.
         text: str = super().format_help(*arguments, **options)
-        return f"{strategy_help.plain(text)}\nstrategies:\n{strategy_help.overview()}\n"
+        return f"{_plain(text)}\nstrategies:\n{overview()}\n"
 
 
 def _help_parser(program: str, command: str) -> ArgumentParser:
@@ -66,9 +74,8 @@ def _help_parser(program: str, command: str) -> ArgumentParser:
         allow_abbrev=False,
         description=COMMANDS[command],
     )
-    parser.add_argument(
-        "--config", action=ActionConfigFile, help="a YAML file; may be given several times"
-    )
+    help_text = "a YAML file; may be given several times"
+    parser.add_argument("--config", action=ActionConfigFile, help=help_text)
     parser.add_class_arguments(Options, "trainer")
     for name, help_text in (("model", "class path of the model"), ("data", "of the data module")):
         parser.add_subclass_arguments(BASES[name], name, help=help_text)
@@ -96,12 +103,7 @@ class Checked:
 
 
 def read_work(program: str, command: str, given: Sequence[str]) -> Work:
-    """Parse and check the arguments, and create the objects of a command.
-
-    Raises:
-        ConfigurationError: One line per error, in all sections.
-        SystemExit: After ``--help`` or ``--print_config``.
-    """
+    """Create the objects of a command, as :func:`read_sections`; one line per error."""
     problems = Problems()
     with read_sections(program, command, given, problems) as checked:
         return _create(command, checked, problems)
@@ -113,29 +115,28 @@ def read_sections(
 ) -> Iterator[Checked]:
     """Parse and check the arguments of a command; in the context, its objects may be created.
 
-    Args:
-        program: For the help.
-        command: One of :data:`COMMANDS`.
-        given: The words after the command.
-        problems: Collects one line per error.
-
-    Raises:
-        ConfigurationError: A file cannot be read.
-        SystemExit: After ``--help`` or ``--print_config``.
+    ``problems`` collects one line per error; a file that cannot be read raises its own. Exits after
+    ``--help`` and ``--print_config``.
     """
     # On the command line only: a configuration cannot say that it is trusted.
     words = [word for word in given if word != imports.TRUST]
     for position, word in enumerate(words):
-        if word == "-h" or word.partition("=")[0].endswith(("--help", ".help")):
+        option, _, value = word.partition("=")
+        if option == _STRATEGY_HELP:
+            print(describe(value or "".join(words[position + 1 : position + 2])))
+            sys.exit(0)
+        if word == "-h" or option.endswith(("--help", ".help")):
             _help_parser(program, command).parse_args(words[position : position + 2])  # exits
     options = list(arguments.split(words, problems))
     evaluation = ("checkpoint", "averaged") if command in _WITH_CHECKPOINT else ()
-    checkpoint, is_of_run = None, any(map(_is_in_run, options))
+    files = [Path(values.expand_path("--config", text)) for key, text in options if key == "config"]
+    checkpoint = None
+    is_of_run = any(run_directory.is_run(file.resolve().parent) for file in files)
     with imports.checked(is_of_run and words == list(given)):
         sections = arguments.gather(options, ["trainer", *BASES, *evaluation], problems)
     if evaluation:
         with problems:
-            checkpoint = _find_checkpoint(sections)
+            checkpoint = loading.find_checkpoint(sections)
             is_of_run |= _add_classes_of(checkpoint, sections)
     with imports.checked(is_of_run and words == list(given)):
         checked = _check(sections, checkpoint, problems)
@@ -146,29 +147,11 @@ def read_sections(
         yield checked
 
 
-def _is_in_run(option: tuple[str, str]) -> bool:
-    """Whether an option is a file in a run directory."""
-    key, text = option
-    if key != "config":
-        return False
-    return run_directory.is_run(Path(paths.expand("--config", text)).resolve().parent)
-
-
-def _find_checkpoint(sections: Mapping[str, Any]) -> Path | None:
-    trainer = sections.get("trainer", {})
-    root, name = trainer.get("default_root_dir"), trainer.get("run_name")
-    return saved_runs.find_checkpoint(
-        sections.get("checkpoint"),
-        root if isinstance(root, str) else str(Options.default_root_dir),
-        name if isinstance(name, str) else None,
-    )
-
-
 def _add_classes_of(checkpoint: Path | None, sections: dict[str, Any]) -> bool:
     """Add the classes of the checkpoint's run if no model is given; whether it did."""
     if checkpoint is None or "class_path" in (sections.get("model") or {}):
         return False
-    saved = saved_runs.classes_of(checkpoint)
+    saved = loading.classes_of(checkpoint)
     for name, section in saved.items():
         own = sections.get(name) or {}
         sections[name] = own if "class_path" in own else arguments.merged(section, own)
@@ -183,16 +166,15 @@ def _check(sections: Mapping[str, Any], checkpoint: Path | None, problems: Probl
             with problems:
                 found[name] = class_paths.read(name, sections[name], base, {})
     today, options = values.hints(Options), sections.get("trainer", {})
-    expected = {**today, **older.types}
-    trainer = values.convert("trainer.", expected, options, problems, values.fitting, today)
+    known = {**today, **older.types}
+    trainer = values.convert("trainer.", known, options, problems, values.fitting, today)
     averaged = True
     with problems:
         averaged = values.fitting("averaged", bool, sections.get("averaged", True))
     # The model may be that of a checkpoint that is not found.
-    if sections.get("model") is None and not any(
-        line.startswith(("model:", "checkpoint")) for line in problems.lines
-    ):
-        problems.add(_NO_MODEL)
+    is_known = any(line.startswith(("model:", "checkpoint")) for line in problems.lines)
+    if sections.get("model") is None and not is_known:
+        problems.add("model: not given; name its class in a config file or by --model CLASS")
     return Checked(trainer, found, checkpoint, averaged)
 
 
@@ -217,8 +199,7 @@ def _create(command: str, checked: Checked, problems: Problems) -> Work:
     root, path = made["trainer"].default_root_dir.absolute(), checked.checkpoint
     weights = {"checkpoint": str(path) if path else None, "averaged": checked.averaged}
     results = Results(path, root, checked.trainer.get("run_name"))
-    shows = bool(checked.trainer.get("enable_progress_bar", Options.enable_progress_bar))
-    return Work(**made, weights=weights, results=results, shows_progress=shows)
+    return Work(**made, weights=weights, results=results)
 
 
 def _resolved(checked: Checked, without: Sequence[str] = ()) -> str:
@@ -234,3 +215,54 @@ def _resolved(checked: Checked, without: Sequence[str] = ()) -> str:
     }
     sections |= {name: found.recorded() for name, found in checked.classes.items()}
     return config_files.dump(sections)
+
+
+def overview() -> str:
+    """All registered strategies, one line each."""
+    lines = {"auto": _AUTO}
+    lines |= {name: _summary(strategies.find(name)) for name in strategies.names()}
+    width = max(map(len, lines)) + 2
+    return "\n".join(f"  {name:{width}}{line}" for name, line in lines.items())
+
+
+def _plain(text: str) -> str:
+    """A text without the marks of docstrings and of types."""
+    text = re.sub(r"Annotated\[(\w+),\s+([^\]]*)\]", r"\1 \2", text)
+    return re.sub(r":\w+:`(?:[^`]*[.~])?([^`]*)`", r"\1", text).replace("``", "")
+
+
+def describe(name: str) -> str:
+    """A strategy's options with type and default, and its limits."""
+    if not name:
+        line = f"{_STRATEGY_HELP} needs a name, such as ddp; 'fit --help' lists them"
+        raise ConfigurationError(line)
+    if name == "auto":
+        return f"auto: {_AUTO}"
+    entry = strategies.find(name)
+    lines = [f"{name}: {_summary(entry)}", "", "options:", _options(entry), "", "limits:"]
+    return "\n".join([*lines, *(f"  {line}" for line in _limits(entry.limits))])
+
+
+def _summary(entry: Entry) -> str:
+    first = entry.summary or (inspect.getdoc(entry.cls) or "").split("\n\n")[0]
+    return " ".join(_plain(first).split()).rstrip(".")
+
+
+def _options(entry: Entry) -> str:
+    parser = ArgumentParser(usage=argparse.SUPPRESS, add_help=False)
+    parser.add_class_arguments(entry.cls, _OPTIONS, as_group=False, skip=set(entry.preset))
+    for action in parser._actions:
+        if action.dest == _OPTIONS:
+            action.help = argparse.SUPPRESS
+    text = parser.format_help().partition("\n")[2].strip("\n")
+    return _plain(text) or "  none"
+
+
+def _limits(limits: Limits) -> list[str]:
+    most = {"device": limits.max_devices, "node": limits.max_nodes}
+    lines = [f"at most {count} {name}" for name, count in most.items() if count is not None]
+    lines.append(f"runs on {' or '.join(limits.accelerators)}")
+    if limits.launched_by is not None:
+        lines.append(f"several processes are started by {limits.launched_by}")
+    lines += [f"needs the package {each}: {how}" for each, how in limits.packages.items()]
+    return lines + [f"refuses {what}: {reason}" for what, reason in limits.refused.items()]

@@ -15,11 +15,10 @@ from torch import Tensor, nn
 from ..checkpoint import Checkpoint, run_of, stored_tensors
 from ..errors import ConfigurationError, Problems, UserError, one_line, shown
 from ..launch import files
-from ..module import TrainingModule
-from ..module.overrides import is_overridden
-from ..options import paths
-from . import arguments, imports, saved_runs
-from .loading import load_module, read_weights
+from ..module import TrainingModule, is_overridden
+from ..options import values
+from . import arguments, imports
+from .loading import classes_of, load_module, read_weights, resolve_given
 
 COMMAND = "export"
 HELP = "Write the weights or the model of a run into a file."
@@ -32,7 +31,7 @@ def run(program: str, words: Sequence[str]) -> None:
     given = _parser(program).parse_args(words)
     path, file = _checked_paths(given, _FORMATS[given.format])
     checkpoint, averaged = Checkpoint(path), given.averaged == "true"
-    model = saved_runs.classes_of(path).get("model")
+    model = classes_of(path).get("model")
     metadata = {"class_path": str(model["class_path"])} if model else {}
     metadata["step"] = str(checkpoint.step)
     exported: Any
@@ -84,10 +83,10 @@ def _checked_paths(given: argparse.Namespace, kind: _Format) -> tuple[Path, Path
             f"pip install '.[{given.format}]'"
         )
     with problems:
-        checkpoint = saved_runs.resolve_given("RUN", given.run)
+        checkpoint = resolve_given("RUN", given.run)
     with problems:
         if given.output is not None:
-            file = Path(paths.expand("--output", given.output))
+            file = Path(values.expand_path("--output", given.output))
             if file.suffix != kind.suffix:
                 raise ConfigurationError(
                     f"--output={shown(given.output)}: --format {given.format} writes {kind.suffix} "
@@ -98,17 +97,15 @@ def _checked_paths(given: argparse.Namespace, kind: _Format) -> tuple[Path, Path
                 raise ConfigurationError(f"{checkpoint}: is not in a run; add --output FILE")
             file = directory / f"exported-{checkpoint.name}{kind.suffix}"
         if file is not None:
-            _check_file(file, given.overwrite)
+            if file.is_dir() or (file.exists() and not given.overwrite):
+                other = "name another file"
+                instead = other if file.is_dir() else "add --overwrite, or give --output FILE"
+                raise ConfigurationError(f"{file}: exists; {instead}")
+            if not os.access(file.parent, os.W_OK):
+                folder = f"{file.parent} is not a directory that can be written to"
+                raise ConfigurationError(f"{file}: {folder}")
     problems.raise_any()
     return checkpoint or Path(), file or Path()
-
-
-def _check_file(file: Path, overwrite: bool) -> None:
-    if file.is_dir() or (file.exists() and not overwrite):
-        instead = "name another file" if file.is_dir() else "add --overwrite, or give --output FILE"
-        raise ConfigurationError(f"{file}: exists; {instead}")
-    if not os.access(file.parent, os.W_OK):
-        raise ConfigurationError(f"{file}: {file.parent} is not a directory that can be written to")
 
 
 def _write_weights(weights: dict[str, Any], metadata: dict[str, str], file: Path) -> None:

@@ -1,14 +1,16 @@
-"""Load trained models in a script or a notebook."""
+"""What the files of a run say about it: its checkpoints by name, its classes, its trained model."""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import Checkpoint, read_all, resolve
-from ..errors import CheckpointError, ConfigurationError, one_line
+from ..checkpoint import Checkpoint, find_link, is_link, read_all, resolve, run_of
+from ..errors import CheckpointError, ConfigurationError, one_line, shown
 from ..module import TrainingModule
-from ..options import class_paths
-from . import imports, saved_runs
+from ..options import Options, class_paths, values
+from . import config_files, imports
+from .arguments import CLASSES
 
 
 def load_module(run: str | Path, *, averaged: bool = True, trust: bool = False) -> TrainingModule:
@@ -37,7 +39,7 @@ def load_module(run: str | Path, *, averaged: bool = True, trust: bool = False) 
             output = module(inputs)
     """
     path = resolve(run)
-    section = saved_runs.classes_of(path).get("model")
+    section = classes_of(path).get("model")
     if section is None:
         raise ConfigurationError(
             f"{path}: its run has no config.yaml with a model, because a script has started it; "
@@ -74,3 +76,60 @@ def read_weights(checkpoint: Checkpoint, *, averaged: bool) -> dict[str, Any]:
         print(line, file=sys.stderr)
     weights: dict[str, Any] = read_all(stored)
     return weights
+
+
+def find_checkpoint(sections: Mapping[str, Any]) -> Path | None:
+    """The checkpoint that the section ``checkpoint`` refers to; ``None``: initial weights.
+
+    It is a run directory, a checkpoint, ``none``, or ``best``, ``best-VALUE`` or ``last`` of the
+    trainer's ``run_name``. Raises ConfigurationError if there is none.
+    """
+    given, trainer = sections.get("checkpoint"), sections.get("trainer", {})
+    if given is None:
+        raise ConfigurationError(
+            "checkpoint: not given; add --checkpoint with a run directory or a checkpoint, or "
+            "--checkpoint none for the module's initial weights"
+        )
+    if given == "none":
+        return None
+    if not is_link(given) or Path(given).exists():
+        return resolve_given("checkpoint", given)
+    root, name = trainer.get("default_root_dir"), trainer.get("run_name")
+    root = root if isinstance(root, str) else Options.default_root_dir
+    folder = Path(values.expand_path("default_root_dir", root))
+    if not isinstance(name, str):
+        raise ConfigurationError(
+            f"checkpoint={given}: of which run? Add --trainer.run_name RUN, or give "
+            f"{folder.name}/RUN/{given}"
+        )
+    return _resolve(find_link(folder / name, given))
+
+
+def resolve_given(name: str, given: str) -> Path:
+    """The checkpoint of a path on the command line; ConfigurationError, with the option's name."""
+    path = values.expand_path(name, given)
+    if not Path(path).is_dir():
+        raise ConfigurationError(
+            f"{name}={shown(given)}: no such directory; give a run directory or a checkpoint"
+        )
+    return _resolve(path)
+
+
+def _resolve(path: str | Path) -> Path:
+    try:
+        return resolve(path)
+    except CheckpointError as error:
+        raise ConfigurationError(error.problems) from None
+
+
+def classes_of(checkpoint: Path) -> dict[str, Any]:
+    """The ``model`` and ``data`` of the run of a checkpoint; none if a script started it."""
+    run = run_of(checkpoint)
+    if run is None or not (run / "config.yaml").is_file():
+        return {}
+    found = config_files.read(str(run / "config.yaml"))
+    return {
+        name: each
+        for name in CLASSES
+        if isinstance(each := found.get(name), dict) and isinstance(each.get("class_path"), str)
+    }

@@ -7,7 +7,7 @@ older arguments of ``Trainer``.
 
 from typing import Any
 
-from ..errors import ConfigurationError
+from ..errors import refuse
 from ..module import DataModule, TrainingModule, problems_of_names
 from ..options.reading import older
 from ..trainer import Trainer
@@ -27,16 +27,11 @@ older.types, older.translate = arguments.TYPES, arguments.translate
 
 
 class LightningModule(TrainingModule):
-    """:class:`~.module.TrainingModule` under its older name.
-
-    Raises:
-        ConfigurationError: A subclass overrides hooks that would not be called.
-    """
+    """:class:`~.module.TrainingModule` by its older name, with a check of its hooks."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if lines := problems_of_names(cls, TrainingModule):
-            raise ConfigurationError(lines)
+        refuse(problems_of_names(cls, TrainingModule))
 
 
 class LightningDataModule(DataModule):
@@ -44,5 +39,4 @@ class LightningDataModule(DataModule):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if lines := problems_of_names(cls, DataModule):
-            raise ConfigurationError(lines)
+        refuse(problems_of_names(cls, DataModule))

@@ -37,15 +37,7 @@ _PRECISIONS = {"16": "16-mixed", "32": "32-true", "bf16": "bf16-mixed"}
 
 
 def translate(given: _Values) -> dict[str, Any]:
-    """Translate a trainer's arguments to their current spelling.
-
-    Args:
-        given: The arguments that were given, by name.
-
-    Raises:
-        ConfigurationError: One line for each invalid value of an older argument, and for each pair
-            of arguments that contradict each other.
-    """
+    """Translate a trainer's arguments; ConfigurationError has a line per error in older ones."""
     older = {
         name: value
         for name, value in given.items()

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from ..errors import ConfigurationError, UserError, nearest
+from ..errors import ConfigurationError, UserError, nearest, refuse
 from ..launch import rendezvous
 from ..launch.cluster import Layout
 from ..strategies import create
@@ -39,19 +39,10 @@ class Plugin:
         self.options = options
 
     def current(self, strategy: str) -> dict[str, Any]:
-        """The arguments of a trainer that mean the same with this strategy.
-
-        Raises:
-            ConfigurationError: One line for each overridden method that would not be called.
-        """
-        lines = [
-            f"{type(self).__name__}.{method} would not be called; override a strategy's methods, "
-            "in a class of your own that you give as strategy=…"
-            for method in _METHODS
-            if method not in self.called and hasattr(self, method)
-        ]
-        if lines:
-            raise ConfigurationError(lines)
+        """The arguments of a trainer that mean the same with this strategy."""
+        advice = "override a strategy's methods, in a class of your own that you give as strategy=…"
+        wrong = (name for name in _METHODS if name not in self.called and hasattr(self, name))
+        refuse([f"{type(self).__name__}.{name} would not be called; {advice}" for name in wrong])
         return {"strategy": strategy, "strategy_options": dict(self.options)}
 
 
@@ -108,11 +99,11 @@ class DDPPlugin(Plugin):
         ``MASTER_ADDR`` and ``MASTER_PORT`` are set during this call, so that an override can call
         ``torch.distributed.init_process_group(backend, rank=global_rank, world_size=world_size)``.
         """
-        self.ddp.init_default_group()
+        DDP.init_process_group(self.ddp, *self.ddp.where)
 
     def configure_ddp(self) -> None:
         """Wrap ``self.model``: replace it by a ``DistributedDataParallel`` of it."""
-        self.model = self.ddp.wrap_by_default(self.model)
+        self.model = DDP.wrap(self.ddp, self.model)
 
     def current(self, strategy: str) -> dict[str, Any]:
         """With overridden methods, the strategy is one that calls them."""
@@ -128,7 +119,7 @@ class DDPPlugin(Plugin):
 class PluginDDP(DDP):
     """``ddp`` whose process group and wrapper are made by methods of the user's plugin."""
 
-    _place: tuple[Layout, torch.device]
+    where: tuple[Layout, torch.device]
 
     def __init__(self, plugin: DDPPlugin, options: Mapping[str, Any]) -> None:
         super().__init__(**options)
@@ -136,7 +127,7 @@ class PluginDDP(DDP):
         plugin.ddp = self
 
     def init_process_group(self, layout: Layout, device: torch.device) -> None:
-        self._place = layout, device
+        self.where = layout, device
         with _address_variables(layout, timedelta(seconds=self.timeout_seconds)):
             self.plugin.init_ddp_connection(layout.rank, layout.world_size)
         if not dist.is_initialized():
@@ -144,10 +135,6 @@ class PluginDDP(DDP):
                 f"{type(self.plugin).__name__}.init_ddp_connection did not initialize the process "
                 "group: call torch.distributed.init_process_group, or super()'s method"
             )
-
-    def init_default_group(self) -> None:
-        """Initialize the process group as ``ddp`` does."""
-        super().init_process_group(*self._place)
 
     def wrap(self, module: StepModule) -> DistributedDataParallel:
         self.plugin.model = module
@@ -160,17 +147,10 @@ class PluginDDP(DDP):
             )
         return wrapped
 
-    def wrap_by_default(self, module: StepModule) -> DistributedDataParallel:
-        """Wrap a module as ``ddp`` does."""
-        return super().wrap(module)
-
 
 @contextmanager
 def _address_variables(layout: Layout, timeout: timedelta) -> Iterator[None]:
-    """Set ``MASTER_ADDR`` and ``MASTER_PORT``, unless a launcher has: torch reads them.
-
-    Source: https://docs.pytorch.org/docs/stable/distributed.html#environment-variable-initialization
-    """
+    """Set ``MASTER_ADDR`` and ``MASTER_PORT``, which torch reads, unless a launcher has."""
     before = dict(os.environ)
     if os.environ.get("MASTER_PORT", "0") == "0":
         store = rendezvous.connect_store(layout, timeout)

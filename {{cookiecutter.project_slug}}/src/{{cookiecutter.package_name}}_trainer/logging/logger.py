@@ -24,13 +24,7 @@ class LoggedRun:
 
     @classmethod
     def of(cls, directory: Path, options: Options, configuration: str | None) -> "LoggedRun":
-        """Describe a run.
-
-        Args:
-            directory: The run directory.
-            options: Options of the trainer, used without a configuration.
-            configuration: The complete configuration as YAML; ``None`` in a script.
-        """
+        """Describe a run by its configuration (YAML), in a script by the trainer's options."""
         if configuration is None:
             sections = {"trainer": {name: _plain(each) for name, each in vars(options).items()}}
         else:

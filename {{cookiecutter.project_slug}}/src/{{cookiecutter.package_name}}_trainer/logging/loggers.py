@@ -135,13 +135,7 @@ BUILT_IN = {
 
 
 def create(given: object, problems: Problems) -> dict[str, Logger]:
-    """Create the loggers of the trainer's argument, by name; nothing is opened yet.
-
-    Args:
-        given: A logger, or a list: loggers, names of built-in loggers, class paths, or dicts with
-            ``class_path``, ``init_args`` and ``name``.
-        problems: Collects one line per error.
-    """
+    """Create the loggers of the trainer's option, by name; ``problems``: one line per error."""
     if isinstance(given, Logger):
         given = [given]
     if not isinstance(given, list | tuple):

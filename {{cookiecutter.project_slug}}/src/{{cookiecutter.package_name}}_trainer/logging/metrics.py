@@ -100,13 +100,10 @@ class _Logged(NamedTuple):
 
 
 class Recorder:
-    """Records the values that a module logs.
+    """Records the values that a module logs, on the device, until they are shown.
 
-    Args:
-        reduce: The strategy's reduction of a tensor over ranks.
-        device: Where values are kept until they are shown.
-        steps_together: False does not reduce values of a step: other ranks may be at another one.
-        counts: False gives all values of this rank a weight of 0.
+    Without ``steps_together``, values of a step are not reduced: other ranks may be at another one.
+    Unless it ``counts``, all values of this rank have a weight of 0.
     """
 
     def __init__(
@@ -231,9 +228,7 @@ class Recorder:
         for each in self._late:
             self._add(totals, each)
         self._late.clear()
-        if not self._steps_together:
-            return _values(totals, _unchanged)
-        return self._reduced(totals)
+        return self._reduced(totals) if self._steps_together else _values(totals)
 
     def take_epoch(self) -> dict[str, float]:
         """Values of the epoch, reduced over samples and ranks; metrics are reset."""
@@ -255,7 +250,7 @@ class Recorder:
         synced = {name: total for name, total in totals.items() if total.synced}
         local = {name: total for name, total in totals.items() if not total.synced}
         synced = self._agreed(synced, may_differ)
-        return _values(synced, self._reduce) | _values(local, _unchanged)
+        return _values(synced, self._reduce) | _values(local)
 
     def _agreed(self, totals: dict[str, _Total], may_differ: bool) -> dict[str, _Total]:
         """Use the same names in the same order on every rank; a rank without any takes part."""
@@ -328,11 +323,7 @@ class Recorder:
 def _levels(
     name: str, context: BatchContext, on_step: bool | None, on_epoch: bool | None, prog_bar: bool
 ) -> tuple[bool, bool]:
-    """Whether to log a value of the step, and of the epoch.
-
-    Raises:
-        UserError: It would not be logged.
-    """
+    """Whether to log a value of the step, and of the epoch; UserError if it is neither."""
     if context.level == "none":
         raise UserError(
             f"log({name!r}): nothing is logged in this hook; log in on_train_epoch_end, in "
@@ -349,12 +340,8 @@ def _levels(
     return on_step, on_epoch
 
 
-def _unchanged(tensor: Tensor, how: How) -> Tensor:
-    return tensor
-
-
 def _values(
-    totals: Mapping[str, _Total], reduce: Callable[[Tensor, How], Tensor]
+    totals: Mapping[str, _Total], reduce: Callable[[Tensor, How], Tensor] = lambda tensor, _: tensor
 ) -> dict[str, float]:
     """Compute all totals, with one reduction for sums and one for minima and maxima."""
     sums = [name for name, each in totals.items() if each.how in ("mean", "sum")]

@@ -71,13 +71,7 @@ class Outputs:
         self._each(lambda _, logger: logger.write_speed(step, epoch, measured))
 
     def log_to(self, loggers: Mapping[str, Logger], run: LoggedRun, resumed_at: int | None) -> None:
-        """Write values to loggers from now on.
-
-        Args:
-            loggers: Loggers by name.
-            run: What they are told of the run.
-            resumed_at: Step after which their logs are continued; ``None``: new logs.
-        """
+        """Write values to loggers from now on; ``resumed_at``: the step of a resumed checkpoint."""
         self.loggers = dict(loggers)
         self._each(lambda _, logger: logger.start(run))
         if resumed_at is not None:

@@ -1,28 +1,44 @@
-"""Display progress: a bar in a terminal, or a line at intervals."""
+"""Display progress, a bar or lines, also if nothing reads the output any more (``fit | head``)."""
 
+import contextlib
+import os
+import select
 import sys
 import time
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from . import closed_output
-
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
 _TERMINAL_SECONDS = 0.5
 _LINE_SECONDS = 10.0
+_OUTPUT = select.poll()
+for _descriptor in (1, 2):
+    _OUTPUT.register(_descriptor, 0)
+
+
+def print_lines(*lines: str, error: bool = False) -> None:
+    """Print lines, to stderr if ``error``, even if nothing reads them any more."""
+    _drop_output()
+    with contextlib.suppress(BrokenPipeError):  # closed since then; the next one says so
+        print(*lines, sep="\n", file=sys.stderr if error else sys.stdout, flush=True)
+
+
+def _drop_output() -> None:
+    """Discard output that nothing reads from now on, and say so: a print would raise an error."""
+    events = _OUTPUT.poll(0)
+    if closed := [descriptor for descriptor, event in events if event & select.POLLERR]:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for descriptor in closed:
+            os.dup2(nowhere, descriptor)
+        os.close(nowhere)
+        sys.stderr.write("note: nothing reads the output any more; the command continues\n")
 
 
 class Progress:
-    """Displays step, loss, speed and remaining time.
-
-    Args:
-        enabled: False displays nothing.
-        total_steps: Optimizer steps of the run; ``None`` if unknown.
-        samples_per_step: The effective batch size; ``None`` if unknown.
-    """
+    """Displays step, loss, speed and remaining time; what is ``None`` is not known."""
 
     def __init__(
         self, enabled: bool, total_steps: int | None, samples_per_step: int | None
@@ -50,8 +66,8 @@ class Progress:
 
     def step(self, step: int, values: Mapping[str, Any]) -> None:
         """Update after a step; values are read only if the display is due."""
-        if closed_output.OUTPUT.poll(0):
-            closed_output.drop()
+        if _OUTPUT.poll(0):
+            _drop_output()
         if self._enabled and time.monotonic() - self._shown >= self._interval:
             self.show(step, values)
 

@@ -49,11 +49,9 @@ class RemoteLogger(Logger):
         raise NotImplementedError
 
     def start(self, run: LoggedRun) -> None:
-        """Open the run of the service.
+        """Open the run of the service; ConnectionError if it does not answer within five seconds.
 
-        Raises:
-            ConnectionError: It does not answer within five seconds. Its own client may wait for
-                minutes.
+        Its own client may wait for minutes.
         """
         if (url := self.server()) is not None:
             _check_answer(url)

@@ -17,12 +17,8 @@ class Speed:
     """Measures steps, the time that they wait for data, and validation and checkpoints apart.
 
     ``waited`` and ``tokens``: seconds of waiting for batches, and their tokens, since the last
-    values; added to by who reads them.
-
-    Args:
-        samples_per_step: The effective batch size; ``None`` if unknown.
-        count_tokens: Counts the tokens of all replicas in a batch; ``None``: they are not counted.
-        peak_samples: Number of samples per second at the peak of the devices; ``None`` if unknown.
+    values; added to by who reads them. ``count_tokens``: those of all replicas in a batch;
+    ``peak_samples``: samples per second at the peak of the devices.
     """
 
     def __init__(

@@ -18,10 +18,8 @@ def unchanged(module: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for metric, state, count in kept:
-            for name, value in state.items():
-                setattr(metric, name, value)
-            metric._update_count, metric._computed = count, None
+        for metric, values, count in kept:
+            vars(metric).update(values, _update_count=count, _computed=None)
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from torch import nn
 
 from ..errors import ConfigurationError, Problems, UserError, nearest, shorten, shown
 from ..launch import collectives
-from ..logging import closed_output
+from ..logging import progress
 from ..memory import activation_checkpointing
 from ..memory.blocks import repeated_blocks
 from ..strategies.fsdp.units import outer_modules
@@ -115,7 +115,7 @@ class Compiled:
             )
         if names and collectives.rank() == 0:
             line = f"compile: {names}: not called as a whole in the first step; what the step calls"
-            closed_output.show(f"note: {line} of it is not compiled", error=True)
+            progress.print_lines(f"note: {line} of it is not compiled", error=True)
 
 
 def _graphs() -> int:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..errors import UserError
 from ..launch import collectives
-from ..options.numbers import plain_number
+from ..options.values import plain_number
 
 _CELLS = (str, bool, int, float, type(None))
 

@@ -3,17 +3,13 @@
 It imports from ``logging/``, ``launch/`` and the floors below.
 """
 
-from .current_run import (
-    Manual,
-    OptionNames,
-    Run,
-    RunFacts,
-    RunProperties,
-    TrainerState,
-    Weights,
-)
-from .hooks import DataHooks, DataModule, Hooks, Loader, Loaders
-from .overrides import (
+from .current_run import OptionNames, Run, RunFacts, RunProperties, TrainerState, Weights
+from .hooks import (
+    DataHooks,
+    DataModule,
+    Hooks,
+    Loader,
+    Loaders,
     is_overridden,
     problems_of_lazy,
     problems_of_max_norm,
@@ -28,7 +24,6 @@ __all__ = [
     "Hooks",
     "Loader",
     "Loaders",
-    "Manual",
     "OptionNames",
     "Run",
     "RunFacts",

@@ -14,7 +14,7 @@ from ..errors import nearest
 from ..launch.cluster import Layout
 from ..logging import Recorder
 from ..options import Options
-from .hooks import DataHooks
+from .hooks import INSTEAD, DataHooks
 
 
 class RunFacts(NamedTuple):
@@ -69,6 +69,7 @@ class OptionNames:
 
     max_epochs: int | None
     max_steps: int | None
+    enable_progress_bar: bool
     metrics: Any
 
     @property
@@ -82,8 +83,6 @@ class OptionNames:
             plan = self.__dict__.get("plan") or self.__dict__.get("_plan")
             if plan is not None and name[0] != "_" and hasattr(Options, name):
                 return getattr(plan.options, name)
-            from .other_names import INSTEAD
-
             known = (each for each in dir(type(self)) if each[0] != "_")
             instead = f"; use {INSTEAD[name]}" if name in INSTEAD else nearest(name, known)
             kind = type(self).__name__

@@ -39,29 +39,24 @@ class Argument(NamedTuple):
     """Returns the value, with the objects that it describes."""
 
 
-class _Parameter(NamedTuple):
-    kind: Any
-    default: Any
-
-
 def convert(
     prefix: str, cls: type, given: Mapping[Any, Any], problems: Problems
 ) -> dict[str, Argument]:
     """Convert arguments of a class; ``problems`` has a line for each unknown or invalid one."""
-    known, found, takes_any = dict[str, _Parameter](), values.hints(cls), False
+    known, found, takes_any = dict[str, tuple[Any, Any]](), values.hints(cls), False
     for name, each in inspect.signature(cls).parameters.items():
         takes_any |= each.kind is each.VAR_KEYWORD
         if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL):
             kind = found.get(name, Any)
             kind = Optional[kind] if each.default is None else kind  # noqa: UP045
-            known[name] = _Parameter(kind, each.default)
+            known[name] = (kind, each.default)
     passed_on = _passed_on(cls) if takes_any else {}
     if takes_any and passed_on.keys() <= known.keys():  # it passes none on
-        passed_on = dict.fromkeys(given, _Parameter(Any, None))
+        passed_on = dict.fromkeys(given, (Any, None))
     return values.convert(f"{prefix}.", passed_on | known, given, problems, _parse)
 
 
-def _passed_on(cls: type) -> dict[str, _Parameter]:
+def _passed_on(cls: type) -> dict[str, tuple[Any, Any]]:
     """The arguments of a class, with those that ``**arguments`` pass on to a parent class."""
     parser = ArgumentParser(exit_on_error=False)
     try:
@@ -69,10 +64,10 @@ def _passed_on(cls: type) -> dict[str, _Parameter]:
     except ValueError:  # a type that jsonargparse does not support
         return {}
     actions = (each for each in parser._actions if each.dest != "help")
-    return {each.dest: _Parameter(getattr(each, "_typehint", Any), None) for each in actions}
+    return {each.dest: (getattr(each, "_typehint", Any), None) for each in actions}
 
 
-def _parse(name: str, parameter: _Parameter, value: Any) -> Argument:
+def _parse(name: str, parameter: tuple[Any, Any], value: Any) -> Argument:
     kind, default = parameter
     parser = ArgumentParser(exit_on_error=False)
     # jsonargparse merges fields with those of the default.

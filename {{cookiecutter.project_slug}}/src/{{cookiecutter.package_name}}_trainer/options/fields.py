@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any, Literal
 
 from ..errors import ConfigurationError, shown
-from .numbers import AtLeastTwo, NonNegativeInt, PositiveInt, PositiveNumber
+from .values import AtLeastTwo, NonNegativeInt, PositiveInt, PositiveNumber
 
 _DURATION = re.compile(r"(\d{1,5}):(\d{1,2}):(\d{1,2}):(\d{1,2})")
 _UNITS = ("weeks", "days", "hours", "minutes", "seconds")
@@ -180,11 +180,7 @@ class Options:
 
     @functools.cached_property
     def max_seconds(self) -> float | None:
-        """``max_time`` in seconds.
-
-        Raises:
-            ConfigurationError: It is not a duration, or not above 0.
-        """
+        """``max_time`` in seconds; ConfigurationError if it is not a duration above 0."""
         given = self.max_time
         if given is None:
             return None

@@ -1,16 +1,15 @@
-"""From the keywords of ``Trainer`` to :class:`~.fields.Options`."""
+"""From the keywords of ``Trainer`` to :class:`~.fields.Options`, which do not contradict."""
 
 import functools
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ..errors import Problems, nearest, shown
-from . import paths, values
+from . import values
 from .fields import Options
-from .numbers import plain_number
 
 _PATHS = ("default_root_dir", "resume", "weights")
 # Have checks of their own.
@@ -27,17 +26,18 @@ _INSTEAD = {
     "activation_checkpointing_mode": "; parts in activation_checkpointing are recomputed whole",
     "float8": "; call torchao's convert_to_float8_training in __init__ of the module",
 }
+_STAGES = ("train", "val", "test", "predict")
+_LIMITS = (*(f"limit_{stage}_batches" for stage in _STAGES), "overfit_batches")
+_OR_NONE = {"limit_val_batches": ", or 0 for no validation", "overfit_batches": ", or 0"}
 _TRANSLATED = ("accelerator", "devices", "strategy", "precision")
-
-T = TypeVar("T")
-P = ParamSpec("P")
-
 
 # Other values of these may be older spellings, and so are unknown names.
 _TODAY = {
     "accelerator": ("auto", "cpu", "gpu", "cuda"),
     "precision": ("32-true", "bf16-mixed", "16-mixed", "bf16-true", "16-true"),
 }
+T = TypeVar("T")
+P = ParamSpec("P")
 
 
 @dataclass
@@ -62,9 +62,7 @@ def takes(
     """
     declared = inspect.signature(options)
 
-    def decorate(
-        init: Callable[[T, Options, Problems], None],
-    ) -> Callable[Concatenate[T, P], None]:
+    def decorate(init: Callable[[T, Options, Problems], None]) -> Callable[Concatenate[T, P], None]:
         @functools.wraps(init)
         def __init__(self: T, /, *arguments: P.args, **given: P.kwargs) -> None:
             declared.bind_partial(*arguments)
@@ -82,8 +80,10 @@ def takes(
 def read(given: Mapping[str, Any], problems: Problems) -> Options:
     """Read the user's keywords in any spelling; a default replaces each invalid one."""
     defaults = {each.name: each.default for each in fields(Options)}
-    given = {name: plain_number(value) for name, value in given.items()}
-    if given.keys() - defaults or any(_is_other(name, given[name]) for name in given):
+    given = {name: values.plain_number(value) for name, value in given.items()}
+    spelled = ((given.get(name, names[0]), names) for name, names in _TODAY.items())
+    is_older = any(not isinstance(value, str) or value not in names for value, names in spelled)
+    if is_older or given.keys() - defaults:
         older.load()
     known = {*defaults, *older.types}
     for name in given:
@@ -105,13 +105,8 @@ def read(given: Mapping[str, Any], problems: Problems) -> Options:
     for name in _PATHS:
         if isinstance(path := found.pop(name, None), str | os.PathLike):
             with problems:
-                found[name] = paths.expand(name, path)
+                found[name] = values.expand_path(name, path)
     return Options(**found)
-
-
-def _is_other(name: str, value: object) -> bool:
-    """Whether a value is none of today's spellings, of an option that had others."""
-    return name in _TODAY and not (isinstance(value, str) and value in _TODAY[name])
 
 
 def shortened(options: Options, problems: Problems) -> tuple[Options, list[str]]:
@@ -145,3 +140,63 @@ def shortened(options: Options, problems: Problems) -> tuple[Options, list[str]]
     )
     used = f"{line}; not used: {', '.join(sorted(replaced))}" if replaced else line
     return replace(options, **short), [used]
+
+
+def check(options: Options, problems: Problems) -> None:
+    """Check options against each other; ``problems`` collects one line per error."""
+    problems.lines += _limits(options)
+    if options.cudnn_benchmark and options.deterministic:
+        problems.add(
+            "cudnn_benchmark=True with deterministic=True: which algorithm is fastest differs from "
+            "run to run, and so do the last bits; leave cudnn_benchmark out"
+        )
+    rule = options.learning_rate_scaling
+    if rule != "none" and options.global_batch_size and options.reference_batch_size is None:
+        problems.add(
+            f"learning_rate_scaling={rule!r} with global_batch_size: give reference_batch_size, "
+            "the batch that the rate was chosen for"
+        )
+    if options.uneven_inputs == "join" and options.sync_batchnorm:
+        problems.add(
+            "uneven_inputs='join' with sync_batchnorm=True: a rank whose loader has ended repeats "
+            "a batch, which would count in the statistics; give each rank as many batches"
+        )
+    if options.resume is None and options.resume_options != "checkpoint":
+        problems.add(f"resume_options={options.resume_options!r}: only with resume")
+    if options.weights is None and not options.weights_strict:
+        problems.add("weights_strict=False: only with weights, and none are given")
+    with problems:
+        options.max_seconds  # noqa: B018
+
+
+def _limits(options: Options) -> Iterator[str]:
+    accumulate, overfit = options.accumulate_grad_batches, options.overfit_batches
+    for name in _LIMITS:
+        value = getattr(options, name)
+        is_number, is_none = type(value) is int, value == 0 and name in _OR_NONE
+        if not (is_none or (value >= 1 if is_number else 0 < value <= 1)):
+            yield (
+                f"{name}={value!r}: give a number of batches, or a fraction above 0 and up to 1.0"
+                f"{_OR_NONE.get(name, '')}"
+            )
+        elif is_number and value % accumulate and name in (_LIMITS[0], _LIMITS[-1]):
+            yield (
+                f"{name}={value}: an optimizer step takes accumulate_grad_batches={accumulate} "
+                f"batches; give a multiple of {accumulate}"
+            )
+        elif overfit and name in _LIMITS[:2] and (is_number or value != 1.0):
+            yield (
+                f"overfit_batches={overfit!r} and {name}={value!r} each select batches; give only "
+                "one of them"
+            )
+
+
+def notes(options: Options) -> list[str]:
+    """The line that names the limits of a run, if there are any."""
+    given = [
+        f"{name}={value!r}"
+        for name in _LIMITS
+        if (value := getattr(options, name)) != getattr(Options, name) or type(value) is int
+        if value or name != "overfit_batches"
+    ]
+    return [f"limited by {', '.join(given)}"] if given and not options.fast_dev_run else []

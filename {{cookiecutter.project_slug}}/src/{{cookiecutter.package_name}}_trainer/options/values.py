@@ -5,23 +5,42 @@ and only :mod:`.conversion` imports it.
 """
 
 import inspect
+import math
+import os
 import re
 import traceback
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from ..errors import ConfigurationError, Problems, nearest, one_line, shorten, shown
 from . import redaction
 
 # The largest integer that torch, JSON and names of checkpoints support.
 _LARGEST = 2**63 - 1
-# Values that an option of the trainer no longer has.
-_REMOVED = {("nonfinite_loss", "rollback"): "was removed; use 'stop' or 'skip'"}
 V = TypeVar("V")
 W = TypeVar("W")
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers that a type allows."""
+
+    text: str
+    contains: Callable[[float], bool]
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+AtLeastTwo = Annotated[int, Range(">= 2", lambda value: value >= 2)]
+Below1 = Annotated[float, Range(">= 0 and < 1", lambda value: 0 <= value < 1)]
+NonNegativeInt = Annotated[int, Range(">= 0", lambda value: value >= 0)]
+PositiveInt = Annotated[int, Range(">= 1", lambda value: value >= 1)]
+PositiveNumber = Annotated[float, Range("> 0", lambda value: 0 < value < math.inf)]
 
 
 class Text(str):
@@ -47,6 +66,14 @@ def plain(value: Any, read: Callable[[Text], Any] = lambda text: text.meaning) -
     if isinstance(value, dict):
         return {plain(key, str): plain(value[key], read) for key in value}
     return [plain(each, read) for each in value] if isinstance(value, list) else value
+
+
+def plain_number(value: Any) -> Any:
+    """A number of NumPy, also in an array without dimensions, as Python's own; else the value."""
+    if getattr(value, "ndim", None) == 0 and callable(getattr(value, "item", None)):
+        value = value.item()
+    kinds = (kind for kind in (bool, int, float) if isinstance(value, kind))
+    return value if (kind := next(kinds, None)) is None else kind(value)
 
 
 def _whole(text: Text) -> Any:
@@ -119,9 +146,7 @@ def fitting(name: str, expected: Any, value: Any) -> Any:
 
 
 def refusal(name: str, value: Any, expected: Any, reason: str = "") -> str:
-    """Error line for a value of a wrong type, or one that was removed."""
-    if isinstance(value, str) and (line := _REMOVED.get((name.removeprefix("trainer."), value))):
-        return f"{name}={value!r} {line}"
+    """Error line for a value of a wrong type."""
     wanted = "a number of at most 2**63 - 1" if is_too_large(value) else type_name(expected)
     return f"{name}={given_as(name, value)}: expected {wanted}{reason and f' ({reason})'}"
 
@@ -192,3 +217,24 @@ def refused(
     return ConfigurationError(
         f"{what}: {cls.__name__}({arguments}) was refused: {kind}{one_line(error)}{at}"
     )
+
+
+def expand_path(name: str, value: str | os.PathLike[str]) -> str:
+    """Expand ``~`` and variables in a path; ConfigurationError, with its option, if invalid."""
+    text = os.path.expandvars(os.fspath(value))
+    expanded = os.path.expanduser(text)  # noqa: PTH111 (Path raises if there is no such user)
+    line = "" if expanded else "give a path"
+    if unset := re.match(r".*\$(\w+|\{[^}]*\})", text, re.DOTALL):
+        line = f"the variable {unset[1].strip('{}')} is not set; set it, or write the path"
+    elif expanded.startswith("~"):
+        user = expanded.partition("/")[0]
+        line = f"there is no home directory of {user}; write ./{user} for a folder of that name"
+    try:
+        Path(expanded).lstat()
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        pass  # what reads or writes it says so
+    except (OSError, ValueError) as error:  # too long, a circle of links, a null byte
+        line = line or one_line(error)
+    if line:
+        raise ConfigurationError(f"{name}={shown(value)}: {line}")
+    return expanded

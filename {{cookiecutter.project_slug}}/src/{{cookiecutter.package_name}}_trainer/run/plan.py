@@ -28,7 +28,7 @@ from ..module import (
     problems_of_names,
     problems_of_signatures,
 )
-from ..options import Options, checks, reading
+from ..options import Options, reading
 from ..strategies import Requested, Strategy
 from ..strategies.precision import Precision
 from . import environment, placement
@@ -133,7 +133,7 @@ def make(given: Options, problems: Problems, find: Find = placement.find) -> Pla
         started_in=Path.cwd(),
         callbacks=callbacks,
         loggers=loggers,
-        notes=[*notes, *checks.notes(options)],
+        notes=[*notes, *reading.notes(options)],
     )
 
 
@@ -141,7 +141,7 @@ def _check_options(options: Options, where: Placement, problems: Problems) -> No
     """Check what does not depend on the strategy."""
     with problems:
         environment.check(several=max(len(where.devices), where.layout.world_size) > 1)
-    checks.check(options, problems)
+    reading.check(options, problems)
     if options.changes_layers:
         from . import layers
 

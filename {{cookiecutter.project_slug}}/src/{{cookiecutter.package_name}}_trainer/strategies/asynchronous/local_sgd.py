@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from ...checkpoint import MOST_STEPS, check_count, fill, from_tensors, to_tensors
 from ...launch import collectives
 from ...module import TrainingModule
-from ...options.numbers import Below1, NonNegativeInt, PositiveInt, PositiveNumber
+from ...options.values import Below1, NonNegativeInt, PositiveInt, PositiveNumber
 from ..gradients.averaging import GradientAverage
 from ..limits import Limits
 from ..memory import Memory, Sizes, memory

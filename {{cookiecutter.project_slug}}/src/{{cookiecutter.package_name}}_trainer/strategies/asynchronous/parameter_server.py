@@ -20,7 +20,7 @@ from ...errors import UserError
 from ...launch import collectives
 from ...module import TrainingModule
 from ...options import Options
-from ...options.numbers import NonNegativeInt
+from ...options.values import NonNegativeInt
 from ..base import StepOutput
 from ..gradients import sparse
 from ..gradients.averaging import reduce_used

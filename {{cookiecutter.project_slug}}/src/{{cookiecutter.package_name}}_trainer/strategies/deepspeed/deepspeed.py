@@ -23,7 +23,7 @@ from ...launch.cluster import Layout
 from ...launch.devices import choose_accelerator
 from ...module import TrainingModule
 from ...options import Options
-from ...options.numbers import PositiveInt
+from ...options.values import PositiveInt
 from ..base import Stage, StepModule, StepOutput
 from ..clipping import clip_finite_values
 from ..gradients import ELSEWHERE, sparse

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ...module import TrainingModule
-from ...options.numbers import PositiveInt
+from ...options.values import PositiveInt
 from ..base import StepModule
 from ..gradients.averaging import GradientAverage, accumulated_once
 from ..gradients.same_use import OPTION, left_out, trained, unused

@@ -71,19 +71,15 @@ def _alone(work: Work, **others: Any) -> Trainer:
     return Trainer(**kept | others)
 
 
-def _total_steps(work: Work) -> int | None:
+def _fit(work: Work, **options: Any) -> Trainer:
+    """Train some steps on one device, and validate as many batches; nothing is kept."""
     rank = PlannedRun(work.trainer._plan, _replicas(work), 1)
     with rank.attached(work.model, "fit", work.data):
         rank.training_feed(sources.training_loader(work.data, work.model))
-    return rank.total_steps
-
-
-def _fit(work: Work, **options: Any) -> Trainer:
-    """Train some steps on one device, and validate as many batches; nothing is kept."""
     with tempfile.TemporaryDirectory() as folder:
         options |= {"default_root_dir": folder, "enable_progress_bar": False}
         trainer = _alone(work, fast_dev_run=_STEPS, **options)
-        trainer._plan = replace(trainer._plan, total_steps=_total_steps(work))
+        trainer._plan = replace(trainer._plan, total_steps=rank.total_steps)
         trainer.fit(work.model, work.data)
     return trainer
 

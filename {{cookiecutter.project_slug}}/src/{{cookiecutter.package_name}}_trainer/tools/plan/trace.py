@@ -1,4 +1,7 @@
-"""Traces training steps of one rank, with its own strategy: what is alive at each moment."""
+"""Traces training steps of one rank, with its own strategy: what is alive at each moment.
+
+Its tensors are fake: they have shapes and need no memory. Its process group sends nothing.
+"""
 
 import contextlib
 import gc
@@ -10,14 +13,17 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._guards import active_fake_mode
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ...data.moving import mapped
 from ...data.samples import batch_length
+from ...launch import hangs, rendezvous
 from ...logging import BatchContext
 from ...loop.manual_optimization import ManualOptimization
 from ...memory import activation_checkpointing
@@ -27,13 +33,15 @@ from ...run.rank import RankRun
 from ...strategies import memory, optimizers, sync_batchnorm
 from ...strategies.fsdp.fsdp import FSDP
 from ...strategies.fsdp.units import choose_units
+from ...strategies.gradients.averaging import GradientAverage
+from ...strategies.gradients.same_use import SameUse
 from ...strategies.precision import Precision
-from . import fake
 
 _CPU = torch.device("cpu")
 _UNIT = 1_000_000
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
 _COLLECTIVES = ("c10d", "_c10d_functional")
+_ATEN: Any = torch.ops.aten
 
 
 class Trace(NamedTuple):
@@ -165,6 +173,82 @@ class Live(TorchDispatchMode):
         return result
 
 
+def _item(x: Tensor) -> Any:
+    return False if x.dtype == torch.bool else 1.0 if x.is_floating_point() else 1
+
+
+def _masked(x: Tensor, indices: Any) -> Any:
+    for k, mask in enumerate(indices):
+        if mask is not None and mask.dtype in (torch.bool, torch.uint8):
+            return x.new_empty((*x.shape[:k], mask.numel(), *x.shape[k + mask.dim() :]))
+    return None
+
+
+# Bounds for what depends on data: item() is 1, `if tensor:` is false, a mask keeps all.
+_ANSWERS: dict[Any, Any] = {
+    _ATEN._local_scalar_dense.default: _item,
+    _ATEN.equal.default: lambda *_: True,
+    _ATEN.nonzero.default: lambda x: x.new_empty((x.numel(), x.dim()), dtype=torch.int64),
+    _ATEN.masked_select.default: lambda x, mask: x.new_empty((x + mask).numel()),
+    _ATEN.index.Tensor: _masked,
+}
+
+
+def _deepcopy(tensor: Tensor, memo: dict[int, Tensor]) -> Tensor:
+    # torch's own sets a storage, which corrupts memory if it is fake.
+    copy = tensor.detach().clone()
+    copy = nn.Parameter(copy) if isinstance(tensor, nn.Parameter) else copy
+    memo[id(tensor)] = copy.requires_grad_(tensor.requires_grad)
+    return copy
+
+
+def _apply(module: nn.Module, change: Any, recurse: bool = True) -> nn.Module:
+    # torch's own swaps fake parameters, which may not have references.
+    for child in module.children() if recurse else ():
+        child._apply(change)
+    for parameter in module.parameters(recurse=False):
+        parameter.data = change(parameter.data)
+    for name, buffer in module._buffers.items():
+        module._buffers[name] = None if buffer is None else change(buffer)
+    return module
+
+
+@contextlib.contextmanager
+def fake_tensors() -> Iterator[None]:
+    """Tensors that are created in it are fake."""
+    with (
+        mock.patch.object(Tensor, "__deepcopy__", _deepcopy),
+        mock.patch.object(nn.Parameter, "__deepcopy__", _deepcopy),
+        mock.patch.object(nn.Module, "_apply", _apply),
+        FakeTensorMode(allow_non_fake_inputs=True),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _fake_group(strategy: FSDP, on_gpus: bool) -> Iterator[None]:
+    """Process groups that are initialized in it have no peers, and send nothing.
+
+    The strategy, which sees fake CPU tensors, does what it would do on the plan's devices.
+    """
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    mesh = unset_fake_temporarily()(strategy.make_mesh)
+    own: dict[str, Any] = {"whole_blocks": on_gpus, "_skips": lambda _: False, "make_mesh": mesh}
+    with (
+        mock.patch.dict("os.environ", {"TRAINER_BACKEND": "fake"}),
+        mock.patch.object(rendezvous, "connect_store", return_value=FakeStore()),
+        mock.patch.object(hangs, "limited", contextlib.nullcontext),
+        mock.patch.multiple(strategy, **own),
+        # They would ask the peers: by the store, and with copies of some gradients.
+        mock.patch.object(SameUse, "note"),
+        mock.patch.object(GradientAverage, "average"),
+        # A mesh reads the ranks that it is made of.
+        mock.patch.object(DeviceMesh, "__init__", unset_fake_temporarily()(DeviceMesh.__init__)),
+    ):
+        yield
+
+
 def trace(
     plan: Plan, build: Callable[[], TrainingModule], batches: Sequence[Any], is_fake: bool = True
 ) -> Trace:
@@ -176,16 +260,16 @@ def trace(
     """
     torch.set_num_threads(1)
     gc.disable()  # it takes long, and would make what is alive depend on when it runs
-    options, strategy, live = plan.options, plan.strategy, Live(fake.ANSWERS if is_fake else {})
+    options, strategy, live = plan.options, plan.strategy, Live(_ANSWERS if is_fake else {})
     precision = Precision(str(options.precision), "cpu")
     precision.scaler = None  # a scale, whose value would say that steps are skipped
     with contextlib.ExitStack() as stack:
         if isinstance(strategy, FSDP):
-            stack.enter_context(fake.group(strategy, plan.device.type != "cpu"))
+            stack.enter_context(_fake_group(strategy, plan.device.type != "cpu"))
         strategy.connect(plan.layout, [_CPU], precision)
         stack.callback(strategy.teardown)
         if is_fake:
-            stack.enter_context(fake.tensors())
+            stack.enter_context(fake_tensors())
         stack.enter_context(live.counting())
         module = build()
         module.train()

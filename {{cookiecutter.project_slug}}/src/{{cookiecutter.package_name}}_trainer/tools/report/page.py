@@ -17,8 +17,7 @@ from jinja2 import Environment, FileSystemLoader
 
 from ...errors import shorten
 from . import checks
-from .reading import Run, Series
-from .traces import CATEGORIES
+from .reading import CATEGORIES, Run, Series
 
 _FOLDER = Path(__file__).parent
 # Of run.json; the rest stays there.

@@ -13,7 +13,7 @@ from ...cli import arguments, config_files, configuration, imports
 from ...errors import ConfigurationError, Problems, shown
 from ...launch import cluster, is_reported, outcome
 from ...module import Run, TrainingModule
-from ...options import paths
+from ...options import values
 from ...run.rank import RankRun
 from . import compare
 
@@ -40,11 +40,7 @@ class StopAfter(Callback):
 
 
 def run(program: str, words: Sequence[str]) -> None:
-    """Say what differs from the record, run again, compare; exit 0 only if they are bit-equal.
-
-    Raises:
-        ConfigurationError: There is no such run, a script has started it, or an option is wrong.
-    """
+    """Say what differs from the record, run again, compare; exit 0 only if they are bit-equal."""
     given = _read(words, f"{program} reproduce")
     recorded, trainer = given.attempts[-1], given.recorded_options
     last, layout = _last_step(given), cluster.detect()
@@ -99,7 +95,7 @@ def _read(words: Sequence[str], program: str) -> argparse.Namespace:
             found.trainer[name] = text
         else:
             problems.add(f"--{key}: not an option of reproduce, which repeats the run; use: {safe}")
-    run = Path(paths.expand("reproduce", found.run))
+    run = Path(values.expand_path("reproduce", found.run))
     problem = f"reproduce {shown(found.run)}: "
     found.run, found.attempts = run.absolute(), run_directory.attempts(run)
     if not found.attempts:
@@ -141,7 +137,7 @@ def _options(given: argparse.Namespace, layout: cluster.Layout) -> dict[str, Any
         found["overwrite"] = True  # an earlier reproduction
     found |= {name: config_files.word(name, text) for name, text in given.trainer.items()}
     root = str(found.get("default_root_dir", given.run.parent))
-    found["default_root_dir"] = paths.expand("default_root_dir", root)
+    found["default_root_dir"] = values.expand_path("default_root_dir", root)
     made = Path(found["default_root_dir"], str(found["run_name"])).absolute()
     if (start := given.attempts[0].get("resumed_from")) and not run_directory.holds_run(made):
         found["resume"] = start

@@ -128,7 +128,7 @@ def test_a_container_is_given_the_project_and_the_gpus(on_cluster: Project, tmp_
     """A made-up apptainer writes down its options, and runs Python with the image's variables."""
     stub = tmp_path / "apptainer"
     stub.write_text(
-        '#!/bin/bash\nexport PYTHONPATH=${APPTAINERENV_PYTHONPATH:-/app/src}\n'
+        "#!/bin/bash\nexport PYTHONPATH=${APPTAINERENV_PYTHONPATH:-/app/src}\n"
         'printf "%s\\n" "PYTHONPATH=$PYTHONPATH" "$@" >> "$STUB_LOG"\n'
         'until [ "$1" = "an image.sif" ]; do shift; done\n'
         'shift 2\nexec "$STUB_PYTHON" "$@"\n'

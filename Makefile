@@ -42,7 +42,7 @@ RENDER = DISTRIBUTED_TORCH_QUIET=1 $(BIN)/cookiecutter --no-input --default-conf
 IN_PROJECT = $(MAKE) -C
 # Number of processes for the tests of a rendered project and of the trainer.
 WORKERS ?= 2
-# What needs nothing else; test-slow runs the rest of them too.
+# What needs nothing else; test-slow runs the rest of them too. CI runs what is marked exhaustive once a week.
 QUICK := not (slow or needs or gpu)
 # In the project's environment, on the project that `make project` has rendered.
 PYTEST = -m pytest --numprocesses $(WORKERS) --dist loadfile --durations 30
@@ -80,8 +80,9 @@ test: lint test-template project  ## check and test the template, then a rendere
 tutorial: project  ## follow the tutorial of a rendered project from its first command on, in ~/tutorial
 	$(PYTHON) tests/tutorial.py build/test/my-project/docs/tutorial.md ~/tutorial --template . --environment '$(PROJECT_VENV)'
 
-test-template: $(TOOLS)  ## run the template's own tests
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --durations 30 -m "not trains and not docs" --ignore tests/docker --ignore tests/slurm --ignore tests/ssh
+test-template: $(TOOLS)  ## run the template's own quick tests, or those in ARGS
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --durations 30 --ignore tests/docker --ignore tests/slurm --ignore tests/ssh \
+		$(or $(ARGS),-m "not (trains or docs or exhaustive)")
 
 test-trainer: project  ## run the quick tests of the trainer, or those in ARGS: ARGS=tests/trainer/test_feed.py
 	$(TRAINER_TESTS) $(or $(ARGS),-m "$(QUICK)" tests/trainer)
@@ -114,12 +115,14 @@ test-oldest: project  ## run the quick tests with the oldest torch that is suppo
 	cd build/test/my-project && CUDA_VISIBLE_DEVICES= '$(OLDEST)/bin/python' $(PYTEST) -m "$(QUICK)"
 	RENDERED_PROJECT=build/test/my-project CUDA_VISIBLE_DEVICES= '$(OLDEST)/bin/python' $(PYTEST) -m "$(QUICK)" tests/trainer
 
-# TESTS='(slow or needs) and not (gpu or exhaustive)', as in CI, leaves out combinations that the others cover together.
+# TESTS='(slow or needs) and not (gpu or exhaustive)' and TRAINS='trains and not exhaustive', as in CI, leave out combinations
+# that the others cover together.
 TESTS = (slow or needs) and not gpu
+TRAINS = trains
 test-slow: models  ## run the tests that are slow or need an engine, and train in an updated project
 	$(IN_PROJECT) build/test/my-project test-slow VENV=$(PROJECT_VENV)
 	$(TRAINER_TESTS) -m "$(TESTS)" tests/trainer
-	PROJECT_PYTHON=$(PROJECT_VENV)/bin/python $(BIN)/python $(PYTEST) -m trains tests/test_update.py tests/test_docs.py \
+	PROJECT_PYTHON=$(PROJECT_VENV)/bin/python $(BIN)/python $(PYTEST) -m "$(TRAINS)" tests/test_update.py tests/test_docs.py \
 		tests/test_project_files.py tests/test_examples.py tests/test_kubernetes.py
 
 conformance: project  ## compare every strategy with one process in all combinations, and print the table
@@ -166,12 +169,12 @@ soak-long: $(TOOLS)  ## train for 20,000 steps and for 200 epochs: memory and ti
 	cd build/soak-long/my-project && PYTHONPATH="$$PWD/src:$$PWD:$(CURDIR)/tests/trainer:$(CURDIR)/tools" $(PROJECT_VENV)/bin/python -m long_runs $(ARGS)
 
 docker: $(TOOLS)  ## build a rendered project's image, inspect it and train in it
-	bash docker/smoke.sh $(BIN)/python
+	bash docker/smoke.sh $(BIN)/python $(ARGS)
 
 slurm: export PROJECT_PYTHON := $(PROJECT_VENV)/bin/python
 slurm: engines  ## run a rendered project's jobs on a real SLURM cluster on this machine (as root)
 	$(IN_PROJECT) build/test/my-project etcd VENV=$(PROJECT_VENV)
-	$(BIN)/python -m pytest tests/slurm --numprocesses 2 --dist loadfile --durations 30
+	$(BIN)/python -m pytest tests/slurm --numprocesses 2 --dist loadfile --durations 30 $(ARGS)
 
 # In the project's own environment; it may be in use by another render of the project.
 ssh: export PROJECT_PYTHON := $(PROJECT_VENV)/bin/python
@@ -179,7 +182,7 @@ ssh: $(TOOLS)  ## run a rendered project's ssh/train.sh on hosts with a real ssh
 	rm -rf build/ssh
 	$(RENDER) build/ssh
 	[ -e $(PROJECT_VENV)/.project ] || $(IN_PROJECT) build/ssh/my-project setup VENV=$(PROJECT_VENV)
-	$(BIN)/python -m pytest tests/ssh --durations 30
+	$(BIN)/python -m pytest tests/ssh --durations 30 $(ARGS)
 
 horovod: $(TOOLS)  ## install Horovod for the tests of a rendered project; its first build takes minutes
 	rm -rf build/test
@@ -288,7 +291,7 @@ docs-tools: $(TOOLS)  ## install MkDocs into build/docs-venv
 	$(IN_PROJECT) build/docs/my-project docs-tools DOCS_VENV=$(DOCS_VENV)
 
 test-docs: docs-tools  ## build the sites of projects with all parts and with none, and the template's (two minutes)
-	DOCS_VENV=$(DOCS_VENV) $(BIN)/python -m pytest -m docs tests/test_pages.py tests/test_site.py
+	DOCS_VENV=$(DOCS_VENV) $(BIN)/python -m pytest -m "docs and not exhaustive" tests/test_pages.py tests/test_site.py
 
 # Those of the site are for you to look at: no page shows them.
 docs-screenshots: project docs-tools  ## draw the pictures in docs/ again, and the site at two widths into build/screenshots; needs chromium

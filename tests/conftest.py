@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from rendering import ROOT, TEMPLATE, make_repository, render
 
-pytest_plugins = ["trainer.file_times"]
+pytest_plugins = ["trainer.file_times", "trainer.weekly"]
 # Tests of the trainer run in the environment of a rendered project.
 collect_ignore = ["trainer"]
 # Scripts that are imported from the template's folder would leave files there and in renders.

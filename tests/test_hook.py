@@ -136,20 +136,6 @@ def test_it_removes_pages_that_were_rendered_empty(folder: Path) -> None:
     assert before - tree(folder) == empty | {"docs/strategies/family"}
 
 
-def test_it_removes_what_the_core_has_not(folder: Path) -> None:
-    own = {"tests/gpu", "tests/gpu/run.py", "tests/fork_server.py", "tests/fork_server_main.py"}
-    for file in (*own - {"tests/gpu"}, "tests/project.py"):
-        (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        (folder / file).touch()
-    before, settings = tree(folder), folder / "pyproject.toml"
-    settings.write_text(settings.read_text() + 'parts = "all"\n')
-    assert run_hook(folder).returncode == 0
-    assert tree(folder) == before
-    settings.write_text(settings.read_text().replace('"all"', '"core"'))
-    assert run_hook(folder).returncode == 0
-    assert before - tree(folder) == own
-
-
 def test_it_removes_the_files_of_places_that_were_left_out(folder: Path) -> None:
     own = {"kubernetes/jobset.yaml", "kubernetes/setup.yaml", "kubernetes/trainjob.yaml"}
     own |= {"ssh/host.sh", "ssh/train.sh"}

@@ -266,7 +266,7 @@ def test_the_templates_workflow_runs_each_stage_of_ci() -> None:
     matrix = " ".join(jobs["stages"]["strategy"]["matrix"]["stages"]).split()
     weekly = " ".join(jobs["exhaustive"]["strategy"]["matrix"]["stages"]).split()
     stages = re.findall(r"^run_(\w+)\(\)", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
-    runs_others = {"readme", "rest", "exhaustive", "release"}
+    runs_others = {"readme", "exhaustive", "release"}
     assert {*matrix, *weekly} == set(stages) - runs_others
     script = (ROOT / ".ci" / "run").read_text()
     landing, _, once_a_week = script.partition("# --- once a week ---")
@@ -296,20 +296,6 @@ def test_each_target_is_run_on_each_push_or_once_a_week() -> None:
         needed = {word for name in run for word in re.findall(r"[a-z-]+", targets[name])}
         run |= needed & targets.keys()
     assert targets.keys() - run == BY_HAND.keys()
-
-
-def test_each_test_runs_in_the_stages_or_once_a_week() -> None:
-    """What `slow` leaves out of the tests is what `exhaustive` selects, of project and trainer."""
-    text = (ROOT / ".ci" / "run").read_text()
-    functions = dict(re.findall(r"^run_(\w+)\(\) \{\n(.*?)^\}", text, re.MULTILINE | re.DOTALL))
-    assert "TESTS='(slow or needs) and not (gpu or exhaustive)'" in functions["slow"]
-    assert "exhaustive_project\n" in functions["exhaustive"]
-    assert "exhaustive_trainer\n" in functions["exhaustive"]
-    assert '"exhaustive and not gpu" tests/trainer' in functions["exhaustive_trainer"]
-    assert "make conformance " in functions["exhaustive_project"]
-    tests = (TEMPLATE / "tests").rglob("*.py")
-    marked = {file.parent.name for file in tests if "mark.exhaustive" in file.read_text("utf-8")}
-    assert marked == {"conformance"}
 
 
 def assert_same_commands(github: dict[str, Any], gitlab: dict[str, Any]) -> None:

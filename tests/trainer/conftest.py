@@ -35,7 +35,7 @@ if importlib.util.find_spec("hypothesis") is not None:
     hypothesis.settings.register_profile("unhurried", deadline=None)
     hypothesis.settings.load_profile("unhurried")
 
-pytest_plugins = ["tests.conftest", "file_times"]
+pytest_plugins = ["tests.conftest", "file_times", "weekly"]
 # PyTorch/XLA has an environment of its own: `make test-xla` runs these.
 collect_ignore = [] if importlib.util.find_spec("torch_xla") else ["test_xla_runs.py"]
 

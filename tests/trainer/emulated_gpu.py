@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from torch.optim import optimizer
 from torch.utils import _foreach_utils, _pytree, backend_registration
 
-import emulated_batchnorm
 from emulated_counts import note, note_operator
 from emulated_philox import Philox
 
@@ -300,7 +299,7 @@ def _run(func: Any, *args: Any, **kwargs: Any) -> Any:
     args, kwargs = _pytree.tree_map(_numbers, (args, kwargs))
     count = max((each.numel() for each in emulated), default=1)
     with _drawing(func, count) if device is not None else contextlib.nullcontext():
-        result = emulated_batchnorm.KERNELS.get(func, func)(*args, **kwargs)
+        result = func(*args, **kwargs)
     return _wrapped(result, emulated, plain, device)
 
 

@@ -1,10 +1,9 @@
 """Ranks on emulated GPUs: what only CUDA does across them; started by test_emulated_ranks.py.
 
 ``python -m emulated_ranks FOLDER`` starts four ranks, which write what each has drawn as
-``FOLDER/RANK.json``, and what BatchNorms have computed as ``FOLDER/CASE.RANK``.
+``FOLDER/RANK.json``.
 """
 
-import itertools
 import json
 import sys
 from dataclasses import replace
@@ -18,10 +17,9 @@ import torch.distributed as dist
 from my_project_trainer.checkpoint import dtensors
 from my_project_trainer.launch.rendezvous import stay_on_loopback
 from my_project_trainer.run import placement
-from my_project_trainer.strategies import process_group, sync_batchnorm
+from my_project_trainer.strategies import process_group
 from my_project_trainer.strategies.model_parallel.mesh.strategy import Mesh
 from my_project_trainer.strategies.model_parallel.mesh.styles import ShardedRandomness
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, _random
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
@@ -31,13 +29,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import emulated_gpu
 from emulated_counts import counting
 from emulated_gpu import NAME
-from group_worker import CASES, Case
 
 RANKS, STEPS, SAVED = 4, 4, 2
 REPLICAS = {"data": 2, "tensor": 2, "timeout_seconds": 600.0}
-# As under autocast: half precision comes in, and the module has float32.
-NORMS = 3
-HALF = Case((3, 0, 2), dtype=torch.bfloat16)
 
 
 class Drawing(nn.Module):
@@ -123,8 +117,8 @@ def weights(module: Model) -> list[Tensor]:
     return [dtensors.local(each.detach()).cpu() for each in module.parameters()]
 
 
-def mesh(folder: Path) -> int:
-    """Write what this rank has drawn; return the rank."""
+def mesh(folder: Path) -> None:
+    """Write what this rank has drawn."""
     found: dict[str, Any] = {"broadcasts": 0}
     broadcast = dist.broadcast
 
@@ -141,36 +135,7 @@ def mesh(folder: Path) -> int:
     found["equal"] = all(one.equal(other) for one, other in pairs)
     found["operators"] = sorted(counts.operators)
     found["left"] = str(_random._rng_tracker)
-    rank: int = run.global_rank
-    (folder / f"{rank}.json").write_text(json.dumps(found))
-    return rank
-
-
-class OnGPU(nn.Module):
-    """Computes on the emulated GPU what is given and taken on the CPU."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module.to(NAME)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The output of the module."""
-        output: Tensor = self.module(x.to(NAME)).cpu()
-        return output
-
-
-def norms(folder: Path, rank: int) -> None:
-    """Write what torch's SyncBatchNorm gives, on the first ranks."""
-    store = dist.FileStore(str(folder / "store"), NORMS)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=NORMS)
-    cases = [(name, each[NORMS], each[NORMS].make()) for name, each in CASES.items()]
-    for name, case, module in [*cases, ("half", HALF, HALF.make().float())]:
-        bounds = [0, *itertools.accumulate(case.parts)]
-        converted = OnGPU(sync_batchnorm.convert(module, "cuda"))
-        found = case.train(converted, slice(bounds[rank], bounds[rank + 1]))
-        own = {key.replace("module.", ""): each.cpu().contiguous() for key, each in found.items()}
-        save_file(own, folder / f"{name}.{rank}")
-    dist.destroy_process_group()
+    (folder / f"{run.global_rank}.json").write_text(json.dumps(found))
 
 
 def main(folder: Path) -> None:
@@ -186,9 +151,7 @@ def main(folder: Path) -> None:
         # Each rank sees one GPU, its own, as srun's --gpus-per-task=1 has it.
         mock.patch.object(placement, "parse_devices", lambda value, available: [*range(value)]),
     ):
-        rank = mesh(folder)
-    if rank < NORMS:
-        norms(folder, rank)
+        mesh(folder)
 
 
 if __name__ == "__main__":

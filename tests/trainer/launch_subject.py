@@ -1,4 +1,4 @@
-"""Models that misbehave on one rank, and one that counts; named by class path in test_launch.py."""
+"""Models that misbehave on one rank; named by class path in test_launch.py."""
 
 import os
 import signal
@@ -6,12 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import my_project_trainer as trainer
-import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 
-from my_project.tasks import digits
 from my_project.tasks import image_classifier as classifier
 
 
@@ -42,18 +38,3 @@ class Sleeps(classifier.ImageClassifier):
         Path(f"rank-{self.global_rank}").write_text(str(os.getpid()))
         time.sleep(60)
         return super().training_step(batch, batch_idx)
-
-
-class Counts(classifier.ImageClassifier):
-    """Validates on all digits and counts them."""
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        super().validation_step(batch, batch_idx)
-        self.log("count", torch.tensor(float(len(batch[0]))), reduce_fx="sum")
-
-
-class AllDigits(trainer.DataModule):
-    """All 1797 digits, to validate on."""
-
-    def val_dataloader(self) -> DataLoader[Any]:
-        return DataLoader(digits.DigitImages(), batch_size=50)

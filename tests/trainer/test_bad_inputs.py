@@ -301,27 +301,3 @@ def test_a_class_that_refuses_its_arguments_is_named_with_them(
 def test_an_oserror_without_a_number_says_its_text(capsys: pytest.CaptureFixture[str]) -> None:
     (line,) = refused(capsys, *RIGHT, "--data", f"{__name__}.NoNumber", "--data.path", "a")
     assert line.startswith("data: NoNumber(path='a') was refused: the archive is damaged (")
-
-
-# --- the batch ------------------------------------------------------------------------------------
-
-
-def test_a_batch_larger_than_the_data_set_is_refused_before_the_first_step(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    words = ("--config", str(ROOT / "configs" / "digits.yaml"), "--trainer.accelerator", "cpu")
-    with pytest.raises(SystemExit) as ended:
-        cli.main(
-            [
-                *("fit", *words, "--trainer.devices", "1", "--trainer.default_root_dir", "there"),
-                *("--trainer.global_batch_size", "64000"),
-                *("--trainer.learning_rate_scaling", "linear"),
-                *("--trainer.reference_batch_size", "64"),
-            ]
-        )
-    assert ended.value.code == 2
-    assert capsys.readouterr().err == (
-        "error: global_batch_size=64000: an optimizer step takes more samples than the 1349 of the "
-        "dataset; use at most 1349\n"
-    )
-    assert not list(tmp_path.glob("there/*/metrics.csv"))

@@ -241,19 +241,6 @@ def test_mistakes_are_said_before_anything_starts(callbacks: Any, lines: list[st
         assert found.startswith(line)
 
 
-def test_hooks_of_a_module_that_are_none_here_are_refused() -> None:
-    class Model(subject.Net):
-        def training_epoch_end(self, outputs: Any) -> None: ...
-        def on_train_batch_start(self, batch: Any) -> None: ...  # type: ignore[override]
-
-    with pytest.raises(trainer.ConfigurationError) as caught:
-        fit(Model(), max_steps=1)
-    assert [line.partition(" ")[0] for line in caught.value.problems] == [
-        "Model.training_epoch_end",
-        "Model.on_train_batch_start",
-    ]
-
-
 class OwnAverage(trainer.Callback):
     needs = ("parameter_averaging",)
 

@@ -183,27 +183,6 @@ def test_hooks_of_a_module_see_tensors_that_are_not_read_yet(tmp_path: Path) -> 
     assert module.bias.tolist() == [2.0]
 
 
-def test_the_header_of_a_file_is_read_once_for_all_its_tensors(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dtypes = (torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int64, torch.complex64)
-    saved = {str(dtype): torch.arange(6).view(2, 3).to(dtype) for dtype in dtypes}
-    saved |= {"scalar": torch.tensor(3.0), "bool": torch.tensor([True, False, True])}
-    for part in (0, 1):
-        named = {f"{part}{name}": each for name, each in saved.items()}
-        stored_tensors.write(tmp_path / f"{part}.safetensors", named, {})
-    headers, safe_open, loads = list[str](), stored_tensors.safe_open, json.loads
-    monkeypatch.setattr(stored_tensors, "safe_open", lambda *a: headers.append("") or safe_open(*a))
-    monkeypatch.setattr(json, "loads", lambda text: headers.append(text) or loads(text))
-    found = stored_tensors.find_tensors(tmp_path)
-    count = len(headers)
-    for name, each in found.items():
-        assert torch.equal(each.read(), saved[name[1:]])
-        each.read_flat(0, 1)
-    assert len(found) == 2 * len(saved)
-    assert len(headers) == count == 6  # the check, the offsets, and the shards of each file
-
-
 def test_what_a_save_and_an_opening_do_does_not_grow_with_the_number_of_tensors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

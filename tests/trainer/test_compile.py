@@ -10,53 +10,10 @@ import torch
 from my_project_trainer.errors import ConfigurationError
 from my_project_trainer.loop import compilation
 from tests.conformance.rows import ROUNDING
-from tests.project import PACKAGE, ROOT, fit, run
 from torch import Tensor, nn
 from torch.nn import functional
 
 from checkpointed_subject import FEATURES, Model
-
-SHORT = [
-    *("--trainer.max_epochs", "1", "--trainer.loggers", "[csv]", "--trainer.accelerator", "cpu"),
-    *("--trainer.log_every_n_steps", "1", "--model.dropout", "0", "--trainer.run_name", "run"),
-]
-GPT = [
-    *("--config", ROOT / "configs" / "gpt.yaml"),
-    *("--model.width", "16", "--model.layers", "3", "--model.heads", "2", "--data.batch_size", "4"),
-    *("--data.context", "16", "--model.context", "16"),
-    *("--trainer.max_steps", "6", "--trainer.accelerator", "cpu"),
-    *("--trainer.log_every_n_steps", "1", "--model.dropout", "0", "--trainer.run_name", "run"),
-    *("--trainer.loggers", "[csv]", "--trainer.devices", "1"),
-]
-REGIONS = "{regional: true, mode: default}"
-
-
-def losses(folder: Path) -> list[float]:
-    """Of all steps of a run."""
-    rows = (folder / "run" / "metrics.csv").read_text().splitlines()
-    return [float(row.split(",")[3]) for row in rows if row.split(",")[2] == "loss"]
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive  # test_compile_strategies.py compares a step
-@pytest.mark.parametrize("devices", ["1", "2"])
-@pytest.mark.needs("g++")
-def test_equals_the_uncompiled(tmp_path, devices):
-    found = []
-    for name in ("true", "false"):
-        folder = tmp_path / name
-        done = run(
-            fit(
-                *SHORT,
-                *("--trainer.default_root_dir", folder, "--trainer.devices", devices),
-                *("--trainer.compile", name),
-            ),
-        )
-        assert done.returncode == 0, done.stderr
-        found.append(losses(folder))
-    assert len(found[0]) == 22
-    assert found[0] == pytest.approx(found[1], abs=1e-4)
-
 
 # --- with a backend that needs no compiler --------------------------------------------------------
 
@@ -280,28 +237,6 @@ def test_a_note_names_what_is_not_compiled(graphs, capfd, tmp_path):
     fitted(tmp_path / "modules", "modules", True)
     fitted(tmp_path / "self", "self", True)
     assert "note: compile" not in capfd.readouterr().err
-
-
-# --- with torch's compiler ------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive
-@pytest.mark.needs("g++")
-def test_blocks_compiled_and_computed_again_train_the_same(tmp_path):
-    found = {}
-    for name, options in {
-        "alone": [],
-        "regions": ["--trainer.compile", REGIONS],
-        "again": ["--trainer.compile", "true", "--trainer.activation_checkpointing", "[Block]"],
-    }.items():
-        where = ["--trainer.default_root_dir", tmp_path / name]
-        done = run(["-m", PACKAGE, "fit", *GPT, *where, *options])
-        assert done.returncode == 0, done.stderr
-        found[name] = losses(tmp_path / name)
-    assert len(found["alone"]) == 6
-    assert found["regions"] == pytest.approx(found["alone"], abs=1e-4)
-    assert found["again"] == pytest.approx(found["regions"], abs=ROUNDING)
 
 
 # --- what is refused ------------------------------------------------------------------------------

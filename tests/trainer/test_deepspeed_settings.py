@@ -205,19 +205,6 @@ def test_what_agrees_is_taken():
     assert problems(config=own, trainer=given) == []
 
 
-@pytest.mark.parametrize(
-    ("own", "precision"),
-    [
-        ({"bf16": {"enabled": True, "check_grad_overflow": True}}, "bf16-mixed"),
-        ({"bf16": {"enabled": "auto"}, "fp16": {"enabled": False, "hysteresis": 2}}, "bf16-mixed"),
-        ({"fp16": {"enabled": True, "loss_scale": 0, "min_loss_scale": "auto"}}, "16-mixed"),
-        ({"torch_autocast": {"enabled": False, "dtype": "float16"}, "fp16": {}}, "32-true"),
-    ],
-)
-def test_a_precision_that_agrees_is_taken(own, precision):
-    assert problems(config=own, trainer={"precision": precision}) == []
-
-
 def test_all_mistakes_are_said_at_once():
     own = {"gradient_clipping": 1.0, "fp16": {"enabled": True}, "scheduler": {}}
     found = problems(config=own, trainer={"max_steps": 0})

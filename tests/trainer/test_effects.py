@@ -15,7 +15,7 @@ from torch.optim import SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import ChainedScheduler, StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
-from configuration_subject import CPU, DIGITS, mistakes, read, write
+from configuration_subject import CPU, DIGITS, mistakes, read
 
 STEP: dict[str, Any] = {"accelerator": "cpu", "devices": 1, "max_steps": 1}
 
@@ -244,10 +244,3 @@ def test_such_numbers_are_text_on_the_command_line() -> None:
         config_files.word("--model.sizes", "[1, 017]")
     for text, value in (("10", 10), ("0", 0), ("0x1F", 31), ("00:30", "00:30"), ("0.5", 0.5)):
         assert config_files.word("--model.size", text).meaning == value
-
-
-def test_a_written_configuration_is_read(tmp_path: Path) -> None:
-    given = {"trainer": {"default_root_dir": "12:30:45", "max_time": "1:12:30:45"}}
-    found = read(*DIGITS, *CPU, "--config", write(tmp_path / "written.yaml", given))
-    assert found.trainer._plan.options.default_root_dir == "12:30:45"
-    assert found.trainer._plan.options.max_seconds == 131445

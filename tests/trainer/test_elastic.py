@@ -1,11 +1,9 @@
 """torchrun starts a run again whose rank was killed; it goes on, and gives up where that fails."""
 
-import json
 import os
 import random
 import re
 import signal
-import socket
 import time
 from itertools import groupby
 from pathlib import Path
@@ -14,7 +12,7 @@ import psutil
 import pytest
 from my_project_trainer import errors
 from my_project_trainer.launch import cluster, outcome, restarts
-from tests.project import PATIENCE, fit, free_port, start
+from tests.project import PATIENCE, fit, start
 
 from preemption_subject import steps_of
 from processes import assert_nothing_left, at_root
@@ -110,35 +108,6 @@ def test_ranks_of_a_killed_agent_end(tmp_path):
         process.kill()
         process.communicate()
     assert (len(gone), alive) == (2, [])
-
-
-@slow
-@pytest.mark.exhaustive  # tests/slurm/test_elastic.py has nodes that leave and come
-def test_a_run_with_options_of_auto_shrinks_to_one_process(tmp_path):
-    """One agent per node, here two on one machine; one of them is killed with its rank."""
-    address = ("127.0.0.1", free_port())
-    rendezvous = f"--rdzv-endpoint=127.0.0.1:{address[1]}"
-    waits = "--rdzv-conf=last_call_timeout=30,join_timeout=120"
-    options = ["--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3", "--rdzv-backend=c10d"]
-    launch = ["-m", "torch.distributed.run", *options, rendezvous, "--rdzv-id=job", waits]
-    command = [*launch, *slow_fit(tmp_path), "--trainer.strategy_options.timeout_seconds", "60"]
-    agents = []
-    try:
-        for _ in range(2):
-            agents.append(start(command, cwd=tmp_path, extra=at_root(), fresh=True))
-            wait_for(lambda: socket.socket().connect_ex(address) == 0, agents[0])  # it serves
-        wait_for(lambda: len(steps_of(tmp_path, rank=1)) > 2 * EVERY, agents[0])
-        for each in [*psutil.Process(agents[1].pid).children(), agents[1]]:
-            each.kill()
-        _, error = agents[0].communicate(timeout=PATIENCE)
-    finally:
-        for each in agents:
-            each.kill()
-            each.communicate()
-    assert agents[0].returncode == 0, error
-    attempts = json.loads((tmp_path / "torchrun-job" / "run.json").read_text())["attempts"]
-    found = [(each["layout"]["world_size"], each["strategy"]) for each in attempts]
-    assert found[-2:] == [(2, "ddp"), (1, "ddp")]
 
 
 @slow

@@ -1,16 +1,13 @@
-"""What only CUDA does across ranks, on emulated GPUs: DTensors' dropout, torch's SyncBatchNorm."""
+"""What only CUDA does across ranks, on emulated GPUs: dropout of DTensors."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tests.project import run
 
-from emulated_ranks import HALF, NORMS, RANKS, SAVED, STEPS
-from group_worker import CASES
-from test_sync_batchnorm import assert_equals_whole
+from emulated_ranks import RANKS, SAVED, STEPS
 
 SECONDS = 600.0
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * SECONDS)]
@@ -63,16 +60,3 @@ def test_sharded_parameters_are_stepped_and_clipped_by_kernels_of_gpus(
 
 def test_torch_is_left_as_it_was(ranks: list[dict[str, Any]]) -> None:
     assert [each["left"] for each in ranks] == ["None"] * RANKS
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_torchs_synchronized_batchnorm_equals_one_of_the_whole(folder: Path, name: str) -> None:
-    case = CASES[name][NORMS]
-    # Its kernels exchange 1 / sqrt(variance + eps), and sums of float32.
-    bound = {torch.float32: 1e-4, torch.float64: 1e-9}[case.dtype] * max(1, case.offset / 1e2)
-    assert_equals_whole(folder, name, NORMS, case.train(case.make(), slice(None)), bound)
-
-
-def test_ranks_exchange_float32_if_one_has_no_sample_in_half_precision(folder: Path) -> None:
-    whole = HALF.train(HALF.make().float(), slice(None))
-    assert_equals_whole(folder, "half", NORMS, whole, 3e-2)

@@ -273,15 +273,6 @@ def test_a_step_larger_than_the_data_set_is_one_line(drop_last: bool) -> None:
     assert training(tensors(8, 4, drop_last=drop_last), Share(0, 2, 0)).steps == 1
 
 
-def test_a_global_batch_larger_than_the_data_set_is_one_line() -> None:
-    with pytest.raises(errors.ConfigurationError) as raised:
-        training(tensors(7, 4), global_batch_size=64_000)
-    assert raised.value.problems == [
-        "global_batch_size=64000: an optimizer step takes more samples than the 7 of the dataset; "
-        "use at most 7"
-    ]
-
-
 def test_more_micro_batches_than_a_loader_has_are_one_line() -> None:
     with pytest.raises(errors.ConfigurationError) as raised:
         training([torch.ones(2)] * 3, accumulate=4)

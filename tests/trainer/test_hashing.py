@@ -107,16 +107,6 @@ def test_an_accelerator_that_sums_more_pieces_at_once_finds_the_same(monkeypatch
     assert alone[0] == (first * numbers).sum()
 
 
-@pytest.mark.parametrize(
-    "kind", [torch.float64, torch.bfloat16, torch.complex64, torch.bool, torch.uint8, torch.int64]
-)
-def test_all_data_types_have_hashes(kind: torch.dtype) -> None:
-    given = torch.arange(7).to(kind)
-    changed = given.clone()
-    changed[3] = 0
-    assert digest(given) == digest(given.clone()) != digest(changed)
-
-
 def test_other_layouts_have_hashes() -> None:
     image = torch.rand(2, 3, 4, 5, generator=torch.Generator().manual_seed(0))
     last = image.to(memory_format=torch.channels_last)

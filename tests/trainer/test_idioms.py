@@ -7,8 +7,6 @@ import my_project_trainer as trainer
 import pytest
 import torch
 from torch import Tensor
-from torch.optim import SGD, Adam
-from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
 import callback_subject as subject
@@ -66,68 +64,6 @@ def test_a_hook_of_other_arguments_is_named() -> None:
     refused(line, lambda: fit(module))
 
 
-@pytest.mark.parametrize(
-    ("name", "calls"),
-    [
-        ("on_fit_start", 1),
-        ("on_train_epoch_end", 0),
-        ("on_train_batch_start", 2),
-        ("on_validation_epoch_start", 1),
-        ("on_validation_epoch_end", 1),
-        ("on_before_optimizer_step", 2),
-        ("prepare_data", 1),
-        ("setup", 1),
-        ("teardown", 1),
-    ],
-)
-def test_a_hook_is_called(name: str, calls: int) -> None:
-    called = []
-    arguments = {
-        "on_train_batch_start": lambda self, batch, batch_idx: called.append(batch_idx),
-        "on_before_optimizer_step": lambda self, optimizer: called.append(optimizer),
-        "setup": lambda self, stage=None: called.append(stage),
-        "teardown": lambda self, stage=None: called.append(stage),
-    }
-    fit(with_method(name, arguments.get(name, lambda self: called.append(name))))
-    assert len(called) == calls
-
-
-@pytest.mark.parametrize(
-    ("name", "instead"),
-    [
-        ("max_nb_epochs", "did you mean 'max_epochs'"),
-        ("benchmark", "did you mean 'cudnn_benchmark'"),
-        ("profiler", "known: accelerator, "),
-        ("max_epoch", "did you mean 'max_epochs'"),
-        ("num_processes", "use devices"),
-        ("distributed_backend", "use strategy"),
-    ],
-)
-def test_an_argument_that_the_trainer_does_not_have_is_named(name: str, instead: str) -> None:
-    refused(
-        f"{name}: Trainer has no such argument; {instead}", lambda: fit(subject.Net(), **{name: 1})
-    )
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"gpus": 0},
-        {"logger": False},
-        {"limit_train_batches": 1},
-        {"overfit_batches": 1},
-        {"max_time": "00:00:10:00"},
-        {"num_sanity_val_steps": 0},
-        {"precision": 16},
-        {"deterministic": True},
-        {"gradient_clip_val": 0.1, "gradient_clip_algorithm": "value"},
-    ],
-    ids=str,
-)
-def test_an_argument_works(options: dict[str, Any]) -> None:
-    fit(subject.Net(), **options)
-
-
 class _Returns(subject.Net):
     """Returns what is made of the loss."""
 
@@ -137,21 +73,6 @@ class _Returns(subject.Net):
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         return self.change(super().training_step(batch, batch_idx))
-
-
-@pytest.mark.parametrize(
-    ("change", "line"),
-    [
-        (lambda loss: None, "training_step returned None: return the loss; or, to skip the batch"),
-        (lambda loss: loss.item(), "training_step must return a scalar loss"),
-        (lambda loss: {"a": loss}, "training_step must return a scalar loss"),
-        (lambda loss: torch.stack([loss, loss]), "training_step must return a scalar loss"),
-        (lambda loss: loss.detach(), "training_step gave a loss without a gradient"),
-        (lambda loss: {"loss": loss, "log": {"a": 1}}, "training_step returned 'log' beside"),
-    ],
-)
-def test_a_return_that_is_not_used_is_refused(change: Callable[[Tensor], Any], line: str) -> None:
-    refused(line, lambda: fit(_Returns(change)))
 
 
 class _Gets(trainer.Callback):
@@ -211,66 +132,6 @@ def test_should_stop_stops() -> None:
     assert made.global_step in (3, 4)
 
 
-def _scheduled(**entries: Any) -> Callable[[SGD], Any]:
-    return lambda sgd: ([sgd], [{"scheduler": StepLR(sgd, 1), **entries}])
-
-
-@pytest.mark.parametrize(
-    ("change", "line"),
-    [
-        (lambda sgd: sgd, None),
-        (lambda sgd: [sgd], None),
-        (lambda sgd: (sgd, Adam([sgd.param_groups[0]["params"].pop()])), None),
-        (lambda sgd: ([sgd], [StepLR(sgd, 1)]), None),
-        (lambda sgd: {"optimizer": sgd, "lr_scheduler": StepLR(sgd, 1)}, None),
-        (_scheduled(interval="step"), None),
-        (
-            lambda sgd: {
-                "optimizer": sgd,
-                "lr_scheduler": {"scheduler": ReduceLROnPlateau(sgd), "monitor": "val_loss"},
-            },
-            None,
-        ),
-        (lambda sgd: {"optimizer": sgd, "frequency": 1}, "configure_optimizers gave 'frequency'"),
-        (_scheduled(frequency=2), "lr_scheduler: 'frequency' is not supported; give a scheduler"),
-        (_scheduled(strict=True), "lr_scheduler: 'strict' is not supported"),
-        (lambda sgd: None, "configure_optimizers returned NoneType"),
-        (lambda sgd: torch.optim.LBFGS(sgd.param_groups[0]["params"]), "configure_optimizers gave"),
-    ],
-)
-def test_results_of_configure_optimizers(change: Callable[[SGD], Any], line: str | None) -> None:
-    module = with_method(
-        "configure_optimizers", lambda self: change(SGD(self.parameters(), lr=0.1))
-    )
-    if line is None:
-        fit(module)
-    else:
-        refused(line, lambda: fit(module))
-
-
-@pytest.mark.parametrize("method", ["train_dataloader", "val_dataloader"])
-@pytest.mark.parametrize(
-    ("loader", "line"),
-    [
-        (LOADER, None),
-        (list(LOADER), None),
-        ([LOADER, LOADER], "Net.{} returned a list of loaders: "),
-        (
-            DATA,
-            "Net.{} returned TensorDataset, a dataset, which yields single samples: return Data",
-        ),
-        (3, "Net.{} returned int, which is not an iterable of batches: return a DataLoader"),
-    ],
-    ids=["loader", "batches", "list", "dataset", "number"],
-)
-def test_results_of_loader_methods(method: str, loader: Any, line: str | None) -> None:
-    module = with_method(method, lambda self: loader)
-    if line is None:
-        fit(module)
-    else:
-        refused(line.format(method), lambda: fit(module))
-
-
 def test_a_dict_of_loaders_is_for_evaluation() -> None:
     named = {"a": LOADER, "b": LOADER}
     assert {"val_loss/a", "val_loss/b"} <= fit(with_loaders("val_dataloader", named)).metrics.keys()
@@ -280,23 +141,3 @@ def test_a_dict_of_loaders_is_for_evaluation() -> None:
 
 def with_loaders(method: str, loaders: Any) -> Any:
     return with_method(method, lambda self: loaders)
-
-
-@pytest.mark.parametrize(
-    ("value", "line"),
-    [
-        (1.0, None),
-        (torch.ones(1), None),
-        ("x", "log('a'): give one number, not 'x'"),
-        (torch.ones(3), "log('a'): give one number, not a tensor of shape (3,)"),
-    ],
-    ids=str,
-)
-def test_what_can_be_logged(value: Any, line: str | None) -> None:
-    module = with_method(
-        "on_train_batch_start", lambda self, batch, batch_idx: self.log("a", value)
-    )
-    if line is None:
-        assert fit(module).metrics["a"] == 1.0
-    else:
-        refused(line, lambda: fit(module))

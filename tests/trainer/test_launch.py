@@ -9,7 +9,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.conformance.rows import ROUNDING
 from tests.project import PACKAGE, PATIENCE, fit, run, start
 
 from processes import assert_nothing_left, at_root
@@ -144,32 +143,6 @@ def wait_for_ranks(folder: Path, launcher: "subprocess.Popen[str]") -> list[psut
         assert launcher.poll() is None, launcher.communicate()[1]
         time.sleep(0.05)
     raise TimeoutError("the ranks did not reach their first step")
-
-
-@pytest.mark.parametrize("processes", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
-def test_validation_counts_each_sample_once(tmp_path, processes):
-    values = validate(processes, tmp_path)
-    assert values["count"] == 1797
-    alone = validate(1, tmp_path)
-    # Sums of float32 means over other batches: to the last digits of a float32.
-    assert values["val_loss"] == pytest.approx(alone["val_loss"], rel=ROUNDING)
-    assert values["val_accuracy"] == pytest.approx(alone["val_accuracy"], rel=1e-14)
-
-
-def validate(processes: int, folder: Path) -> dict[str, float]:
-    """Values of a validation of the untrained model on all digits."""
-    done = run(
-        [
-            *("-m", PACKAGE, "validate", "--trainer.devices", str(processes)),
-            *("--trainer.accelerator", "cpu"),
-            *("--model", f"{SUBJECT}.Counts", "--data", f"{SUBJECT}.AllDigits"),
-            *("--checkpoint", "none", "--trainer.default_root_dir", folder),
-        ]
-    )
-    assert done.returncode == 0, done.stderr
-    file = done.stdout.splitlines()[-1].removeprefix("validation results written to ")
-    values: dict[str, float] = json.loads(Path(file).read_text())["metrics"]
-    return values
 
 
 def test_an_interactive_session_is_told_what_to_do():

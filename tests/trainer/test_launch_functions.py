@@ -268,18 +268,6 @@ def test_what_cannot_be_pickled_is_named(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-def test_the_command_line_names_what_cannot_be_pickled(tmp_path):
-    done = run(started("ddp_spawn", "WithLambda"), cwd=tmp_path, extra=at_root())
-    assert done.returncode == 2
-    [line] = done.stderr.splitlines()
-    assert line.startswith("error: model.head.activation is function_subject.WithLambda.")
-    assert line.endswith(
-        "<lambda>, which cannot be pickled; define it at the top level of a module, with def or "
-        "class, or use strategy='ddp', which pickles nothing"
-    )
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("strategy", ["ddp", "ddp_fork"])
 def test_what_cannot_be_pickled_trains_elsewhere(tmp_path, strategy):
     # And what was overridden for the parent does not hold for its ranks: each would be alone.

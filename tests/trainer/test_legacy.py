@@ -282,11 +282,6 @@ def test_an_unknown_accelerator_is_left_to_who_looks_for_it() -> None:
     assert (translated["accelerator"], translated["devices"]) == ("gpus", 2)
 
 
-@pytest.mark.parametrize("name", ["dp", "ddp", "ddp_spawn", "ddp2", "horovod"])
-def test_a_mode_is_a_strategy(name: str) -> None:
-    assert layout(accelerator=name, gpus=2)[2] == name
-
-
 @pytest.mark.parametrize(
     ("precision", "name"),
     [

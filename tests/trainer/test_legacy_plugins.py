@@ -13,7 +13,7 @@ from my_project_trainer.errors import ConfigurationError
 from tests.conformance.rows import ROUNDING
 from tests.project import run
 
-from legacy_subject import Extended, Model, NotWrapped, OwnDDP
+from legacy_subject import Extended, Model, NotWrapped
 from processes import at_root
 from test_legacy import layout, refusal, translate
 
@@ -164,33 +164,6 @@ class Hooked(legacy.DDPPlugin):
 )
 def test_what_would_have_no_effect_is_refused(given: Any, lines: list[str]) -> None:
     assert refusal(**given()) == lines
-
-
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        (
-            {"gradient_as_bucket_view": True},
-            "strategy_options: ddp has no option 'gradient_as_bucket_view': gradients always are "
-            "views of its buckets; leave it out",
-        ),
-        (
-            {"find_unused": True},
-            "strategy_options: ddp has no option 'find_unused'; did you mean "
-            "'find_unused_parameters'?",
-        ),
-        (
-            {"find_unused_parameters": "yes"},
-            "strategy_options.find_unused_parameters='yes': expected bool",
-        ),
-    ],
-)
-@pytest.mark.parametrize("kind", ["DDPPlugin", "OwnDDP"])
-def test_invalid_options_are_the_trainer_s_to_report(kind: str, options: Any, line: str) -> None:
-    cls = OwnDDP if kind == "OwnDDP" else legacy.DDPPlugin
-    with pytest.raises(ConfigurationError) as raised:
-        Trainer(plugins=cls(**options), accelerator="cpu", devices=2, max_steps=1)  # type: ignore[call-arg]
-    assert raised.value.problems == [line]
 
 
 def test_the_documents_1_bit_adam_with_stage_2_is_refused_with_the_reason() -> None:

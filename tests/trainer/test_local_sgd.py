@@ -316,14 +316,6 @@ def test_other_strategies_and_numbers_of_ranks_resume_from_the_average(trained_b
     ("strategy", "options", "lines"),
     [
         (
-            "local_sgd",
-            {"every_n_steps": 0, "warmup_steps": -1},
-            [
-                "strategy_options.every_n_steps=0: expected int >= 1",
-                "strategy_options.warmup_steps=-1: expected int >= 0",
-            ],
-        ),
-        (
             "diloco",
             {"every_n_steps": 0, "outer_learning_rate": 0.0, "outer_momentum": 1.0},
             [

@@ -18,7 +18,6 @@ import torch
 from my_project_trainer import Logger, Trainer, TrainingModule
 from my_project_trainer.callbacks import SystemMonitor
 from my_project_trainer.errors import UserError
-from my_project_trainer.launch import reports
 from tests.project import run
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
@@ -286,6 +285,7 @@ class ClosingLogger(Logger):
         self.call()
 
 
+@pytest.mark.slow  # a minute
 def test_a_killed_worker_keeps_no_logger_from_being_closed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -315,23 +315,6 @@ class Connects(Model):
 def test_a_connection_of_the_user_is_no_worker(tmp_path: Path) -> None:
     with pytest.raises(ConnectionRefusedError):
         train(Connects(), tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("message", "start"),
-    [
-        ("DataLoader worker (pid 7) is killed by signal: Killed. ", "DataLoader worker (pid 7) is"),
-        (
-            "DataLoader worker (pid(s) 7, 8) exited unexpectedly",
-            "DataLoader worker (pid(s) 7, 8) exited unexpectedly; ",
-        ),
-    ],
-)
-def test_torch_s_messages_are_known(tmp_path: Path, message: str, start: str) -> None:
-    line = reports.failure_of_machine(RuntimeError(message), tmp_path)
-    assert line is not None
-    assert line.startswith(start)
-    assert reports.failure_of_machine(RuntimeError("bad"), tmp_path) is None
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")

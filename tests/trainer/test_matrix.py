@@ -1,6 +1,5 @@
 """The matrix of a project's own tests: a row for each strategy, and none for what was removed."""
 
-import re
 import shutil
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -44,18 +43,6 @@ def rows_are_right(folder: Path, collected: str = "tests") -> "CompletedProcess[
     """Collect tests of a project, and run the one that compares rows with the registry."""
     command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "has_a_row", collected]
     return run(command, cwd=folder, extra={"PYTHONPATH": "src"})
-
-
-@pytest.mark.parametrize(
-    "removed", [pytest.param([NAMES[0]], marks=pytest.mark.slow), NAMES], ids="-".join
-)
-def test_an_engine_is_removed_with_its_folder(copy, removed):
-    for name in removed:
-        shutil.rmtree(copy / STRATEGIES / name)
-    done = rows_are_right(copy)
-    assert done.returncode == 0, done.stdout
-    tested = [name for name in removed if (ROOT / "tests" / f"test_{name}.py").exists()]
-    assert re.search(rf"1 passed, {len(tested)} skipped, \d+ deselected", done.stdout)
 
 
 @pytest.mark.slow

@@ -20,15 +20,6 @@ def make_recorder() -> Any:
     return recorder
 
 
-def test_a_mean_counts_every_sample_once() -> None:
-    recorder = make_recorder()
-    for samples, value in [(3, 1.0), (1, 5.0)]:
-        recorder.context = recorder.context._replace(counted=samples)
-        recorder.log("loss", torch.tensor(value), on_step=False, on_epoch=True)
-    assert recorder.take_epoch() == {"loss": 2.0}
-    assert recorder.take_epoch() == {}
-
-
 @given(st.lists(st.tuples(st.integers(1, 64), st.floats(-1e3, 1e3)), min_size=1, max_size=9))
 def test_means_of_parts_are_the_mean_of_the_whole(parts: list[tuple[int, float]]) -> None:
     recorder = make_recorder()

@@ -175,46 +175,6 @@ def test_an_interrupt_saves_and_gives_the_session_back(tmp_path):
         assert f"done after {int(found[1]) + 1} steps" in text(resumed)
 
 
-@pytest.mark.slow
-@pytest.mark.exhaustive
-def test_a_second_interrupt_ends_the_ranks_at_once_and_not_the_session(tmp_path):
-    cells = execute(
-        tmp_path,
-        """
-        import os, pathlib, psutil, signal, threading, time
-
-        class Sleeps(Line):
-            def training_step(self, batch, batch_idx):
-                pathlib.Path(f"rank-{self.global_rank}").write_text(str(os.getpid()))
-                while signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-                    time.sleep(0.1)
-                pathlib.Path(f"noted-{self.global_rank}").touch()
-                time.sleep(60)
-
-        def interrupt():  # as Jupyter does it
-            while len(list(pathlib.Path().glob("rank-?"))) < 2:
-                time.sleep(0.1)
-            os.killpg(os.getpgid(0), signal.SIGINT)
-            while len(list(pathlib.Path().glob("noted-?"))) < 2:
-                time.sleep(0.1)
-            os.killpg(os.getpgid(0), signal.SIGINT)
-
-        threading.Thread(target=interrupt).start()
-        make().fit(Sleeps())
-        """,
-        """
-        ranks = [int(path.read_text()) for path in pathlib.Path().glob("rank-?")]
-        assert len(ranks) == 2
-        assert not any(psutil.pid_exists(rank) for rank in ranks)
-        make(max_steps=1).fit(Line())
-        """,
-        allow_errors=True,
-    )
-    assert cells[0].outputs[-1].ename == "KeyboardInterrupt"
-    assert [each.get("evalue") for each in cells[1].outputs if each.output_type == "error"] == []
-    assert "done after 1 steps" in text(cells[1])
-
-
 def test_a_script_that_only_imports_the_kernel_is_no_notebook():
     code = f"import ipykernel; from {PACKAGE}_trainer import launch; print(launch.is_interactive())"
     assert run(["-c", code]).stdout == "False\n"

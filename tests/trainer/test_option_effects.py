@@ -2,20 +2,15 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
-import torch.distributed as dist
-from my_project_trainer import Trainer, TrainingModule
+from my_project_trainer import TrainingModule
 from my_project_trainer.checkpoint import is_sharded
-from my_project_trainer.data import sampling
 from my_project_trainer.launch.cluster import Layout
-from my_project_trainer.memory import activation_checkpointing
 from my_project_trainer.strategies.fsdp import fsdp
-from my_project_trainer.strategies.fsdp.fsdp import HSDP
 from my_project_trainer.strategies.optimizers import Optimization, read_optimization
 from my_project_trainer.strategies.precision import Precision
 from my_project_trainer.strategies.replicated.ddp import DDP
@@ -24,7 +19,6 @@ from my_project_trainer.strategies.replicated.single_device import SingleDevice
 from tests.conformance.rows import ROUNDING
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy
-from torch.utils.data import DataLoader, TensorDataset
 
 CPU = torch.device("cpu")
 
@@ -62,40 +56,6 @@ def set_up(
         strategy.teardown()
 
 
-# --- the trainer's -------------------------------------------------------------------------------
-
-
-def test_deterministic_applies_to_the_runs_of_its_trainer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
-    module = Layers()
-    module.look = torch.are_deterministic_algorithms_enabled
-    for deterministic in (True, False):
-        Trainer(
-            **{"accelerator": "cpu", "devices": 1, "max_steps": 1, "loggers": []},
-            **{"deterministic": deterministic, "default_root_dir": tmp_path},
-            **{"enable_progress_bar": False, "run_name": str(deterministic)},
-        ).fit(module, [torch.ones(1, 2)])
-    assert module.seen == [True, False]
-
-
-def test_a_loader_that_is_read_in_the_global_order_keeps_its_options() -> None:
-    given: dict[str, Any] = {
-        **{"num_workers": 2, "persistent_workers": True, "prefetch_factor": 3, "timeout": 700},
-        **{"worker_init_fn": print, "collate_fn": sum, "multiprocessing_context": "spawn"},
-        "pin_memory": True,
-    }
-    loader = DataLoader(TensorDataset(torch.ones(8)), batch_size=2, **given)
-    order = sampling.GlobalOrder(
-        sampling.BatchPlan(8, 2), 0, seed=0, shuffle=True, keyed=False, fill=True
-    )
-    ordered = sampling.order_globally(loader, order)
-    for name in given:
-        assert getattr(ordered, name) == getattr(loader, name), name
-
-
 # --- ddp -----------------------------------------------------------------------------------------
 
 
@@ -117,16 +77,6 @@ def test_torch_s_ddp_has_the_options(options: dict[str, Any], expected: dict[str
         assert strategy._wrapped is not None
         told = strategy._wrapped._get_ddp_logging_data()
         assert {name: told.get(name) for name in expected} == expected
-
-
-def test_gradients_are_not_averaged_while_they_are_accumulated() -> None:
-    strategy, module = DDP(), Layers()
-    with set_up(strategy, module):
-        module.look = lambda: strategy._wrapped and strategy._wrapped.require_backward_grad_sync
-        for synchronize in (False, False, True, False):
-            batch = torch.ones(1, 2)
-            strategy.forward_backward(batch, 0, weight=0.5, synchronize=synchronize)
-        assert module.seen == [False, False, True, False]
 
 
 # --- ddp_zero1 -----------------------------------------------------------------------------------
@@ -193,13 +143,6 @@ def sharding(options: dict[str, Any]) -> tuple[list[mock._Call], set[str]]:
     return made.call_args_list, found
 
 
-def test_fsdp_s_options_choose_its_units() -> None:
-    assert sharding({})[1] == set()
-    assert sharding({"unit_parameters": 5})[1] == {"first"}
-    assert sharding({"unit_parameters": 1})[1] == {"first", "second"}
-    assert sharding({"unit_classes": ["Linear"]})[1] == {"first", "second"}
-
-
 @pytest.mark.parametrize("offload", [True, False])
 @pytest.mark.parametrize("reshard", [True, False])
 def test_fsdp_offloads_and_reshards_as_configured(offload: bool, reshard: bool) -> None:
@@ -235,62 +178,3 @@ def test_fsdp_saves_shards_of_what_an_evaluation_has_gathered() -> None:
         state = strategy.state(optimization)
         assert all(map(is_sharded, state["model"].values()))
         assert state["optimizers"][0]["param_groups"][0]["params"] == list(state["model"])
-
-
-@pytest.mark.parametrize("algorithm", ["norm", "value"])
-def test_fsdp_clips_what_is_sharded_and_what_each_process_holds_together(algorithm: str) -> None:
-    # In mixed precision each process holds the parameters of BatchNorm.
-    module, strategy = Layers(), fsdp.FSDP()
-    module.first = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
-    with set_up(strategy, module, "bf16-mixed") as optimization:
-        batch = torch.tensor([[1.0, 2.0], [-3.0, 1.0], [0.5, -1.0]])
-        strategy.forward_backward(batch, 0, weight=1.0, synchronize=True)
-
-        def gradients() -> Tensor:
-            found = [getattr(each.grad, "_local_tensor", each.grad) for each in module.parameters()]
-            return torch.cat([each.flatten() for each in found if each is not None])
-
-        before = gradients()
-        bound = float(before.norm() if algorithm == "norm" else before.abs().max()) / 2
-        norm = strategy.clip(optimization, bound, algorithm)
-        expected = before / 2 if algorithm == "norm" else before.clamp(-bound, bound)
-        assert torch.allclose(gradients(), expected, rtol=1e-5, atol=0)
-        if algorithm == "norm":
-            assert norm is not None
-            assert float(norm) == pytest.approx(float(before.norm()))
-
-
-def test_units_of_fsdp_may_be_inside_a_part_that_is_computed_again() -> None:
-    module, strategy = Layers(), fsdp.FSDP(unit_classes=["Linear"])
-    module.first = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 3))
-    with activation_checkpointing.applied(module, ["first"]), set_up(strategy, module):
-        strategy.forward_backward(torch.ones(1, 2), 0, weight=1.0, synchronize=True)
-        assert all(each.grad is not None for each in module.parameters())
-
-
-@pytest.fixture
-def four_ranks() -> Iterator[None]:
-    """The first of four ranks, whose collectives are torch's fake ones."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
-    yield
-    dist.destroy_process_group()
-
-
-@pytest.mark.usefixtures("four_ranks")
-@pytest.mark.parametrize(
-    ("options", "ranks"),
-    [
-        ({}, [[0, 1, 2, 3]]),
-        ({"shard_size": 2}, [[0, 1], [2, 3]]),
-        ({"shard_size": 1}, [[0], [1], [2], [3]]),
-    ],
-    ids=str,
-)
-def test_hsdp_shards_among_shard_size_ranks(
-    options: dict[str, Any], ranks: list[list[int]]
-) -> None:
-    strategy = HSDP(**options)
-    strategy._layout, strategy.device = Layout(world_size=4, local_world_size=4), CPU
-    assert strategy.make_mesh().mesh.tolist() == ranks

@@ -200,6 +200,7 @@ def train(
     return done.returncode, done.stderr, values
 
 
+@pytest.mark.slow
 def test_staleness_is_bounded_between_processes(tmp_path: Path) -> None:
     options = {"devices": 4, "max_epochs": 3, "strategy_options": {"max_staleness": 6}}
     options |= {"async_checkpoints": True}

@@ -33,7 +33,7 @@ class Way:
     """How a strategy is started.
 
     Args:
-        models: that CI tries; the others are exhaustive.
+        models: that CI tries on each push; the others are exhaustive.
         processes: that are started for it; others it starts by itself.
         parts: into which it cuts a batch.
         options: of the strategy.
@@ -49,16 +49,16 @@ class Way:
 
 VIT, LAYERS, RESNET, SYNC, RETINANET, UNET, GPT2, LLAMA, T5, BERT, LORA, GCN, WGAN, ACTOR = MODELS
 WAYS = {
-    "dp": Way((RETINANET, BERT), processes=1),
-    "ddp": Way((VIT, SYNC, UNET, WGAN)),
-    "ddp_fork": Way((ACTOR,), processes=1),
+    "dp": Way((BERT,), processes=1),
+    "ddp": Way((VIT,)),
+    "ddp_fork": Way((), processes=1),
     "ddp_zero1": Way((T5,)),
-    "fsdp": Way((RESNET, GPT2)),
+    "fsdp": Way((GPT2,)),
     "hsdp": Way((), 4, 4, {"shard_size": 2}),
-    "local_sgd": Way((UNET,), options={"every_n_steps": 1}),
-    "ddp_sharded": Way((LORA,), engine="fairscale"),
-    "deepspeed_stage_1": Way((GCN,), engine="deepspeed"),
-    "deepspeed_stage_2": Way((RETINANET,), engine="deepspeed"),
+    "local_sgd": Way((), options={"every_n_steps": 1}),
+    "ddp_sharded": Way((), engine="fairscale"),
+    "deepspeed_stage_1": Way((), engine="deepspeed"),
+    "deepspeed_stage_2": Way((), engine="deepspeed"),
     "deepspeed_stage_3": Way((VIT,), engine="deepspeed"),
     "sequential": Way((LAYERS,), options={"microbatches": 2}),
     "tensor_parallel": Way((LLAMA,)),
@@ -99,7 +99,7 @@ NOT_TRIED = {("local_sgd", WGAN)}
 
 
 def cells() -> Iterator[Any]:
-    """All strategies and models; of each strategy CI tries some models."""
+    """All strategies and models; on each push CI tries one model of some strategies."""
     for strategy, way in WAYS.items():
         for model in MODELS:
             marks = [pytest.mark.needs(way.engine)] if way.engine != "torch" else []

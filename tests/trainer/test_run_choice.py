@@ -2,12 +2,9 @@
 
 import fcntl
 import os
-import random
-import shutil
 import subprocess
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +18,6 @@ from my_project_trainer.checkpoint import run_lock as locks
 from my_project_trainer.checkpoint import writing as writer
 from my_project_trainer.launch.cluster import Layout
 from tests.project import ROOT
-
-from checkpoint_subject import rewrite
 
 
 def save(run: Path, *steps: int) -> Path:
@@ -303,93 +298,3 @@ def test_a_file_system_without_locks_is_said(
         f"{tmp_path}: its file system has no locks (No locks available): a second training run "
         "could write to it too"
     )
-
-
-# --- three hundred damaged checkpoints -----------------------------------------------------------
-
-
-def flip_a_bit(path: Path, other: Path, dice: random.Random) -> None:
-    file = dice.choice(sorted(path.iterdir()))
-    data = bytearray(file.read_bytes())
-    data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
-    file.write_bytes(data)
-
-
-def zero_a_block(path: Path, other: Path, dice: random.Random) -> None:
-    file = dice.choice(sorted(path.iterdir()))
-    data = bytearray(file.read_bytes())
-    begin = dice.randrange(len(data) - 16)
-    data[begin : begin + 16] = bytes(16) if any(data[begin : begin + 16]) else b"\1" * 16
-    file.write_bytes(data)
-
-
-def cut_off(path: Path, other: Path, dice: random.Random) -> None:
-    file = dice.choice(sorted(path.iterdir()))
-    os.truncate(file, dice.randrange(file.stat().st_size))
-
-
-def add_bytes(path: Path, other: Path, dice: random.Random) -> None:
-    file = dice.choice(sorted(path.iterdir()))
-    with file.open("ab") as opened:
-        opened.write(dice.randbytes(dice.randint(1, 100)))
-
-
-def remove_a_file(path: Path, other: Path, dice: random.Random) -> None:
-    dice.choice(sorted(path.iterdir())).unlink()
-
-
-def add_a_file(path: Path, other: Path, dice: random.Random) -> None:
-    name = dice.choice(["a.txt", ".metadata", "rank-00007.safetensors", "model.pt"])
-    (path / name).write_bytes(dice.randbytes(10))
-
-
-def take_another_step_s_file(path: Path, other: Path, dice: random.Random) -> None:
-    name = dice.choice(sorted(each.name for each in path.iterdir()))
-    shutil.copy(other / name, path / name)
-
-
-def change_a_value(path: Path, other: Path, dice: random.Random) -> None:
-    """Under a checksum that is right."""
-    key = dice.choice(["step", "world_size", "files", "format"])
-    value = dice.choice([-1, 10**30, None, "5", 1.5, [], {"x": 1}, True])
-
-    def change(content: Any) -> Any:
-        content["head"][key] = value
-        return content
-
-    rewrite(path, change)
-
-
-DAMAGES = [
-    flip_a_bit,
-    zero_a_block,
-    cut_off,
-    add_bytes,
-    remove_a_file,
-    add_a_file,
-    take_another_step_s_file,
-    change_a_value,
-]
-
-
-@pytest.mark.slow
-def test_of_three_hundred_damaged_checkpoints_none_is_taken(tmp_path: Path) -> None:
-    good = tmp_path / "good"
-    save(good, 1, 2, 3)
-    counted: Counter[str] = Counter()
-    for number in range(304):
-        dice = random.Random(number)
-        root = tmp_path / str(number)
-        shutil.copytree(good, root / "run")
-        checkpoints = root / "run" / "checkpoints"
-        newest, before = (checkpoints / f"step-0000000{step}" for step in (3, 2))
-        damage_one = DAMAGES[number % len(DAMAGES)]
-        damage_one(newest, before, dice)
-        chosen = choose(root, "run", "auto")
-        assert chosen.checkpoint == before, (number, damage_one.__name__)
-        (remark,) = chosen.remarks
-        assert remark.startswith(f"damaged, and not used: {newest}"), number
-        assert "\n" not in remark
-        counted[damage_one.__name__] += 1
-        shutil.rmtree(root)
-    assert min(counted.values()) == 38

@@ -55,37 +55,6 @@ def test_parts_partition_each_micro_batch(plan: Any) -> None:
     assert position == plan.samples_used
 
 
-@given(plans)
-def test_drop_last_leaves_out_less_than_one_step(plan: Any) -> None:
-    left_out = plan.samples - plan.samples_used
-    assert 0 <= left_out < plan.global_batch
-    assert plan.drop_last or left_out == 0
-    assert not plan.drop_last or plan.samples_used % plan.global_batch == 0
-    assert plan.steps == -(-plan.batches // plan.accumulate)
-
-
-@given(plans, st.data())
-def test_weighted_means_of_parts_average_to_the_mean_of_the_global_batch(
-    plan: Any, data: st.DataObject
-) -> None:
-    values = torch.tensor(
-        data.draw(st.lists(st.integers(-50, 50), min_size=plan.samples, max_size=plan.samples)),
-        dtype=torch.float64,
-    )
-    for step in range(plan.steps):
-        batches = range(step * plan.accumulate, min((step + 1) * plan.accumulate, plan.batches))
-        total = 0.0
-        for batch in batches:
-            for replica in range(plan.replicas):
-                begin, end = plan.part(batch, replica)
-                # A replica without samples reads another's, which must not count.
-                mean = float(values[begin:end].mean()) if end > begin else 1e9
-                total += plan.weight(batch, replica) * mean / plan.replicas
-        begin = step * plan.global_batch
-        expected = values[begin : min(begin + plan.global_batch, plan.samples_used)].mean()
-        assert total == pytest.approx(float(expected), abs=1e-9)
-
-
 def test_a_plan_in_numbers() -> None:
     plan = BatchPlan(samples=29, batch_size=3, replicas=2, accumulate=2)
     assert (plan.micro_batch, plan.global_batch, plan.batches, plan.steps) == (6, 12, 5, 3)
@@ -112,16 +81,6 @@ def test_every_sample_once_an_epoch(plan: Any, epoch: int, seed: int) -> None:
             seen += indices if end > begin else []
     assert len(seen) == len(set(seen)) == plan.samples_used
     assert set(seen) <= set(range(plan.samples))
-
-
-@given(plans, st.data())
-def test_starting_at_a_batch_gives_the_tail(plan: Any, data: st.DataObject) -> None:
-    start = data.draw(st.integers(0, plan.batches))
-    replica = data.draw(st.integers(0, plan.replicas - 1))
-    whole, rest = make_order(plan, replica), make_order(plan, replica)
-    whole.set_position(2, 0)
-    rest.set_position(2, start)
-    assert list(rest) == list(whole)[start:]
 
 
 def steps_of(plan: Any, epoch: int = 0) -> list[list[int]]:
@@ -170,19 +129,6 @@ def test_the_order_neither_reads_nor_moves_the_global_generator() -> None:
     torch.manual_seed(1)
     assert torch.equal(torch.rand(1), drawn)
     assert list(make_order(BatchPlan(10, 2))) == first
-
-
-@given(plans)
-def test_evaluation_gives_each_sample_once_in_order_and_fills_nothing(plan: Any) -> None:
-    plan = BatchPlan(plan.samples, plan.batch_size, plan.replicas)
-    seen = []
-    for replica in range(plan.replicas):
-        batches = list(make_order(plan, replica, shuffle=False, fill=False))
-        assert all(batches)
-        seen += [indices for batch in batches for indices in batch]
-    assert sorted(seen) == list(range(plan.samples))
-    if plan.replicas == 1:
-        assert seen == list(range(plan.samples))
 
 
 def test_a_replica_without_samples_is_filled_in_training_only() -> None:

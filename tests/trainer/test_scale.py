@@ -2,14 +2,10 @@
 
 import collections
 import datetime
-import importlib
 import os
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import long_runs
@@ -109,21 +105,6 @@ def test_ranks_of_an_earlier_start_are_not_taken_for_those_of_this_one() -> None
         rendezvous._join(shared, layout(2, 4), soon)
 
 
-def test_looks_become_rarer(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, looks = 0.0, []
-
-    def sleep(seconds: float) -> None:
-        nonlocal now
-        now += seconds
-
-    clock = SimpleNamespace(monotonic=lambda: now, sleep=sleep)
-    monkeypatch.setattr(rendezvous, "time", clock)
-    assert not rendezvous.poll(lambda: bool(looks.append(now)), 600, 0.02)
-    assert 1200 < len(looks) < 1300
-    assert looks[:3] == pytest.approx([0, 0.02, 0.04])
-    assert all(b - a <= max(0.021, 0.051 * b) for a, b in pairwise(looks))
-
-
 def connections(ranks: int) -> list[Counting]:
     """The stores of threads that have formed a group and reduced a number."""
     shared = dist.HashStore()
@@ -178,52 +159,6 @@ for most in (hard, 5000):
 def test_the_rank_that_serves_the_store_may_have_a_connection_of_each(tmp_path: Any) -> None:
     done = run(["-c", SERVES], cwd=tmp_path)
     assert (done.stdout, done.stderr) == ("True\nTrue\n", "")
-
-
-def report() -> Any:
-    """The benchmark's page and plot; the folder of benchmarks is no package."""
-    sys.path.append(str(BENCHMARKS))
-    try:
-        return importlib.import_module("scale_report")
-    finally:
-        sys.path.remove(str(BENCHMARKS))
-
-
-def test_the_page_of_the_benchmark_names_what_grows_faster_than_linearly() -> None:
-    made = report()
-
-    def found(ranks: int) -> Any:
-        process = made.Process(threads=5, descriptors=10 + ranks, own_mib=60, cpu_s=0.1)
-        return made.Found(
-            start=made.Start("torchrun", "ddp", ranks),
-            first_step_s=1.0,
-            stop_s=2.0,
-            launcher=process,
-            rank_0=process,
-            median=process,
-            kinds_0={"get": 3 * ranks, "set": ranks},
-            first_0=4 * ranks,
-            first_median=4.0,
-            first_all=ranks**2,
-            rate_0=2.0,
-            rate_all=2.0 * ranks,
-            steps_per_s=10.0,
-            stop_all=0,
-        )
-
-    starts = [found(ranks) for ranks in (8, 16, 32, 64)]
-    assert made.verdict(starts) == [
-        "grows faster than linearly: ddp, torchrun: operations of all ranks: ranks ** 2.00"
-    ]
-    order = made.Order(10**9, False, 0.5, 0.5, 0.4, 3.0)
-    page = made.markdown(starts, {"get": 20.0, "set": 4.0}, [order], 300.0)
-    assert (
-        "| ddp, torchrun | 64 | get 192, set 64 | 256 | 4 | 4,096 | 2.0 | 128 | 10.0 | 0 |" in page
-    )
-    # 10 + 1,024 descriptors; on the line through 32 and 64 ranks, (64² - 32²) / 32 = 96 each.
-    assert "| ddp, torchrun | 1,034 | 60 | 96,256 | 1.9 | 2,048 | 4.1% |" in page
-    assert "| 1,000,000,000 | computed | 0.5 | 0.5 | 0.4 | 3.0 | 1.0% |" in page
-    assert made.plot(starts).count("<circle") == 1 + 3 * 4
 
 
 def test_a_long_run_that_grows_is_no_success() -> None:

@@ -51,11 +51,6 @@ def test_the_warm_up_is_a_straight_line(target: float, warmup: int, step: int) -
         assert abs(found - target) >= abs(warmed_up(target, warmup, step + 1) - target)
 
 
-@given(target=FACTORS, step=st.integers(0, 10))
-def test_without_a_warm_up_the_factor_is_there_at_once(target: float, step: int) -> None:
-    assert warmed_up(target, 0, step) == target
-
-
 @given(
     each=st.integers(1, 100),
     replicas=st.integers(1, 64),

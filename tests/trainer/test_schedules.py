@@ -5,7 +5,7 @@ Numbers are compared with those of a plain torch loop.
 
 import csv
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,25 +59,6 @@ def schedules(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     ]
 
 
-def plain_loop(validated: Mapping[int, float]) -> tuple[list[float], Tensor]:
-    """The learning rate of each step, and the final weights."""
-    weight = nn.Parameter(torch.ones(2))
-    optimizer = torch.optim.SGD([weight], lr=0.01, momentum=0.9)
-    of_steps, of_epochs, plateau = (each["scheduler"] for each in schedules(optimizer))
-    rates, latest = [], float("nan")
-    for epoch in range(EPOCHS):
-        for index, batch in enumerate(batches()):
-            rates.append(optimizer.param_groups[0]["lr"])
-            optimizer.zero_grad()
-            (batch @ weight).square().mean().backward()
-            optimizer.step()
-            of_steps.step()
-            latest = validated.get(epoch * BATCHES + index + 1, latest)
-        of_epochs.step()
-        plateau.step(latest)
-    return rates, weight.detach()
-
-
 def make(folder: Path, **options: Any) -> Trainer:
     shared = {"accelerator": "cpu", "devices": 1, "max_epochs": EPOCHS, "log_every_n_steps": 1}
     quiet = {"loggers": ["csv"], "enable_progress_bar": False, "default_root_dir": folder}
@@ -105,14 +86,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Scheduled]:
     module = Scheduled()
     make(folder, **OFTEN).fit(module, batches(), [torch.ones(1)])
     return folder / "run", module
-
-
-def test_rates_and_weights_are_those_of_a_plain_loop(whole: tuple[Path, Scheduled]) -> None:
-    folder, module = whole
-    rates, weight = plain_loop(VALIDATED)
-    assert len(set(rates)) == 6
-    assert list(logged(folder, "lr").values()) == pytest.approx(rates, rel=1e-12)
-    assert module.weight.equal(weight)
 
 
 def test_validation_runs_every_n_steps_and_every_n_epochs(
@@ -155,15 +128,6 @@ def test_validation_runs_every_n_epochs_and_at_the_end(
     assert module.validated == expected
 
 
-@pytest.mark.parametrize("every", [1, 2, 5, 100])
-def test_every_nth_step_is_logged_and_the_first_and_the_last(tmp_path: Path, every: int) -> None:
-    module = Scheduled()
-    module.configure_optimizers = lambda: torch.optim.SGD(module.parameters(), lr=0.01)
-    make(tmp_path, log_every_n_steps=every, max_steps=11).fit(module, batches())
-    expected = sorted({1, 11, *range(every, 12, every)})
-    assert list(logged(tmp_path / "run", "lr")) == expected
-
-
 def test_a_run_that_ended_is_not_validated_twice_at_its_last_step(tmp_path: Path) -> None:
     options = {**OFTEN, "max_steps": EVERY}
     first, again = Scheduled(), Scheduled()
@@ -173,56 +137,6 @@ def test_a_run_that_ended_is_not_validated_twice_at_its_last_step(tmp_path: Path
 
 
 # --- an unfinished epoch -------------------------------------------------------------------------
-
-
-class Sum(nn.Module):
-    """The interface of a torchmetrics metric that the trainer uses: a sum."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.device = torch.device("cpu")
-        self.reset()
-
-    def reset(self) -> None:
-        self.total, self.seen = torch.zeros(()), []
-        self._update_count, self._computed = 0, None
-
-    @property
-    def metric_state(self) -> dict[str, Any]:
-        return {"total": self.total, "seen": self.seen}
-
-    def update(self, value: Tensor) -> None:
-        self._update_count += 1
-        self.total = self.total + value
-        self.seen.append(value.reshape(1))
-
-    def compute(self) -> Tensor:
-        return self.total + 100 * len(self.seen) + 10_000 * self._update_count
-
-
-class Metered(Scheduled):
-    """Logs a metric once an epoch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.meter = Sum()
-
-    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        self.meter.update(batch.sum())
-        self.log("metered", self.meter)
-        return super().training_step(batch, batch_idx)
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.01)
-
-
-def test_a_metric_of_an_epoch_counts_what_was_seen_before_a_resume(tmp_path: Path) -> None:
-    options = {"checkpoint_every_n_steps": 1, "max_epochs": 1}
-    make(tmp_path, **options, max_steps=3).fit(Metered(), batches())
-    make(tmp_path, **options, resume="auto").fit(Metered(), batches())
-    total = sum(float(batch.sum()) for batch in batches())
-    counted = total + 100 * BATCHES + 10_000 * BATCHES
-    assert logged(tmp_path / "run", "metered") == {BATCHES: counted}
 
 
 class Reads(Scheduled):

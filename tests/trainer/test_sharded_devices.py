@@ -13,17 +13,14 @@ import my_project_trainer as trainer
 import pytest
 import torch
 import torch.distributed as dist
-from my_project_trainer.checkpoint import fill, fill_module
+from my_project_trainer.checkpoint import fill_module
 from my_project_trainer.checkpoint import reading as checkpoint
 from my_project_trainer.checkpoint import writing as checkpoint_writer
 from my_project_trainer.data import randomness
 from my_project_trainer.strategies import optimizer_state as states
 from my_project_trainer.strategies import optimizers as optimization
 from my_project_trainer.strategies.deepspeed import deepspeed
-from my_project_trainer.strategies.deepspeed import slices as deepspeed_slices
-from my_project_trainer.strategies.deepspeed import state as deepspeed_state
 from my_project_trainer.strategies.fsdp import fsdp
-from my_project_trainer.strategies.fsdp import state as parts
 from my_project_trainer.strategies.precision import Precision
 from my_project_trainer.strategies.replicated import dp
 from torch import Tensor, nn
@@ -68,22 +65,6 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         return to(tensor, *args, **kwargs)
 
     monkeypatch.setattr(Tensor, "to", only_here)
-
-
-@pytest.mark.usefixtures("no_gpu")
-def test_a_shard_in_main_memory_is_copied_and_filled_there(connect, tmp_path):
-    connect(1, 2)
-    tensor = sharded(torch.arange(6.0).view(3, 2), 6)
-    chunk = checkpoint_writer._chunk(tensor)
-    assert chunk.offsets == [3, 0]
-    assert chunk.part.data_ptr() == tensor._local_tensor.data_ptr()
-    writer = checkpoint_writer.Checkpoints(tmp_path)
-    writer._copy({"weight": chunk})
-    copy = writer._kept["weight"]
-    assert (copy.device.type, copy.tolist()) == ("cpu", [[0, 1], [2, 3], [4, 5]])
-    assert type(copy) is Tensor
-    fill(tensor, torch.arange(12.0).view(6, 2) + 10)
-    assert tensor._local_tensor.tolist() == [[16, 17], [18, 19], [20, 21]]
 
 
 @pytest.mark.usefixtures("no_gpu")
@@ -198,35 +179,6 @@ def test_one_that_is_not_fused_keeps_them_in_main_memory(saved):
     states.load_optimizer_state(optimizer, saved, states.parameter_names(layer))
     assert optimizer.state[layer.weight]["step"].device.type == "cpu"
     assert not optimizer.param_groups[0]["fused"]
-
-
-def test_deepspeed_puts_steps_on_the_device_too(saved):
-    layer, optimizer = fused_on(META)
-    flat = torch.empty(4, device=META)
-    slices = SimpleNamespace(
-        of=lambda parameter: deepspeed_slices.Slice(flat, 0, 0, 4),
-        shape=lambda parameter: parameter.shape,
-        relink=lambda: None,
-    )
-    sharded = deepspeed_state.ShardedState(layer, slices, optimizer, [["weight"]])
-    # As stage 3 leaves it between steps.
-    optimizer.param_groups[0]["params"] = []
-    sharded._load_groups(saved["param_groups"])
-    sharded._load_values(saved["state"])
-    values = optimizer.state[flat]
-    assert {name: each.device for name, each in values.items()} == dict.fromkeys(values, META)
-    assert {"step", *KEYS} == values.keys()
-    assert optimizer.param_groups[0]["fused"]
-
-
-def test_what_is_sharded_later_stays():
-    module = Own(automatic=False)
-    module.layer.weight.grad = torch.ones(2, 2)
-    parts.move_rest(module, META)
-    there = {name for name, each in module.named_parameters() if each.device == META}
-    assert there == {"temperature"}
-    assert module.accuracy.tp.device == META
-    assert module.layer.weight.grad is None
 
 
 # --- what is read on the CPU while a GPU writes it -----------------------------------------------

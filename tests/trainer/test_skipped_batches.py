@@ -153,6 +153,7 @@ def test_all_ranks_skip_what_one_does(
     check(tmp_path, plain((2, 5)))
 
 
+@pytest.mark.slow
 def test_a_rank_that_skips_before_its_peers_gather_ends_the_run(tmp_path: Path) -> None:
     # Without the comparison, ranks wait for each other until the timeout.
     options = {"unit_parameters": 10, "timeout_seconds": 120}  # expires

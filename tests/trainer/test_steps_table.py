@@ -1,11 +1,7 @@
 """Effective batch and steps of every strategy, against counting what its ranks really read."""
 
 import itertools
-import json
-import re
-from collections import defaultdict
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -14,10 +10,7 @@ from my_project_trainer import errors, strategies
 from my_project_trainer.data import feed as feeds
 from my_project_trainer.data import feed_creation
 from my_project_trainer.loop.position import total_steps
-from tests.project import PACKAGE, run_nodes
 from torch.utils.data import DataLoader, TensorDataset
-
-from steps_subject import SAMPLES
 
 DEVICES, NODES, ACCUMULATE = range(1, 5), range(1, 4), range(1, 4)
 # Primes, multiples of most effective batches, and (refused) fewer than a batch.
@@ -152,66 +145,3 @@ def test_processes_are_enough_for_devices_and_readers(name):
 )
 def test_steps_of_a_whole_run(steps, epochs, most, total):
     assert total_steps(steps, epochs, most) == total
-
-
-# --- real runs -------------------------------------------------------------------------------
-
-TWO = ("--trainer.devices", "2", "--trainer.strategy")
-TWICE = ("--trainer.accumulate_grad_batches", "2")
-WHOLE = ("--trainer.global_batch_size", "20")
-LINEAR = ("--trainer.learning_rate_scaling", "linear")
-STEPS = ("--trainer.max_steps", "4")
-
-
-@pytest.mark.parametrize(
-    ("options", "nodes", "batch", "parts"),
-    [
-        ((*TWO, "ddp", *LINEAR), 1, 8, "4 per device, 2 replicas, 1 accumulated"),
-        ((*TWO, "ddp", *TWICE, *STEPS), 1, 16, "4 per device, 2 replicas, 2 accumulated"),
-        ((*TWO, "ddp", *TWICE, *WHOLE), 1, 20, "5 per device, 2 replicas, 2 accumulated"),
-        (
-            (*TWO, "dp", *TWICE, *LINEAR),
-            1,
-            8,
-            "4 per process of 2 devices, 1 replica, 2 accumulated",
-        ),
-        ((*TWO, "ddp2", *STEPS), 1, 4, "4 per process of 2 devices, 1 replica, 1 accumulated"),
-        ((*TWO, "ddp2", *LINEAR), 2, 8, "4 per process of 2 devices, 2 replicas, 1 accumulated"),
-        ((*TWICE, *WHOLE, "--trainer.devices", "1"), 1, 20, "10 per device, 1 replica, 2 accumul"),
-    ],
-    ids=["ddp", "ddp 2", "ddp 2 global", "dp 2", "ddp2", "ddp2 on two nodes", "alone"],
-)
-@pytest.mark.slow
-def test_a_run_announces_what_its_ranks_read(tmp_path, options, nodes, batch, parts):
-    arguments: list[str | Path] = [
-        *("-m", PACKAGE, "fit", "--trainer.accelerator", "cpu", "--trainer.max_epochs", "2"),
-        *("--trainer.default_root_dir", tmp_path / "runs", "--trainer.loggers", "[]"),
-        *("--model", "steps_subject.Reads", "--model.folder", tmp_path),
-    ]
-    first, *others = run_nodes([*arguments, *options], nodes)
-    assert [each.returncode for each in (first, *others)] == [0] * nodes, first.stderr
-    assert f"effective batch size {batch} ({parts}" in first.stdout
-    factor = re.search(r"learning rates times (\S+)", first.stdout)
-    assert (factor and float(factor[1])) == (batch / 4 if "linear" in options else None)
-
-    steps = -(-SAMPLES // batch)
-    total = min(2 * steps, 4 if STEPS[0] in options else 2 * steps)
-    assert f"steps per epoch {steps}, epochs 2, total steps {total}\n" in first.stdout
-    seen = what_was_read(tmp_path)
-    assert sorted(seen) == [(step // steps, step) for step in range(total)]
-    for (epoch, step), read_in_step in seen.items():
-        is_last = (step + 1) % steps == 0
-        assert len(read_in_step) == (SAMPLES - batch * (steps - 1) if is_last else batch)
-        if is_last:
-            whole = [seen[each] for each in seen if each[0] == epoch]
-            assert sorted(itertools.chain(*whole)) == list(range(SAMPLES))
-
-
-def what_was_read(folder: Path) -> dict[tuple[int, int], list[float]]:
-    """The samples of each optimizer step, by epoch and step, over all ranks."""
-    seen: dict[tuple[int, int], list[float]] = defaultdict(list)
-    for file in folder.glob("reads-*"):
-        for line in file.read_text().splitlines():
-            epoch, step, samples = json.loads(line)
-            seen[epoch, step] += samples
-    return seen

@@ -141,26 +141,6 @@ def test_too_little_text_is_one_line(tmp_path: Path, size: int) -> None:
     ]
 
 
-def test_just_enough_text(tmp_path: Path) -> None:
-    path = tmp_path / "enough.txt"
-    path.write_bytes(b"x" * 220)
-    data = text.TextFiles(str(path), context=10)
-    for loader in (data.train_dataloader(), data.val_dataloader(), data.test_dataloader()):
-        assert len(loader.dataset) >= 1
-
-
-def test_a_folder_without_such_files_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="0 bytes are too little"):
-        text.TextFiles(str(tmp_path), pattern="*.nothing")
-
-
-def test_a_path_that_is_not_there_is_one_line(tmp_path: Path) -> None:
-    path = str(tmp_path / "no.txt")
-    with pytest.raises(ConfigurationError) as raised:
-        text.TextFiles(path)
-    assert raised.value.problems == [f"data.path={path!r}: there is no such file or folder"]
-
-
 @pytest.mark.parametrize(("size", "channels"), [(8, 1), (16, 3)])
 def test_the_classifier_s_shapes(size: int, channels: int) -> None:
     model = ImageClassifier(image_size=size, channels=channels, classes=7, width=4)

@@ -195,11 +195,13 @@ COUNT_MATTERS = (
     *QUICKLY,
     *("clip value", "batchnorm", "sync batchnorm", "drop last", "uneven", "averaged"),
 )
-# Of a launch that is slow, what CI tries: that of more than two processes, and that of two.
+# Of a launch that is slow, what CI tries on each push.
 COVERING = ("clip norm", "uneven")
-COVERING_ON_TWO = ("clip norm", "uneven", "averaged")
-# Of every launch, what CI leaves out, because another property contains it.
-CONTAINED = ("scaled rate", "drop last", "experts", "sparse", "fp16 true")
+# Of every launch, what CI tries once a week: another property contains it, or runs the same code.
+CONTAINED = (
+    *("scheduler", "scaled rate", "drop last", "batchnorm", "clip value", "experts"),
+    *("sparse", "sparse, manual", "bf16 true", "fp16 true"),
+)
 
 
 def more(devices: int, **options: Any) -> Launch:

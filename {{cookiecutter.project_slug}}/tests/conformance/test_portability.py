@@ -19,9 +19,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(len(PORTABLE) * SECONDS)]
 
 
 def marks(target: str, source: str) -> list[pytest.MarkDecorator]:
-    """A quarter of the pairs, in which each strategy is both, covers the others."""
+    """Some pairs, in which half of the strategies save and the others load, cover the rest."""
     names = list(PORTABLE)
-    is_covering = (names.index(target) + names.index(source)) % 4 == 0
+    to, by = names.index(target), names.index(source)
+    is_covering = to % 2 == 1 and by % 2 == 0 and (to + by) % 4 == 1
     return [] if is_covering else [pytest.mark.exhaustive]
 
 

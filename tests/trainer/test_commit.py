@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from my_project_trainer.options.redaction import HIDDEN
 from my_project_trainer.run import record
-from my_project_trainer.run import repository as of_run
-from my_project_trainer.run.repository import commit
+from my_project_trainer.run.record import commit
 from my_project_trainer.tools.reproduce import compare
 
 
@@ -115,7 +114,7 @@ def test_a_diff_is_cut_and_has_no_secrets(
     assert "+x = sorted(y, key=len)\n" in found["diff"]
     assert "+width: 3\n" in found["diff"]
     assert not found["diff_cut"]
-    monkeypatch.setattr(of_run, "_MOST_BYTES", 100)
+    monkeypatch.setattr(record, "_MOST_DIFF_BYTES", 100)
     found = commit(repository)
     assert found is not None
     assert found["diff_cut"]
@@ -134,7 +133,7 @@ def test_without_a_commit_the_image_tells_it(tmp_path, monkeypatch, given, expec
     monkeypatch.setenv("IMAGE_COMMIT", given)
     with monkeypatch.context() as patch:
         patch.setenv("PATH", "")
-        patch.setattr(of_run.subprocess, "run", None)  # outside of a repository, git is not started
+        patch.setattr(record.subprocess, "run", None)  # outside of a repository, git is not started
         assert commit(tmp_path) == expected
     git("init", "--quiet", cwd=tmp_path)
     assert commit(tmp_path) == expected
@@ -147,9 +146,9 @@ def test_git_is_started_twice_for_a_commit_and_once_more_for_a_diff(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[str] = []
-    output = of_run._output
+    output = record._output
     monkeypatch.setattr(
-        of_run, "_output", lambda *given: started.append(given[2]) or output(*given)
+        record, "_output", lambda *given: started.append(given[2]) or output(*given)
     )
     commit(repository)
     assert started == ["config", "status"]

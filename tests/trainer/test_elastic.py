@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from my_project_trainer import errors
-from my_project_trainer.launch import cluster, outcome, restarts
+from my_project_trainer.launch import cluster, rank, reports
 from tests.project import PATIENCE, fit, start
 
 from preemption_subject import steps_of
@@ -114,7 +114,7 @@ def test_ranks_of_a_killed_agent_end(tmp_path):
 def test_three_failures_without_progress_end_the_job(tmp_path):
     model = ["--model", "fault_subject.Fails", "--model.fault", "is_killed"]
     arguments = [*torchrun(100), *slow_fit(tmp_path, *model)]
-    told = {outcome.FILE: str(tmp_path / "outcome")}
+    told = {reports.OUTCOME: str(tmp_path / "outcome")}
     process = start(arguments, cwd=tmp_path, extra=at_root() | told)
     _, error = process.communicate(timeout=PATIENCE)
     assert process.returncode != 0
@@ -133,21 +133,21 @@ ALONE = cluster.Layout(source="torchelastic")
 
 def test_progress_resets_the_count(tmp_path, monkeypatch):
     ended = []
-    monkeypatch.setattr(restarts, "_SECONDS_TO_BE_ENDED", 0.0)
-    monkeypatch.setattr(restarts.os, "kill", lambda *arguments: ended.append(arguments))
+    monkeypatch.setattr(rank, "_SECONDS_TO_BE_ENDED", 0.0)
+    monkeypatch.setattr(rank.os, "kill", lambda *arguments: ended.append(arguments))
     for step in (0, 0, 0, 5, 5, 5):
-        restarts.count_attempt(tmp_path, step, ALONE)
+        rank.count_attempt(tmp_path, step, ALONE)
     assert ended == []
     with pytest.raises(errors.UserError, match="3 failures without progress after step 5"):
-        restarts.count_attempt(tmp_path, 5, ALONE)
+        rank.count_attempt(tmp_path, 5, ALONE)
     assert ended == [(os.getppid(), signal.SIGTERM)]
-    restarts.count_attempt(tmp_path, 5, ALONE)
+    rank.count_attempt(tmp_path, 5, ALONE)
 
 
 def test_a_damaged_count_is_reset(tmp_path):
     for text in ("", "{", "[]", '{"step": 1}'):
         (tmp_path / "restarts.json").write_text(text)
-        restarts.count_attempt(tmp_path, 1, ALONE)
+        rank.count_attempt(tmp_path, 1, ALONE)
         assert re.search('"failures": 0', (tmp_path / "restarts.json").read_text())
 
 
@@ -157,10 +157,10 @@ def test_a_damaged_count_is_reset(tmp_path):
 )
 def test_only_torchrun_starts_ranks_again(source, most, expected):
     layout = cluster.Layout(source=source)
-    assert restarts.expected(layout, {"TORCHELASTIC_MAX_RESTARTS": most}) is expected
-    assert not restarts.expected(layout, {})
+    assert rank.restarts_expected(layout, {"TORCHELASTIC_MAX_RESTARTS": most}) is expected
+    assert not rank.restarts_expected(layout, {})
 
 
 def test_a_run_bears_the_name_that_torchrun_gives_it():
-    assert restarts.run_name({"TORCHELASTIC_RUN_ID": "none"}) is None
-    assert restarts.run_name({"TORCHELASTIC_RUN_ID": "b-1"}) == "torchrun-b-1"
+    assert rank.elastic_run_name({"TORCHELASTIC_RUN_ID": "none"}) is None
+    assert rank.elastic_run_name({"TORCHELASTIC_RUN_ID": "b-1"}) == "torchrun-b-1"

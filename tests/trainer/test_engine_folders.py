@@ -9,7 +9,7 @@ from typing import Any
 
 import my_project_trainer as trainer
 import pytest
-from my_project_trainer import launch, strategies
+from my_project_trainer import strategies
 from my_project_trainer.launch import cluster, reports
 from my_project_trainer.strategies import Registration
 from tests.project import PACKAGE, ROOT, run
@@ -266,7 +266,8 @@ def test_an_engines_error_says_that_a_peer_has_gone(monkeypatch):
     declared = Registration({}, lost_peer_errors=["EngineError"])
     strategies.registry._add("engine", declared)
     given: list[Any] = []
-    monkeypatch.setattr(launch, "run_external", lambda *arguments: given.extend(arguments))
+    caller = f"{PACKAGE}_trainer.trainer.run_external"
+    monkeypatch.setattr(caller, lambda *arguments: given.extend(arguments))
     options = {"max_steps": 1, "accelerator": "cpu", "devices": 1}
     trainer.Trainer(**options).fit(gan.GAN())
     assert given[2] == ["EngineError"]

@@ -7,7 +7,7 @@ from typing import Any
 import my_project_trainer as trainer
 import pytest
 import torch
-from my_project_trainer import launch
+from my_project_trainer.launch import start
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -71,7 +71,7 @@ def mfu_and_rate(folder: Path) -> tuple[float, float]:
 def test_the_part_of_the_peak_is_that_of_the_model(tmp_path: Path, options: dict[str, Any]) -> None:
     made: dict[str, Any] = {"peak_flops": 1e6, "max_steps": 2, **options}
     if made.get("strategy") == "fsdp":
-        launch.run_in_processes("fork", 2, lambda: str(fit(tmp_path, **made)), {})
+        start.run_in_processes("fork", 2, lambda: str(fit(tmp_path, **made)), {})
     else:
         fit(tmp_path, **made)
     mfu, rate = mfu_and_rate(tmp_path)

@@ -6,7 +6,7 @@ import threading
 from hashlib import sha256
 
 import pytest
-from my_project_trainer.launch import forks, rendezvous
+from my_project_trainer.launch import rank, rendezvous
 from tests.project import PATIENCE, run
 
 from torch_versions import quiet_gloo
@@ -41,10 +41,10 @@ def test_a_running_thread_is_seen_if_it_is_of_torch(name):
         ends.wait()
 
     def is_seen(seconds: float) -> bool:
-        return rendezvous.poll(forks._is_any_running, seconds, 0.001)
+        return rendezvous.poll(rank._is_any_running, seconds, 0.001)
 
     def is_idle() -> bool:
-        return rendezvous.poll(lambda: not forks._is_any_running(), 60, 0.001)
+        return rendezvous.poll(lambda: not rank._is_any_running(), 60, 0.001)
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -62,12 +62,12 @@ def test_a_running_thread_is_seen_if_it_is_of_torch(name):
 
 FORK = """
 import os
-from my_project_trainer.launch import forks
+from my_project_trainer.launch import rank
 
 answers = [False, False, True, True]
-forks._is_any_running = answers.pop
-forks.keep_children_from_hanging()
-forks.keep_children_from_hanging()
+rank._is_any_running = answers.pop
+rank.keep_children_from_hanging()
+rank.keep_children_from_hanging()
 pid = os.fork()
 if pid == 0:
     os._exit(len(answers))
@@ -82,6 +82,6 @@ def test_a_fork_waits_until_torch_s_threads_are_idle():
 
 
 def test_the_wait_is_bounded(monkeypatch):
-    monkeypatch.setattr(forks, "_is_any_running", lambda: True)
-    monkeypatch.setattr(forks, "_MOST_SECONDS", 0.01)
-    forks._wait_for_threads()
+    monkeypatch.setattr(rank, "_is_any_running", lambda: True)
+    monkeypatch.setattr(rank, "_MOST_SECONDS", 0.01)
+    rank._wait_for_threads()

@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
-from my_project_trainer.launch import outcome, signals
+from my_project_trainer.launch import reports, signals
 from tests.project import PACKAGE, PATIENCE, fit, run, start
 
 from preemption_subject import steps_of
@@ -47,7 +47,7 @@ def interrupt(arguments: Arguments, folder: Path, *when: Callable[[], Any]) -> t
         folder: its working directory.
         when: something has happened, each time.
     """
-    extra = at_root() | {outcome.FILE: str(folder / "outcome")}
+    extra = at_root() | {reports.OUTCOME: str(folder / "outcome")}
     process = start(arguments, cwd=folder, extra=extra)
     try:
         for each in when:

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from {PACKAGE}_trainer import Trainer, TrainingModule, UserError
-from {PACKAGE}_trainer.launch import RankError
+from {PACKAGE}_trainer.launch.reports import RankError
 
 class Line(TrainingModule):
     def __init__(self):
@@ -176,5 +176,7 @@ def test_an_interrupt_saves_and_gives_the_session_back(tmp_path):
 
 
 def test_a_script_that_only_imports_the_kernel_is_no_notebook():
-    code = f"import ipykernel; from {PACKAGE}_trainer import launch; print(launch.is_interactive())"
+    code = (
+        f"import ipykernel; from {PACKAGE}_trainer.launch import rank; print(rank.is_interactive())"
+    )
     assert run(["-c", code]).stdout == "False\n"

@@ -8,8 +8,7 @@ from typing import Any
 
 import my_project_trainer as trainer
 import pytest
-from my_project_trainer import launch
-from my_project_trainer.launch import idle_gpus
+from my_project_trainer.launch import idle_gpus, start
 from my_project_trainer.options import Options
 from my_project_trainer.run import placement
 
@@ -115,12 +114,12 @@ def test_copies_of_the_command_are_told_which_gpus_were_chosen(
         told.append(os.environ["TRAINER_GPUS"])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(launch, "supervise_copies", started)
+    monkeypatch.setattr(start, "supervise_copies", started)
     with pytest.raises(KeyboardInterrupt):
         made.predict(_Predicts())
     assert told == ["3,1"]
     monkeypatch.setattr(idle_gpus, "choose_idle", None)  # a rank does not choose again
-    monkeypatch.setattr(placement.launch, "is_reported", lambda: True)
+    monkeypatch.setattr(placement.reports, "is_reported", lambda: True)
     rank = trainer.Trainer(accelerator="gpu", devices=2, auto_select_gpus=True, max_steps=1)
     assert [each.index for each in rank._plan.node_devices] == [3, 1]
 

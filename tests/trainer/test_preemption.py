@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from my_project_trainer.checkpoint import reading as checkpoint
-from my_project_trainer.launch import outcome, signals
+from my_project_trainer.launch import reports, signals
 from tests.project import PACKAGE, PATIENCE, fit, run, start
 
 from processes import assert_nothing_left, at_root
@@ -39,7 +39,7 @@ def command(launch: str, folder: Path, name: str) -> list[str | Path]:
 
 def told_in(folder: Path) -> dict[str, str]:
     """Variables of a run that is to tell its outcome in a folder."""
-    return at_root() | {outcome.FILE: str(folder / "outcome")}
+    return at_root() | {reports.OUTCOME: str(folder / "outcome")}
 
 
 def preempt(arguments: list[str | Path], folder: Path, name: str, number: int) -> tuple[int, str]:
@@ -179,12 +179,12 @@ def test_the_outcome_is_told(tmp_path, arguments, code, expected):
 
 
 def test_of_several_failures_the_first_is_told(tmp_path, monkeypatch):
-    monkeypatch.setenv(outcome.FILE, str(tmp_path / "outcome"))
-    outcome.write_failure("  File x\nrank 1: ValueError: bad\n")
-    outcome.write_failure("rank 0: ValueError: bad, too")
+    monkeypatch.setenv(reports.OUTCOME, str(tmp_path / "outcome"))
+    reports.write_failed("  File x\nrank 1: ValueError: bad\n")
+    reports.write_failed("rank 0: ValueError: bad, too")
     assert (tmp_path / "outcome").read_text() == "failed rank 1: ValueError: bad\n"
-    outcome.remove()
-    outcome.remove()
+    reports.remove_outcome()
+    reports.remove_outcome()
     assert list(tmp_path.iterdir()) == []
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import my_project_trainer as trainer
 import pytest
 from my_project_trainer.checkpoint import reading as checkpoint
-from my_project_trainer.launch import outcome, signals
+from my_project_trainer.launch import reports, signals
 from tests.project import PATIENCE, environment, fit, run, start
 
 import test_lineage
@@ -33,7 +33,7 @@ def command(fault: str, devices: int = 1) -> list[str | Path]:
 
 
 def test_sys_exit_in_a_step_is_no_success(tmp_path):
-    extra = at_root() | {outcome.FILE: "told"}
+    extra = at_root() | {reports.OUTCOME: "told"}
     done = run(command("exits"), cwd=tmp_path, extra=extra)
     assert done.returncode == 1
     [line] = done.stderr.splitlines()
@@ -46,7 +46,7 @@ def test_sys_exit_in_a_step_is_no_success(tmp_path):
 
 def test_os_exit_in_one_process_tells_no_outcome_and_the_next_start_says_it(tmp_path):
     """The process has nobody that watches it."""
-    extra = at_root() | {outcome.FILE: "told"}
+    extra = at_root() | {reports.OUTCOME: "told"}
     (tmp_path / "told").write_text("finished step 4\n")
     done = run(command("leaves"), cwd=tmp_path, extra=extra)
     assert done.returncode == 0
@@ -103,7 +103,7 @@ def test_training_continues_when_nothing_reads_its_output(tmp_path, devices):
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_changed_directory_changes_no_path(tmp_path, devices):
     arguments = command("changes_the_directory", devices)
-    done = run(arguments, cwd=tmp_path, extra=at_root() | {outcome.FILE: "told"})
+    done = run(arguments, cwd=tmp_path, extra=at_root() | {reports.OUTCOME: "told"})
     assert done.returncode == 0, done.stderr
     assert "run directory: runs/run\n" in done.stdout
     assert checkpoint.resolve(tmp_path / "runs" / "run").name == "step-00000004"
@@ -124,7 +124,7 @@ def test_a_terminal_that_is_closed_lets_the_run_save(tmp_path):
     process = subprocess.Popen(
         [sys.executable, *map(str, arguments)],
         cwd=tmp_path,
-        env=environment(at_root() | {outcome.FILE: str(told), "TERM": "xterm"}),
+        env=environment(at_root() | {reports.OUTCOME: str(told), "TERM": "xterm"}),
         stdin=own,
         stdout=own,
         stderr=own,

@@ -10,7 +10,7 @@ import pytest
 import torch
 from my_project_trainer import strategies
 from my_project_trainer.errors import ConfigurationError
-from my_project_trainer.launch import collectives, network
+from my_project_trainer.launch import collectives, rendezvous
 from my_project_trainer.launch.cluster import Layout
 from my_project_trainer.run import environment
 from my_project_trainer.strategies import process_group
@@ -160,8 +160,7 @@ def test_several_backends_are_named_with_their_devices(name: str) -> None:
     with pytest.raises(ConfigurationError) as raised:
         environment.check(several=False, environment={name: "gloo,gloo"})
     assert str(raised.value) == (
-        f"{name}='gloo,gloo': name the device type of each of several backends, as in "
-        "'cpu:gloo,cuda:nccl'"
+        f"{name}='gloo,gloo': '' is not a device type; write it as in 'cpu:gloo,cuda:nccl'"
     )
 
 
@@ -229,8 +228,10 @@ def test_sockets_between_nodes_are_said_with_the_reason(
         port.mkdir(parents=True)
         for name, content in files.items():
             (port / name).write_text(f"{content}\n")
-    monkeypatch.setattr(network, "find_library", lambda name: name if name in libraries else None)
-    line = network.sockets_note(tmp_path / "devices")
+    monkeypatch.setattr(
+        rendezvous, "find_library", lambda name: name if name in libraries else None
+    )
+    line = rendezvous.sockets_note(tmp_path / "devices")
     said = None if line is None else line.partition("slow: ")[2]
     assert said is None if why is None else said is not None and said.startswith(why)
 
@@ -248,7 +249,7 @@ def test_only_the_main_rank_of_several_nodes_on_gpus_says_it(
     said: int,
 ) -> None:
     monkeypatch.delenv("TRAINER_BACKEND", raising=False)
-    monkeypatch.setattr(network, "sockets_note", lambda: "sockets")
+    monkeypatch.setattr(rendezvous, "sockets_note", lambda: "sockets")
     monkeypatch.setattr(process_group.rendezvous, "connect_store", lambda *_: None)
     monkeypatch.setattr(process_group.dist, "init_process_group", lambda *_, **__: None)
     strategy = ddp.DDP()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from my_project_trainer.cli import command as cli
-from my_project_trainer.launch import describe
+from my_project_trainer.launch.reports import describe
 from my_project_trainer.options import redaction
 from tests.project import PACKAGE, fit, run
 

@@ -9,8 +9,8 @@ from typing import Any
 import my_project_trainer as trainer
 import pytest
 import torch
-from my_project_trainer import launch
 from my_project_trainer.callbacks import Callback, Profile
+from my_project_trainer.launch import start
 from my_project_trainer.tools.report import checks, reading
 from tests.project import run
 from torch import Tensor
@@ -148,7 +148,7 @@ def test_a_checkpoint_in_a_recorded_step_is_no_computation(tmp_path: Path) -> No
 def on_two_ranks(folder: Path, model: Callable[[], Model], **options: Any) -> None:
     """A fit with ddp on two processes."""
     more = {"strategy": "ddp", "devices": 2, **options}
-    launch.run_in_processes("fork", 2, lambda: fit(folder, model(), 4, **more), {})
+    start.run_in_processes("fork", 2, lambda: fit(folder, model(), 4, **more), {})
 
 
 @pytest.mark.parametrize("slow", [0, 1])

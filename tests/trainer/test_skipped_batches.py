@@ -7,9 +7,9 @@ from typing import Any
 import my_project_trainer as trainer
 import pytest
 import torch
-from my_project_trainer import launch
 from my_project_trainer.callbacks import EMA
 from my_project_trainer.checkpoint import Checkpoint, resolve
+from my_project_trainer.launch.start import run_in_processes
 from tests.conformance.rows import ROUNDING
 from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
@@ -70,7 +70,7 @@ def fit_on_two(module: Any, folder: Path, **options: Any) -> None:
         fit(module, folder, devices=2, **options)
         return ""
 
-    launch.run_in_processes("fork", 2, train, {})
+    run_in_processes("fork", 2, train, {})
 
 
 def saved(folder: Path) -> dict[str, Tensor]:

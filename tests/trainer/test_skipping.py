@@ -7,8 +7,8 @@ from typing import Any
 import my_project_trainer as trainer
 import pytest
 import torch
-from my_project_trainer import launch
 from my_project_trainer.checkpoint import Checkpoint, resolve
+from my_project_trainer.launch import start
 from tests.conformance.rows import ROUNDING
 from torch import Tensor, nn
 
@@ -149,7 +149,7 @@ def test_two_ranks_skip_together(
     """Only one of them has it: of a pipeline, the first, which has the last stage and its loss."""
     rank = 0 if strategy == "pipeline" else 1
     train = partial(fit, Skips(rank=rank), tmp_path, strategy=strategy, devices=2)
-    launch.run_in_processes("fork", 2, lambda: str(train()), {})
+    start.run_in_processes("fork", 2, lambda: str(train()), {})
     check(tmp_path, expected)
 
 

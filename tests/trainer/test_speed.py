@@ -9,7 +9,7 @@ import my_project_trainer as trainer
 import psutil
 import pytest
 import torch
-from my_project_trainer import launch
+from my_project_trainer.launch import start
 from my_project_trainer.logging import Speed, speed
 from tests.conformance.rows import ROUNDING
 from torch import Tensor, nn
@@ -257,7 +257,7 @@ def test_two_ranks_log_the_norm_of_one_process(
 ) -> None:
     options = {"strategy": strategy, "devices": 2, "log_gradient_norm": True, **FIVE}
     train = partial(fit, averaging_subject.Net(), tmp_path, **options)
-    launch.run_in_processes("fork", 2, lambda: str(train()), {})
+    start.run_in_processes("fork", 2, lambda: str(train()), {})
     assert norms(tmp_path) == norms_of_one_process
     assert norms_of_one_process.keys() == {1, 2, 4, 5}
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from my_project_trainer import errors, launch
+from my_project_trainer import errors
+from my_project_trainer.launch import reports
 from tests.project import ROOT
 
 TRAINER = Path(errors.__file__).parent
@@ -89,7 +90,7 @@ def test_links_that_errors_print_lead_to_a_heading() -> None:
 def test_each_class_of_errors_is_on_the_page() -> None:
     classes = [
         name
-        for name, kind in [*vars(errors).items(), ("RankError", launch.RankError)]
+        for name, kind in [*vars(errors).items(), ("RankError", reports.RankError)]
         if inspect.isclass(kind) and issubclass(kind, Exception)
     ]
     assert len(classes) == 5

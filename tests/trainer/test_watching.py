@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from my_project_trainer.launch import reports, start
+from my_project_trainer.launch import reports, start, watch
 from my_project_trainer.launch.cluster import Layout
 from my_project_trainer.launch.watch import Place, Watcher
 
@@ -45,7 +45,10 @@ sys.exit(3)
 """
 
 
-def test_a_rank_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+def test_a_rank_that_ignores_sigterm_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "_GRACE_SECONDS", 0.2)
     ranks: list[subprocess.Popen[bytes]] = []
 
     def begin() -> list[subprocess.Popen[bytes]]:
@@ -55,7 +58,7 @@ def test_a_rank_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
         return ranks
 
     try:
-        failure = Watcher(begin, "fork", Place(2, tmp_path), grace_seconds=0.2).watch()
+        failure = Watcher(begin, "fork", Place(2, tmp_path)).watch()
         assert failure is not None
         assert (failure.rank, failure.code) == (0, 3)
         assert [rank.poll() for rank in ranks] == [3, -signal.SIGKILL]

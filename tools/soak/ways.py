@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import psutil
 from my_project_trainer.checkpoint import reading as checkpoint
-from my_project_trainer.launch import outcome
+from my_project_trainer.launch import reports
 from tests.conformance.horovod_rows import horovodrun
 from tests.project import PACKAGE, environment, free_port, missing, mpirun
 
@@ -171,7 +171,7 @@ class Way:
         self, attempt: Attempt, arguments: list[str], by: Callable[[], list[str]] = list
     ) -> "subprocess.Popen[Any]":
         """Start Python with arguments as the leader of a process group, with output to the log."""
-        extra = {**at_root(), outcome.FILE: str(attempt.folder / "outcome")}
+        extra = {**at_root(), reports.OUTCOME: str(attempt.folder / "outcome")}
         extra |= {"TRAINER_SAVE_SECONDS": "30", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
         command = [*by(), sys.executable, *arguments]
         with attempt.log.open("a") as log:

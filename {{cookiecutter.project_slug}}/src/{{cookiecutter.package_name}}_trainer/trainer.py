@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
 
-from . import launch
 from .checkpoint import find_link, is_link
 from .data import Data, randomness, sources
 from .errors import ConfigurationError, EarlyExit, Problems, UserError, refuse
-from .launch import hangs, outcome, reports, signals
+from .launch import hangs, reports, signals
 from .launch.devices import backends_set
+from .launch.rank import drop_inherited_variables, run_external
 from .launch.signals import Interrupted, Preempted
 from .loop import Position
 from .module import Loaders, OptionNames, RunFacts, RunProperties, TrainingModule
 from .options import Options, values
 from .options.reading import takes
-from .run import console, environment, placement, plan, training
+from .run import console, environment, plan, training
 from .run.plan import Plan
 from .run.rank import RankRun
 from .strategies import registry
@@ -66,7 +66,7 @@ class Trainer(RunProperties, OptionNames):
     @takes(Options)
     def __init__(self, options: Options, problems: Problems) -> None:
         # Not checks: the checks below read the variables that this leaves.
-        launch.drop_inherited_variables()
+        drop_inherited_variables()
         environment.warn()
         self._plan = plan.make(options, problems)
         self._last = RunResult()
@@ -123,7 +123,7 @@ class Trainer(RunProperties, OptionNames):
         except Interrupted as interrupted:
             directory = self._plan.started_in / interrupted.directory
             self._last = RunResult(None, Position(global_step=interrupted.step), {}, directory)
-            line = str(interrupted) * (self.is_global_zero and not launch.is_reported())
+            line = str(interrupted) * (self.is_global_zero and not reports.is_reported())
             signals.hide_traceback(Interrupted, line, signals.INTERRUPTED_CODE)
             raise
 
@@ -298,17 +298,21 @@ class Trainer(RunProperties, OptionNames):
 
     def _launch_alone(self, module: TrainingModule, command: Command) -> RunResult:
         own = self._plan
-        outcome.make_path_absolute(own.started_in)
+        reports.make_outcome_absolute(own.started_in)
         processes, launcher = own.local_processes, own.strategy.launcher
         if processes == 1 or own.layout.started_outside:
             return _run(own, self.configuration, command, is_started=False)
+        from .launch import start
+
         if launcher == "subprocess":
             if own.options.auto_select_gpus:
-                placement.pass_to_ranks(own.node_devices)
-            launch.supervise_copies(processes, own.layout, own.started_in)
+                # The copies of this command use the GPUs that were selected here.
+                gpus = (str(each.index) for each in own.node_devices)
+                os.environ[environment.GPUS] = ",".join(gpus)
+            start.supervise_copies(processes, own.layout, own.started_in)
         started = partial(_run_started, own, self.configuration, command, module)
         names = {"model": module, **command.keywords, "trainer": own}
-        result: RunResult = launch.run_in_processes(launcher, processes, started, names)
+        result: RunResult = start.run_in_processes(launcher, processes, started, names)
         module.load_state_dict(result.weights or {})
         return result
 
@@ -343,7 +347,7 @@ def _run(own: Plan, configuration: str | None, command: Command, is_started: boo
     deterministic = randomness.deterministic_algorithms(own.options.deterministic)
     with deterministic, backends_set(own.device.type, own.options):
         lost_peer = registry.lost_peer_errors
-        return launch.run_external(work, own.strategy.teardown, lost_peer, rank.end_waits)
+        return run_external(work, own.strategy.teardown, lost_peer, rank.end_waits)
 
 
 def _run_started(

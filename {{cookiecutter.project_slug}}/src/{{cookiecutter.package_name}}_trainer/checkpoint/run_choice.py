@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError, ConfigurationError, Problems, UserError, shown
-from ..launch import collectives, files, restarts
+from ..launch import collectives, files, rank
 from ..launch.cluster import Layout
 from ..options import Options
 from . import reading, run_directory
@@ -74,7 +74,7 @@ def _check_root(root: Path, problems: Problems) -> None:
 
 def _check_auto(options: Options, layout: Layout, problems: Problems) -> None:
     # torchrun's restarts name the run by its --rdzv-id.
-    name = restarts.run_name() if restarts.expected(layout) else None
+    name = rank.elastic_run_name() if rank.restarts_expected(layout) else None
     if (options.run_name or name) is None:
         problems.add(
             "resume='auto' needs run_name, the run to look for: add --trainer.run_name NAME, "

@@ -155,7 +155,7 @@ def write_record(
         path = directory / "config.yaml"
         if earlier and path.is_file() and path.read_text() != configuration:
             path.rename(directory / f"config.{len(earlier)}.yaml")
-        files.write_private(path, configuration)
+        files.write_atomically(path, configuration, mode=0o600)
     _write_attempts(directory, [*earlier, {"started": _now(), **attempt}])
 
 
@@ -197,7 +197,7 @@ def attempts(directory: Path) -> list[dict[str, Any]]:
 
 def _write_attempts(directory: Path, written: Sequence[Mapping[str, Any]]) -> None:
     text = json.dumps({"attempts": written}, indent=2)
-    files.write_private(directory / _RECORD, f"{text}\n")
+    files.write_atomically(directory / _RECORD, f"{text}\n", mode=0o600)
 
 
 def _now() -> str:

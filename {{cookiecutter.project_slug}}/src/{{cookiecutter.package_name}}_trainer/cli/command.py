@@ -9,15 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..errors import ConfigurationError, UserError, nearest, shorten
-from ..launch import (
-    cluster,
-    describe,
-    drop_inherited_variables,
-    files,
-    is_reported,
-    outcome,
-    signals,
-)
+from ..launch import cluster, files, rank, reports, signals
 from ..logging import progress
 from . import configuration, export, imports
 from .configuration import Work
@@ -39,17 +31,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     here = str(Path.cwd())
     if not sys.flags.safe_path and not {"", here} & set(sys.path):
         sys.path.append(here)
-    drop_inherited_variables()
-    outcome.make_path_absolute(Path.cwd())
+    rank.drop_inherited_variables()
+    reports.make_outcome_absolute(Path.cwd())
     with imports.checked():
         try:
             _run(words)
         except KeyboardInterrupt as interrupt:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # another one ends the cleanup
             line = str(interrupt) or signals.INTERRUPTED
-            _end(line, signals.INTERRUPTED_CODE, reports=signals.is_main_rank())
+            _end(line, signals.INTERRUPTED_CODE, shows=signals.is_main_rank())
         except Exception as error:
-            _end(describe(error), _USAGE if isinstance(error, UserError) else 1)
+            _end(reports.describe(error), _USAGE if isinstance(error, UserError) else 1)
 
 
 def _run(words: list[str]) -> None:
@@ -120,10 +112,8 @@ def _usage(program: str) -> str:
     return "\n".join([*lines, "", f"'{program} COMMAND --help' lists every option."])
 
 
-def _end(text: str, code: int, *, reports: bool = True) -> NoReturn:
-    outcome.write_failure(text)  # unless the run has written that it saved
-    if reports and not is_reported():
-        # Write once: the output of torchrun's ranks is unbuffered, and lines could mix.
-        sys.stderr.write(f"{text}\n")
-        sys.stderr.flush()
+def _end(text: str, code: int, *, shows: bool = True) -> NoReturn:
+    reports.write_failed(text)  # unless the run has written that it saved
+    if shows and not reports.is_reported():
+        reports.write_error(text)
     sys.exit(code)

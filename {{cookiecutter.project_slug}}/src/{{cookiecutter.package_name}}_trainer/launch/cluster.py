@@ -4,13 +4,16 @@
 SLURM job id without a step means an interactive allocation or a batch script, not a launch.
 """
 
+import contextlib
 import os
 import re
+from bisect import bisect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 
-from ..errors import ConfigurationError, nearest, one_line, shown
+from ..errors import ConfigurationError, nearest, shown
 
 OVERRIDE = "TRAINER_CLUSTER"
 # Set by our launcher on one node: path of the file store of its ranks.
@@ -24,9 +27,7 @@ Environment = Mapping[str, str]
 _MOST_PROCESSES = 2**20
 # Step ids that SLURM reserves for other steps than srun's: pending, extern, batch, interactive.
 _FIRST_RESERVED_STEP = 0xFFFFFFF0
-_NUMBERS = re.compile("RANK|SIZE|PORT|NODE|TASKS|ID$")
-# Python converts at least so many digits, and does not show a number that has too many.
-_DIGITS = 640
+_MOST_DIGITS = 100  # Python neither converts nor shows a number that has too many
 
 
 @dataclass(frozen=True)
@@ -104,15 +105,9 @@ def without_appended(words: Sequence[str]) -> list[str]:
 
 
 def detect(environment: Environment | None = None, num_nodes: int | None = None) -> Layout:
-    """Detect this process' layout.
+    """Detect this process' layout; ``num_nodes``: the user's, used if no variable gives it.
 
-    Args:
-        environment: Environment variables; default: ``os.environ``.
-        num_nodes: The user's number of nodes; used if no variable gives it.
-
-    Raises:
-        ConfigurationError: The override names a source that is unknown or without variables here,
-            or variables of a launch are missing or contradict each other.
+    A ConfigurationError says what variables of a launch are missing or contradict each other.
     """
     environment = os.environ if environment is None else environment
     if isinstance(num_nodes, int):
@@ -134,15 +129,13 @@ def _read(source: Source, environment: Environment) -> Layout | None:
     except KeyError as error:
         problem = f"{error.args[0]} is not set"
     except ValueError as error:
-        wrong = [
-            f"{name}={shown(value)}"
-            for name, value in sorted(environment.items())
-            if _NUMBERS.search(name)
-            if str(error).endswith(f": {value!r}") or (value.isdecimal() and len(value) > _DIGITS)
-        ]
-        problem = f"{' and '.join(wrong) or one_line(error)} is not a number"
+        problem = str(error)
     else:
-        if layout is None or _is_possible(layout):
+        if layout is None or (
+            0 <= layout.rank < layout.world_size <= _MOST_PROCESSES
+            and 0 <= layout.local_rank < layout.local_world_size <= layout.world_size
+            and 0 <= layout.node_rank < layout.num_nodes <= layout.world_size
+        ):
             return layout
         problem = (
             f"rank {layout.rank} of {layout.world_size}, local rank {layout.local_rank} of "
@@ -152,12 +145,14 @@ def _read(source: Source, environment: Environment) -> Layout | None:
     raise ConfigurationError(f"{source.name}: {problem}; the launch is broken")
 
 
-def _is_possible(layout: Layout) -> bool:
-    return (
-        0 <= layout.rank < layout.world_size <= _MOST_PROCESSES
-        and 0 <= layout.local_rank < layout.local_world_size <= layout.world_size
-        and 0 <= layout.node_rank < layout.num_nodes <= layout.world_size
-    )
+def number(env: Environment, name: str, default: int | None = None) -> int:
+    """The number in a variable; ``default``: if it is not set."""
+    if name not in env and default is not None:
+        return default
+    with contextlib.suppress(ValueError):
+        if len(env[name]) < _MOST_DIGITS:
+            return int(env[name])
+    raise ValueError(f"{name}={shown(env[name])} is not a number")
 
 
 @dataclass(frozen=True)
@@ -181,7 +176,7 @@ def read_named(
 ) -> Layout:
     """Read a layout from a launcher's variables; ``MASTER_ADDR`` overrides ``main_address``."""
     rank, world_size, local_rank, on_node = (
-        int(env[name])
+        number(env, name)
         for name in (names.rank, names.world_size, names.local_rank, names.local_world_size)
     )
     if on_node < 1:
@@ -194,10 +189,10 @@ def read_named(
         local_rank=local_rank,
         world_size=world_size,
         local_world_size=on_node,
-        node_rank=int(env.get(names.node_rank, rank // on_node)),
-        num_nodes=int(env.get(names.num_nodes, -(-world_size // on_node))),
+        node_rank=number(env, names.node_rank, rank // on_node),
+        num_nodes=number(env, names.num_nodes, -(-world_size // on_node)),
         main_address=env.get("MASTER_ADDR", main_address),
-        main_port=int(env.get("MASTER_PORT", 0)),
+        main_port=number(env, "MASTER_PORT", 0),
         source=source,
         launch_id=launch_id,
     )
@@ -230,22 +225,18 @@ _RANKS = Names(
 _COMMANDS = Names("NODE_RANK", "NUM_NODES", "LOCAL_RANK", "number of commands on this node")
 
 
-def _torchelastic(env: Environment) -> Layout | None:
-    return _ranks(env, "torchelastic") if "TORCHELASTIC_RUN_ID" in env else None
-
-
 def _environment(env: Environment) -> Layout | None:
     # As older Lightning starts its ranks. With a number of nodes, it is one command per node.
     is_older = {"NODE_RANK", "LOCAL_RANK"} <= env.keys()
     if is_older and not {"RANK", "NUM_NODES", "NNODES"} & env.keys():
-        on_node = int(env.get("LOCAL_WORLD_SIZE", "1"))
-        env = {**env, "RANK": str(int(env["NODE_RANK"]) * on_node + int(env["LOCAL_RANK"]))}
+        first = number(env, "NODE_RANK") * number(env, "LOCAL_WORLD_SIZE", 1)
+        env = {**env, "RANK": str(first + number(env, "LOCAL_RANK"))}
     return _ranks(env, "environment") if {"RANK", "WORLD_SIZE"} <= env.keys() else None
 
 
 def _ranks(env: Environment, source: str) -> Layout:
-    address, port = env["MASTER_ADDR"], int(env["MASTER_PORT"])
-    if port == 0 and STORE not in env:
+    address = env["MASTER_ADDR"]
+    if number(env, "MASTER_PORT") == 0 and STORE not in env:
         raise ConfigurationError(f"{source}: MASTER_PORT is 0, so that no rank knows the port")
     node = {"GROUP_RANK": env["NODE_RANK"]} if "NODE_RANK" in env else {}
     defaults = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", **node}
@@ -254,13 +245,12 @@ def _ranks(env: Environment, source: str) -> Layout:
 
 def _nodes(env: Environment) -> Layout | None:
     """One command per node, started by the user; it starts the ranks of its node."""
-    count = env.get("NUM_NODES", env.get("NNODES"))
-    several = count is not None and int(count) > 1
-    if count == "1" or not ("NODE_RANK" in env or (several and "MASTER_ADDR" in env)):
+    count = number(env, "NUM_NODES" if "NUM_NODES" in env else "NNODES", 0)
+    if count == 1 or not ("NODE_RANK" in env or (count > 1 and "MASTER_ADDR" in env)):
         return None
     # Each command is the first process of its node.
     given = {"LOCAL_RANK": "0", _COMMANDS.local_world_size: "1", **env}
-    if several:
+    if count > 1:
         given["NUM_NODES"] = str(count)
     for name in ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "NUM_NODES"):
         if name not in given:
@@ -291,24 +281,24 @@ _STEP = Names(
 
 def _in_step(env: Environment) -> bool:
     """Whether srun has started this process; a job alone may be an allocation or a script."""
-    return int(env.get("SLURM_STEP_ID", _FIRST_RESERVED_STEP)) < _FIRST_RESERVED_STEP
+    return number(env, "SLURM_STEP_ID", _FIRST_RESERVED_STEP) < _FIRST_RESERVED_STEP
 
 
 def _srun(env: Environment) -> Layout | None:
     if not _in_step(env):
         return None
-    node_rank = int(env["SLURM_NODEID"])
+    node_rank = number(env, _STEP.node_rank)
     # Numbers of tasks, each with the number of nodes: "2(x3),1" is [(2, 3), (1, 1)].
-    entries = [each.partition("(x") for each in env["SLURM_STEP_TASKS_PER_NODE"].split(",")]
-    tasks = [(int(count), int(times.rstrip(")") or 1)) for count, _, times in entries]
-    ends = list(accumulate(times for _, times in tasks))
-    if not 0 <= node_rank < ends[-1] == int(env[_STEP.num_nodes]):
+    entries = re.findall(r"(\d+)(?:\(x(-?\d+)\))?", env["SLURM_STEP_TASKS_PER_NODE"])
+    tasks = [(int(count), int(times or 1)) for count, times in entries]
+    ends = list(accumulate((times for _, times in tasks), initial=0))
+    if not 0 <= node_rank < ends[-1] == number(env, _STEP.num_nodes):
         raise ConfigurationError(
             f"srun: SLURM_NODEID={node_rank} of {env[_STEP.num_nodes]} nodes, but the step has "
             f"{ends[-1]} nodes (SLURM_STEP_TASKS_PER_NODE={env['SLURM_STEP_TASKS_PER_NODE']}); the "
             "launch is broken"
         )
-    on_node = next(count for (count, _), end in zip(tasks, ends, strict=True) if node_rank < end)
+    on_node, _ = tasks[bisect(ends, node_rank) - 1]
     step = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
     return read_named(
         {**env, _STEP.local_world_size: str(on_node)},
@@ -338,9 +328,7 @@ _OPEN_MPI = Names(
 _HYDRA = Names("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 
 
-def _open_mpi(env: Environment) -> Layout | None:
-    if _OPEN_MPI.rank not in env:
-        return None
+def _open_mpi(env: Environment) -> Layout:
     # In Open MPI 4, the first is a small number that is reused; the second one is random.
     launch = (env["PMIX_NAMESPACE"], env.get("OMPI_MCA_orte_precondition_transports", ""))
     layout = read_named(env, "openmpi", _OPEN_MPI, launch_id="-".join(filter(None, launch)))
@@ -367,8 +355,8 @@ def _hydra(env: Environment) -> Layout | None:
 
 
 SOURCES = [
-    Source("torchelastic", 10, _torchelastic),
-    Source("openmpi", 30, _open_mpi),
+    Source("torchelastic", 10, partial(_ranks, source="torchelastic"), ["TORCHELASTIC_RUN_ID"]),
+    Source("openmpi", 30, _open_mpi, [_OPEN_MPI.rank]),
     Source("hydra", 40, _hydra),
     Source("srun", 60, _srun),
     Source("environment", 70, _environment),

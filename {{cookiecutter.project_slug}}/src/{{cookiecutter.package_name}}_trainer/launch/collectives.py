@@ -26,28 +26,20 @@ def rank() -> int:
     return dist.get_rank() if is_active() else 0
 
 
-def world_size() -> int:
-    """The number of processes; 1 without a process group."""
-    return dist.get_world_size() if is_active() else 1
+def world_size(group: dist.ProcessGroup | None = None) -> int:
+    """The number of processes, of all or of a group; 1 without a process group."""
+    return dist.get_world_size(group) if is_active() else 1
 
 
 def end_waits() -> bool:
     """Whether to end this rank's part in collectives would wait forever if only it has failed."""
-    if not is_active() or dist.get_world_size() == 1:
-        return False
-    return "nccl" in dist.get_backend_config()  # it waits for all work on its communicators
+    # It waits for all work on its communicators.
+    return world_size() > 1 and "nccl" in dist.get_backend_config()
 
 
 def all_reduce(tensor: Tensor, how: How = "sum", group: dist.ProcessGroup | None = None) -> Tensor:
-    """Reduce over all ranks into a new tensor of the same shape; on one rank, return ``tensor``.
-
-    Args:
-        tensor: This rank's values.
-        how: The reduction.
-        group: Process group; default: all ranks.
-    """
-    size = _size(group)
-    if size == 1:
+    """Reduce over all ranks into a new tensor of the same shape; on one rank, return ``tensor``."""
+    if (size := world_size(group)) == 1:
         return tensor
     operation = {"min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}.get(how, dist.ReduceOp.SUM)
     result = _reduced_in_place(tensor.detach().clone(), operation, group)
@@ -57,7 +49,7 @@ def all_reduce(tensor: Tensor, how: How = "sum", group: dist.ProcessGroup | None
 
 def sum_in_place(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
     """Sum over a process group, by default of all ranks, into the tensor itself; return it."""
-    return _reduced_in_place(tensor, dist.ReduceOp.SUM, group) if _size(group) > 1 else tensor
+    return _reduced_in_place(tensor, dist.ReduceOp.SUM, group) if world_size(group) > 1 else tensor
 
 
 def broadcast_in_place(tensor: Tensor, source: int = 0) -> None:
@@ -69,12 +61,7 @@ def broadcast_in_place(tensor: Tensor, source: int = 0) -> None:
 
 
 def all_gather(tensor: Tensor, group: dist.ProcessGroup | None = None) -> list[Tensor]:
-    """Gather the tensor of every rank, in rank order; first dimensions may differ.
-
-    Args:
-        tensor: Of at least one dimension; all dimensions but the first are equal on every rank.
-        group: Process group of all ranks; default: the default group.
-    """
+    """Gather the tensor of every rank, in rank order; the first dimension alone may differ."""
     if world_size() == 1:
         return [tensor]
     own = torch.tensor([tensor.shape[0]], device=tensor.device)
@@ -112,10 +99,6 @@ def barrier() -> None:
     """Wait for all ranks."""
     # All-reduce a CPU tensor instead of calling dist.barrier(), which selects a device itself.
     all_reduce(torch.zeros(1))
-
-
-def _size(group: dist.ProcessGroup | None) -> int:
-    return world_size() if group is None else group.size()
 
 
 def _reduced_in_place(tensor: Tensor, how: Any, group: dist.ProcessGroup | None) -> Tensor:

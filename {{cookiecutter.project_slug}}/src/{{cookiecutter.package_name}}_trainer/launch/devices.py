@@ -33,18 +33,14 @@ _DEVICES = Path("/dev")
 
 @dataclass(frozen=True)
 class Hardware:
-    """An accelerator that an engine adds.
-
-    Args:
-        strategy: The strategy that ``"auto"`` selects on it, on any number of devices.
-        count: Counts the devices of this node without opening them; ``None`` if the engine is not
-            installed, which the check of its strategy reports.
-        device_type: Type of its devices in torch.
-    """
+    """An accelerator that an engine adds."""
 
     strategy: str
+    """The strategy that ``"auto"`` selects on it, on any number of devices."""
     count: Callable[[], int | None]
+    """The devices of this node, not opened; ``None``: no engine, as its strategy reports."""
     device_type: str
+    """Type of its devices in torch."""
 
 
 ADDED: dict[str, Hardware] = {}
@@ -52,11 +48,7 @@ ADDED: dict[str, Hardware] = {}
 
 
 def choose_accelerator(name: str) -> Accelerator:
-    """Select an accelerator: ``"auto"``, ``"cpu"``, ``"gpu"``, ``"cuda"``, or an engine's.
-
-    Raises:
-        ConfigurationError: Unknown name, or there is no such device.
-    """
+    """Select an accelerator that is there: of ``"auto"``, ``"cpu"``, ``"gpu"``, or an engine's."""
     if name in ADDED:
         if ADDED[name].count() == 0:
             raise ConfigurationError(
@@ -102,22 +94,19 @@ def parse_devices(value: int | str | list[int] | None, available: int | None) ->
     where = f"devices={shown(value)}"
     indices = _indices(value, where, 1 if available is None else available)
     if not indices:
-        raise ConfigurationError(f"{where} is not a device; a run needs at least one")
-    if len(indices) > _MOST_DEVICES:
-        raise ConfigurationError(
-            f"{where}: a node has at most {_MOST_DEVICES}; give a smaller number"
-        )
-    if (lowest := min(indices)) < 0:
-        raise ConfigurationError(f"{where}: {lowest} is not a device; only -1 alone means all")
-    if len(set(indices)) < len(indices):
-        twice = next(index for index in indices if indices.count(index) > 1)
-        raise ConfigurationError(f"{where} names device {twice} more than once")
-    if available is not None and max(indices) >= available:
+        problem = " is not a device; a run needs at least one"
+    elif len(indices) > _MOST_DEVICES:
+        problem = f": a node has at most {_MOST_DEVICES}; give a smaller number"
+    elif min(indices) < 0:
+        problem = f": {min(indices)} is not a device; only -1 alone means all"
+    elif len(set(indices)) < len(indices):
+        problem = f" names device {max(indices, key=indices.count)} more than once"
+    elif available is not None and max(indices) >= available:
         there = f"0 to {available - 1}" if available else "none"
-        raise ConfigurationError(
-            f"{where}: there is no device {max(indices)} here (known: {there})"
-        )
-    return indices
+        problem = f": there is no device {max(indices)} here (known: {there})"
+    else:
+        return indices
+    raise ConfigurationError(f"{where}{problem}")
 
 
 def _indices(value: int | str | list[int] | None, where: str, all_of: int) -> list[int]:
@@ -217,9 +206,8 @@ def backends_set(device_type: str, options: Options) -> Iterator[None]:
 
 def precision_notes(device_type: str, precision: str) -> list[str]:
     """One line if the run's float32 matrix products are computed in lower precision."""
-    if device_type != "cuda" or precision != "32-true":
-        return []
-    if torch.backends.cuda.matmul.fp32_precision != "tf32":
+    is_float32 = device_type == "cuda" and precision == "32-true"
+    if not is_float32 or torch.backends.cuda.matmul.fp32_precision != "tf32":
         return []
     return ["float32 matrix products in TF32 (matmul_precision 'highest': in float32)"]
 

@@ -30,26 +30,18 @@ def replacing(path: Path) -> Iterator[Path]:
 def write_atomically(path: Path, text: str, mode: int = 0o666) -> None:
     """Write a text file atomically: a reader sees the old or the new content."""
     with replacing(path) as beside:
-        _write(beside, text, mode)
-
-
-def write_private(path: Path, text: str) -> None:
-    """Like :func:`write_atomically`, with read permission for this user only."""
-    write_atomically(path, text, 0o600)
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def write_first(path: Path, text: str) -> None:
     """Write a text file atomically unless it exists."""
     with contextlib.suppress(FileExistsError), replacing(path) as beside:
-        _write(beside, text)
+        write_atomically(beside, text)
         os.link(beside, path)  # then replaced by itself
-
-
-def _write(path: Path, text: str, mode: int = 0o666) -> None:
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def check_private(folder: Path) -> None:

@@ -55,11 +55,9 @@ class HangTimer:
         self._loops = set[str]()
 
     def arm(self, seconds: float, path: Path | None) -> None:
-        """Print stacks from now on: after a batch that hangs, and on a fatal error.
+        """Print stacks on a fatal error, and if a batch takes longer than a collective may.
 
-        Args:
-            seconds: Timeout of a collective; a batch may take some seconds longer.
-            path: File to print to, then also on SIGUSR2; default: standard error.
+        To standard error, or to a file, then also on SIGUSR2.
         """
         self.disarm()
         self.is_armed = True

@@ -31,11 +31,7 @@ class GPU:
 
 
 def choose_idle(gpus: Sequence[GPU], count: int) -> list[int]:
-    """Indices of the best GPUs: idle ones first, then by free memory.
-
-    Raises:
-        ConfigurationError: Too few GPUs can be used; the message gives the reason for each other.
-    """
+    """Indices of the best GPUs: idle ones first, then by free memory."""
     usable = [gpu for gpu in gpus if not gpu.obstacle]
     if len(usable) < count:
         obstacles = "".join(gpu.obstacle for gpu in gpus)
@@ -51,9 +47,6 @@ def read_gpus() -> list[GPU]:
     """Read the GPUs visible to torch through NVML, without initializing CUDA.
 
     In a container, the driver may hide the processes of others; their memory counts as used.
-
-    Raises:
-        ConfigurationError: NVML is missing or fails, or its GPUs cannot be mapped to torch's.
     """
     try:
         nvml: Any = importlib.import_module("pynvml")
@@ -61,8 +54,20 @@ def read_gpus() -> list[GPU]:
         raise ConfigurationError(
             "auto_select_gpus needs a package that is not installed: pip install nvidia-ml-py"
         ) from None
+    modes = {
+        nvml.NVML_COMPUTEMODE_EXCLUSIVE_THREAD: "exclusive",
+        nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: "exclusive",
+        nvml.NVML_COMPUTEMODE_PROHIBITED: "prohibited",
+    }
+    gpus = []
     try:
-        gpus = [_read(nvml, index) for index in range(torch.cuda.device_count())]
+        for index in range(torch.cuda.device_count()):
+            handle = torch.cuda._get_pynvml_handler(index)  # maps torch's index to NVML's
+            name = nvml.nvmlDeviceGetName(handle)
+            mode = modes.get(nvml.nvmlDeviceGetComputeMode(handle), "default")
+            processes = len(nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+            free_bytes = nvml.nvmlDeviceGetMemoryInfo(handle).free
+            gpus.append(GPU(index, name, mode, processes, free_bytes))
     except (nvml.NVMLError, RuntimeError) as error:  # also for MIG instances
         raise ConfigurationError(
             f"auto_select_gpus: the GPUs cannot be read ({error}); select GPUs with devices=[…]"
@@ -75,19 +80,3 @@ def read_gpus() -> list[GPU]:
             "first, and which one that is is unknown; set CUDA_DEVICE_ORDER=PCI_BUS_ID"
         )
     return gpus
-
-
-def _read(nvml: Any, index: int) -> GPU:
-    handle = torch.cuda._get_pynvml_handler(index)  # maps torch's index to NVML's
-    modes = {
-        nvml.NVML_COMPUTEMODE_EXCLUSIVE_THREAD: "exclusive",
-        nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: "exclusive",
-        nvml.NVML_COMPUTEMODE_PROHIBITED: "prohibited",
-    }
-    return GPU(
-        index=index,
-        name=nvml.nvmlDeviceGetName(handle),
-        compute_mode=modes.get(nvml.nvmlDeviceGetComputeMode(handle), "default"),
-        processes=len(nvml.nvmlDeviceGetComputeRunningProcesses(handle)),
-        free_bytes=nvml.nvmlDeviceGetMemoryInfo(handle).free,
-    )

@@ -20,12 +20,8 @@ _CHILDREN = ("_modules", "_parameters", "_buffers")
 def find_unpicklable(value: object, name: str) -> str | None:
     """Describe the part of a value that cannot be pickled, and the remedy, in one line.
 
-    Args:
-        value: Any object; of tensors, only the attributes are checked, not the data.
-        name: The user's name for the object, with which the path starts.
-
-    Returns:
-        The line, for the innermost part that has a path; ``None`` if all can be pickled.
+    The innermost part that has a path, which starts with ``name``; ``None`` if all can be pickled.
+    Of tensors, only the attributes are checked, not the data.
     """
     error = _error(value)
     if error is None:

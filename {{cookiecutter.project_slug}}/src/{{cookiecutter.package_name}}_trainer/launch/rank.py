@@ -1,14 +1,22 @@
 """Be a rank: one that a program such as torchrun or our launcher has started, or the only one."""
 
+import contextlib
 import ctypes
+import functools
+import gc
+import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from . import collectives, forks, outcome, reports
+from ..errors import UserError
+from . import collectives, files, reports
+from .cluster import Layout
 from .reports import PARENT, RANK_PROCESS
 from .signals import Interrupted, Preempted
 
@@ -17,6 +25,13 @@ Result = TypeVar("Result")
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 # Variables of launchers that set RANK themselves.
 _OTHERS = {"TORCHELASTIC_RUN_ID", "CROSS_RANK"}
+_ATTEMPTS = "restarts.json"
+_MOST_FAILURES = 3
+_SECONDS_TO_BE_ENDED = 10.0
+_TASKS = Path("/proc/self/task")
+# How threads that torch has started itself are named.
+_OF_TORCH = "(pt_"
+_MOST_SECONDS, _POLL_SECONDS = 1.0, 0.0005
 
 
 def run_external(
@@ -35,7 +50,7 @@ def run_external(
         end_waits: Whether the end of this process would wait for its peers, after a failure.
     """
     _die_with_parent()
-    forks.keep_children_from_hanging()
+    keep_children_from_hanging()
     reports.report_start()
     reports.set_state("working")
     try:
@@ -91,7 +106,7 @@ def drop_inherited_variables() -> None:
     is_started_otherwise = bool(_OTHERS & os.environ.keys())
     from .watch import Place
 
-    for name in (*Place(1, Path()).variables(0), outcome.FILE):
+    for name in (*Place(1, Path()).variables(0), reports.OUTCOME):
         if name.startswith("TRAINER_") or not is_started_otherwise:
             os.environ.pop(name, None)
     reports.write_error(
@@ -103,3 +118,86 @@ def drop_inherited_variables() -> None:
 def is_interactive() -> bool:
     """Whether this process is a notebook or an interactive session."""
     return hasattr(sys, "ps1")
+
+
+# --- restarts by torchelastic: resume the run, and stop when it makes no progress ----------------
+
+
+def restarts_expected(layout: Layout, environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether torchrun restarts the ranks when one fails (``--max-restarts``)."""
+    restarts = environment.get("TORCHELASTIC_MAX_RESTARTS", "0")
+    return layout.source == "torchelastic" and restarts != "0"
+
+
+def elastic_run_name(environment: Mapping[str, str] = os.environ) -> str | None:
+    """Default name of the run: torchrun's ``--rdzv-id``; ``None`` if it is not set."""
+    name = environment.get("TORCHELASTIC_RUN_ID", "none")
+    return None if name == "none" else f"torchrun-{name}"
+
+
+def count_attempt(directory: Path, step: int, layout: Layout) -> None:
+    """Count an attempt that starts from a step, in the run directory; the main rank counts.
+
+    Raises:
+        UserError: Three attempts from this step have failed. torchrun is told to stop.
+    """
+    failures, path = 0, directory / _ATTEMPTS
+    if layout.is_main:
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # none, or damaged
+            found = json.loads(path.read_text())
+            failures = found["failures"] + 1 if found["step"] == step else 0
+        files.write_atomically(path, json.dumps({"step": step, "failures": failures}))
+    if collectives.broadcast(failures) < _MOST_FAILURES:
+        return
+    problem = f"{_MOST_FAILURES} failures without progress after step {step}: see their errors"
+    reports.write_failed(problem)
+    if layout.is_main:
+        reset_attempts(directory)
+        reports.write_error(f"error: {problem}")
+    collectives.barrier()
+    if layout.local_rank == 0:
+        # The only way in which a rank can tell torchrun not to restart it.
+        os.kill(os.getppid(), signal.SIGTERM)
+    time.sleep(_SECONDS_TO_BE_ENDED)
+    raise UserError(problem)
+
+
+def reset_attempts(directory: Path) -> None:
+    """Reset the count: the run finished, or was asked to stop."""
+    (directory / _ATTEMPTS).unlink(missing_ok=True)
+
+
+# --- forks of a process that has threads ---------------------------------------------------------
+
+
+@functools.cache  # once in a process
+def keep_children_from_hanging() -> None:
+    """Have each fork of this process from now on take care of two ways in which its child hangs.
+
+    - To destroy an earlier run's process group, if it is in a reference cycle, a child waits for a
+      thread of gloo, which exists only in the parent: children do not collect what they inherit.
+    - Up to Python 3.11.9, a child waits for a lock of the interpreter that a thread has at the
+      fork, for example one of gloo that frees a tensor (https://github.com/python/cpython/issues/
+      112275): the fork waits until torch's threads are idle.
+    """
+    os.register_at_fork(after_in_child=gc.freeze)
+    if sys.version_info < (3, 11, 10):
+        os.register_at_fork(before=_wait_for_threads)
+
+
+def _wait_for_threads() -> None:
+    deadline = time.monotonic() + _MOST_SECONDS
+    while _is_any_running() and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+
+
+def _is_any_running() -> bool:
+    """Whether a thread of torch runs, other than this one; False where there is no ``/proc``."""
+    own = str(threading.get_native_id())
+    with contextlib.suppress(OSError):
+        for task in _TASKS.iterdir():
+            with contextlib.suppress(OSError):  # it has ended
+                name, _, rest = (task / "stat").read_text().rpartition(")")
+                if _OF_TORCH in name and task.name != own and rest.split()[0] != "S":
+                    return True
+    return False

@@ -18,6 +18,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable
+from ctypes.util import find_library
 from pathlib import Path
 from resource import RLIMIT_NOFILE, getrlimit, setrlimit
 
@@ -34,16 +35,16 @@ _POLL_SECONDS, _LONGEST_POLL_SECONDS = 0.02, 0.5
 # connect to those that they exchange something with.
 _MOST_IN_FULL_MESH = 16
 _OPEN_FILES = 65536
+# Set by users who have chosen a network for NCCL, or sockets.
+_CHOICES = ("NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_IB_DISABLE")
+# InfiniBand and RoCE. A port of AWS's EFA has another link layer, for which NCCL needs a plugin.
+_LINK_LAYERS = ("InfiniBand", "Ethernet")
 _groups_formed = itertools.count()
 _stores: dict[Layout, dist.Store] = {}
 
 
 def connect_store(layout: Layout, timeout: datetime.timedelta) -> dist.Store:
-    """Connect to the store shared by all ranks of a layout.
-
-    Raises:
-        UserError: A rank did not join in time, or gloo needs to be given a network interface.
-    """
+    """Connect to the store shared by all ranks of a layout, when all have joined."""
     if layout.world_size == 1:
         return dist.HashStore()
     if layout.num_nodes == 1:
@@ -165,7 +166,7 @@ def _tcp_store(layout: Layout, timeout: datetime.timedelta) -> dist.Store:
         raise UserError(f"the store of rank 0 {problem} at {address}:{port}: {error}") from error
     if serves and port == 0:
         atexit.register(path.unlink, missing_ok=True)
-        files.write_private(path, str(store.port))
+        files.write_atomically(path, str(store.port), mode=0o600)
     return store
 
 
@@ -196,9 +197,6 @@ def avoid_loopback(main_address: str) -> None:
 
     By default gloo listens on the address of this host's name. Where that is 127.0.1.1, as in
     Debian's /etc/hosts, other nodes would connect to themselves.
-
-    Raises:
-        UserError: The host name resolves to loopback, and there is no default route.
     """
     is_set = _INTERFACE in os.environ or not sys.platform.startswith("linux")
     if is_set or _is_loopback(main_address):  # then all nodes are this host
@@ -226,3 +224,27 @@ def _is_loopback(address: str) -> bool:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
         return address == "localhost"
+
+
+def sockets_note(devices: Path = Path("/sys/class/infiniband")) -> str | None:
+    """One line if NCCL will use TCP sockets between nodes, and why; ``None`` otherwise."""
+    folders = filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":"))
+    plugins = [each for folder in folders for each in Path(folder).glob("libnccl-net*.so*")]
+    if any(map(os.environ.get, _CHOICES)) or plugins:
+        return None
+    if find_library("nccl-net") or find_library("nccl-net-ofi"):
+        return None
+    why = "libibverbs is not installed"
+    if not any(map(_is_usable, devices.glob("*/ports/*"))):
+        why = f"no active port of InfiniBand or RoCE in {devices}, no plugin (libnccl-net.so)"
+    elif find_library("ibverbs"):
+        return None
+    return f"NCCL will use TCP sockets between nodes, which are slow: {why}"
+
+
+def _is_usable(port: Path) -> bool:
+    try:
+        layer, state = ((port / name).read_text().strip() for name in ("link_layer", "state"))
+    except OSError:
+        return True  # it cannot be told
+    return layer in _LINK_LAYERS and state.endswith("ACTIVE")

@@ -1,5 +1,9 @@
 """What a rank tells its launcher: its state, and why it failed; files in the launcher's folder.
 
+For the script that started the run, the file named by ``TRAINER_OUTCOME`` has its outcome in one
+line: ``finished step 120``, ``preempted SIGUSR1 step 57``, or ``failed rank 1: ValueError: bad``,
+as srun and torchrun replace exit codes. If the file does not exist, the run was killed.
+
 Not torchelastic's error files (the template's ``tests/trainer/test_error_files.py``): their times
 are whole seconds, so the rank that failed first cannot be told from those that lost it.
 """
@@ -25,9 +29,10 @@ from torch.utils.data import dataloader
 
 from ..errors import EarlyExit, UserError, lost_worker
 from ..options import redaction
-from . import collectives, files, hangs, outcome, signals
+from . import collectives, files, hangs, signals
 from .signals import Interrupted, Preempted
 
+OUTCOME = "TRAINER_OUTCOME"
 # Set by our launcher: the folder of the reports.
 DIRECTORY = "TRAINER_FAILURE_DIR"
 # Set by our launcher to its process id, and by a rank to its own: child processes have another.
@@ -108,10 +113,8 @@ def watch_for_hangs(seconds: float) -> None:
 def report_failure(error: BaseException, lost_peer: Sequence[str] = ()) -> str:
     """Write a rank's failure report for its launcher: ours, or torchelastic.
 
-    Args:
-        error: The error that ended the rank's work.
-        lost_peer: Names of an engine's exceptions that only report the loss of a peer. Of these,
-            what to print is returned; of others, nothing.
+    ``lost_peer`` names an engine's exceptions that only report the loss of a peer. Of these, what
+    to print is returned; of others, nothing.
     """
     hangs.timer.pause()
     directory, rank, is_ours = _directory(), _rank(), is_reported()
@@ -126,12 +129,12 @@ def report_failure(error: BaseException, lost_peer: Sequence[str] = ()) -> str:
         _let_peers_end_first()
     message = _of_lost_peer(error) if is_lost else describe(error, f"rank {rank}: ")
     if not (is_lost and is_ours):  # our launcher knows which peer was lost
-        outcome.write_failure(message)
+        write_failed(message)
     if directory:
         problems = error.problems if isinstance(error, UserError) else ()
         failure = Failure(
             rank=rank,
-            code=_code(error),
+            code=exit_code(error),
             message=message,
             problems=[redaction.message(each) for each in problems],
             time=time.time(),
@@ -181,7 +184,7 @@ def end_failed(error: BaseException, lost_peer: Sequence[str] = ()) -> NoReturn:
     with contextlib.suppress(OSError, ValueError):  # closed, or the terminal is gone
         sys.stdout.flush()
         sys.stderr.flush()
-    os._exit(_code(error) or 1)
+    os._exit(exit_code(error) or 1)
 
 
 def write_error(text: str) -> None:
@@ -207,10 +210,47 @@ def _rank() -> int:
     return int(own) if own.isdecimal() else collectives.rank()
 
 
-def _code(error: BaseException) -> int:
-    if isinstance(error, SystemExit) and isinstance(error.code, int):
-        return error.code
+def exit_code(error: BaseException | None) -> int:
+    """The exit code of a process that an error ends, if any does."""
+    if error is None or isinstance(error, SystemExit):
+        code = getattr(error, "code", None)
+        return code if isinstance(code, int) else int(code is not None)
+    if isinstance(error, KeyboardInterrupt):
+        return signals.INTERRUPTED_CODE
     return _USER_ERROR if isinstance(error, UserError) else 1
+
+
+# --- the script that started the run -------------------------------------------------------------
+
+
+def make_outcome_absolute(directory: Path) -> None:
+    """Let a relative path mean a file in ``directory``, whatever directory user code changes to."""
+    if path := _outcome():
+        os.environ[OUTCOME] = str(directory / path)
+
+
+def remove_outcome() -> None:
+    """Remove the outcome of an earlier attempt; the main rank calls this at the start."""
+    if path := _outcome():
+        path.unlink(missing_ok=True)
+
+
+def write_outcome(line: str) -> None:
+    """Write the outcome of the run; called by the main rank."""
+    if path := _outcome():
+        files.write_atomically(path, f"{line}\n")
+
+
+def write_failed(reason: str) -> None:
+    """Write the last line of an error, unless another rank has done so; called by any rank."""
+    if (path := _outcome()) and (lines := reason.strip().splitlines()):
+        # The failure is printed too; an error while writing the file must not replace it.
+        with contextlib.suppress(OSError, ValueError):
+            files.write_first(path, f"failed {lines[-1]}\n")
+
+
+def _outcome() -> Path | None:
+    return Path(os.environ[OUTCOME]) if os.environ.get(OUTCOME) else None
 
 
 # --- the launcher --------------------------------------------------------------------------------

@@ -63,20 +63,15 @@ class Interrupted(KeyboardInterrupt):
 class Preemption:
     """Records the :data:`SIGNALS` and makes all ranks act on them after the same step.
 
-    Ranks agree about every second by an all-reduce on the CPU, in which they also agree on the
-    number of steps until the next one.
-
-    Create it when the ranks are connected.
-
-    Args:
-        agree: The strategy's, if it does not all-reduce.
+    Ranks agree about every second by an all-reduce on the CPU, or by the strategy's ``agree``, in
+    which they also agree on the number of steps until the next one. Create it when the ranks are
+    connected.
     """
 
     def __init__(self, agree: Callable[[Tensor], Tensor] | None = None) -> None:
         self._agree = agree or partial(collectives.all_reduce, how="max")
         self._is_alone = collectives.world_size() == 1
-        self._received = 0
-        self._steps = 0
+        self._received = self._steps = 0
         self._interval = 1
         self._since = time.monotonic()
 
@@ -156,10 +151,7 @@ class Preemption:
 
 @contextlib.contextmanager
 def block_sigint_in_children(method: str = "fork") -> Iterator[None]:
-    """Block SIGINT (Ctrl-C) in processes that are started in this context by a method.
-
-    In this process it is delayed. The method is one of multiprocessing.
-    """
+    """Block SIGINT in processes that a method starts in this context; in this one it is delayed."""
     if method != "fork":
         # It is otherwise started with the first process, and would unblock SIGINT.
         resource_tracker.ensure_running()
@@ -191,10 +183,7 @@ def redirect_lost_terminal() -> None:
 def hide_traceback(
     hidden: BaseException | type[BaseException], line: str = "", code: int | None = None
 ) -> None:
-    """Print only a line, or nothing, if an error, or one of a class, ends this process.
-
-    ``code``: the exit code; default: Python's.
-    """
+    """Print only a line, or nothing, if an error, or one of a class, ends this process."""
     print_error = sys.excepthook
 
     def hook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:

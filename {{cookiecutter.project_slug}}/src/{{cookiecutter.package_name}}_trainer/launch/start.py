@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError
-from . import outcome, reports, signals
+from . import reports, signals
 from .cluster import Layout
 from .pickling import find_unpicklable
 from .rank import is_interactive, run_external
@@ -34,8 +34,8 @@ Method = Literal["spawn", "fork"]
 # Exit code of a spawned process that tries to start the run again; used for nothing else.
 _NO_MAIN_GUARD = 113
 
+# The function to run, or the path of the file that contains it pickled.
 _Work = Path | Callable[[], object]
-"""The function to run, or the path of the file that contains it pickled."""
 
 # --- the same command, once per rank -------------------------------------------------------------
 
@@ -48,13 +48,8 @@ def threads_each(processes: int) -> int:
 def supervise_copies(processes: int, layout: Layout, directory: Path) -> NoReturn:
     """Start the current command once per rank on this node, watch the ranks, and exit like them.
 
-    Args:
-        processes: Number of ranks to start on this node.
-        layout: Layout of the nodes, where this command was started once per node.
-        directory: Working directory of the ranks, so that relative paths keep their meaning.
-
-    Raises:
-        UserError: There is not a command to run again.
+    ``layout``: of the nodes, on each of which this command was started; ``directory``: where the
+    ranks run, so that relative paths keep their meaning. UserError: no command can run again.
     """
     # sys.argv[0] is "" or "-" when Python reads the program from standard input.
     if is_interactive() or sys.argv[0] in ("", "-"):
@@ -74,7 +69,7 @@ def supervise_copies(processes: int, layout: Layout, directory: Path) -> NoRetur
     if failure is None:
         sys.exit(0)
     if failure.rank >= 0 or failure.code == signals.INTERRUPTED_CODE:
-        outcome.write_failure(failure.message)
+        reports.write_failed(failure.message)
         reports.write_error(failure.message)
     sys.exit(failure.code)
 
@@ -96,18 +91,14 @@ def run_in_processes(
 ) -> Result:
     """Run a function once per rank, each in its own process; return the value of rank 0.
 
-    Args:
-        method: ``"spawn"`` pickles the function; ``"fork"`` copies this process.
-        processes: Number of ranks to start on this node.
-        work: The function; it runs in :func:`run_external`.
-        names: Objects that ``work`` refers to, by the user's names; used in pickling errors.
+    ``"spawn"`` pickles the function, ``"fork"`` copies this process. ``names`` has the objects that
+    ``work`` refers to, by the user's names, for errors.
 
     Raises:
         UserError: The processes cannot be started this way, or a rank raised a ``UserError``.
         RankError: A rank failed. It is the cause of an error whose class is the user's or a
             library's, such as ``optuna.TrialPruned``.
-        KeyboardInterrupt: This process received SIGINT and the ranks have ended: an
-            :class:`~..signals.Interrupted` if they have saved a checkpoint.
+        KeyboardInterrupt: The ranks have ended by SIGINT: ``Interrupted`` if they have saved.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         sys.exit(_NO_MAIN_GUARD)  # the parent process prints the message, once for all ranks
@@ -221,25 +212,21 @@ def _keep_error(directory: Path, error: BaseException, rank: int) -> None:
 
 
 def _raise(failure: Failure, directory: Path) -> NoReturn:
-    raised, path = _exception(failure), directory / f"error-{failure.rank}"
-    original: object = None
-    if isinstance(raised, RankError) and path.exists():
-        with contextlib.suppress(Exception):  # its class takes other arguments
-            original = pickle.loads(path.read_bytes())  # noqa: S301 (written by our rank)
-    if isinstance(original, Exception):
-        raise original from raised
-    raise raised
-
-
-def _exception(failure: Failure) -> BaseException:
     if failure.interrupted is not None:
-        return failure.interrupted
+        raise failure.interrupted
     if failure.code == _NO_MAIN_GUARD:
-        return UserError(
+        raise UserError(
             "the script starts processes while it is being imported by one of them; put the call "
             "under: if __name__ == '__main__': (see docs/trouble.md#the-main-guard-is-missing)"
         )
     if failure.rank < 0:
         # Behave as if there were no watcher: run Python's default handler, or the user's.
         signal.raise_signal(failure.code - 128)
-    return UserError(failure.problems) if failure.problems else RankError(failure.message)
+    if failure.problems:
+        raise UserError(failure.problems)
+    raised, original = RankError(failure.message), None
+    with contextlib.suppress(Exception):  # none was kept, or its class takes other arguments
+        original = pickle.loads((directory / f"error-{failure.rank}").read_bytes())  # noqa: S301
+    if isinstance(original, Exception):
+        raise original from raised
+    raise raised

@@ -17,12 +17,10 @@ from .reports import Failure
 
 _DEFAULT_SAVE_SECONDS = 120.0
 _SECONDS_TO_NOTICE = 8.0
+# Between SIGTERM and SIGKILL, for the other ranks after a failure.
+_GRACE_SECONDS = 3.0
 _POLL_SECONDS = 0.05
 _PREEMPTED = {128 + number for number in signals.SIGNALS}
-
-
-def _save_seconds() -> float:
-    return float(os.environ.get(signals.SAVE_SECONDS) or _DEFAULT_SAVE_SECONDS)
 
 
 class Rank(Protocol):
@@ -46,17 +44,12 @@ class Place:
     directory: Path
     layout: Layout = field(default_factory=Layout)
 
-    @property
-    def first_rank(self) -> int:
-        """The global rank of the first process on this node."""
-        return self.layout.node_rank * self.processes
-
     def variables(self, local_rank: int) -> dict[str, str]:
         """Environment variables of a rank, named as torchrun names them."""
         layout = self.layout
         store = {cluster.STORE: str(self.directory / cluster.STORE_FILE)}
         return {
-            "RANK": str(self.first_rank + local_rank),
+            "RANK": str(layout.node_rank * self.processes + local_rank),
             "LOCAL_RANK": str(local_rank),
             "WORLD_SIZE": str(self.processes * layout.num_nodes),
             "LOCAL_WORLD_SIZE": str(self.processes),
@@ -78,25 +71,14 @@ class Place:
 class Watcher:
     """Starts ranks and waits for them; terminates all ranks when one fails.
 
-    Args:
-        start: Starts the ranks, and returns each in rank order.
-        method: The multiprocessing start method.
-        place: The ranks to start.
-        grace_seconds: Time between SIGTERM and SIGKILL for the remaining ranks after a failure.
+    ``start`` starts them, and returns each in rank order; ``method`` is that of multiprocessing.
     """
 
-    def __init__(
-        self,
-        start: Callable[[], Iterable[Rank]],
-        method: str,
-        place: Place,
-        grace_seconds: float = 3.0,
-    ) -> None:
-        self._start = start
-        self._method = method
+    def __init__(self, start: Callable[[], Iterable[Rank]], method: str, place: Place) -> None:
+        self._start, self._method = start, method
         self._ranks: dict[int, Rank] = {}
         self._place, self._directory = place, place.directory
-        self._grace = grace_seconds
+        self._save_seconds = float(os.environ.get(signals.SAVE_SECONDS) or _DEFAULT_SAVE_SECONDS)
         self._forwarded_signal: int | None = None
         self._deadline = math.inf
 
@@ -114,7 +96,8 @@ class Watcher:
         try:
             # A SIGINT during the start is forwarded afterward.
             with signals.block_sigint_in_children(self._method):
-                for index, rank in enumerate(self._start(), self._place.first_rank):
+                first = self._place.layout.node_rank * self._place.processes
+                for index, rank in enumerate(self._start(), first):
                     self._ranks[index] = rank
                 previous = {number: signal.signal(number, self._forward) for number in forwarded}
             while None in (codes := self._codes().values()) and time.monotonic() < self._deadline:
@@ -125,7 +108,7 @@ class Watcher:
         finally:
             for ending in (signal.SIGTERM, signal.SIGKILL):
                 self._signal_all(ending)
-                self._wait_all(self._grace)
+                self._wait_all(_GRACE_SECONDS)
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
@@ -137,7 +120,7 @@ class Watcher:
         if number == signal.SIGHUP:
             signals.redirect_lost_terminal()
         self._forwarded_signal = number
-        self._deadline = min(self._deadline, time.monotonic() + _save_seconds())
+        self._deadline = min(self._deadline, time.monotonic() + self._save_seconds)
         for index, rank in self._running().items():
             # Not the process group: loader workers are still needed. A rank that is still
             # importing has nothing to save, and would print a traceback on SIGINT.
@@ -153,7 +136,7 @@ class Watcher:
         if self._forwarded_signal is not None or _PREEMPTED & codes:
             # One that uploads may end later. After SIGINT there is nothing else to wait for.
             is_interrupted = self._forwarded_signal == signal.SIGINT
-            seconds = self._grace if is_interrupted else _save_seconds()
+            seconds = _GRACE_SECONDS if is_interrupted else self._save_seconds
             self._wait_all(min(seconds, self._deadline - time.monotonic()))
             ended_by = self._ended_by()
             if ended_by == signal.SIGINT:

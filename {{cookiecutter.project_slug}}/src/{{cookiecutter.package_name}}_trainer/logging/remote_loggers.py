@@ -65,7 +65,7 @@ class RemoteLogger(Logger):
         self._last = {name: step for step, values in self.sent() for name in values}
         known = json.loads(record.read_text())["id"] if record.exists() else None
         service_id = self.open(run, known)
-        files.write_private(record, json.dumps({"id": service_id}))
+        files.write_atomically(record, json.dumps({"id": service_id}), mode=0o600)
         self._file = self._values.open("a")
 
     def write(self, step: int, epoch: int, values: Mapping[str, float]) -> None:

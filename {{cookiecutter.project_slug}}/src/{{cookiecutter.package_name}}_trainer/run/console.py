@@ -5,10 +5,9 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from .. import launch
 from ..checkpoint import run_directory
 from ..errors import nearest, refuse
-from ..launch import devices
+from ..launch import devices, reports
 from ..logging import progress
 from ..loop import FitLoop
 from .plan import Plan
@@ -61,9 +60,7 @@ class Console:
     def check_monitored(self, loop: FitLoop, logged: Sequence[str], *, is_whole: bool) -> None:
         """Note each monitored value that a first validation has not logged.
 
-        Raises:
-            ConfigurationError: By its name it is one of validation, and that logs it never:
-                ``is_whole`` says that the first one was like later ones.
+        It is refused if by its name only validation logs it, and the first was like later ones.
         """
         schedulers = loop.fit.optimization.schedulers
         names = [(type(each).__name__, each.monitored) for each in self._plan.callbacks]
@@ -87,7 +84,7 @@ class Console:
 def warn_of_hidden_gpus(plan: Plan) -> None:
     """Warn once if the run is on the CPU only because torch cannot use this machine's GPUs."""
     # Our launcher has printed it for its ranks.
-    is_ours_to_say = plan.layout.is_main and not launch.is_reported()
+    is_ours_to_say = plan.layout.is_main and not reports.is_reported()
     if is_ours_to_say and plan.options.accelerator == "auto" and plan.device.type == "cpu":
         devices.warn_of_hidden()
 

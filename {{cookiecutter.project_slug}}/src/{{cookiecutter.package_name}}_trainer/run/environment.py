@@ -4,14 +4,13 @@ import contextlib
 import os
 import re
 import socket
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch.distributed as dist
 
 from ..errors import UserError, nearest, refuse, shown
-from ..launch import cluster, collectives, files, outcome, reports, signals
+from ..launch import cluster, collectives, files, reports, signals
 from ..strategies import registry
 
 GPUS = "TRAINER_GPUS"
@@ -24,9 +23,7 @@ _warned: set[str] = set()
 def check(several: bool, environment: Mapping[str, str] = os.environ) -> None:
     """Raise a ConfigurationError with one line for each invalid variable.
 
-    Args:
-        several: Whether there will be several processes, which need a network interface.
-        environment: Environment variables.
+    ``several``: whether there will be several processes, which need a network interface.
     """
     refuse(
         [
@@ -43,23 +40,22 @@ def warn() -> None:
     for name in sorted(os.environ.keys() - KNOWN - _warned):
         if name.startswith(_PREFIX):
             _warned.add(name)
-            sys.stderr.write(
-                f"warning: {name} is not a variable of the trainer{nearest(name, KNOWN)}\n"
-            )
+            problem = f"is not a variable of the trainer{nearest(name, KNOWN)}"
+            reports.write_error(f"warning: {name} {problem}")
 
 
 def _problem_of_backend(value: str) -> str | None:
-    known = [each for each in dist.Backend.backend_list if each not in ("undefined", "fake")]
+    known = [
+        name
+        for name in set(dist.Backend.backend_list) - {"undefined", "fake"}
+        if getattr(dist, f"is_{name}_available", lambda: True)()
+    ]
     for part in value.split(","):
         device, has_device, backend = part.strip().rpartition(":")
-        if not has_device and "," in value:
-            return "name the device type of each of several backends, as in 'cpu:gloo,cuda:nccl'"
-        if has_device and device not in _DEVICE_TYPES:
-            return f"{device!r} is not a device type{nearest(device, _DEVICE_TYPES)}"
+        if device not in _DEVICE_TYPES and (has_device or "," in value):
+            return f"{device!r} is not a device type; write it as in 'cpu:gloo,cuda:nccl'"
         if backend.lower() not in known:
-            return f"torch has no backend {backend!r}{nearest(backend, known)}"
-        if not getattr(dist, f"is_{backend.lower()}_available", lambda: True)():
-            return f"this build of torch has no {backend}; use 'gloo'"
+            return f"this build of torch has no backend {backend!r}{nearest(backend, known)}"
     return None
 
 
@@ -96,7 +92,7 @@ _of_process = _checked(r"\d{1,10}", "not a process id; the trainer sets it for i
 _CHECKS: Mapping[str, Callable[[str], str | None]] = {
     **dict.fromkeys(collectives.BACKENDS, _problem_of_backend),
     signals.SAVE_SECONDS: _of_seconds,
-    outcome.FILE: _problem_of_outcome,
+    reports.OUTCOME: _problem_of_outcome,
     cluster.STORE: _problem_of_store,
     reports.PARENT: _of_process,
     reports.RANK_PROCESS: _of_process,

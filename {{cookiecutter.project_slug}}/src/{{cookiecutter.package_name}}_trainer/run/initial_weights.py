@@ -18,15 +18,13 @@ _MOST_NAMES = 5
 
 def check(options: Options, problems: Problems) -> None:
     """Check whether there are such weights; ``problems`` collects one line per error."""
-    if options.weights is not None and options.resume is None:
-        with problems:
-            _source(Path(options.weights))
+    with problems:
+        _source(Path(str(options.weights)))
 
 
 def check_module(options: Options, started_in: Path, module: TrainingModule) -> None:
-    """Raise a ConfigurationError if the weights do not fit; a run that may resume needs none."""
-    if options.weights is not None and options.resume is None:
-        _fitting(module, _read(_source(started_in / options.weights))[0], options)
+    """Raise a ConfigurationError if the weights do not fit."""
+    _fitting(module, _read(_source(started_in / str(options.weights)))[0], options)
 
 
 def load(options: Options, started_in: Path, module: TrainingModule) -> list[str]:
@@ -34,10 +32,8 @@ def load(options: Options, started_in: Path, module: TrainingModule) -> list[str
 
     Those of parameters on the meta device are loaded when a strategy allocates them.
     """
-    if options.weights is None:
-        return []
     # Once: a running training may write a newer checkpoint at any time.
-    path = Path(collectives.broadcast(str(_source(started_in / options.weights))))
+    path = Path(collectives.broadcast(str(_source(started_in / str(options.weights)))))
     if not _has_files(path):
         run_choice.whole(path)
     weights, remarks = _read(path)
@@ -96,11 +92,7 @@ def _naming_the_option() -> Iterator[None]:
 def _fitting(
     module: TrainingModule, weights: Mapping[str, Any], options: Options
 ) -> tuple[dict[str, Any], str]:
-    """The weights that a module takes, and in words which ones do not fit.
-
-    Raises:
-        ConfigurationError: All must fit and some do not, or none fits.
-    """
+    """The weights that a module takes, and in words which ones do not fit."""
     own, fitting = module.state_dict(), dict[str, Any]()
     parameters = dict(module.named_parameters(remove_duplicate=False))
     given = {id(each) for name, each in parameters.items() if name in weights}

@@ -1,23 +1,16 @@
 """Where a run will be, and with which strategy: accelerator, devices, layout of the processes."""
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from .. import launch, strategies
+from .. import strategies
 from ..errors import ConfigurationError, Problems
-from ..launch import cluster
+from ..launch import cluster, rank, reports
 from ..launch.cluster import Layout
-from ..launch.devices import (
-    ADDED,
-    Accelerator,
-    choose_accelerator,
-    count,
-    parse_devices,
-)
+from ..launch.devices import ADDED, Accelerator, choose_accelerator, count, parse_devices
 from ..options import Options
 from ..strategies import SingleDevice, Strategy
 from .environment import GPUS
@@ -91,51 +84,40 @@ def _create(wanted: object, own_options: dict[str, Any]) -> tuple[str, Strategy]
 def _auto(accelerator: Accelerator, layout: Layout, is_ddp: bool) -> str:
     if accelerator in ADDED:
         return ADDED[accelerator].strategy
-    if is_ddp and launch.is_interactive() and not layout.started_outside:
+    if is_ddp and rank.is_interactive() and not layout.started_outside:
         return "ddp_notebook"
     return "ddp" if is_ddp else "single_device"
 
 
 def check(options: Options, where: Placement) -> list[str]:
     """One line for each way in which the launch does not fit the strategy."""
-    layout, nodes, name = where.layout, options.num_nodes, where.name
-    limits = where.strategy.limits
-    expected = limits.local_processes(len(where.devices))
-    lines = []
+    layout, nodes, limits = where.layout, options.num_nodes, where.strategy.limits
+    expected, by = limits.local_processes(len(where.devices)), limits.launched_by
+    source, is_ours, name = layout.source, not layout.started_outside, f"strategy={where.name!r}"
+    is_by_node, ranks = source == cluster.NODES, str(layout.num_nodes * expected)
+    size = os.environ.get("WORLD_SIZE", ranks)
+    says = "NUM_NODES or NNODES is" if is_by_node else f"{source} started"
     ignored = f"set {cluster.OVERRIDE}=none to ignore it"
-    if layout.source == "none" and nodes is not None and nodes > 1:
-        lines.append(
-            f"num_nodes={nodes}: nothing has started this process on several nodes; start it with "
-            "srun or torchrun, or once on each node with MASTER_ADDR, MASTER_PORT and NODE_RANK"
-        )
-    elif layout.source != "none" and nodes not in (None, layout.num_nodes):
-        is_by_node = layout.source == cluster.NODES
-        says = "NUM_NODES or NNODES is" if is_by_node else f"{layout.source} started"
-        lines.append(f"num_nodes={nodes}, but {says} {layout.num_nodes}")
-    if layout.source == cluster.NODES:
-        ranks = str(layout.num_nodes * expected)
-        if (size := os.environ.get("WORLD_SIZE", ranks)) != ranks:
-            lines.append(
-                f"WORLD_SIZE={size}, but {layout.num_nodes} nodes of {expected} processes are "
-                f"{ranks}; unset it, or change devices"
-            )
-    if not layout.started_outside:
-        if limits.launched_by is not None and expected > 1:
-            lines.append(
-                f"strategy={name!r} on {expected} devices is started by {limits.launched_by}"
-            )
-        return lines
-    if limits.launched_by is not None and layout.source not in limits.sources:
-        lines.append(
-            f"strategy={name!r} is started by {limits.launched_by}, not by {layout.source}; "
-            f"{ignored}"
-        )
-    if expected != layout.local_world_size:
-        lines.append(
-            f"strategy={name!r} on devices={options.devices!r} needs {expected} processes per "
-            f"node, but {layout.source} started {layout.local_world_size}; {ignored}"
-        )
-    return lines
+    lines = {
+        f"num_nodes={nodes}: nothing has started this process on several nodes; start it with srun "
+        "or torchrun, or once on each node with MASTER_ADDR, MASTER_PORT and NODE_RANK": (
+            source == "none" and nodes is not None and nodes > 1
+        ),
+        f"num_nodes={nodes}, but {says} {layout.num_nodes}": (
+            source != "none" and nodes not in (None, layout.num_nodes)
+        ),
+        f"WORLD_SIZE={size}, but {layout.num_nodes} nodes of {expected} processes are {ranks}; "
+        "unset it, or change devices": is_by_node and size != ranks,
+        f"{name} on {expected} devices is started by {by}": is_ours and by and expected > 1,
+        f"{name} is started by {by}, not by {source}; {ignored}": (
+            by and not is_ours and source not in limits.sources
+        ),
+        f"{name} on devices={options.devices!r} needs {expected} processes per node, but {source} "
+        f"started {layout.local_world_size}; {ignored}": (
+            not is_ours and expected != layout.local_world_size
+        ),
+    }
+    return [line for line, is_wrong in lines.items() if is_wrong]
 
 
 # --- devices -------------------------------------------------------------------------------------
@@ -151,24 +133,15 @@ def torch_device(accelerator: Accelerator, index: int) -> torch.device:
     return torch.device(accelerator, index if index < (count(accelerator) or 0) else 0)
 
 
-def pass_to_ranks(gpus: Sequence[torch.device]) -> None:
-    """Make copies of this command, which are about to start, use the GPUs selected here."""
-    os.environ[GPUS] = ",".join(str(each.index) for each in gpus)
-
-
 def _devices(
     options: Options, accelerator: Accelerator, layout: Layout, strategy: Strategy | None
 ) -> list[int]:
-    """Indices of the devices to use on this node; ``strategy``: ``None`` if it is not known yet.
-
-    Raises:
-        ConfigurationError: There are no such devices, or they do not suffice for the processes.
-    """
+    """Indices of the devices to use on this node; ``strategy``: ``None`` if it is not known yet."""
     value: Any = options.devices
     available, processes = count(accelerator), layout.local_world_size
     selects = options.auto_select_gpus and accelerator == "cuda"
     if layout.started_outside:
-        if selects and processes > 1 and not launch.is_reported():
+        if selects and processes > 1 and not reports.is_reported():
             raise ConfigurationError(
                 f"auto_select_gpus: {layout.source} started {processes} processes on this node, "
                 "each of which would choose by itself; name the GPUs in CUDA_VISIBLE_DEVICES, or "
@@ -188,7 +161,7 @@ def _devices(
         if available == 1 and not isinstance(value, list) and "," not in str(value):
             available = processes
     if selects and str(value).isdigit() and value not in (0, "0"):
-        if launch.is_reported() and GPUS in os.environ:  # selected by our launcher
+        if reports.is_reported() and GPUS in os.environ:  # selected by our launcher
             return [int(index) for index in os.environ[GPUS].split(",")]
         from ..launch import idle_gpus
 

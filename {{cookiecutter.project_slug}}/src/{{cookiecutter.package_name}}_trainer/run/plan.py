@@ -97,15 +97,10 @@ Find = Callable[[Options, Problems], Placement]
 
 
 def make(given: Options, problems: Problems, find: Find = placement.find) -> Plan:
-    """Check the options of a trainer, and plan its run.
+    """Check the options of a trainer, and plan its run, or raise a ConfigurationError.
 
-    Args:
-        given: The options.
-        problems: Those of reading them; more are added.
-        find: Finds where the run will be; default: on this machine, in this launch.
-
-    Raises:
-        ConfigurationError: One line per error.
+    ``problems``: those of reading the options, to which more are added; ``find`` finds where the
+    run will be, by default on this machine, in this launch.
     """
     options, notes = reading.shortened(given, problems)
     where = find(options, problems)
@@ -143,11 +138,17 @@ def _check_options(options: Options, where: Placement, problems: Problems) -> No
         environment.check(several=max(len(where.devices), where.layout.world_size) > 1)
     reading.check(options, problems)
     if options.changes_layers:
-        from . import layers
+        from ..loop import compilation
+        from ..memory import activation_checkpointing
 
-        layers.check(options, where.strategy, problems)
+        compilation.check(options.compile, problems)
+        with problems:
+            activation_checkpointing.check_names(options.activation_checkpointing)
+        if "compile" not in where.strategy.limits.refused:
+            with problems:
+                compilation.check_compiler(options.compile)
     run_choice.check(options, where.layout, problems)
-    if options.weights is not None:
+    if options.weights is not None and options.resume is None:  # a run that resumes needs none
         from . import initial_weights
 
         initial_weights.check(options, problems)
@@ -253,12 +254,14 @@ def _problems_of_layers(plan: Plan, module: TrainingModule) -> list[str]:
     if len(plan.node_devices) * plan.layout.num_nodes > 1:
         problems.lines += problems_of_max_norm(module)
     if options.changes_layers:
-        from . import layers
+        from ..loop import compilation
+        from ..memory import activation_checkpointing
 
         with problems:
-            layers.check_module(options, module)
+            activation_checkpointing.select(module, options.activation_checkpointing)
+            compilation.select(module, options.compile, options.activation_checkpointing)
     problems.lines += plan.strategy.problems(options, module)
-    if options.weights is not None:
+    if options.weights is not None and options.resume is None:  # a run that resumes needs none
         from . import initial_weights
 
         with problems:

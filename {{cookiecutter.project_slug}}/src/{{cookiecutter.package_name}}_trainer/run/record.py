@@ -6,10 +6,13 @@ import os
 import platform
 import re
 import socket
+import subprocess
 import sys
+import threading
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -18,18 +21,31 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ..errors import UserError
+from ..checkpoint import run_directory
 from ..launch import collectives
-from ..launch.signals import INTERRUPTED_CODE
+from ..launch.reports import exit_code
 from ..options import redaction
 from .plan import Plan
-from .repository import commit
 
 # The project's folder, unless the package was installed from a wheel.
 _PROJECT = Path(__file__).resolve().parents[3]
 _VARIABLES = re.compile(
     r"(OMP|KMP|MKL|GOTO|OPENBLAS|NCCL|RCCL|GLOO|CUBLAS|CUDA|CUDNN|NVIDIA|HIP|ATEN|TORCH|PYTORCH)_"
     r"|PYTHONHASHSEED$|SLURM_\w+(_ID|_COUNT|_NODELIST|_NODES|_NODE|_PER_TASK|_PARTITION)$"
+)
+_MOST_FILES, _MOST_BYTES = 10_000, 16 * 2**30  # of data
+_MOST_DIFF_BYTES = 1024 * 1024
+_MOST_UNTRACKED = 1000
+_SECONDS_FOR_GIT = 10
+# A repository's own configuration may name programs: a run must not start them.
+_GIT = (
+    *("git", "--no-optional-locks", "-c", "core.fsmonitor=false"),
+    *("-c", f"core.hooksPath={os.devnull}"),
+)
+_STATUS = ("status", "--porcelain=v2", "--branch", "-z", "--ignore-submodules=dirty")
+_DIFF = (
+    *("diff", "HEAD", "--no-ext-diff", "--no-textconv", "--no-color", "--submodule=short"),
+    *("--ignore-submodules=dirty", "--full-index"),
 )
 _RESTARTS = ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
 
@@ -136,14 +152,132 @@ def end(step: int, metrics: Mapping[str, float], error: BaseException | None) ->
     """Facts of the end of an attempt: ``error`` has ended it, unless it is ``None``."""
     # JSON has no NaN and no infinity.
     texts = {name: str(value) for name, value in metrics.items() if not np.isfinite(value)}
-    return {"exit_code": _exit_code(error), "last_step": step, "metrics": {**metrics, **texts}}
+    return {"exit_code": exit_code(error), "last_step": step, "metrics": {**metrics, **texts}}
 
 
-def _exit_code(error: BaseException | None) -> int:
-    """The exit code of the command line."""
-    if error is None or isinstance(error, SystemExit):
-        code = getattr(error, "code", None)
-        return code if isinstance(code, int) else int(code is not None)
-    if isinstance(error, KeyboardInterrupt):
-        return INTERRUPTED_CODE
-    return 2 if isinstance(error, UserError) else 1
+# --- the commit of the working directory, and what was changed since -----------------------------
+
+
+def commit(directory: Path) -> dict[str, Any] | None:
+    """The commit of a working directory, and its changes; ``None`` if unknown.
+
+    ``diff`` is that of tracked files, cut after 1 MiB (``diff_cut``), without secrets;
+    ``untracked`` names other files that are not ignored. In a container without git, only the
+    commit from which the image was built, and whether it had changes.
+    """
+    found = _of_repository(directory)
+    if found is None and (image := os.environ.get("IMAGE_COMMIT", "")):
+        found = {"commit": image.removesuffix("-dirty"), "dirty": image.endswith("-dirty")}
+    return found
+
+
+def _of_repository(directory: Path) -> dict[str, Any] | None:
+    folders = (directory, *directory.parents)
+    if "GIT_DIR" not in os.environ and not any((each / ".git").exists() for each in folders):
+        return None  # git is not worth starting
+    try:
+        variables = _without_filters(directory)
+        lines = _output(directory, variables, *_STATUS).split("\0")[:-1]
+        changes = [each for each in lines if not each.startswith("# ")]
+        untracked = [each.removeprefix("? ") for each in changes if each.startswith("? ")]
+        diff = _output(directory, variables, *_DIFF) if len(changes) > len(untracked) else ""
+    except (OSError, subprocess.SubprocessError):
+        return None
+    head = lines[0].removeprefix("# branch.oid ")
+    if head == "(initial)":
+        return None
+    return {
+        "commit": head,
+        "dirty": bool(changes),
+        "diff": redaction.diff(diff[:_MOST_DIFF_BYTES]),
+        "diff_cut": len(diff) > _MOST_DIFF_BYTES,
+        "untracked": untracked[:_MOST_UNTRACKED],
+    }
+
+
+def _without_filters(directory: Path) -> dict[str, str]:
+    """Variables with which git starts no filter that the repository defines, and no transport."""
+    base = {**os.environ, "GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1"}
+    listed = ("config", "--show-scope", "--name-only", "-z", "--list")
+    entries = _output(directory, base, *listed).split("\0")
+    own = {
+        name.rpartition(".")[0]
+        for scope, name in zip(entries[::2], entries[1::2], strict=False)
+        if scope in ("local", "worktree") and name.startswith("filter.")
+    }
+    off = {"clean": "", "process": "", "required": "false"}
+    settings = [(f"{each}.{name}", off[name]) for each in sorted(own) for name in off]
+    variables = {"GIT_CONFIG_COUNT": str(len(settings))}
+    for index, (name, value) in enumerate(settings):
+        variables |= {f"GIT_CONFIG_KEY_{index}": name, f"GIT_CONFIG_VALUE_{index}": value}
+    return base | variables
+
+
+def _output(directory: Path, variables: dict[str, str], *words: str) -> str:
+    run = partial(subprocess.run, cwd=directory, env=variables, stdin=subprocess.DEVNULL)
+    text = partial(run, encoding="utf-8", errors="replace", capture_output=True)
+    return text([*_GIT, *words], check=True, timeout=_SECONDS_FOR_GIT).stdout
+
+
+# --- the files that a run reads its data from ----------------------------------------------------
+
+
+def files_in(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
+    """The files of paths, and all in directories: those that can be read to their end.
+
+    Each has a ``path``, its size in ``bytes``, and the time it was ``modified`` in nanoseconds.
+    """
+    for path in paths:
+        for each in path.rglob("*") if path.is_dir() else [path]:
+            with contextlib.suppress(OSError):  # it has been removed meanwhile
+                if each.is_file():
+                    facts = each.stat()
+                    sizes = {"bytes": facts.st_size, "modified": facts.st_mtime_ns}
+                    yield {"path": str(each), **sizes}
+
+
+def hash_of(path: Path, stopped: threading.Event | None = None) -> str | None:
+    """SHA-256 of a file; ``None`` if it cannot be read, or if ``stopped`` is set meanwhile."""
+    digest = sha256()
+    try:
+        with path.open("rb") as file:
+            while part := file.read(2**20):
+                if stopped is not None and stopped.is_set():
+                    return None
+                digest.update(part)
+    except OSError:
+        return None
+    return digest.hexdigest()
+
+
+class DataRecord:
+    """Lists and hashes files in a thread, and then writes ``data`` into ``run.json``.
+
+    At most 10,000 files; ``data_cut`` says whether there are more, or the run was stopped before.
+    At most 16 GiB are hashed: of files beyond that, and after a stop, ``sha256`` is ``None``.
+    """
+
+    def __init__(self, directory: Path, paths: Sequence[Path]) -> None:
+        self._directory, self._paths = directory, paths
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._write, name="data record", daemon=True)
+        self._thread.start()
+
+    def _write(self) -> None:
+        files: list[dict[str, Any]] = []
+        is_cut, left = False, _MOST_BYTES
+        for each in files_in(self._paths):
+            if is_cut := len(files) == _MOST_FILES or self._stopped.is_set():
+                break
+            files.append(each)
+        for each in files:
+            is_hashed = each["bytes"] <= left and not self._stopped.is_set()
+            each["sha256"] = hash_of(Path(each["path"]), self._stopped) if is_hashed else None
+            left -= each["bytes"] * is_hashed
+        run_directory.extend_record(self._directory, {"data": files, "data_cut": is_cut})
+
+    def end(self, *, wait: bool) -> None:
+        """Return when it is written; without ``wait`` with the hashes that there are by now."""
+        if not wait:
+            self._stopped.set()
+        self._thread.join()

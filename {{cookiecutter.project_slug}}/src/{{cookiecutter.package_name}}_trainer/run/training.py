@@ -22,7 +22,8 @@ from ..checkpoint import (
 )
 from ..data import Data, Feed, LoadersByName, feed_first, feed_trained, sources
 from ..errors import UserError, refuse
-from ..launch import collectives, outcome, restarts
+from ..launch import collectives, reports
+from ..launch.rank import count_attempt, elastic_run_name, reset_attempts, restarts_expected
 from ..launch.signals import Interrupted, Preempted
 from ..logging import LoggedRun, Outputs, Progress
 from ..loop import FitLoop, FitParts, hashes, saving
@@ -35,7 +36,6 @@ from .rank import RankRun
 
 if TYPE_CHECKING:
     from ..loop.compilation import Compiled
-    from .data_files import DataRecord
 
 Validate = Callable[[], dict[str, float]]
 
@@ -44,7 +44,7 @@ def fit(run: RankRun, module: TrainingModule, data: Data, val_dataloader: Loader
     """Train a module on one rank; ``Trainer.fit`` describes the arguments."""
     plan, options = run.plan, run.plan.options
     if plan.layout.is_main:
-        outcome.remove()
+        reports.remove_outcome()
     with contextlib.closing(RunLock()) as lock:
         chosen = _choose(plan, lock)
         run.directory = chosen.directory
@@ -83,9 +83,9 @@ def _changed_layers(
 def _choose(plan: Plan, lock: RunLock) -> Selection:
     """Select run directory and checkpoint; a restart by torchrun resumes its own run."""
     request, layout = plan.request, plan.layout
-    is_restarted = restarts.expected(layout) and not plan.options.fast_dev_run
+    is_restarted = restarts_expected(layout) and not plan.options.fast_dev_run
     if is_restarted and request.resume in (None, "auto"):
-        name = request.name or restarts.run_name()
+        name = request.name or elastic_run_name()
         request = replace(request, name=name, resume="auto")
     return run_choice.choose(request, layout, lock)
 
@@ -111,7 +111,7 @@ class _Fit:
         self._configured, self._compiled = configured, compiled
         self._is_recorded = False
         """Whether this process has begun the record, and so ends it."""
-        self._data_record: DataRecord | None = None
+        self._data_record: record.DataRecord | None = None
         self._check: Validate | None = None
         self._checks_all = False
         """Whether the check reads all validation loaders."""
@@ -199,17 +199,15 @@ class _Fit:
         from ..loop.evaluation import evaluate
 
         run, module = self._run, self._module
-        feeds = self._validation_feeds()
+        if self._plan.options.overfit_batches:
+            share, together = run.share(), self._plan.strategy.limits.shards_parameters
+            feeds = {
+                name: feed_trained(loader, share, training=self._feed, together=together)
+                for name, loader in self._loaders.items()
+            }
+        else:
+            feeds = run.evaluation_feeds(self._loaders, "val")
         return lambda: evaluate(module, run.strategy, run.recorder, feeds, "validation")
-
-    def _validation_feeds(self) -> dict[str, Feed]:
-        if not self._plan.options.overfit_batches:
-            return self._run.evaluation_feeds(self._loaders, "val")
-        share, together = self._run.share(), self._plan.strategy.limits.shards_parameters
-        return {
-            name: feed_trained(loader, share, training=self._feed, together=together)
-            for name, loader in self._loaders.items()
-        }
 
     def _validation_check(self) -> Validate | None:
         """A check of some validation batches before the first step, if there can be one."""
@@ -254,8 +252,8 @@ class _Fit:
         saving.check(loop.fit)
         if loop.fit.manual is None:
             refuse(loop.fit.optimization.too_short(run.total_steps))
-        if restarts.expected(layout):
-            restarts.count_attempt(self._directory, run.global_step, layout)
+        if restarts_expected(layout):
+            count_attempt(self._directory, run.global_step, layout)
         hosts = record.hosts(self._plan)
         if layout.is_main:
             self._write_records(loop, hosts)
@@ -302,9 +300,7 @@ class _Fit:
         run_directory.write_record(directory, facts, configuration)
         self._is_recorded = True
         if paths:
-            from .data_files import DataRecord
-
-            self._data_record = DataRecord(directory, paths)
+            self._data_record = record.DataRecord(directory, paths)
         logged = LoggedRun.of(directory, plan.options, configuration)
         resumed_at = self._run.global_step if chosen.is_same_run else None
         loop.fit.outputs.log_to(plan.loggers, logged, resumed_at)
@@ -353,8 +349,8 @@ class _Fit:
         line = f"{how} step {self._run.global_step}"
         self._record_end(line, error)
         if self._plan.layout.is_main:
-            restarts.reset(self._directory)
-            outcome.write(line)
+            reset_attempts(self._directory)
+            reports.write_outcome(line)
 
     def _record_end(self, how: str, error: BaseException | None) -> None:
         if self._data_record is not None:

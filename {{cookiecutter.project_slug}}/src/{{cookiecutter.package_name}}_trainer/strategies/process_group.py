@@ -16,8 +16,7 @@ import torch.distributed as dist
 import torch.distributed.nn.functional
 from torch import Tensor
 
-from .. import launch
-from ..launch import collectives, hangs, network, rendezvous
+from ..launch import collectives, hangs, rendezvous, reports
 from ..launch.cluster import Layout
 from .base import DataLayout, StepOutput, Strategy
 from .gradients.averaging import GradientAverage
@@ -76,7 +75,7 @@ class ProcessGroupStrategy(Strategy):
     ) -> None:
         super().connect(layout, devices, precision)
         self.init_process_group(layout, self.device)
-        launch.watch_for_hangs(self.timeout_seconds)
+        reports.watch_for_hangs(self.timeout_seconds)
 
     @property
     def group_timeout(self) -> datetime.timedelta:
@@ -94,7 +93,7 @@ class ProcessGroupStrategy(Strategy):
         requested = next((os.environ[name] for name in variables if os.environ.get(name)), None)
         names = backends(requested, device.type)
         is_between_nodes = "cuda:nccl" in names and layout.num_nodes > 1
-        if is_between_nodes and layout.is_main and (line := network.sockets_note()):
+        if is_between_nodes and layout.is_main and (line := rendezvous.sockets_note()):
             print(f"note: {line}", file=sys.stderr, flush=True)
         to_join = datetime.timedelta(seconds=self.timeout_seconds)
         # Ranks wait for each other twice: until all have joined, and until all are connected. In

@@ -3,7 +3,7 @@
 It imports from ``strategies/`` and ``gradients/``, and from the floors below.
 """
 
-from ...launch.cluster import Environment, Layout, Names, Source, check_filled, read_named
+from ...launch.cluster import Environment, Layout, Names, Source, check_filled, number, read_named
 from ..registration import Entry, Registration
 
 _NAMES = Names(
@@ -19,7 +19,7 @@ _NAMES = Names(
 def _read(env: Environment) -> Layout:
     # The address of horovodrun: rank 0's node, unless it was started on another one.
     address, port = env["HOROVOD_GLOO_RENDEZVOUS_ADDR"], env["HOROVOD_GLOO_RENDEZVOUS_PORT"]
-    main = address if int(env["HOROVOD_CROSS_SIZE"]) > 1 else "127.0.0.1"
+    main = address if number(env, "HOROVOD_CROSS_SIZE") > 1 else "127.0.0.1"
     return check_filled(read_named(env, "horovod", _NAMES, main, f"{address}-{port}"))
 
 

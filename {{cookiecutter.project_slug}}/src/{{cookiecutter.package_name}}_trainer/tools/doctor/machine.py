@@ -14,10 +14,10 @@ from resource import RLIM_INFINITY, RLIMIT_MEMLOCK, RLIMIT_NOFILE, getrlimit
 
 import torch
 
-from ... import launch, strategies
+from ... import strategies
 from ...cli.configuration import Work
 from ...errors import UserError
-from ...launch import cluster, collectives, devices, rendezvous
+from ...launch import cluster, collectives, devices, rendezvous, start
 from ...loop import compilation
 from ...options import Options
 from ...run import record
@@ -141,7 +141,7 @@ def _programs() -> Iterator[Check]:
 
 def _all_reduce() -> Iterable[Check]:
     """Two ranks join as ``ddp`` does it, on GPUs if there are two, and sum their numbers."""
-    total, backend = launch.run_in_processes("fork", 2, _reduce, {})
+    total, backend = start.run_in_processes("fork", 2, _reduce, {})
     found = f"1 + 2 = {total:g} on two processes by {backend}"
     return [Check("all-reduce", "ok" if total == 3.0 else "fails", found)]
 

@@ -11,7 +11,7 @@ from ...callbacks import Callback
 from ...checkpoint import run_directory
 from ...cli import arguments, config_files, configuration, imports
 from ...errors import ConfigurationError, Problems, shown
-from ...launch import cluster, is_reported, outcome
+from ...launch import cluster, reports
 from ...module import Run, TrainingModule
 from ...options import values
 from ...run.rank import RankRun
@@ -47,7 +47,7 @@ def run(program: str, words: Sequence[str]) -> None:
     fit = _options(given, layout)
     stop = {"class_path": f"{__name__}.StopAfter", "init_args": {"step": last}}
     fit["callbacks"] = [*(trainer.get("callbacks") or []), stop]
-    says = layout.is_main and not is_reported()
+    says = layout.is_main and not reports.is_reported()
     printed: list[str] = []
     if says:
         known = compare.here(layout, trainer | fit)
@@ -67,7 +67,7 @@ def run(program: str, words: Sequence[str]) -> None:
         is_equal, compared = compare.compare(given.run, made, last)
         _say([*(line for line in lines if line not in printed), *compared])
         if not is_equal:
-            outcome.write(f"failed {compared[0]}")
+            reports.write_outcome(f"failed {compared[0]}")
             sys.exit(1)
 
 

@@ -15,7 +15,7 @@ from ...checkpoint import run_directory
 from ...launch.cluster import Layout
 from ...launch.start import threads_each
 from ...loop.hashes import DIRECTORY
-from ...run import data_files, record
+from ...run import record
 
 Attempt = Mapping[str, Any]
 # Ids of jobs and names of their nodes; and what torch and the trainer set when they start.
@@ -115,7 +115,7 @@ def data(recorded: Attempt) -> Iterator[str]:
             problem = f"{facts.st_size} bytes, recorded {each['bytes']}"
         elif each["sha256"] is None and facts.st_mtime_ns != each["modified"]:
             problem = "modified since; it has no hash in the record"
-        elif each["sha256"] is not None and data_files.hash_of(path) != each["sha256"]:
+        elif each["sha256"] is not None and record.hash_of(path) != each["sha256"]:
             problem = "its content differs"
         if problem:
             yield f"data: {each['path']}: {problem}"

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from my_project_trainer.checkpoint import reading as checkpoint
-from my_project_trainer.data import scaling
+from my_project_trainer.data.feed_creation import device_batch_size
 from my_project_trainer.errors import ConfigurationError
 from my_project_trainer.loop.learning_rate import scaled, warmed_up
 from my_project_trainer.options import Options
@@ -68,10 +68,10 @@ def test_a_global_batch_is_split_or_refused(
     shares = replicas * accumulate
     size = each * shares + more % shares
     if size % shares == 0:
-        assert scaling.device_batch_size(size, replicas, accumulate) == each
+        assert device_batch_size(size, replicas, accumulate) == each
         return
     with pytest.raises(ConfigurationError) as raised:
-        scaling.device_batch_size(size, replicas, accumulate)
+        device_batch_size(size, replicas, accumulate)
     assert raised.value.problems == [
         f"global_batch_size={size} is not divisible by {replicas} replicas times "
         f"accumulate_grad_batches={accumulate}; the nearest divisible sizes are {each * shares} "
@@ -83,7 +83,7 @@ def test_a_global_batch_is_split_or_refused(
 @pytest.mark.parametrize("size", [0, -8])
 def test_a_global_batch_holds_something(size: int) -> None:
     with pytest.raises(ConfigurationError, match="the nearest divisible sizes are 4 and 8"):
-        scaling.device_batch_size(size, 2, 2)
+        device_batch_size(size, 2, 2)
 
 
 # --- what is refused -------------------------------------------------------------------------

@@ -102,7 +102,7 @@ class OrderedFeed(Feed):
         self.set_epoch(epoch)
         batches = drawn(iterator(self._loader), self._stream, start, len(order))
         if collectives.is_active():
-            from .first_batches import compared
+            from .hashing import compared
 
             batches = compared(batches, order.replica, replicas=plan.replicas, tells=False)
         if self._counts:

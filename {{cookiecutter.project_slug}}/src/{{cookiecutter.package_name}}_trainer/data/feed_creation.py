@@ -55,6 +55,32 @@ ALL = BatchLimit("", 1.0)
 """No limit."""
 
 
+def device_batch_size(global_batch_size: int, replicas: int, accumulate: int) -> int:
+    """The batch size of one replica's micro-batch; ConfigurationError if it is no integer."""
+    shares = replicas * accumulate
+    if global_batch_size < 1 or global_batch_size % shares:
+        below = max(1, global_batch_size // shares) * shares
+        raise ConfigurationError(
+            f"global_batch_size={global_batch_size} is not divisible by {replicas} replicas times "
+            f"accumulate_grad_batches={accumulate}; the nearest divisible sizes are "
+            f"{below} and {below + shares}"
+        )
+    return global_batch_size // shares
+
+
+def _too_few_samples(plan: BatchPlan, global_batch_size: int | None) -> ConfigurationError:
+    given = f"global_batch_size={global_batch_size}"
+    if global_batch_size is None:
+        given = (
+            f"batch_size={plan.batch_size} x {plan.replicas} replicas x "
+            f"accumulate_grad_batches={plan.accumulate} = {plan.global_batch}"
+        )
+    return ConfigurationError(
+        f"{given}: an optimizer step takes more samples than the {plan.samples} of the dataset; "
+        f"use at most {plan.samples}"
+    )
+
+
 def feed_training(
     loader: Iterable[Any],
     share: Share,
@@ -78,14 +104,10 @@ def feed_training(
         batches, sampler = _batches_of(loader), own_draws(loader)
         size = batches.batch_size
         if global_batch_size is not None:
-            from . import scaling
-
-            size = scaling.device_batch_size(global_batch_size, share.replicas, accumulate)
+            size = device_batch_size(global_batch_size, share.replicas, accumulate)
         plan = BatchPlan(_samples(loader), size, share.replicas, accumulate, batches.drop_last)
         if plan.samples < plan.global_batch:
-            from . import scaling
-
-            raise scaling.too_few_samples(plan, global_batch_size)
+            raise _too_few_samples(plan, global_batch_size)
         most = limit.of(plan.batches, accumulate)
         plan = replace(plan, most=None if most is None else most * plan.micro_batch)
         feed = _ordered(

@@ -6,7 +6,7 @@ a step number is enough to resume, and augmentation is keyed by (seed, epoch, sa
 """
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
@@ -34,6 +34,7 @@ from . import randomness
 # Above it, the order of an epoch is computed batch by batch instead of being held.
 MOST_HELD = 2**20
 _COMPUTED_AT_ONCE = 4096
+_MOST_ITEMS = 100  # of a list or dict of components; a longer one contains samples
 
 _DRAWING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
@@ -200,14 +201,11 @@ class GlobalOrder(Sampler[list[Key]]):
                 order[each.start : each.stop].tolist() for each in map(self._positions, batches)
             )
             return
-        from .permutation import Permutation
-
-        permutation = Permutation(samples, key)
         at_once = max(1, _COMPUTED_AT_ONCE // self.plan.batch_size)
         for first in range(batches.start, batches.stop, at_once):
             block = range(first, min(first + at_once, batches.stop))
             positions = [self._positions(batch) for batch in block]
-            indices = iter(permutation.of(chain.from_iterable(positions)))
+            indices = iter(randomness.permuted(chain.from_iterable(positions), samples, key))
             yield from (list(islice(indices, len(each))) for each in positions)
 
 
@@ -219,6 +217,36 @@ def _draws(sampler: Any, key: int) -> list[int]:
         return list(sampler)
     finally:
         sampler.generator = given
+
+
+def set_epoch(epoch: int, *owners: Any) -> None:
+    """Call ``set_epoch`` on loaders, datasets, samplers, ``collate_fn``, and all they contain."""
+    for component in components(*owners):
+        if callable(method := getattr(component, "set_epoch", None)):
+            method(epoch)
+
+
+def components(*owners: Any) -> Iterator[Any]:
+    """Yield objects and the datasets, samplers, loaders and transforms in them, each once."""
+    queue, seen = list(owners), set[int]()
+    while queue:
+        component = queue.pop(0)
+        if id(component) not in seen:
+            seen.add(id(component))
+            yield component
+            queue += filter(_is_component, _attributes(component))
+
+
+def _attributes(owner: Any) -> Iterator[Any]:
+    for value in list(getattr(owner, "__dict__", {}).values()):
+        values = value.values() if isinstance(value, Mapping) else value
+        is_group = isinstance(value, Mapping | list | tuple) and len(value) <= _MOST_ITEMS
+        yield from list(values) if is_group else [value]
+
+
+def _is_component(value: Any) -> bool:
+    kinds = DataLoader, Dataset, Sampler, TorchBatchSampler
+    return isinstance(value, kinds) or callable(getattr(value, "set_epoch", None))
 
 
 class KeyedDataset(Dataset[Any]):
@@ -234,10 +262,8 @@ class KeyedDataset(Dataset[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Call ``set_epoch`` of the dataset and its parts, and of ``collate_fn``."""
-        from . import epochs
-
         self._epoch = epoch
-        epochs.set_epoch(epoch, self.dataset, self._collate_fn)
+        set_epoch(epoch, self.dataset, self._collate_fn)
 
     def __getitem__(self, key: tuple[int, int]) -> Any:
         epoch, index = key

@@ -14,6 +14,7 @@ import torch
 from ..callbacks import Callback, create_callbacks, problems_of_manual
 from ..checkpoint import Request, run_choice
 from ..data import sources
+from ..data.feed_creation import device_batch_size
 from ..errors import Problems, refuse, shown
 from ..launch import cluster, files
 from ..launch.cluster import Layout
@@ -193,11 +194,8 @@ def _check_placed(options: Options, where: Placement, problems: Problems) -> Non
     with problems:
         replicas = strategy.replicas(devices, where.nodes)
         if options.global_batch_size is not None and options.accumulate_grad_batches > 0:
-            from ..data import scaling
-
-            scaling.device_batch_size(
-                options.global_batch_size, replicas, options.accumulate_grad_batches
-            )
+            accumulate = options.accumulate_grad_batches
+            device_batch_size(options.global_batch_size, replicas, accumulate)
 
 
 def _without_effect(options: Options, unused: Mapping[str, str]) -> list[str]:

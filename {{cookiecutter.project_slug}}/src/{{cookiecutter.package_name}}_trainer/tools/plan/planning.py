@@ -12,7 +12,8 @@ from typing import Any
 from torch import Tensor
 
 from ...cli import configuration
-from ...data import Feed, moving, scaling, seed_everything, sources
+from ...data import Feed, moving, seed_everything, sources
+from ...data.feed_creation import device_batch_size
 from ...errors import Problems, UserError
 from ...loop import learning_rate
 from ...module import DataModule, TrainingModule
@@ -162,7 +163,7 @@ class _Planning:
         options, own = self.plan.options, size
         if whole := options.global_batch_size:
             replicas = strategy.replicas(self.place["devices"], self.place["nodes"])
-            own = scaling.device_batch_size(whole, replicas, options.accumulate_grad_batches)
+            own = device_batch_size(whole, replicas, options.accumulate_grad_batches)
 
         def memory(batch: int) -> Memory:
             source = traces.get(name, traces[_ALONE])

@@ -7,8 +7,7 @@ file per rank. Imports ``launch`` and the folders below it; nothing here depends
 from .dtensors import is_sharded
 from .reading import AVERAGE, DIRECTORY, Checkpoint, complete, resolve, run_of, step_name
 from .run_choice import Request, Selection
-from .run_directory import BEST, LAST, find_link, is_link, point
-from .run_lock import RunLock
+from .run_directory import BEST, LAST, RunLock, find_link, is_link, point
 from .state_file import MOST_STEPS, ShardedDict, check_count, from_tensors, to_tensors
 from .stored_tensors import Stored, fill, fill_module, find_tensors, flat_part, read_all
 from .writing import Checkpoints, copy_linked, set_aside

@@ -15,7 +15,6 @@ from ..launch.cluster import Layout
 from ..options import Options
 from . import reading, run_directory
 from .reading import Checkpoint
-from .run_lock import RunLock
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,7 @@ def refuse_existing(request: Request) -> None:
         _check_empty(request.root / request.name)
 
 
-def choose(request: Request, layout: Layout, lock: RunLock) -> Selection:
+def choose(request: Request, layout: Layout, lock: run_directory.RunLock) -> Selection:
     """Select the run directory and the checkpoint on rank 0, for all, and lock the directory.
 
     Raises:
@@ -133,7 +132,7 @@ def whole(path: Path) -> Checkpoint:
     return Checkpoint(path)
 
 
-def _choose(request: Request, lock: RunLock) -> dict[str, Any]:
+def _choose(request: Request, lock: run_directory.RunLock) -> dict[str, Any]:
     candidates = _candidates(request)
     source = reading.run_of(candidates[0]) if candidates else None
     is_same = source is not None and (

@@ -5,8 +5,7 @@ strategy only through the contract in ``strategies/base.py``.
 """
 
 from .fit import FitLoop
-from .parts import FitParts
-from .position import Position
+from .parts import FitParts, Position
 
 __all__ = [
     "FitLoop",

@@ -20,7 +20,6 @@ from ..errors import ConfigurationError, Problems, UserError, nearest, shorten, 
 from ..launch import collectives
 from ..logging import closed_output
 from ..memory import activation_checkpointing
-from ..memory.blocks import repeated_blocks
 from ..strategies.fsdp.units import outer_modules
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -173,7 +172,7 @@ def select(
         found = [each for each in found if hasattr(type(each), "forward")]  # no ScriptModule
     elif regional is not True:
         found = activation_checkpointing.select(module, regional, "compile.regional")
-    elif not (found := repeated_blocks(module)):
+    elif not (found := activation_checkpointing.repeated_blocks(module)):
         raise ConfigurationError(
             "compile.regional: the model has no repeated blocks (a ModuleList of modules of one "
             "class); name what to compile, for example ['Block'], or leave regional out"

@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..errors import ConfigurationError, nearest, shown
 
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 # Maps the forward of a class to its compiled version, during a run that compiles it.
 _computed_by: dict[Callable[..., Any], Callable[..., Any]] = {}
 
@@ -128,6 +129,28 @@ def _problem(name: str, paths: dict[str, nn.Module], meant: Sequence[nn.Module])
     # A large model has too many paths to list them all.
     hint = nearest(name, known if difflib.get_close_matches(name, known) else classes)
     return f"nothing in the model is named {name!r}{hint}"
+
+
+def repeated_blocks(module: nn.Module) -> list[nn.Module]:
+    """Modules with children that occur several times, as one class, in a container; each once.
+
+    Nested blocks come after the blocks that contain them.
+    """
+    found = {id(block): block for each in module.modules() for block in _blocks_in(each)}
+    return list(found.values())
+
+
+def _blocks_in(container: nn.Module) -> list[nn.Module]:
+    if not isinstance(container, _CONTAINERS):
+        return []
+    blocks = list(container.children())
+    is_repetition = (
+        len(blocks) > 1
+        and len({type(each) for each in blocks}) == 1
+        and not isinstance(blocks[0], _CONTAINERS)
+        and all(any(each.children()) for each in blocks)
+    )
+    return blocks if is_repetition else []
 
 
 def _is_applied(part: nn.Module) -> bool:

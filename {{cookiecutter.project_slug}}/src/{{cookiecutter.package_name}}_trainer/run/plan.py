@@ -218,7 +218,7 @@ def check_module(plan: Plan, module: TrainingModule) -> None:
     needed = ["training_step", "configure_optimizers"][: 1 + strategy.limits.needs_optimizers]
     problems.lines += sources.missing(module, needed)
     if module.may_skip_batches or not module.automatic_optimization:
-        from ..loop.problems import problems_of
+        from ..loop.manual_optimization import problems_of
 
         problems.lines += problems_of(module, plan.strategy_name, strategy, options)
     if hasattr(module, "splits_sequences"):

@@ -25,7 +25,7 @@ from ..errors import UserError, refuse
 from ..launch import collectives
 from ..logging import Recorder
 from ..loop import FitLoop, Position
-from ..loop.position import total_steps
+from ..loop.parts import total_steps
 from ..module import (
     DataHooks,
     DataModule,

@@ -26,7 +26,7 @@ from ..launch import collectives, outcome, restarts
 from ..launch.signals import Interrupted, Preempted
 from ..logging import LoggedRun, Outputs, Progress
 from ..loop import FitLoop, FitParts, hashes, saving
-from ..loop.parts import FROZEN, TOTAL_STEPS, frozen
+from ..loop.parts import FROZEN, TOTAL_STEPS, frozen, scaled_rate, warmed_up_rate
 from ..module import DataHooks, Loaders, TrainingModule
 from ..strategies.optimizers import Optimization, configured, described
 from . import record
@@ -62,9 +62,9 @@ def fit(run: RankRun, module: TrainingModule, data: Data, val_dataloader: Loader
             check_loaders(plan, validates=bool(loaders), orders=feed.has_plan)
             code = {FROZEN: frozen(module)}
             if resumed is not None and options.resume_options == "checkpoint":
-                from ..loop import restored
+                from ..loop import resuming
 
-                restored.freeze_as_at_start(module, resumed)
+                resuming.freeze_as_at_start(module, resumed)
             with _changed_layers(run, module) as compiled:
                 _Fit(run, module, data, feed, loaders, chosen, code, compiled).train()
 
@@ -156,14 +156,12 @@ class _Fit:
         options, scales = self._plan.options, self._plan.strategy.limits.scales_learning_rate
         if options.learning_rate_scaling == "none" and not scales:
             return None
-        from ..loop import learning_rate
-
         batch_size, replicas = self._feed.samples_per_step, self._plan.strategy.data.replicas
         shares = replicas * self._feed.accumulate
         of_device = batch_size // shares if batch_size else None
-        target = learning_rate.scaled(options, batch_size, of_device) * (replicas if scales else 1)
-        warmed_up = partial(learning_rate.warmed_up, target, options.learning_rate_warmup_steps)
-        return None if target == 1.0 else warmed_up
+        target = scaled_rate(options, batch_size, of_device) * (replicas if scales else 1)
+        factor = partial(warmed_up_rate, target, options.learning_rate_warmup_steps)
+        return None if target == 1.0 else factor
 
     def _set_up(self) -> FitParts:
         """Set the module up under the strategy."""

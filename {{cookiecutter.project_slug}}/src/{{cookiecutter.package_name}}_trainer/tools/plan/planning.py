@@ -15,7 +15,7 @@ from ...cli import configuration
 from ...data import Feed, moving, seed_everything, sources
 from ...data.feed_creation import device_batch_size
 from ...errors import Problems, UserError
-from ...loop import learning_rate
+from ...loop.parts import scaled_rate
 from ...module import DataModule, TrainingModule
 from ...options import reading
 from ...run import plan as plans
@@ -190,7 +190,7 @@ class _Planning:
         """Names and values of the run; ``flops``: of a sample, 0 if unknown."""
         options, plan, effective = self.plan.options, self.plan, feed.samples_per_step
         per_device = effective and effective // (self.replicas * feed.accumulate)
-        target = learning_rate.scaled(options, effective, per_device)
+        target = scaled_rate(options, effective, per_device)
         target *= self.replicas if plan.strategy.limits.scales_learning_rate else 1
         rates, peak = sorted(set(alone.rates)), options.peak_flops
         flops *= samples * options.accumulate_grad_batches

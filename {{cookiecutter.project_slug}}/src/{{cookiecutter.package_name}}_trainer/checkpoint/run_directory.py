@@ -49,11 +49,7 @@ def check_name(name: str | None) -> None:
 
 
 def create(root: Path, name: str | None) -> Path:
-    """Create a run directory, or reuse that of a name; by default the name is new: the time.
-
-    Raises:
-        ConfigurationError: It cannot be created.
-    """
+    """Create a run directory, or reuse that of a name; by default the name is new: the time."""
     base = name or time.strftime("%Y%m%d-%H%M%S")
     for attempt in itertools.count(1):
         path = root / (base if attempt == 1 else f"{base}-{attempt}")
@@ -137,13 +133,11 @@ def is_link(name: str | os.PathLike[str]) -> bool:
 
 def find_link(run: Path, name: str) -> Path:
     """The link to the best or the last checkpoint of a run; ConfigurationError if none."""
-    link = run / name
+    link, reason = run / name, "no checkpoint there"
     if link.is_dir():
         return link
     if name != LAST and run.is_dir():
         reason = "the run kept none; train with the callback BestCheckpoint, or use 'last'"
-    else:
-        reason = "no checkpoint there"
     raise ConfigurationError(f"checkpoint={name!r}: {link}: {reason}")
 
 
@@ -228,8 +222,7 @@ class RunLock:
     def acquire(self, directory: Path) -> str | None:
         """Acquire the lock of a directory; return a note if its file system has no locks.
 
-        Raises:
-            UserError: Another process holds it, or the directory is not writable.
+        A UserError says if another process holds it, or the directory is not writable.
         """
         path = directory / ".lock"
         try:

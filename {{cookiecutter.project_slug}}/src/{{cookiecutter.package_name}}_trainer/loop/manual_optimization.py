@@ -103,12 +103,7 @@ class ManualOptimization:
     def load_gradients(
         self, sharded: Mapping[str, Any], own: Sequence[Mapping[str, Tensor]]
     ) -> None:
-        """Restore gradients of :meth:`gradients`.
-
-        Args:
-            sharded: Sharded gradients, one shard per rank.
-            own: Full gradients of each rank; their mean is restored.
-        """
+        """Restore gradients of :meth:`gradients`: sharded ones, and the mean of each rank's own."""
         module = self.strategy.module
         own = [sparse.join_sparse(each, module) for each in own]
         for name, parameter in module.named_parameters():

@@ -187,11 +187,7 @@ def _detached(value: Any) -> Any:
 
 
 def speed_of(fit: FitParts) -> Speed:
-    """Create what measures the speed of a fit; only the main rank counts tokens.
-
-    Raises:
-        UserError: ``peak_flops`` is given, and the loader has no batch size.
-    """
+    """Create what measures the speed of a fit; only the main rank counts tokens."""
     module, samples, peak = fit.module, fit.feed.samples_per_step, fit.options.peak_flops
 
     def count_tokens(batch: MicroBatch) -> int:

@@ -23,17 +23,11 @@ _SCHEDULED = ("lr", "initial_lr", "max_lr", "min_lr", "swa_lr", "betas", "moment
 
 
 def resume(fit: FitParts, checkpoint: Checkpoint, layout: Layout, same_run: bool) -> list[str]:
-    """Resume from a checkpoint, as if training had not been interrupted.
+    """Resume from a checkpoint; return notes on what could not be restored exactly.
 
-    Args:
-        layout: Layout of this run; with another world size, random states are new.
-        same_run: Whether the checkpoint is this run's; then it is saved again only after a step.
-
-    Returns:
-        Notes on what could not be restored exactly.
-
-    Raises:
-        CheckpointError: It belongs to another model, or contains invalid values.
+    With another world size in ``layout``, random states are new. ``same_run``: the checkpoint is
+    this run's, which is saved again only after a step. A CheckpointError says if it belongs to
+    another model, or contains invalid values.
     """
     saved = checkpoint.stored_state()
     try:
@@ -197,11 +191,7 @@ def extra_steps(checkpoint: Checkpoint, feed: Feed) -> int:
 
 
 def _checked(saved: Mapping[str, Any], step: int) -> Mapping[str, Any]:
-    """Check the position of a checkpoint.
-
-    Raises:
-        KeyError, TypeError, ValueError: It is invalid.
-    """
+    """Check the position of a checkpoint; KeyError, TypeError or ValueError if it is invalid."""
     # Missing in older checkpoints, which were saved at the end of an epoch after validation.
     saved = {"epoch_done": False, "seconds": 0.0, "holds_order": True, **saved}
     least = {"epoch": 0, "step_in_epoch": 0, "global_step": step, "validated_at": -1}

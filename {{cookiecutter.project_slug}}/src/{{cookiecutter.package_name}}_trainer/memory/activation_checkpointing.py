@@ -35,14 +35,8 @@ def applied(
 
     Random numbers (dropout) are the same in the recomputation. Buffers keep the values of the first
     forward: BatchNorm counts each batch once. Other side effects of a forward happen twice. Parts
-    may be nested. Without gradients nothing is recomputed.
-
-    Args:
-        names: As in :func:`select`.
-        compiled: Compiles the forward of a class. Parts that contain other parts are not compiled.
-
-    Raises:
-        ConfigurationError: A name matches nothing in this model.
+    may be nested. Without gradients nothing is recomputed. ``names``: as in :func:`select`.
+    ``compiled``: compiles the forward of a class; parts that contain other parts are not compiled.
     """
     parts = [part for part in select(module, names) if not _is_applied(part)]
     for part in parts:
@@ -71,25 +65,18 @@ def _innermost(parts: Sequence[nn.Module]) -> set[Callable[..., Any]]:
 
 def check_names(names: Any, option: str = "activation_checkpointing") -> None:
     """Raise ConfigurationError if the option is not a list of names."""
-    if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names):
-        return
-    raise ConfigurationError(
-        f"{option}={shown(names)}: give a list of names, for example ['Block']"
-    )
+    if not (isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)):
+        advice = "give a list of names, for example ['Block']"
+        raise ConfigurationError(f"{option}={shown(names)}: {advice}")
 
 
 def select(
     module: nn.Module, names: Sequence[str], option: str = "activation_checkpointing"
 ) -> list[nn.Module]:
-    """Select the parts of a model by name, each once.
+    """Select the parts of a model by name, each once; ConfigurationError if one matches nothing.
 
-    Args:
-        names: Names of classes (``"Block"``), or paths (``"encoder.layer1"``) in whose components
-            ``*``, ``?`` and ``[…]`` match as in a shell (``"network.layers.*"``).
-        option: Name of the option, for errors.
-
-    Raises:
-        ConfigurationError: One line for every name that matches nothing.
+    ``names``: of classes (``"Block"``), or paths (``"encoder.layer1"``) in whose components ``*``,
+    ``?`` and ``[…]`` match as in a shell (``"network.layers.*"``). ``option``: for errors.
     """
     # A part may have several paths.
     paths = dict(module.named_modules(remove_duplicate=False))
@@ -136,8 +123,7 @@ def repeated_blocks(module: nn.Module) -> list[nn.Module]:
 
     Nested blocks come after the blocks that contain them.
     """
-    found = {id(block): block for each in module.modules() for block in _blocks_in(each)}
-    return list(found.values())
+    return list(dict.fromkeys(block for each in module.modules() for block in _blocks_in(each)))
 
 
 def _blocks_in(container: nn.Module) -> list[nn.Module]:

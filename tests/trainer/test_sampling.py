@@ -61,7 +61,6 @@ def test_drop_last_leaves_out_less_than_one_step(plan: Any) -> None:
     assert 0 <= left_out < plan.global_batch
     assert plan.drop_last or left_out == 0
     assert not plan.drop_last or plan.samples_used % plan.global_batch == 0
-    assert plan.steps == -(-plan.batches // plan.accumulate)
 
 
 @given(plans, st.data())
@@ -72,7 +71,7 @@ def test_weighted_means_of_parts_average_to_the_mean_of_the_global_batch(
         data.draw(st.lists(st.integers(-50, 50), min_size=plan.samples, max_size=plan.samples)),
         dtype=torch.float64,
     )
-    for step in range(plan.steps):
+    for step in range(-(-plan.batches // plan.accumulate)):
         batches = range(step * plan.accumulate, min((step + 1) * plan.accumulate, plan.batches))
         total = 0.0
         for batch in batches:
@@ -88,11 +87,11 @@ def test_weighted_means_of_parts_average_to_the_mean_of_the_global_batch(
 
 def test_a_plan_in_numbers() -> None:
     plan = BatchPlan(samples=29, batch_size=3, replicas=2, accumulate=2)
-    assert (plan.micro_batch, plan.global_batch, plan.batches, plan.steps) == (6, 12, 5, 3)
+    assert (plan.micro_batch, plan.global_batch, plan.batches) == (6, 12, 5)
     assert [plan.part(4, 0), plan.part(4, 1)] == [(24, 27), (27, 29)]
     assert [plan.weight(0, 0), plan.weight(4, 0), plan.weight(4, 1)] == [0.5, 1.2, 0.8]
     dropped = BatchPlan(samples=29, batch_size=3, replicas=2, accumulate=2, drop_last=True)
-    assert (dropped.samples_used, dropped.batches, dropped.steps) == (24, 4, 2)
+    assert (dropped.samples_used, dropped.batches) == (24, 4)
 
 
 # --- order -----------------------------------------------------------------------------------
@@ -133,7 +132,7 @@ def steps_of(plan: Any, epoch: int = 0) -> list[list[int]]:
         batches = iter(order)
         parts = [plan.part(batch, replica) for batch in range(plan.batches)]
         orders.append([next(batches) if end > begin else [] for begin, end in parts])
-    steps: list[list[int]] = [[] for _ in range(plan.steps)]
+    steps: list[list[int]] = [[] for _ in range(-(-plan.batches // plan.accumulate))]
     for batch, parts in enumerate(zip(*orders, strict=True)):
         for part in parts:
             steps[batch // plan.accumulate] += part

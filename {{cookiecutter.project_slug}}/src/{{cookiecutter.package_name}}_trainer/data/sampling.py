@@ -112,11 +112,6 @@ class BatchPlan:
         """Micro-batches per epoch; the same for every replica."""
         return -(-self.samples_used // self.micro_batch)
 
-    @property
-    def steps(self) -> int:
-        """Optimizer steps per epoch."""
-        return -(-self.samples_used // self.global_batch)
-
     def part(self, batch: int, replica: int) -> tuple[int, int]:
         """Start and end of a replica's part of a micro-batch in the epoch's order.
 
@@ -190,16 +185,16 @@ class GlobalOrder(Sampler[list[Key]]):
 
     def _drawn(self, batches: range) -> Iterator[list[int]]:
         key, samples = randomness.mix(self.seed, self.epoch), self.plan.samples
+        generator = torch.Generator().manual_seed(key)
         if self.sampler is not None:
-            drawn = _draws(self.sampler, key)
+            drawn = _draws(self.sampler, generator)
             drawn = drawn if self.shuffle else sorted(drawn)
             yield from (drawn[each.start : each.stop] for each in map(self._positions, batches))
             return
         if self.is_held:
-            order = torch.randperm(samples, generator=torch.Generator().manual_seed(key))
-            yield from (
-                order[each.start : each.stop].tolist() for each in map(self._positions, batches)
-            )
+            order = torch.randperm(samples, generator=generator)
+            for each in map(self._positions, batches):
+                yield order[each.start : each.stop].tolist()
             return
         at_once = max(1, _COMPUTED_AT_ONCE // self.plan.batch_size)
         for first in range(batches.start, batches.stop, at_once):
@@ -209,10 +204,10 @@ class GlobalOrder(Sampler[list[Key]]):
             yield from (list(islice(indices, len(each))) for each in positions)
 
 
-def _draws(sampler: Any, key: int) -> list[int]:
-    """The samples that a sampler of torch draws with a seed."""
+def _draws(sampler: Any, generator: torch.Generator) -> list[int]:
+    """The samples that a sampler of torch draws."""
     given = getattr(sampler, "generator", None)
-    sampler.generator = torch.Generator().manual_seed(key)
+    sampler.generator = generator
     try:
         return list(sampler)
     finally:
@@ -307,13 +302,12 @@ def can_be_ordered(loader: object) -> TypeGuard[DataLoader[Any]]:
         and not isinstance(loader.dataset, IterableDataset)
         and type(loader.batch_sampler) is TorchBatchSampler
         and type(loader.batch_sampler.sampler) in (SequentialSampler, *_DRAWING)
-        and all(_is_torch_s(getattr(type(loader), name)) for name in ("__iter__", "_get_iterator"))
+        # Torchdata's loaders only add their position.
+        and all(
+            getattr(type(loader), name).__module__.partition(".")[0] in ("torch", "torchdata")
+            for name in ("__iter__", "_get_iterator")
+        )
     )
-
-
-def _is_torch_s(method: Any) -> bool:
-    """Whether a method is torch's own, or torchdata's, whose loaders only add their position."""
-    return method.__module__.partition(".")[0] in ("torch", "torchdata")
 
 
 def own_draws(loader: DataLoader[Any]) -> Sampler[int] | None:

@@ -27,10 +27,8 @@ from .manual_optimization import ManualOptimization
 from .parts import read
 
 _SMOOTHING = 0.8
-# The loss has diverged when it has grown by this multiple of the first one.
-_DIVERGED = 3.0
-# Part of the first loss by which it must fall in a step.
-_LEAST = 1e-6
+_DIVERGED = 3.0  # times the first loss that it has grown by
+_LEAST = 1e-6  # part of the first loss by which it must fall in a step
 
 
 def _alone(device: torch.device, precision: str) -> Strategy:
@@ -67,9 +65,6 @@ def _can_copy(value: Any, known: dict[int, Any]) -> bool:
     except Exception:  # user code may raise anything
         return False
     return True
-
-
-# --- the batch size ------------------------------------------------------------------------------
 
 
 def find_batch_size(
@@ -125,9 +120,6 @@ def _try(alone: Strategy, module: TrainingModule, loader: DataLoader[Any], size:
             ) from None
         alone.step(optimization)
     del waiting
-
-
-# --- the learning rate ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -210,7 +202,9 @@ def try_rates(
             context = BatchContext(batch.samples, batch.counted, batch.weight)
             module.trainer.recorder.enter(context)
             losses.append(_losses(trained, untrained, batch))
-        _average_gradients(optimization.parameters)
+        for each in optimization.parameters if collectives.world_size() > 1 else []:
+            gradient = torch.zeros_like(each) if each.grad is None else each.grad.to_dense()
+            each.grad = collectives.all_reduce(gradient.detach(), "mean")
         with optimization.rates_multiplied(rate / first):
             if options.gradient_clip_val is not None:
                 algorithm = options.gradient_clip_algorithm
@@ -248,12 +242,6 @@ def _losses(trained: Strategy, untrained: Strategy, batch: MicroBatch) -> Tensor
         initial = read_loss(untrained.forward("training", *given))
     losses = (*found.losses, initial)
     return torch.stack([each.detach().reshape(()) for each in losses]) * batch.weight
-
-
-def _average_gradients(parameters: Sequence[Tensor]) -> None:
-    for each in parameters if collectives.world_size() > 1 else []:
-        gradient = torch.zeros_like(each) if each.grad is None else each.grad.to_dense()
-        each.grad = collectives.all_reduce(gradient.detach(), "mean")
 
 
 def _smoothed(values: Sequence[float]) -> list[float]:

@@ -16,12 +16,13 @@ from torch import Tensor
 
 from . import launch
 from .checkpoint import find_link, is_link
-from .data import Data, randomness, sources
+from .data import randomness, sources
+from .data.sources import Data
 from .errors import ConfigurationError, EarlyExit, Problems, UserError, refuse
 from .launch import hangs, outcome, reports, signals
 from .launch.devices import backends_set
 from .launch.signals import Interrupted, Preempted
-from .loop import Position
+from .loop.parts import Position
 from .module import Loaders, OptionNames, RunFacts, RunProperties, TrainingModule
 from .options import Options, paths, values
 from .options.reading import takes

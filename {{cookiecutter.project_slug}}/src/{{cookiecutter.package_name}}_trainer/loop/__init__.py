@@ -3,12 +3,3 @@
 ``FitLoop`` calls the methods of a strategy in order. Imports every folder but ``run``; uses a
 strategy only through the contract in ``strategies/base.py``.
 """
-
-from .fit import FitLoop
-from .parts import FitParts, Position
-
-__all__ = [
-    "FitLoop",
-    "FitParts",
-    "Position",
-]

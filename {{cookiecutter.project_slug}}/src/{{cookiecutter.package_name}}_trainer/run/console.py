@@ -10,7 +10,7 @@ from ..checkpoint import run_directory
 from ..errors import nearest, refuse
 from ..launch import devices
 from ..logging import closed_output
-from ..loop import FitLoop
+from ..loop.fit import FitLoop
 from .plan import Plan
 
 _OF_VALIDATION = re.compile(r"(?i)(?<![a-z])e?val(id|idation)?(?![a-z])")

@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 
 from ..callbacks import Callback, create_callbacks, problems_of_manual
-from ..checkpoint import Request, run_choice
+from ..checkpoint import run_choice
+from ..checkpoint.run_choice import Request
 from ..data import sources
 from ..data.feed_creation import device_batch_size
 from ..errors import Problems, refuse, shown

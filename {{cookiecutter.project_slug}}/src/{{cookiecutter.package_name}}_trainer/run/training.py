@@ -10,23 +10,20 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..callbacks import calls_of, start_fresh
-from ..checkpoint import (
-    DIRECTORY,
-    Checkpoint,
-    Checkpoints,
-    RunLock,
-    Selection,
-    run_choice,
-    run_directory,
-    set_aside,
-)
-from ..data import Data, Feed, LoadersByName, feed_first, feed_trained, sources
+from ..checkpoint import DIRECTORY, Checkpoint, Checkpoints, run_choice, run_directory
+from ..checkpoint.run_choice import Selection
+from ..checkpoint.run_directory import RunLock
+from ..checkpoint.writing import set_aside
+from ..data import Feed, sources
+from ..data.feed_creation import feed_first, feed_trained
+from ..data.sources import Data, LoadersByName
 from ..errors import UserError, refuse
 from ..launch import collectives, outcome, restarts
 from ..launch.signals import Interrupted, Preempted
 from ..logging import LoggedRun, Outputs, Progress
-from ..loop import FitLoop, FitParts, hashes, saving
-from ..loop.parts import FROZEN, TOTAL_STEPS, frozen, scaled_rate, warmed_up_rate
+from ..loop import hashes, saving
+from ..loop.fit import FitLoop
+from ..loop.parts import FROZEN, TOTAL_STEPS, FitParts, frozen, scaled_rate, warmed_up_rate
 from ..module import DataHooks, Loaders, TrainingModule
 from ..strategies.optimizers import Optimization, configured, described
 from . import record

@@ -12,8 +12,9 @@ from typing import Any
 from torch import Tensor
 
 from ...cli import configuration
-from ...data import Feed, moving, seed_everything, sources
+from ...data import Feed, moving, sources
 from ...data.feed_creation import device_batch_size
+from ...data.randomness import seed_everything
 from ...errors import Problems, UserError
 from ...loop.parts import scaled_rate
 from ...module import DataModule, TrainingModule

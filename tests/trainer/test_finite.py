@@ -8,7 +8,7 @@ import pytest
 import torch
 from my_project_trainer import errors
 from my_project_trainer.checkpoint import reading as checkpoint
-from my_project_trainer.loop import nonfinite, parts
+from my_project_trainer.loop import nonfinite, position
 from tests.project import PACKAGE, run
 
 from nonfinite_subject import Diverges
@@ -110,7 +110,7 @@ def test_a_gradient_scaler_that_skips_every_step_ends_the_fit(tmp_path):
 
 
 def test_more_losses_than_are_kept_are_all_looked_at():
-    where = parts.Position()
+    where = position.Position()
     losses = nonfinite.LossRecord(torch.device("cpu"), where)
     for number in range(1, 200):
         where.global_step = number - 1
@@ -121,7 +121,7 @@ def test_more_losses_than_are_kept_are_all_looked_at():
 
 def test_no_step_waits_for_its_loss():
     """A meta tensor has no value: whatever would wait for one fails."""
-    losses = nonfinite.LossRecord(torch.device("meta"), parts.Position())
+    losses = nonfinite.LossRecord(torch.device("meta"), position.Position())
     for _ in range(200):
         losses.note(torch.zeros((), device="meta"))
 

@@ -22,7 +22,7 @@ from .errors import ConfigurationError, EarlyExit, Problems, UserError, refuse
 from .launch import hangs, outcome, reports, signals
 from .launch.devices import backends_set
 from .launch.signals import Interrupted, Preempted
-from .loop.parts import Position
+from .loop.position import Position
 from .module import Loaders, OptionNames, RunFacts, RunProperties, TrainingModule
 from .options import Options, paths, values
 from .options.reading import takes

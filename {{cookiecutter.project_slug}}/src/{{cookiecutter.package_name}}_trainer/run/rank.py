@@ -18,7 +18,7 @@ from ..errors import UserError, refuse
 from ..launch import collectives
 from ..logging import Recorder
 from ..loop.fit import FitLoop
-from ..loop.parts import Position, total_steps
+from ..loop.position import Position, total_steps
 from ..module import (
     DataHooks,
     DataModule,

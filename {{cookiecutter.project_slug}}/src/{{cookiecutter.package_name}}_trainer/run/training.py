@@ -23,7 +23,8 @@ from ..launch.signals import Interrupted, Preempted
 from ..logging import LoggedRun, Outputs, Progress
 from ..loop import hashes, saving
 from ..loop.fit import FitLoop
-from ..loop.parts import FROZEN, TOTAL_STEPS, FitParts, frozen, scaled_rate, warmed_up_rate
+from ..loop.parts import FROZEN, TOTAL_STEPS, FitParts, frozen
+from ..loop.position import scaled_rate, warmed_up_rate
 from ..module import DataHooks, Loaders, TrainingModule
 from ..strategies.optimizers import Optimization, configured, described
 from . import record

@@ -16,7 +16,7 @@ from ...data import Feed, moving, sources
 from ...data.feed_creation import device_batch_size
 from ...data.randomness import seed_everything
 from ...errors import Problems, UserError
-from ...loop.parts import scaled_rate
+from ...loop.position import scaled_rate
 from ...module import DataModule, TrainingModule
 from ...options import reading
 from ...run import plan as plans

@@ -145,7 +145,7 @@ def test_the_same_global_batches_on_any_number_of_replicas(samples: int, drop_la
     ways = [(12, 1, 1), (6, 2, 1), (6, 1, 2), (4, 3, 1), (2, 3, 2), (1, 12, 1), (3, 2, 2)]
     plans = [BatchPlan(samples, *way, drop_last=drop_last) for way in ways]
     alone, *others = [steps_of(plan) for plan in plans]
-    assert len(alone) == plans[0].steps
+    assert len(alone) == plans[0].batches
     for other in others:
         assert other == alone
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..callbacks import HookCalls
+from ..callbacks.calls import HookCalls
 from ..data import Feed, MicroBatch, moving, transfer
 from ..errors import UserError, shown
 from ..launch import collectives

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..callbacks import calls_of, start_fresh
+from ..callbacks.calls import calls_of, start_fresh
 from ..checkpoint import DIRECTORY, Checkpoint, Checkpoints, run_choice, run_directory
 from ..checkpoint.run_choice import Selection
 from ..checkpoint.run_directory import RunLock

@@ -74,7 +74,7 @@ class Checkpoints:
         tensors = packing.tensors
         tensors |= {f"ranks/{collectives.rank()}/{key}": value for key, value in own.items()}
         chunks = {
-            name: _Chunk(dtensors.local(each), dtensors.offsets(each))
+            name: _chunk(each)
             for name, each in tensors.items()
             if dtensors.local(each).numel() or not each.numel()
         }
@@ -166,6 +166,10 @@ class Checkpoints:
             self._kept.clear()
             if self._executor is not None:
                 self._executor.shutdown()
+
+
+def _chunk(tensor: Tensor) -> _Chunk:
+    return _Chunk(dtensors.local(tensor), dtensors.offsets(tensor))
 
 
 def _write_own(partial: Path, chunks: Mapping[str, _Chunk]) -> dict[str, list[Any]]:

@@ -20,7 +20,7 @@ import my_project_trainer as trainer
 import torch
 from my_project_trainer import callbacks
 from my_project_trainer.errors import Problems
-from my_project_trainer.loop import learning_rate
+from my_project_trainer.loop.position import scaled_rate
 from my_project_trainer.memory import meta_device
 from my_project_trainer.options import Options
 from my_project_trainer.run import plan
@@ -204,7 +204,7 @@ def _read_loaders(own: plan.Plan, module: Subject) -> None:
     if size is None and own.options.peak_flops is not None:
         raise trainer.UserError("peak_flops: the loader has no batch_size; leave peak_flops out")
     shares = rank.data_replicas * feed.accumulate
-    learning_rate.scaled(own.options, size, None if size is None else size // shares)
+    scaled_rate(own.options, size, None if size is None else size // shares)
     plan.check_loaders(own, validates=bool(own.options.limit_val_batches), orders=feed.has_plan)
 
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from my_project_trainer.data.first_batches import compared
-from my_project_trainer.data.hashing import digest
+from my_project_trainer.data.hashing import compared, digest
 from my_project_trainer.errors import UserError
 from my_project_trainer.launch import collectives
 from tests.project import run

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from my_project_trainer import Trainer, TrainingModule
 from my_project_trainer.checkpoint import Checkpoint
 from my_project_trainer.data import feed_creation, sampling
-from my_project_trainer.data.permutation import Permutation
+from my_project_trainer.data.randomness import permuted
 from my_project_trainer.loop import resuming
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -24,19 +24,19 @@ BILLION = 10**9
 
 @given(st.integers(1, 3000), st.integers(0, 2**62))
 def test_each_number_is_there_once(count: int, key: int) -> None:
-    assert sorted(Permutation(count, key).of(range(count))) == list(range(count))
+    assert sorted(permuted(range(count), count, key)) == list(range(count))
 
 
 @given(st.integers(1, BILLION), st.integers(0, 2**62), st.data())
 def test_a_position_alone_has_the_same_number(count: int, key: int, data: st.DataObject) -> None:
-    permutation = Permutation(count, key)
     positions = data.draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=9))
-    assert permutation.of(positions) == [permutation.of([each])[0] for each in positions]
+    alone = [permuted([each], count, key)[0] for each in positions]
+    assert permuted(positions, count, key) == alone
 
 
 def test_each_permutation_of_four_is_as_frequent() -> None:
     draws = 24 * 250
-    found = Counter(tuple(Permutation(4, key).of(range(4))) for key in range(draws))
+    found = Counter(tuple(permuted(range(4), 4, key)) for key in range(draws))
     assert len(found) == 24
     # Chi-squared with 23 degrees of freedom is below 60 but for one of 30,000 sets of keys.
     assert sum((each - 250) ** 2 / 250 for each in found.values()) < 60
@@ -44,7 +44,7 @@ def test_each_permutation_of_four_is_as_frequent() -> None:
 
 def test_positions_and_numbers_are_not_correlated() -> None:
     count = 100_000
-    numbers = np.array(Permutation(count, 3).of(range(count)), dtype=float)
+    numbers = np.array(permuted(range(count), count, 3), dtype=float)
     # Of independent ones, the standard deviation is 0.003.
     assert abs(np.corrcoef(np.arange(count), numbers)[0, 1]) < 0.015
     assert abs(np.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 0.015

@@ -14,7 +14,6 @@ from my_project_trainer import errors
 from my_project_trainer.checkpoint import reading as checkpoint
 from my_project_trainer.checkpoint import run_choice as choice
 from my_project_trainer.checkpoint import run_directory
-from my_project_trainer.checkpoint import run_lock as locks
 from my_project_trainer.checkpoint import writing as writer
 from my_project_trainer.launch.cluster import Layout
 from tests.project import ROOT
@@ -29,7 +28,7 @@ def save(run: Path, *steps: int) -> Path:
 
 
 def choose(root: Path, name: str | None, resume: str | None, **more: Any) -> Any:
-    lock = locks.RunLock()
+    lock = run_directory.RunLock()
     try:
         return choice.choose(choice.Request(root, name, resume, **more), Layout(), lock)
     finally:
@@ -250,7 +249,7 @@ time.sleep(600)
 def test_a_second_training_in_the_same_directory_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(locks, "_SECONDS", 0.3)
+    monkeypatch.setattr(run_directory, "_LOCK_SECONDS", 0.3)
     save(tmp_path / "mine", 1)
     command = [sys.executable, "-c", HOLD, str(tmp_path / "mine" / ".lock")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as other:
@@ -269,7 +268,7 @@ def test_a_second_training_in_the_same_directory_is_refused(
 
 
 def test_a_child_that_is_left_does_not_hold_the_lock(tmp_path: Path) -> None:
-    lock = locks.RunLock()
+    lock = run_directory.RunLock()
     assert lock.acquire(tmp_path) is None
     child = os.fork()
     if child == 0:
@@ -278,9 +277,9 @@ def test_a_child_that_is_left_does_not_hold_the_lock(tmp_path: Path) -> None:
     try:
         lock.close()
         started = time.monotonic()
-        other = locks.RunLock()
+        other = run_directory.RunLock()
         assert other.acquire(tmp_path) is None
-        assert time.monotonic() - started < locks._SECONDS
+        assert time.monotonic() - started < run_directory._LOCK_SECONDS
         other.close()
     finally:
         os.kill(child, 9)
@@ -294,7 +293,7 @@ def test_a_file_system_without_locks_is_said(
         raise OSError(37, "No locks available")
 
     monkeypatch.setattr(fcntl, "lockf", refuse)
-    assert locks.RunLock().acquire(tmp_path) == (
+    assert run_directory.RunLock().acquire(tmp_path) == (
         f"{tmp_path}: its file system has no locks (No locks available): a second training run "
         "could write to it too"
     )

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from my_project_trainer import errors
 from my_project_trainer.checkpoint import run_directory as runs
-from my_project_trainer.checkpoint.run_lock import RunLock
 from my_project_trainer.launch import files
 
 
@@ -64,7 +63,7 @@ def test_a_lock_that_is_a_link_is_refused_and_its_target_kept(tmp_path: Path) ->
     target.write_text("precious")
     lock.symlink_to(target)
     with pytest.raises(errors.UserError) as raised:
-        RunLock().acquire(tmp_path)
+        runs.RunLock().acquire(tmp_path)
     assert raised.value.problems == [f"{lock}: cannot be written (it is a link; remove it)"]
     assert target.read_text() == "precious"
 

@@ -57,11 +57,11 @@ def test_parts_partition_each_micro_batch(plan: Any) -> None:
 
 def test_a_plan_in_numbers() -> None:
     plan = BatchPlan(samples=29, batch_size=3, replicas=2, accumulate=2)
-    assert (plan.micro_batch, plan.global_batch, plan.batches, plan.steps) == (6, 12, 5, 3)
+    assert (plan.micro_batch, plan.global_batch, plan.batches) == (6, 12, 5)
     assert [plan.part(4, 0), plan.part(4, 1)] == [(24, 27), (27, 29)]
     assert [plan.weight(0, 0), plan.weight(4, 0), plan.weight(4, 1)] == [0.5, 1.2, 0.8]
     dropped = BatchPlan(samples=29, batch_size=3, replicas=2, accumulate=2, drop_last=True)
-    assert (dropped.samples_used, dropped.batches, dropped.steps) == (24, 4, 2)
+    assert (dropped.samples_used, dropped.batches) == (24, 4)
 
 
 # --- order -----------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ def steps_of(plan: Any, epoch: int = 0) -> list[list[int]]:
         batches = iter(order)
         parts = [plan.part(batch, replica) for batch in range(plan.batches)]
         orders.append([next(batches) if end > begin else [] for begin, end in parts])
-    steps: list[list[int]] = [[] for _ in range(plan.steps)]
+    steps: list[list[int]] = [[] for _ in range(-(-plan.batches // plan.accumulate))]
     for batch, parts in enumerate(zip(*orders, strict=True)):
         for part in parts:
             steps[batch // plan.accumulate] += part
@@ -105,7 +105,7 @@ def test_the_same_global_batches_on_any_number_of_replicas(samples: int, drop_la
     ways = [(12, 1, 1), (6, 2, 1), (6, 1, 2), (4, 3, 1), (2, 3, 2), (1, 12, 1), (3, 2, 2)]
     plans = [BatchPlan(samples, *way, drop_last=drop_last) for way in ways]
     alone, *others = [steps_of(plan) for plan in plans]
-    assert len(alone) == plans[0].steps
+    assert len(alone) == plans[0].batches
     for other in others:
         assert other == alone
 

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from my_project_trainer.checkpoint import reading as checkpoint
-from my_project_trainer.data import scaling
+from my_project_trainer.data.feed_creation import device_batch_size
 from my_project_trainer.errors import ConfigurationError
-from my_project_trainer.loop.learning_rate import scaled, warmed_up
+from my_project_trainer.loop.position import scaled_rate, warmed_up_rate
 from my_project_trainer.options import Options
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -31,24 +31,24 @@ def by(rule: str, reference: int | None = None) -> Options:
 
 @given(batch=SIZES, reference=SIZES, device=SIZES)
 def test_the_factor_follows_the_rule(batch: int, reference: int, device: int) -> None:
-    assert scaled(by("none", reference), batch, device) == 1.0
-    linear = scaled(by("linear", reference), batch, device)
+    assert scaled_rate(by("none", reference), batch, device) == 1.0
+    linear = scaled_rate(by("linear", reference), batch, device)
     assert linear == pytest.approx(batch / reference)
-    assert scaled(by("sqrt", reference), batch, device) ** 2 == pytest.approx(linear)
+    assert scaled_rate(by("sqrt", reference), batch, device) ** 2 == pytest.approx(linear)
     # Without a reference, what one device reads is it.
-    assert scaled(by("linear"), batch, device) == pytest.approx(batch / device)
-    assert scaled(by("linear"), batch, batch) == 1.0
+    assert scaled_rate(by("linear"), batch, device) == pytest.approx(batch / device)
+    assert scaled_rate(by("linear"), batch, batch) == 1.0
 
 
 @given(target=FACTORS, warmup=st.integers(0, 100), step=st.integers(0, 200))
 def test_the_warm_up_is_a_straight_line(target: float, warmup: int, step: int) -> None:
-    found = warmed_up(target, warmup, step)
+    found = warmed_up_rate(target, warmup, step)
     if step + 1 >= warmup:
         assert found == pytest.approx(target)
     else:
         assert found == pytest.approx(1 + (target - 1) * (step + 1) / warmup)
         assert min(1, target) <= found <= max(1, target)
-        assert abs(found - target) >= abs(warmed_up(target, warmup, step + 1) - target)
+        assert abs(found - target) >= abs(warmed_up_rate(target, warmup, step + 1) - target)
 
 
 @given(
@@ -63,10 +63,10 @@ def test_a_global_batch_is_split_or_refused(
     shares = replicas * accumulate
     size = each * shares + more % shares
     if size % shares == 0:
-        assert scaling.device_batch_size(size, replicas, accumulate) == each
+        assert device_batch_size(size, replicas, accumulate) == each
         return
     with pytest.raises(ConfigurationError) as raised:
-        scaling.device_batch_size(size, replicas, accumulate)
+        device_batch_size(size, replicas, accumulate)
     assert raised.value.problems == [
         f"global_batch_size={size} is not divisible by {replicas} replicas times "
         f"accumulate_grad_batches={accumulate}; the nearest divisible sizes are {each * shares} "
@@ -78,7 +78,7 @@ def test_a_global_batch_is_split_or_refused(
 @pytest.mark.parametrize("size", [0, -8])
 def test_a_global_batch_holds_something(size: int) -> None:
     with pytest.raises(ConfigurationError, match="the nearest divisible sizes are 4 and 8"):
-        scaling.device_batch_size(size, 2, 2)
+        device_batch_size(size, 2, 2)
 
 
 # --- what is refused -------------------------------------------------------------------------
@@ -86,9 +86,9 @@ def test_a_global_batch_holds_something(size: int) -> None:
 
 @pytest.mark.parametrize(("batch", "device"), [(None, None), (8, None), (None, 8)])
 def test_a_batch_of_unknown_size_cannot_be_scaled(batch: int | None, device: int | None) -> None:
-    assert scaled(by("none"), batch, device) == 1.0
+    assert scaled_rate(by("none"), batch, device) == 1.0
     with pytest.raises(ConfigurationError) as raised:
-        scaled(by("sqrt"), batch, device)
+        scaled_rate(by("sqrt"), batch, device)
     assert raised.value.problems == [
         "learning_rate_scaling='sqrt': the loader's batch size is unknown; scale the rate in "
         "configure_optimizers"

@@ -5,7 +5,7 @@ import importlib.util
 from functools import partial
 
 from .callbacks import Callback
-from .data import seed_everything
+from .data.randomness import seed_everything
 from .errors import CheckpointError, ConfigurationError, UserError
 from .launch.reports import RankError
 from .logging import LoggedRun, Logger

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any, cast
 from torch import Tensor
 
 from .checkpoint import find_link, is_link
-from .data import Data, randomness, sources
+from .data import randomness, sources
+from .data.sources import Data
 from .errors import ConfigurationError, EarlyExit, Problems, UserError, refuse
 from .launch import hangs, reports, signals
 from .launch.devices import backends_set
 from .launch.rank import drop_inherited_variables, run_external
 from .launch.signals import Interrupted, Preempted
-from .loop import Position
+from .loop.position import Position
 from .module import Loaders, OptionNames, RunFacts, RunProperties, TrainingModule
 from .options import Options, values
 from .options.reading import takes

@@ -8,8 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from .callback import Callback
-from .calls import BUILT_IN, HookCalls, calls_of, problems_of_manual, start_fresh
-from .calls import create as create_callbacks
+from .calls import BUILT_IN
 
 if TYPE_CHECKING:
     from .monitored import BestCheckpoint, EarlyStopping
@@ -22,14 +21,9 @@ __all__ = [
     "BestCheckpoint",
     "Callback",
     "EarlyStopping",
-    "HookCalls",
     "Profile",
     "StochasticWeightAveraging",
     "SystemMonitor",
-    "calls_of",
-    "create_callbacks",
-    "problems_of_manual",
-    "start_fresh",
 ]
 
 

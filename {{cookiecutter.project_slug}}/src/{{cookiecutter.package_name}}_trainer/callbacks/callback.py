@@ -98,10 +98,7 @@ class Callback:
         """Load a state of :meth:`state_dict`, when a run resumes."""
 
     def load_stored_state(self, state: Mapping[str, Any]) -> None:
-        """Load a state whose tensors are not read from the checkpoint yet.
-
-        By default, all are read in full. Override it if each rank needs only a part of them.
-        """
+        """Load a state whose tensors are not read yet: override it to read a part of them."""
         self.load_state_dict(read_all(dict(state)))
 
 

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from ..checkpoint import BEST, DIRECTORY, copy_linked, point, step_name
+from ..checkpoint.reading import DIRECTORY, step_name
+from ..checkpoint.run_directory import BEST, point
+from ..checkpoint.writing import copy_linked
 from ..errors import ConfigurationError, UserError, nearest, shown
 from ..launch import collectives
 from ..module import Run, TrainingModule

@@ -52,13 +52,10 @@ def _named(directory: Path) -> list[Path]:
 
 
 def candidates(path: str | Path) -> list[Path]:
-    """The checkpoints that a path may refer to, best first.
+    """The checkpoints that a path may refer to, best first; CheckpointError if there is none.
 
-    A run directory, or its directory of checkpoints, gives all checkpoints, newest first, even
-    without ``state.json``.
-
-    Raises:
-        CheckpointError: There is none.
+    A run directory, or its directory of checkpoints, gives all, newest first, even without
+    ``state.json``.
     """
     given = Path(path)
     if given.is_symlink():  # the name of what it points to has the step
@@ -68,17 +65,12 @@ def candidates(path: str | Path) -> list[Path]:
     for directory in (given / DIRECTORY, given):
         if found := _named(directory):
             return found[::-1]
-    raise CheckpointError(
-        f"{given}: no checkpoint there; give a run directory or a checkpoint in it"
-    )
+    advice = "give a run directory or a checkpoint in it"
+    raise CheckpointError(f"{given}: no checkpoint there; {advice}")
 
 
 def resolve(path: str | Path) -> Path:
-    """The checkpoint that a path refers to: itself, or the newest one of a run directory.
-
-    Raises:
-        CheckpointError: There is none.
-    """
+    """The checkpoint that a path refers to: the first of :func:`candidates`."""
     return candidates(path)[0]
 
 
@@ -99,9 +91,7 @@ class Checkpoint:
     """A checkpoint on disk with a valid ``state.json`` and files of the right sizes.
 
     ``step``: number of optimizer steps when it was saved; ``world_size``: of the ranks that saved.
-
-    Raises:
-        CheckpointError: It is corrupt, or contains objects that training did not write.
+    A CheckpointError says if it is corrupt, or contains objects that training did not write.
     """
 
     def __init__(self, path: Path) -> None:
@@ -117,47 +107,31 @@ class Checkpoint:
             raise CheckpointError(
                 f"{file}: of step {head.step}, not of the step that the directory is named after"
             )
-        self._check_files()
-
-    def _check_files(self) -> None:
-        expected = self._files
-        names = {each.name for each in self.path.iterdir()} - {state_file.FILE}
+        names = {each.name for each in path.iterdir()} - {state_file.FILE}
         found = {name for name in names if not name.startswith(_OF_FILE_SYSTEM)}
-        for name in sorted(found | expected.keys()):
+        for name in sorted(found | head.files.keys()):
             if name not in found:
-                raise CheckpointError(f"{self.path}: {name} is missing")
-            if name not in expected or not name.endswith(".safetensors"):
-                raise CheckpointError(f"{self.path}: {name} was not written by training; not read")
-            size = (self.path / name).stat().st_size
-            if size != expected[name].size:
-                raise CheckpointError(
-                    f"{self.path}: {name} has {size} bytes, {expected[name].size} were written"
-                )
+                raise CheckpointError(f"{path}: {name} is missing")
+            if name not in head.files or not name.endswith(".safetensors"):
+                raise CheckpointError(f"{path}: {name} was not written by training; not read")
+            size, written = (path / name).stat().st_size, head.files[name].size
+            if size != written:
+                raise CheckpointError(f"{path}: {name} has {size} bytes, {written} were written")
 
     def check_contents(self, reader: int = 0, readers: int = 1) -> None:
-        """Compare the files with their checksums; each of several readers checks some of them.
-
-        Raises:
-            CheckpointError: A file has changed since the checkpoint was saved.
-        """
+        """Raise CheckpointError if a file has changed; each of several readers checks some."""
         for name in sorted(self._files)[reader::readers]:
             try:
                 crc32 = checksum(self.path / name)
             except OSError as error:
-                raise CheckpointError(
-                    f"{self.path / name}: cannot be read ({error.strerror})"
-                ) from None
+                reason = f"cannot be read ({error.strerror})"
+                raise CheckpointError(f"{self.path / name}: {reason}") from None
             if crc32 != self._files[name].crc32:
-                raise CheckpointError(
-                    f"{self.path}: {name}: its content has changed since it was saved"
-                )
+                what = "its content has changed since it was saved"
+                raise CheckpointError(f"{self.path}: {name}: {what}")
 
     def state(self) -> dict[str, Any]:
-        """The saved state, with tensors on the CPU.
-
-        Raises:
-            CheckpointError: A file has changed since the checkpoint was saved.
-        """
+        """The saved state, with tensors on the CPU, after :meth:`check_contents`."""
         self.check_contents()
         state: dict[str, Any] = read_all(self.stored_state())
         return state

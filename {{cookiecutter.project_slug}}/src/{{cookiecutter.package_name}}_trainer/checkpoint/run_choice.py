@@ -15,7 +15,6 @@ from ..launch.cluster import Layout
 from ..options import Options
 from . import reading, run_directory
 from .reading import Checkpoint
-from .run_lock import RunLock
 
 
 @dataclass(frozen=True)
@@ -30,10 +29,9 @@ class Request:
     @classmethod
     def of(cls, options: Options) -> "Request":
         """What options ask for."""
-        resume = options.resume
+        resume, root = options.resume, Path(options.default_root_dir).absolute()
         if resume not in (None, "auto"):
             resume = str(Path(resume).absolute())
-        root = Path(options.default_root_dir).absolute()
         return cls(root, options.run_name, resume, options.overwrite)
 
 
@@ -58,10 +56,8 @@ def check(options: Options, layout: Layout, problems: Problems) -> None:
     if options.resume == "auto":
         _check_auto(options, layout, problems)
     elif options.resume is not None and not Path(options.resume).is_dir():
-        problems.add(
-            f"resume={shown(options.resume)}: no such directory; give a run directory or a "
-            "checkpoint"
-        )
+        advice = "give a run directory or a checkpoint"
+        problems.add(f"resume={shown(options.resume)}: no such directory; {advice}")
 
 
 def _check_root(root: Path, problems: Problems) -> None:
@@ -88,21 +84,16 @@ def _check_auto(options: Options, layout: Layout, problems: Problems) -> None:
 
 
 def refuse_existing(request: Request) -> None:
-    """Check, before any process starts, that a new run does not use an existing run directory.
-
-    Raises:
-        ConfigurationError: The directory contains a run.
-    """
+    """Raise ConfigurationError, before any process starts, if a new run would use an old one's."""
     if request.name is not None and request.resume is None and not request.overwrite:
         _check_empty(request.root / request.name)
 
 
-def choose(request: Request, layout: Layout, lock: RunLock) -> Selection:
+def choose(request: Request, layout: Layout, lock: run_directory.RunLock) -> Selection:
     """Select the run directory and the checkpoint on rank 0, for all, and lock the directory.
 
-    Raises:
-        UserError: There is no valid checkpoint, the directory cannot be created, or another run
-            exists there or writes to it.
+    A UserError says if there is no valid checkpoint, the directory cannot be created, or another
+    run exists there or writes to it.
     """
     answer: dict[str, Any] = {}
     if layout.is_main:
@@ -123,8 +114,7 @@ def choose(request: Request, layout: Layout, lock: RunLock) -> Selection:
 def whole(path: Path) -> Checkpoint:
     """Open a checkpoint and verify its content; each rank checks some of the files.
 
-    Raises:
-        CheckpointError: It is corrupt; the message names the previous one, if there is one.
+    A CheckpointError says if it is corrupt, and names the previous one, if there is one.
     """
     if (problem := _damage(path)) is not None:
         step, saved = reading.step_of(path), reading.complete(path.parent)
@@ -133,7 +123,7 @@ def whole(path: Path) -> Checkpoint:
     return Checkpoint(path)
 
 
-def _choose(request: Request, lock: RunLock) -> dict[str, Any]:
+def _choose(request: Request, lock: run_directory.RunLock) -> dict[str, Any]:
     candidates = _candidates(request)
     source = reading.run_of(candidates[0]) if candidates else None
     is_same = source is not None and (

@@ -1,19 +1,22 @@
-"""The run directory: its name, record, links to its checkpoints, and the output of its ranks."""
+"""The run directory: its name, record, lock, links to its checkpoints, and output of its ranks."""
 
 import contextlib
+import errno
+import fcntl
 import itertools
 import json
 import os
 import re
 import shutil
+import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import IO, Any
 
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, UserError
 from ..launch import files
 
 BEST = "best"
@@ -31,6 +34,11 @@ _RECORDS = (
     *("validation-step-*.json", "predictions-step-*", "exported-step-*"),
 )
 
+# A rank that was just killed may still be exiting.
+_LOCK_SECONDS = 10.0
+_POLL_SECONDS = 0.1
+_TAKEN = (errno.EAGAIN, errno.EACCES)
+
 
 def check_name(name: str | None) -> None:
     """Raise ConfigurationError if a name is not valid for a run."""
@@ -41,11 +49,7 @@ def check_name(name: str | None) -> None:
 
 
 def create(root: Path, name: str | None) -> Path:
-    """Create a run directory, or reuse that of a name; by default the name is new: the time.
-
-    Raises:
-        ConfigurationError: It cannot be created.
-    """
+    """Create a run directory, or reuse that of a name; by default the name is new: the time."""
     base = name or time.strftime("%Y%m%d-%H%M%S")
     for attempt in itertools.count(1):
         path = root / (base if attempt == 1 else f"{base}-{attempt}")
@@ -129,13 +133,11 @@ def is_link(name: str | os.PathLike[str]) -> bool:
 
 def find_link(run: Path, name: str) -> Path:
     """The link to the best or the last checkpoint of a run; ConfigurationError if none."""
-    link = run / name
+    link, reason = run / name, "no checkpoint there"
     if link.is_dir():
         return link
     if name != LAST and run.is_dir():
         reason = "the run kept none; train with the callback BestCheckpoint, or use 'last'"
-    else:
-        reason = "no checkpoint there"
     raise ConfigurationError(f"checkpoint={name!r}: {link}: {reason}")
 
 
@@ -202,6 +204,64 @@ def _write_attempts(directory: Path, written: Sequence[Mapping[str, Any]]) -> No
 
 def _now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S%z")
+
+
+# --- the lock -------------------------------------------------------------------------------------
+
+
+class RunLock:
+    """Lock of a run directory, held by the rank that writes to it until release or process exit.
+
+    Uses a POSIX record lock: network file systems support it, and a forked DataLoader worker that
+    outlives its rank does not hold it.
+    """
+
+    def __init__(self) -> None:
+        self._file: IO[str] | None = None
+
+    def acquire(self, directory: Path) -> str | None:
+        """Acquire the lock of a directory; return a note if its file system has no locks.
+
+        A UserError says if another process holds it, or the directory is not writable.
+        """
+        path = directory / ".lock"
+        try:
+            # Through a link, another file would be truncated.
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
+        except OSError as error:
+            reason = "it is a link; remove it" if error.errno == errno.ELOOP else error.strerror
+            raise UserError(f"{path}: cannot be written ({reason})") from None
+        self._file = file = os.fdopen(descriptor, "a+")
+        deadline = time.monotonic() + _LOCK_SECONDS
+        while True:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if error.errno not in _TAKEN:
+                    return (
+                        f"{directory}: its file system has no locks ({error.strerror}): a second "
+                        "training run could write to it too"
+                    )
+            if time.monotonic() > deadline:
+                file.seek(0)
+                holder = file.read(200).strip() or "unknown"
+                self.close()
+                raise UserError(
+                    f"{directory}: another training run writes to it ({holder}); wait until it "
+                    "ends, or use another run_name; see docs/trouble.md#another-run-writes-there"
+                )
+            time.sleep(_POLL_SECONDS)
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        file.flush()
+        return None
+
+    def close(self) -> None:
+        """Release the lock, if it is held."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
 
 # --- output --------------------------------------------------------------------------------------

@@ -57,8 +57,7 @@ def encode(head: Head, tree: str) -> bytes:
 def decode(data: bytes) -> tuple[Head, Any]:
     """Parse the file: return the header, and the tree for :func:`unpack`.
 
-    Raises:
-        ValueError: It is corrupt, or was written by another version of the trainer.
+    A ValueError says if it is corrupt, or was written by another version of the trainer.
     """
     frame = _FRAME.fullmatch(data)
     if frame is None:
@@ -109,13 +108,8 @@ class Packing:
     def pack(self, value: Any, path: str, writes: bool) -> Any:
         """Convert a tree of dicts, lists, tuples, numbers, strings and tensors to JSON.
 
-        Args:
-            value: The tree.
-            path: Its path, for the names of its tensors.
-            writes: Whether this rank writes its replicated tensors.
-
-        Raises:
-            CheckpointError: It contains another type; the message contains the path.
+        ``path``: of the tree, for the names of its tensors, and for the CheckpointError if it
+        contains another type. ``writes``: whether this rank writes its replicated tensors.
         """
         if isinstance(value, Tensor):
             return {"~tensor": self._note(value, path, writes)}
@@ -150,9 +144,8 @@ class Packing:
         pairs = [(plain_number(key), each) for key, each in value.items()]
         for key, _ in pairs:
             if key is not None and type(key) not in (bool, int, float, str):
-                raise CheckpointError(
-                    f"{path} has a {type(key).__name__} as a key; give a number or text"
-                )
+                what = f"a {type(key).__name__} as a key"
+                raise CheckpointError(f"{path} has {what}; give a number or text")
         return {kind: [[key, self.pack(each, f"{path}/{key}", writes)] for key, each in pairs]}
 
     def _pack_sharded(self, value: ShardedDict, path: str) -> Any:
@@ -163,8 +156,7 @@ class Packing:
         }
         merged: dict[str, Any] = {}
         for part in collectives.gather(own):
-            for key, tree in part.items():
-                merged.setdefault(key, tree)
+            merged |= part | merged  # the lowest rank's
         return merged
 
 
@@ -183,8 +175,7 @@ def from_tensors(tensors: Mapping[str, Tensor], name: str) -> Any:
 def unpack(tree: Any, tensors: Mapping[str, Any]) -> Any:
     """Restore the value from which :meth:`Packing.pack` made a tree, with tensors by name.
 
-    Raises:
-        KeyError, TypeError, ValueError, RecursionError: The tree is corrupt.
+    A KeyError, TypeError, ValueError or RecursionError is raised if the tree is corrupt.
     """
     if isinstance(tree, list):
         return [unpack(each, tensors) for each in tree]

@@ -5,7 +5,6 @@ memory than these shards and one tensor.
 """
 
 import contextlib
-import copy
 import gc
 import itertools
 import json
@@ -24,6 +23,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, TensorSpec, safe_open
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from ..errors import CheckpointError, one_line
 from . import dtensors
@@ -37,11 +37,8 @@ _MOST_BEHIND = 4  # times these bytes: of what is written, not summed yet
 def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
     """Write a safetensors file, one tensor after the other; fsync it, and return its checksum.
 
-    An existing file is replaced; tensors may share memory. Equal tensors make equal files.
-
-    Raises:
-        CheckpointError: A tensor has a dtype that such files cannot hold.
-        OSError: The file cannot be written.
+    An existing file is replaced; tensors may share memory. Equal tensors make equal files. A
+    CheckpointError says if a tensor has a dtype that such files cannot hold.
     """
     # The largest elements first, so that all are aligned.
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
@@ -178,17 +175,10 @@ class Stored:
 
     @torch.no_grad()
     def read_into(self, target: Tensor) -> None:
-        """Read into a tensor, or into the local shard of a DTensor; nothing else is read.
-
-        Raises:
-            ValueError: The shapes differ.
-            CheckpointError: The files are corrupt.
-        """
+        """Read into a tensor, or into the local shard of a DTensor; nothing else is read."""
         if target.shape != self.shape:
-            raise ValueError(
-                f"{self.name} has the shape {tuple(self.shape)} in the checkpoint and "
-                f"{tuple(target.shape)} here"
-            )
+            shapes = f"{tuple(self.shape)} in the checkpoint and {tuple(target.shape)} here"
+            raise ValueError(f"{self.name} has the shape {shapes}")
         self._read(dtensors.local(target.detach()), dtensors.offsets(target))
 
     def read_flat(self, start: int, length: int) -> Tensor:
@@ -253,11 +243,7 @@ def _without_collections() -> Iterator[None]:
 
 @_without_collections()
 def find_tensors(path: Path) -> dict[str, Stored]:
-    """The tensors of a safetensors file, or of all such files in a checkpoint, by name.
-
-    Raises:
-        CheckpointError: The files are corrupt.
-    """
+    """The tensors of a safetensors file, or of all such files in a checkpoint, by name."""
     chunks: dict[str, list[_Chunk]] = {}
     dtypes = {name: dtype for dtype, name in _dtype_names().items()}
     with _checkpoint_errors(path):
@@ -293,16 +279,7 @@ def _checkpoint_errors(path: Path) -> Iterator[None]:
 
 def read_all(tree: Any) -> Any:
     """Replace the stored tensors in a tree of dicts, lists and tuples by full tensors."""
-    if isinstance(tree, Stored):
-        return tree.read()
-    if isinstance(tree, dict):
-        result = copy.copy(tree)  # of the same class, such as Counter
-        for key, value in tree.items():
-            result[key] = read_all(value)
-        return result
-    if isinstance(tree, list | tuple):
-        return type(tree)(read_all(value) for value in tree)
-    return tree
+    return tree_map_only(Stored, Stored.read, tree)
 
 
 def fill_module(module: nn.Module, saved: Mapping[str, Any], strict: bool = True) -> None:

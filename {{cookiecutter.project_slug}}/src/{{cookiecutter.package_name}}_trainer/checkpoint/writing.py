@@ -8,9 +8,8 @@ import os
 import shutil
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -23,8 +22,7 @@ from .reading import DIRECTORY, PREFIX, complete, step_name, step_of
 from .state_file import Head, Packing, StoredFile
 
 
-@dataclass(frozen=True)
-class _Chunk:
+class _Chunk(NamedTuple):
     """A tensor, or this rank's shard of one, and its offset in the full tensor."""
 
     part: Tensor
@@ -34,13 +32,10 @@ class _Chunk:
 class Checkpoints:
     """Writes the checkpoints of a run and keeps the newest, to which it links as ``last``.
 
-    Args:
-        directory: Directory of the run's checkpoints, one subdirectory per step.
-        keep: Number of checkpoints to keep; at least two, so that one is always complete.
-        asynchronous: Copy the state, and write it while training continues. The memory of the
-            copies is kept for the next save; for tensors of GPUs it is pinned.
-        timeout_seconds: Timeout for peers to join an asynchronous save; for other saves, the
-            timeout of the process group applies.
+    ``directory`` has one subdirectory per step. ``keep``: at least two, so that one is always
+    complete. ``asynchronous``: copy the state, and write it while training continues. The memory of
+    the copies is kept for the next save; for tensors of GPUs it is pinned. ``timeout_seconds``: for
+    peers to join such a save; for others, the timeout of the process group applies.
     """
 
     def __init__(
@@ -67,16 +62,11 @@ class Checkpoints:
                 shutil.rmtree(partial, ignore_errors=True)
 
     def save(self, step: int, state: Mapping[str, Any], own: Mapping[str, Tensor]) -> None:
-        """Save the state at a step; called by every rank.
+        """Save the state after so many optimizer steps; called by every rank.
 
-        Args:
-            step: Number of optimizer steps.
-            state: The same on every rank: numbers, strings and tensors in dicts and lists.
-            own: Rank-local tensors, such as random states.
-
-        Raises:
-            CheckpointError: On every rank: the state contains an unsupported type, or cannot be
-                written.
+        ``state`` is the same on every rank: numbers, strings and tensors in dicts and lists;
+        ``own``: rank-local tensors. A CheckpointError, on every rank, says if the state contains an
+        unsupported type, or cannot be written.
         """
         self.wait()
         packing = Packing()
@@ -92,7 +82,7 @@ class Checkpoints:
             self._write(step, tree, chunks)
             return
         self._copy(chunks)
-        copies = {name: replace(each, part=self._kept[name]) for name, each in chunks.items()}
+        copies = {name: each._replace(part=self._kept[name]) for name, each in chunks.items()}
         self._pending = self._executor.submit(self._write, step, tree, copies)
 
     def _copy(self, chunks: Mapping[str, _Chunk]) -> None:
@@ -130,10 +120,9 @@ class Checkpoints:
         if problem is not None:
             if is_first:
                 shutil.rmtree(partial, ignore_errors=True)
-            saved = complete(self._directory)
-            found = (
-                f"the newest checkpoint is {saved[-1]}" if saved else "there is no checkpoint yet"
-            )
+            found = "there is no checkpoint yet"
+            if saved := complete(self._directory):
+                found = f"the newest checkpoint is {saved[-1]}"
             raise CheckpointError(f"{path}: cannot be saved: {problem}; {found}")
         if is_first:
             self._prune(path)

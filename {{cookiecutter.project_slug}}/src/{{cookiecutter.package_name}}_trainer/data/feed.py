@@ -89,7 +89,7 @@ class OrderedFeed(Feed):
         self.batches = order.plan.batches
         self.samples_per_step = order.plan.global_batch
         self.accumulate = order.plan.accumulate
-        self.holds_order, self.sampler = order.is_held, order.sampler
+        self.holds_order = order.is_held
 
     def set_epoch(self, epoch: int) -> None:
         if isinstance(dataset := self._loader.dataset, KeyedDataset):
@@ -102,7 +102,7 @@ class OrderedFeed(Feed):
         self.set_epoch(epoch)
         batches = drawn(iterator(self._loader), self._stream, start, len(order))
         if collectives.is_active():
-            from .first_batches import compared
+            from .hashing import compared
 
             batches = compared(batches, order.replica, replicas=plan.replicas, tells=False)
         if self._counts:
@@ -149,8 +149,7 @@ def drawn(
 ) -> Iterator[Any]:
     """Yield batches from ``number`` on, which draw their random numbers from a stream, if any.
 
-    Raises:
-        UserError: A batch has no samples, or an epoch of so many batches in total ends early.
+    A UserError says if one has no samples, or an epoch of so many batches in total ends early.
     """
     for batch in batches if stream is None else _in_stream(batches, stream):
         if batch is None or is_empty(batch):

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from torch.utils.data import BatchSampler, DataLoader, Sampler
+from torch.utils.data import BatchSampler, DataLoader
 
 from ..errors import ConfigurationError, UserError
 from .feed import Feed, OrderedFeed, length
@@ -53,6 +53,35 @@ class BatchLimit:
 
 ALL = BatchLimit("", 1.0)
 """No limit."""
+_UNUSED_GENERATOR = (
+    "the training loader's generator is not used: seed draws the samples of each epoch"
+)
+
+
+def device_batch_size(global_batch_size: int, replicas: int, accumulate: int) -> int:
+    """The batch size of one replica's micro-batch; ConfigurationError if it is no integer."""
+    shares = replicas * accumulate
+    if global_batch_size < 1 or global_batch_size % shares:
+        below = max(1, global_batch_size // shares) * shares
+        raise ConfigurationError(
+            f"global_batch_size={global_batch_size} is not divisible by {replicas} replicas times "
+            f"accumulate_grad_batches={accumulate}; the nearest divisible sizes are "
+            f"{below} and {below + shares}"
+        )
+    return global_batch_size // shares
+
+
+def _too_few_samples(plan: BatchPlan, global_batch_size: int | None) -> ConfigurationError:
+    given = f"global_batch_size={global_batch_size}"
+    if global_batch_size is None:
+        given = (
+            f"batch_size={plan.batch_size} x {plan.replicas} replicas x "
+            f"accumulate_grad_batches={plan.accumulate} = {plan.global_batch}"
+        )
+    return ConfigurationError(
+        f"{given}: an optimizer step takes more samples than the {plan.samples} of the dataset; "
+        f"use at most {plan.samples}"
+    )
 
 
 def feed_training(
@@ -70,28 +99,21 @@ def feed_training(
 
     ``in_global_order``: False reads the loader as it is, with ``uneven`` as in
     :class:`~.replay.ReplayFeed`. ``limit``: batches of each replica to read of an epoch, a multiple
-    of ``accumulate``. ``repeats``: read the first epoch again and again. Raises UserError if the
-    dataset is empty or smaller than a step, if the limit does not fit, or if a loader that is read
-    as it is repeats.
+    of ``accumulate``. ``repeats``: read the first epoch again and again.
     """
     if in_global_order and can_be_ordered(loader):
-        batches, sampler = _batches_of(loader), own_draws(loader)
+        batches = _batches_of(loader)
         size = batches.batch_size
         if global_batch_size is not None:
-            from . import scaling
-
-            size = scaling.device_batch_size(global_batch_size, share.replicas, accumulate)
+            size = device_batch_size(global_batch_size, share.replicas, accumulate)
         plan = BatchPlan(_samples(loader), size, share.replicas, accumulate, batches.drop_last)
         if plan.samples < plan.global_batch:
-            from . import scaling
-
-            raise scaling.too_few_samples(plan, global_batch_size)
+            raise _too_few_samples(plan, global_batch_size)
         most = limit.of(plan.batches, accumulate)
         plan = replace(plan, most=None if most is None else most * plan.micro_batch)
-        feed = _ordered(
-            loader, plan, share, shuffle=True, fill=True, repeats=repeats, sampler=sampler
-        )
-        feed.remarks = _unused_generator(loader)
+        feed = _ordered(loader, plan, share, shuffle=True, fill=True, repeats=repeats)
+        if getattr(batches.sampler, "generator", None) is not None:
+            feed.remarks = [_UNUSED_GENERATOR]
         return feed
     if repeats:
         raise UserError(
@@ -120,8 +142,7 @@ def feed_evaluation(
 
     ``together``: every replica gets the same number of batches; samples of padding batches do not
     count. ``limit``: batches of the loader, divided among the replicas, so that the samples depend
-    on no layout; of a loader that is read as it is, batches of each replica. Raises UserError if
-    the dataset is empty, or the limit does not fit.
+    on no layout; of a loader that is read as it is, batches of each replica.
     """
     if not (in_global_order and can_be_ordered(loader)):
         return _replayed(loader, share, 1, "join" if together else "allow", limit)
@@ -132,8 +153,7 @@ def feed_evaluation(
         most=None if most is None else most * size,
         keeps_batches=True,
     )
-    sampler = own_draws(loader)
-    return _ordered(loader, plan, share, shuffle=False, fill=together, sampler=sampler)
+    return _ordered(loader, plan, share, shuffle=False, fill=together)
 
 
 def feed_first(
@@ -155,8 +175,7 @@ def feed_trained(loader: Iterable[Any], share: Share, *, training: Feed, togethe
         raise TypeError("only a feed in the global order repeats an epoch")
     plan, most = training.plan, training.plan.samples_used
     plan = replace(plan, replicas=share.replicas, accumulate=1, drop_last=False, most=most)
-    sampler = training.sampler
-    return _ordered(loader, plan, share, shuffle=True, fill=together, sampler=sampler)
+    return _ordered(loader, plan, share, shuffle=True, fill=together)
 
 
 def _replayed(
@@ -176,10 +195,9 @@ def _ordered(
     shuffle: bool,
     fill: bool,
     repeats: bool = False,
-    sampler: Sampler[int] | None = None,
 ) -> OrderedFeed:
     order = GlobalOrder(plan, share.replica, share.seed, shuffle, needs_keys(loader), fill)
-    order.is_held, order.sampler = plan.samples <= MOST_HELD, sampler
+    order.is_held, order.sampler = plan.samples <= MOST_HELD, own_draws(loader)
     return OrderedFeed(order_globally(loader, order), order, share, repeats)
 
 
@@ -192,9 +210,3 @@ def _samples(loader: DataLoader[Any]) -> int:
 
 def _batches_of(loader: DataLoader[Any]) -> BatchSampler:
     return cast(BatchSampler, loader.batch_sampler)
-
-
-def _unused_generator(loader: DataLoader[Any]) -> list[str]:
-    sampler = _batches_of(loader).sampler
-    line = "the training loader's generator is not used: seed draws the samples of each epoch"
-    return [] if getattr(sampler, "generator", None) is None else [line]

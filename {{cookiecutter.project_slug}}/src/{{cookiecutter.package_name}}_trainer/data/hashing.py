@@ -1,4 +1,4 @@
-"""Hashes of values of any nesting: of batches, and of all else that a step has.
+"""Hashes of values of any nesting; ranks compare those of their first batches.
 
 The bits of a tensor are words of at most 32 bits, each times a fixed odd 64-bit number of its
 position, summed modulo 2^64: multilinear hashing (Lemire and Kaser 2014,
@@ -12,8 +12,11 @@ on two sides of a rounding.
 """
 
 import functools
+import sys
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from hashlib import blake2b
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -22,6 +25,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..checkpoint import dtensors
+from ..errors import UserError
+from ..launch import collectives, reports
 from .moving import leaves
 
 _WORDS = 2**15
@@ -29,6 +34,7 @@ _WORDS = 2**15
 _PIECES = 32  # at once on an accelerator, on which each operation has a price
 _TYPES = {1: torch.uint8, 2: torch.int16}
 _DEPTH = 3  # of objects in a value
+_HOW = "by data_index and data_replicas of the module or the data module"
 
 
 class Hash:
@@ -95,6 +101,47 @@ def digest(values: Any) -> str:
     own = Hash()
     own.add(values)
     return own.hexadecimal()
+
+
+def compared(batches: Iterator[Any], replica: int, *, replicas: int, tells: bool) -> Iterator[Any]:
+    """Compare the first batch with that of the other ranks, and iterate over all.
+
+    ``replica`` is that of this rank. A UserError, on every rank, says that ranks of a replica have
+    read different ones. ``tells``: print a note if replicas read the same.
+    """
+    is_shared = collectives.world_size() > replicas
+    # Without a process group no ranks share a replica.
+    if collectives.is_active() and (is_shared or (tells and replicas > 1)):
+        first = next(batches, None)
+        # Also without a batch: the other ranks wait.
+        own = torch.tensor([replica, int(digest(first), 16) >> 1])
+        _compare([each.tolist() for each in collectives.all_gather_equal(own)], tells)
+        return batches if first is None else chain([first], batches)
+    return batches
+
+
+def _compare(found: Iterable[list[int]], tells: bool) -> None:
+    """Compare the replicas and fingerprints of ranks, in their order."""
+    in_replica: dict[int, dict[int, int]] = defaultdict(dict)  # first rank by fingerprint
+    readers: dict[int, dict[int, int]] = defaultdict(dict)  # first rank by replica
+    for rank, (replica, value) in enumerate(found):
+        in_replica[replica].setdefault(value, rank)
+        readers[value].setdefault(replica, rank)
+    for ranks in in_replica.values():
+        if len(ranks) > 1:
+            raise UserError(
+                f"{reports.names(ranks.values())} are in one replica and have read different "
+                f"batches: all ranks of a replica must read the same; split the data {_HOW}, not "
+                "by rank"
+            )
+    most = max(readers.values(), key=len)
+    if tells and len(most) > 1 and collectives.rank() == 0:
+        print(
+            f"note: {reports.names(most.values())} have read the same first batch: the loader is "
+            f"read as it is, and each sample then counts {len(most)} times; split the data {_HOW}",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _sums(words: Tensor, numbers: Tensor) -> Tensor:

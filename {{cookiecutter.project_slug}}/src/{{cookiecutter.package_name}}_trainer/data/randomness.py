@@ -5,20 +5,52 @@ import hashlib
 import os
 import random
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 State = dict[str, Tensor]
+_ROUNDS = 6  # of the network of a permutation
+# Mixes bits (Steele, Lea and Flood 2014).
+_SPLIT_MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 
 
 def mix(*parts: int) -> int:
     """Combine integers to a 63-bit seed; a change of any of them gives another seed."""
     digest = hashlib.blake2b(struct.pack(f"<{len(parts)}q", *parts), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
+
+
+def permuted(positions: Iterable[int], count: int, key: int) -> list[int]:
+    """The numbers at these positions of the random permutation of ``range(count)`` of a key.
+
+    Computed where it is read, and never held, in about 0.2 µs for each position: a Feistel network
+    permutes the numbers of enough bits; a result that is not below ``count`` is permuted again
+    (Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains").
+    """
+    numbers = _in_bits(np.fromiter(positions, dtype=np.uint64), count, key)
+    while (outside := numbers >= count).any():
+        numbers[outside] = _in_bits(numbers[outside], count, key)
+    found: list[int] = numbers.tolist()
+    return found
+
+
+def _in_bits(numbers: NDArray[np.uint64], count: int, key: int) -> NDArray[np.uint64]:
+    bits = max(2, (count - 1).bit_length())
+    low, high = bits // 2, bits - bits // 2
+    for number in range(_ROUNDS):
+        right = numbers & np.uint64((1 << low) - 1)
+        mixed = right ^ np.uint64(mix(key, number))
+        for shift, factor in _SPLIT_MIX:
+            mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+        left = (numbers >> np.uint64(low)) ^ mixed ^ (mixed >> np.uint64(31))
+        numbers = (right << np.uint64(high)) | (left & np.uint64((1 << high) - 1))
+        low, high = high, low
+    return numbers
 
 
 def seed_everything(seed: int) -> None:

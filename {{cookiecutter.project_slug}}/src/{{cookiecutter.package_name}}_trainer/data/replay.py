@@ -1,25 +1,120 @@
-"""A feed that reads a loader as it is: iterable-style datasets, custom samplers."""
+"""A feed that reads a loader as it is: iterable-style datasets, custom samplers.
 
+A resume reads no batch again if the loader can say its position.
+"""
+
+import copy
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
+from ..checkpoint import from_tensors, to_tensors
 from ..errors import UserError
 from ..launch import collectives
-from . import epochs, loader_state, randomness
+from . import randomness
 from .feed import END, Feed, drawn, iterator, length
-from .first_batches import compared
-from .sampling import MicroBatch, Share
+from .hashing import compared
+from .sampling import MicroBatch, Share, components, set_epoch
 from .weighing import MOST_AHEAD, Counted, Counter, endless, weighed
 
+_HIDDEN = (
+    "workers read copies of the dataset, so its state_dict is not saved, and a resume within "
+    "an epoch reads the earlier batches again; use torchdata's StatefulDataLoader"
+)
+_NEW_RANDOM = (
+    "workers go on from the loader's position, but with new random numbers: keep the state of a "
+    "generator in the dataset's state_dict"
+)
 _RESTARTED = (
     "persistent_workers: the loader is read as it is, and its workers are started again in each "
     "epoch, so that set_epoch and random numbers reach them"
 )
+
+
+def _is_resumable(owner: object) -> bool:
+    methods = "state_dict", "load_state_dict"
+    return all(callable(getattr(owner, name, None)) for name in methods)
+
+
+class Saved(NamedTuple):
+    """A position: what the loader says, and the random numbers that reading draws."""
+
+    loader: dict[str, Any]
+    random: randomness.State
+
+
+def positions(loader: Any, reader: tuple[int, int]) -> "tuple[Positions | None, list[str]]":
+    """The positions of a loader with a ``state_dict``, or of its dataset without workers.
+
+    ``reader``: the replica that reads, and the number of replicas. Also returns what to print.
+    """
+    if _is_resumable(loader):
+        return Positions(loader, reader), []
+    dataset = getattr(loader, "dataset", None)
+    if not _is_resumable(dataset):
+        return None, []
+    has_workers = bool(getattr(loader, "num_workers", 0))
+    return (None, [_HIDDEN]) if has_workers else (Positions(dataset, reader), [])
+
+
+class Positions:
+    """Notes the positions of a loader, or dataset, after its newest batches."""
+
+    def __init__(self, owner: Any, reader: tuple[int, int]) -> None:
+        self._owner, self._reader = owner, reader
+        self._noted: dict[int, tuple[dict[str, Any], randomness.Snapshot]] = {}
+
+    def noted(
+        self, batches: Iterator[Any], first: int, stream: randomness.Stream, ahead: int
+    ) -> Iterator[Any]:
+        """Yield the batches of an epoch from ``first`` on; note the position before each.
+
+        ``ahead``: how many are read before the first of them is used.
+        """
+        self._noted = {first: self._now(stream)}
+        self.state(first)  # before the first step, if its types cannot be saved
+        for number, batch in enumerate(batches, first + 1):
+            yield batch
+            # Another one is read ahead to know the last one, and another to copy it to a GPU.
+            self._noted.pop(number - ahead - 3, None)
+            self._noted[number] = self._now(stream)
+
+    def _now(self, stream: randomness.Stream) -> tuple[dict[str, Any], randomness.Snapshot]:
+        return copy.deepcopy(self._owner.state_dict()), stream.position
+
+    def state(self, batches: int, *, is_start: bool = False) -> dict[str, Tensor]:
+        """The position after so many batches of the epoch as tensors; empty if it was not noted.
+
+        ``is_start``: the next epoch is read from there.
+        """
+        if batches not in self._noted:
+            return {}
+        given, position = self._noted[batches]
+        tensors = to_tensors(given, "loader")
+        return {
+            "reader": torch.tensor([*self._reader, 0 if is_start else batches]),
+            "tree": tensors.pop("loader"),
+            **{f"tensor/{name}": each for name, each in tensors.items()},
+            **{f"random/{name}": each for name, each in position.state().items()},
+        }
+
+    def read(self, state: Mapping[str, Tensor], batches: int) -> Saved | None:
+        """Read a result of :meth:`state`; ``None`` if another replica or position saved it."""
+        if state["reader"].tolist() != [*self._reader, batches]:
+            return None
+        tensors, random = (
+            {name.removeprefix(part): state[name] for name in state if name.startswith(part)}
+            for part in ("tensor/", "random/")
+        )
+        return Saved(from_tensors({**tensors, "loader": state["tree"]}, "loader"), random)
+
+    def load(self, saved: Saved) -> None:
+        """Set the loader to a position, before it is read."""
+        self._owner.load_state_dict(saved.loader)
 
 
 class ReplayFeed(Feed):
@@ -55,13 +150,13 @@ class ReplayFeed(Feed):
         self.samples_per_step = batch_size * share.replicas * accumulate if batch_size else None
         self._has_workers = bool(getattr(loader, "num_workers", 0))
         reader = share.replica, share.replicas
-        self._positions, self.remarks = loader_state.positions(loader, reader)
+        self._positions, self.remarks = positions(loader, reader)
         if self._has_workers and getattr(loader, "persistent_workers", False):
             self.remarks = [*self.remarks, _RESTARTED]
-        self._saved: loader_state.Saved | None = None
+        self._saved: Saved | None = None
 
     def set_epoch(self, epoch: int) -> None:
-        epochs.set_epoch(epoch, self._loader)
+        set_epoch(epoch, self._loader)
 
     def state(self, batches: int, *, ends_epoch: bool) -> dict[str, Tensor]:
         # Workers begin each epoch with new copies of the dataset.
@@ -75,7 +170,7 @@ class ReplayFeed(Feed):
             self._saved = self._positions.read(state, batches)
         if self._saved is None:
             return super().load_state(state, batches)
-        return [loader_state.NEW_RANDOM] if self._has_workers else []
+        return [_NEW_RANDOM] if self._has_workers else []
 
     def epoch(self, epoch: int, start: int) -> Iterator[MicroBatch]:
         saved, self._saved = self._saved, None
@@ -99,12 +194,12 @@ class ReplayFeed(Feed):
             data, following = following, next(batches, END)
             yield counter.count(data, self._batch_size, is_last=following is END)
 
-    def _read(self, epoch: int, first: int, saved: loader_state.Saved | None) -> Iterator[Any]:
+    def _read(self, epoch: int, first: int, saved: Saved | None) -> Iterator[Any]:
         """The batches of an epoch from ``first`` on: 0, or that of a saved position."""
         loader, share = self._loader, self._share
         self.set_epoch(epoch)
         seed = randomness.mix(share.seed, epoch, share.replica)
-        for owner in epochs.components(loader):
+        for owner in components(loader):
             if isinstance(generator := getattr(owner, "generator", None), torch.Generator):
                 generator.manual_seed(seed)
             if getattr(owner, "persistent_workers", False) and hasattr(owner, "_iterator"):

@@ -22,9 +22,8 @@ _LABELS = {"y", "label", "labels", "target", "targets"}
 
 
 def batch_length(batch: Any, expected: int | None = None) -> int:
-    """Number of samples in a batch.
+    """Number of samples in a batch; if lengths differ, the first one that is not 1.
 
-    If its tensors have different lengths, the first one that is not 1; 1 without tensors.
     ``expected``: the number for which it was made, which tells whether a list is one of samples.
     """
     lengths = [len(each) for each in leaves(batch) if _has_length(each)]
@@ -34,7 +33,6 @@ def batch_length(batch: Any, expected: int | None = None) -> int:
 
 def _common_length(batch: Any, expected: int | None) -> int | None:
     """The number of samples that all in a batch agrees with; ``None``: there is none."""
-    lengths = [len(each) for each in leaves(batch) if _has_length(each)]
     inner: list[list[Any] | tuple[Any, ...]] = []
 
     def note(value: Any) -> bool:
@@ -42,7 +40,7 @@ def _common_length(batch: Any, expected: int | None) -> int | None:
             inner.append(value)
         return False
 
-    leaves(batch, note)
+    lengths = [len(each) for each in leaves(batch, note) if _has_length(each)]
     # A list of numbers or texts has one for each sample; one of tensors may have fields.
     sure = [len(each) for each in inner if each and isinstance(each[0], int | float | str)]
     for number in dict.fromkeys([expected, *sure, *lengths[:1], *map(len, inner)]):
@@ -102,10 +100,6 @@ def _own_number(value: Any) -> int | None:
     return next((each for each in numbers if type(each) is int), None)
 
 
-def _are_fields(values: Sequence[Any]) -> bool:
-    return all(map(_has_length, values)) and len({len(each) for each in values}) == 1
-
-
 def _lengths(value: Any, path: _Path = ()) -> Iterator[tuple[_Path, int]]:
     """Where in a batch tensors, arrays and lists are, and their lengths."""
     items: Sequence[tuple[Any, Any]] = ()
@@ -120,7 +114,9 @@ def _lengths(value: Any, path: _Path = ()) -> Iterator[tuple[_Path, int]]:
         if not is_fields:
             yield path, len(value)
         # The items of a list within a batch are samples, or fields that are equally long.
-        if isinstance(value, list | tuple) and (not path or _are_fields(value)):
+        if isinstance(value, list | tuple) and (
+            not path or (all(map(_has_length, value)) and len(set(map(len, value))) == 1)
+        ):
             last = len(value) - 1 if is_fields else None  # of a tuple of fields the last: labels
             items = [(-1 if key == last else key, each) for key, each in enumerate(value)]
     for key, each in items:

@@ -6,7 +6,7 @@ a step number is enough to resume, and augmentation is keyed by (seed, epoch, sa
 """
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
@@ -34,6 +34,7 @@ from . import randomness
 # Above it, the order of an epoch is computed batch by batch instead of being held.
 MOST_HELD = 2**20
 _COMPUTED_AT_ONCE = 4096
+_MOST_ITEMS = 100  # of a list or dict of components; a longer one contains samples
 
 _DRAWING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
@@ -111,11 +112,6 @@ class BatchPlan:
         """Micro-batches per epoch; the same for every replica."""
         return -(-self.samples_used // self.micro_batch)
 
-    @property
-    def steps(self) -> int:
-        """Optimizer steps per epoch."""
-        return -(-self.samples_used // self.global_batch)
-
     def part(self, batch: int, replica: int) -> tuple[int, int]:
         """Start and end of a replica's part of a micro-batch in the epoch's order.
 
@@ -189,36 +185,63 @@ class GlobalOrder(Sampler[list[Key]]):
 
     def _drawn(self, batches: range) -> Iterator[list[int]]:
         key, samples = randomness.mix(self.seed, self.epoch), self.plan.samples
+        generator = torch.Generator().manual_seed(key)
         if self.sampler is not None:
-            drawn = _draws(self.sampler, key)
+            drawn = _draws(self.sampler, generator)
             drawn = drawn if self.shuffle else sorted(drawn)
             yield from (drawn[each.start : each.stop] for each in map(self._positions, batches))
             return
         if self.is_held:
-            order = torch.randperm(samples, generator=torch.Generator().manual_seed(key))
-            yield from (
-                order[each.start : each.stop].tolist() for each in map(self._positions, batches)
-            )
+            order = torch.randperm(samples, generator=generator)
+            for each in map(self._positions, batches):
+                yield order[each.start : each.stop].tolist()
             return
-        from .permutation import Permutation
-
-        permutation = Permutation(samples, key)
         at_once = max(1, _COMPUTED_AT_ONCE // self.plan.batch_size)
         for first in range(batches.start, batches.stop, at_once):
             block = range(first, min(first + at_once, batches.stop))
             positions = [self._positions(batch) for batch in block]
-            indices = iter(permutation.of(chain.from_iterable(positions)))
+            indices = iter(randomness.permuted(chain.from_iterable(positions), samples, key))
             yield from (list(islice(indices, len(each))) for each in positions)
 
 
-def _draws(sampler: Any, key: int) -> list[int]:
-    """The samples that a sampler of torch draws with a seed."""
+def _draws(sampler: Any, generator: torch.Generator) -> list[int]:
+    """The samples that a sampler of torch draws."""
     given = getattr(sampler, "generator", None)
-    sampler.generator = torch.Generator().manual_seed(key)
+    sampler.generator = generator
     try:
         return list(sampler)
     finally:
         sampler.generator = given
+
+
+def set_epoch(epoch: int, *owners: Any) -> None:
+    """Call ``set_epoch`` on loaders, datasets, samplers, ``collate_fn``, and all they contain."""
+    for component in components(*owners):
+        if callable(method := getattr(component, "set_epoch", None)):
+            method(epoch)
+
+
+def components(*owners: Any) -> Iterator[Any]:
+    """Yield objects and the datasets, samplers, loaders and transforms in them, each once."""
+    queue, seen = list(owners), set[int]()
+    while queue:
+        component = queue.pop(0)
+        if id(component) not in seen:
+            seen.add(id(component))
+            yield component
+            queue += filter(_is_component, _attributes(component))
+
+
+def _attributes(owner: Any) -> Iterator[Any]:
+    for value in list(getattr(owner, "__dict__", {}).values()):
+        values = value.values() if isinstance(value, Mapping) else value
+        is_group = isinstance(value, Mapping | list | tuple) and len(value) <= _MOST_ITEMS
+        yield from list(values) if is_group else [value]
+
+
+def _is_component(value: Any) -> bool:
+    kinds = DataLoader, Dataset, Sampler, TorchBatchSampler
+    return isinstance(value, kinds) or callable(getattr(value, "set_epoch", None))
 
 
 class KeyedDataset(Dataset[Any]):
@@ -234,10 +257,8 @@ class KeyedDataset(Dataset[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Call ``set_epoch`` of the dataset and its parts, and of ``collate_fn``."""
-        from . import epochs
-
         self._epoch = epoch
-        epochs.set_epoch(epoch, self.dataset, self._collate_fn)
+        set_epoch(epoch, self.dataset, self._collate_fn)
 
     def __getitem__(self, key: tuple[int, int]) -> Any:
         epoch, index = key
@@ -281,13 +302,12 @@ def can_be_ordered(loader: object) -> TypeGuard[DataLoader[Any]]:
         and not isinstance(loader.dataset, IterableDataset)
         and type(loader.batch_sampler) is TorchBatchSampler
         and type(loader.batch_sampler.sampler) in (SequentialSampler, *_DRAWING)
-        and all(_is_torch_s(getattr(type(loader), name)) for name in ("__iter__", "_get_iterator"))
+        # Torchdata's loaders only add their position.
+        and all(
+            getattr(type(loader), name).__module__.partition(".")[0] in ("torch", "torchdata")
+            for name in ("__iter__", "_get_iterator")
+        )
     )
-
-
-def _is_torch_s(method: Any) -> bool:
-    """Whether a method is torch's own, or torchdata's, whose loaders only add their position."""
-    return method.__module__.partition(".")[0] in ("torch", "torchdata")
 
 
 def own_draws(loader: DataLoader[Any]) -> Sampler[int] | None:

@@ -66,10 +66,8 @@ def _with_index(module: TrainingModule, step: str, *, is_needed: bool) -> list[s
     index = inspect.signature(getattr(module, step)).parameters.get("dataloader_idx")
     if index is None or (is_needed and index.default is not index.empty):
         return []
-    return [
-        f"{type(module).__name__}.{step} takes dataloader_idx, which is not passed: use "
-        "self.dataloader_name"
-    ]
+    name = f"{type(module).__name__}.{step}"
+    return [f"{name} takes dataloader_idx, which is not passed: use self.dataloader_name"]
 
 
 # --- loaders -------------------------------------------------------------------------------------
@@ -195,6 +193,5 @@ def _check_repeats(loader: Any, source: str) -> None:
 
 def _is_several(loader: Any) -> bool:
     several = loader.values() if isinstance(loader, Mapping) else loader
-    return isinstance(loader, Mapping | list | tuple) and any(
-        isinstance(each, DataLoader | Dataset) for each in several
-    )
+    is_group = isinstance(loader, Mapping | list | tuple)
+    return is_group and any(isinstance(each, DataLoader | Dataset) for each in several)

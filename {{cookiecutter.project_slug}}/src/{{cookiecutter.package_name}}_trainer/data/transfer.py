@@ -8,7 +8,7 @@ https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-streams
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -29,8 +29,7 @@ class CopyStream:
 
     def copying(self) -> AbstractContextManager[Any]:
         """Enqueue copies made in this context on this stream."""
-        within: AbstractContextManager[Any] = self._gpu.stream(self._stream)
-        return within
+        return cast(AbstractContextManager[Any], self._gpu.stream(self._stream))
 
     def hand_over(self, tensors: Sequence[Tensor]) -> None:
         """Make later computation wait for all copies so far, and these copies' memory for it."""

@@ -3,13 +3,3 @@
 ``FitLoop`` calls the methods of a strategy in order. Imports every folder but ``run``; uses a
 strategy only through the contract in ``strategies/base.py``.
 """
-
-from .fit import FitLoop
-from .parts import FitParts
-from .position import Position
-
-__all__ = [
-    "FitLoop",
-    "FitParts",
-    "Position",
-]

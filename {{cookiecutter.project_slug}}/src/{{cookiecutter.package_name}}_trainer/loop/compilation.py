@@ -20,7 +20,6 @@ from ..errors import ConfigurationError, Problems, UserError, nearest, shorten, 
 from ..launch import collectives
 from ..logging import progress
 from ..memory import activation_checkpointing
-from ..memory.blocks import repeated_blocks
 from ..strategies.fsdp.units import outer_modules
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -92,11 +91,7 @@ class Compiled:
         return forward
 
     def check(self) -> None:
-        """Check after the first training step that it was compiled; note what was not.
-
-        Raises:
-            UserError: Nothing was compiled.
-        """
+        """After the first training step: UserError if nothing was compiled; note what was not."""
         self.is_checked = True
         called = [name for name, each in self._modules.items() if id(each) in self._called]
         inside = tuple(f"{name}." if name else "" for name in called)
@@ -120,8 +115,7 @@ class Compiled:
 
 def _graphs() -> int:
     """How many graphs torch has captured in this process."""
-    count: int = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    return count
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 
 @contextlib.contextmanager
@@ -132,9 +126,6 @@ def applied(
 
     Checkpointed modules are compiled separately, inside of what torch's checkpoint calls twice. The
     arguments are those of the trainer: ``compile`` and ``activation_checkpointing``.
-
-    Raises:
-        ConfigurationError: A name matches nothing in this model, or it has no repeated blocks.
     """
     if value is False:
         with activation_checkpointing.applied(module, checkpointed):
@@ -173,7 +164,7 @@ def select(
         found = [each for each in found if hasattr(type(each), "forward")]  # no ScriptModule
     elif regional is not True:
         found = activation_checkpointing.select(module, regional, "compile.regional")
-    elif not (found := repeated_blocks(module)):
+    elif not (found := activation_checkpointing.repeated_blocks(module)):
         raise ConfigurationError(
             "compile.regional: the model has no repeated blocks (a ModuleList of modules of one "
             "class); name what to compile, for example ['Block'], or leave regional out"

@@ -37,14 +37,10 @@ class FirstGradients:
             self._is_reached |= any(each.grad is not None for each in self._optimization.parameters)
 
     def check(self, together: bool = True) -> None:
-        """Check once, after a backward.
+        """Check once, after a backward: UserError if no parameter was reached.
 
-        Args:
-            together: Whether all ranks call this after the same backward: one of them may have a
-                loss of no parameter, for example in a mixture of experts.
-
-        Raises:
-            UserError: No parameter was reached.
+        ``together``: whether all ranks call this after the same backward: one of them may have a
+        loss of no parameter, for example in a mixture of experts.
         """
         if not (self.is_waiting and self._has_run):
             return

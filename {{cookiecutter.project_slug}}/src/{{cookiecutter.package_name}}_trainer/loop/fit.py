@@ -58,9 +58,8 @@ from .parts import FitParts, gathered, read, speed_of
 class FitLoop(AbstractContextManager["FitLoop"]):
     """Trains a module that a strategy has set up.
 
-    Args:
-        validate: Runs a validation; ``None``: no validation.
-        rate_factor: Factor of the learning rates at a step, counted from 0; ``None``: always 1.
+    ``validate`` runs a validation; ``rate_factor``: factor of the learning rates at a step, counted
+    from 0. ``None``: no validation; always 1.
     """
 
     def __init__(
@@ -95,11 +94,7 @@ class FitLoop(AbstractContextManager["FitLoop"]):
         """Reads the strategy's own values of the last step."""
 
     def run(self) -> None:
-        """Train to the end, save a checkpoint, and write all values.
-
-        Raises:
-            Preempted: A signal ended training early; everything is saved.
-        """
+        """Train to the end, save a checkpoint, and write all values; a signal raises Preempted."""
         position, outputs = self.fit.position, self.fit.outputs
         started, first_step = time.monotonic(), position.global_step
         # The same on every rank: the time in the checkpoint from which it was resumed.

@@ -79,8 +79,7 @@ class NonfinitePolicy:
     def skips(self, norm: Tensor | None) -> bool:
         """Whether a step is skipped, because the norm of its gradients is not finite; reads it.
 
-        Raises:
-            UserError: So many steps in a row were skipped that training cannot recover.
+        A UserError says if so many steps in a row were skipped that training cannot recover.
         """
         if norm is None:  # no batch of the step has gradients
             return False
@@ -95,18 +94,14 @@ class NonfinitePolicy:
                 f"the gradients of {_MOST_SKIPPED} steps in a row, up to step {step}, are not "
                 "finite; lower the learning rate, or resume from an earlier checkpoint"
             )
-        _warn(
-            f"step {step} is skipped, because its gradients are not finite (NaN or infinite); "
-            f"steps skipped so far: {self._skipped}"
-        )
+        if collectives.rank() == 0:
+            why = "because its gradients are not finite (NaN or infinite)"
+            line = f"step {step} is skipped, {why}; steps skipped so far: {self._skipped}"
+            print(f"warning: {line}", file=sys.stderr, flush=True)
         return True
 
     def check(self) -> None:
-        """Check the losses since the last call; with a gradient scaler, its scale.
-
-        Raises:
-            UserError: One is not finite.
-        """
+        """Raise UserError if a loss since the last call, or the scaler's scale, is not finite."""
         step = self._fit.position.global_step
         if self._checked_at == step or self._policy == "ignore":
             return
@@ -125,14 +120,9 @@ class NonfinitePolicy:
             self._stop(f"the loss of step {step} is not finite (NaN or infinite) on rank {rank}")
 
     def check_weights(self, model: Mapping[str, Any]) -> None:
-        """Check the weights before they are saved: a finite loss may have an infinite gradient.
+        """Raise UserError if a parameter to be saved is not finite; a loss does not show it.
 
-        Args:
-            model: Tensors by name; each rank checks what it holds of the trainable parameters.
-                Others, and buffers, may be infinite on purpose.
-
-        Raises:
-            UserError: A parameter is not finite.
+        Each rank checks what it holds of the trainable ones; others may be infinite on purpose.
         """
         if self._policy == "ignore":
             return
@@ -149,10 +139,10 @@ class NonfinitePolicy:
 
     def _stop(self, what: str) -> NoReturn:
         newest = self._checkpoints.newest()
-        is_there = f"the last good checkpoint is {newest}"
+        last = f"the last good checkpoint is {newest}" if newest else "there is no checkpoint yet"
         raise UserError(
-            f"{what}; {is_there if newest else 'there is no checkpoint yet'}; lower the learning "
-            "rate or set gradient_clip_val, or train on with --trainer.nonfinite_loss skip"
+            f"{what}; {last}; lower the learning rate or set gradient_clip_val, or train on with "
+            "--trainer.nonfinite_loss skip"
         )
 
 
@@ -174,8 +164,3 @@ def first_not_finite(tensors: Mapping[str, Any]) -> str | None:
 def _smallest(value: Tensor | float) -> float:
     number = torch.as_tensor(value, dtype=torch.float64)
     return float(collectives.all_reduce(number.reshape(1), "min"))
-
-
-def _warn(line: str) -> None:
-    if collectives.rank() == 0:
-        print(f"warning: {line}", file=sys.stderr, flush=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..callbacks import HookCalls
+from ..callbacks.calls import HookCalls
 from ..data import Feed, MicroBatch, moving, transfer
 from ..errors import UserError, shown
 from ..launch import collectives
@@ -41,7 +41,7 @@ class FitParts:
     ``optimization``: the optimizers that ``setup`` returned; ``manual``: only for a module with
     manual optimization; ``feed``: training batches; ``outputs``: where values are logged;
     ``calls``: hooks of callbacks and of the module; ``configured``: what a resume compares with a
-    checkpoint, see :mod:`.restored`; ``compiled``: what is compiled of the module.
+    checkpoint, see :mod:`.resuming`; ``compiled``: what is compiled of the module.
     """
 
     options: Options
@@ -106,11 +106,7 @@ def _detached(value: Any) -> Any:
 
 
 def speed_of(fit: FitParts) -> Speed:
-    """Create what measures the speed of a fit; only the main rank counts tokens.
-
-    Raises:
-        UserError: ``peak_flops`` is given, and the loader has no batch size.
-    """
+    """Create what measures the speed of a fit; only the main rank counts tokens."""
     module, samples, peak = fit.module, fit.feed.samples_per_step, fit.options.peak_flops
 
     def count_tokens(batch: MicroBatch) -> int:

@@ -4,33 +4,30 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from ..checkpoint import MOST_STEPS, Checkpoint, check_count, from_tensors
+from ..checkpoint import MOST_STEPS, Checkpoint, check_count, from_tensors, read_all
 from ..data import Feed, randomness
 from ..data.feed import note_unused
-from ..errors import CheckpointError, ConfigurationError
+from ..errors import CheckpointError, ConfigurationError, shown
 from ..launch.cluster import Layout
 from ..logging import metrics, torchmetrics_state
-from . import restored
-from .parts import FitParts
+from ..strategies.optimizers import replay
+from .parts import FROZEN, TOTAL_STEPS, FitParts
 from .saving import OF_MODULE, share
 
 _NOT_OF_THIS_MODEL = (RuntimeError, ValueError, LookupError, TypeError, AttributeError)
+# What schedulers set in parameter groups.
+_SCHEDULED = ("lr", "initial_lr", "max_lr", "min_lr", "swa_lr", "betas", "momentum")
 
 
 def resume(fit: FitParts, checkpoint: Checkpoint, layout: Layout, same_run: bool) -> list[str]:
-    """Resume from a checkpoint, as if training had not been interrupted.
+    """Resume from a checkpoint; return notes on what could not be restored exactly.
 
-    Args:
-        layout: Layout of this run; with another world size, random states are new.
-        same_run: Whether the checkpoint is this run's; then it is saved again only after a step.
-
-    Returns:
-        Notes on what could not be restored exactly.
-
-    Raises:
-        CheckpointError: It belongs to another model, or contains invalid values.
+    With another world size in ``layout``, random states are new. ``same_run``: the checkpoint is
+    this run's, which is saved again only after a step. A CheckpointError says if it belongs to
+    another model, or contains invalid values.
     """
     saved = checkpoint.stored_state()
     try:
@@ -100,7 +97,7 @@ def _load(fit: FitParts, saved: dict[str, Any], step: int) -> list[str]:
     """Load the state that is the same on every process; return notes."""
     outputs = fit.outputs
     position = _checked(saved["position"], step)
-    remarks = restored.load(fit, saved)
+    remarks = _load_optimization(fit, saved)
     fit.strategy.precision.load_state(saved["precision"])
     remarks += _load_position(fit, position)
     outputs.latest.update(_numbers(saved["latest"]))
@@ -112,6 +109,69 @@ def _load(fit: FitParts, saved: dict[str, Any], step: int) -> list[str]:
         outputs.last_values = _numbers(saved["last_values"])
     outputs.log_positions = {name: int(each) for name, each in saved["logs"].items()}
     return remarks + fit.calls.load_state(saved.get("callbacks", {}))
+
+
+def freeze_as_at_start(module: nn.Module, resumed: Checkpoint) -> None:
+    """Freeze what the run of a checkpoint began with: the set-up of a strategy may depend on it."""
+    was = resumed.stored_state().get("configured")
+    if isinstance(was, dict) and isinstance(names := was.get(FROZEN), list):
+        _freeze(module, names)
+
+
+def _freeze(module: nn.Module, names: list[str]) -> None:
+    for name, each in module.named_parameters():
+        if each.requires_grad == (name in names):
+            each.requires_grad_(name not in names)
+
+
+def _load_optimization(fit: FitParts, saved: Mapping[str, Any]) -> list[str]:
+    """Load model, optimizers, schedulers and what is frozen; return a line for each difference.
+
+    Compared is what the code gave at the start: what a schedule or a hook has changed since is no
+    difference, and is restored.
+    """
+    optimization, code, was = fit.optimization, fit.configured, saved.get("configured", {})
+    differ = [name for name in code if name in was and was[name] != code[name]]
+    takes_code = fit.options.resume_options == "code"
+    lines = [_line(name, was[name], code[name], takes_code) for name in differ]
+    taken = set(differ) if takes_code else set()
+    # Then the schedule is the code's from its beginning.
+    is_new = any("scheduler " in each or each.startswith("lr of") for each in taken)
+    states, schedulers = saved["schedules"], [each.scheduler for each in optimization.schedulers]
+    if len(states) != len(schedulers):
+        raise ValueError(f"it has {len(states)} schedulers, and the code {len(schedulers)}")
+    is_replayed = [is_new and not isinstance(each, ReduceLROnPlateau) for each in schedulers]
+    for scheduler, state, replays in zip(schedulers, states, is_replayed, strict=True):
+        if replays:
+            replay(scheduler, state)
+    options = [[dict(group) for group in each.param_groups] for each in optimization.optimizers]
+    fit.strategy.load_state(saved, optimization)
+    for index, (scheduler, state) in enumerate(zip(schedulers, states, strict=True)):
+        if not is_replayed[index]:
+            own = {key for key in state if f"{key} of scheduler {index}" not in taken}
+            scheduler.load_state_dict(read_all({key: state[key] for key in own}))
+    for index, (optimizer, groups) in enumerate(zip(optimization.optimizers, options, strict=True)):
+        keys = {key for key in groups[0] if f"{key} of optimizer {index}" in taken}
+        keys |= {key for key in groups[0] if is_new and key in _SCHEDULED}
+        for group, own_group in zip(optimizer.param_groups, groups, strict=True):
+            group.update({key: own_group[key] for key in keys})
+    optimization.configured_rates()  # are numbers
+    if "frozen" in saved and FROZEN not in taken:
+        _freeze(fit.module, saved["frozen"])
+    code |= {name: was[name] for name in differ if name not in taken and name != TOTAL_STEPS}
+    return lines
+
+
+def _line(name: str, was: Any, code: Any, takes_code: bool) -> str:
+    if name == FROZEN:
+        was, code = ([each for each in a if each not in b] for a, b in ((was, code), (code, was)))
+    if name == TOTAL_STEPS:
+        used = "a schedule that reads trainer.total_steps is another one now"
+    elif takes_code or (" of " not in name and name != FROZEN):
+        used = "the code's is used"
+    else:
+        used = "the checkpoint's is used; resume_options='code' takes the code's"
+    return f"{name}: {shown(was)} in the checkpoint, {shown(code)} in the code: {used}"
 
 
 def _numbers(saved: Mapping[str, Any]) -> dict[str, float]:
@@ -131,11 +191,7 @@ def extra_steps(checkpoint: Checkpoint, feed: Feed) -> int:
 
 
 def _checked(saved: Mapping[str, Any], step: int) -> Mapping[str, Any]:
-    """Check the position of a checkpoint.
-
-    Raises:
-        KeyError, TypeError, ValueError: It is invalid.
-    """
+    """Check the position of a checkpoint; KeyError, TypeError or ValueError if it is invalid."""
     # Missing in older checkpoints, which were saved at the end of an epoch after validation.
     saved = {"epoch_done": False, "seconds": 0.0, "holds_order": True, **saved}
     least = {"epoch": 0, "step_in_epoch": 0, "global_step": step, "validated_at": -1}

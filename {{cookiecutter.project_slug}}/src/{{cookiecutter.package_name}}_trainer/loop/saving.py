@@ -37,11 +37,7 @@ def state(fit: FitParts) -> dict[str, Any]:
 
 
 def check(fit: FitParts) -> None:
-    """Try the types of all that user code gives a checkpoint, before the first step.
-
-    Raises:
-        CheckpointError: A checkpoint does not support one.
-    """
+    """Try the types of all that user code gives a checkpoint, before the first step."""
     optimizers, own = fit.optimization.optimizers, fit.module.state_dict()
     groups = [[{**group, "params": []} for group in each.param_groups] for each in optimizers]
     state = {

@@ -27,10 +27,8 @@ from .manual_optimization import ManualOptimization
 from .parts import read
 
 _SMOOTHING = 0.8
-# The loss has diverged when it has grown by this multiple of the first one.
-_DIVERGED = 3.0
-# Part of the first loss by which it must fall in a step.
-_LEAST = 1e-6
+_DIVERGED = 3.0  # times the first loss that it has grown by
+_LEAST = 1e-6  # part of the first loss by which it must fall in a step
 
 
 def _alone(device: torch.device, precision: str) -> Strategy:
@@ -40,11 +38,7 @@ def _alone(device: torch.device, precision: str) -> Strategy:
 
 
 def _copied(module: TrainingModule) -> TrainingModule:
-    """Copy a module, with the same run; attributes that cannot be copied are shared: locks, files.
-
-    Raises:
-        UserError: The module cannot be copied even so.
-    """
+    """Copy a module, with the same run; attributes that cannot be copied, as locks, are shared."""
     state = module.trainer_state
     # Neither the run nor weights can be copied.
     known: dict[int, Any] = {id(state): replace(state, run=None, weights={})}
@@ -73,9 +67,6 @@ def _can_copy(value: Any, known: dict[int, Any]) -> bool:
     return True
 
 
-# --- the batch size ------------------------------------------------------------------------------
-
-
 def find_batch_size(
     module: TrainingModule, loader: object, device: torch.device, precision: str, replicas: int
 ) -> tuple[int, str]:
@@ -83,19 +74,12 @@ def find_batch_size(
 
     Each process tries on its own, on a copy of the module and without collectives, so that one that
     runs out of memory does not block its peers; then all agree. Two steps are tried for each size:
-    the second one includes the optimizer state.
-
-    Returns:
-        The size, and why no larger one was tried, if that is so: ``replicas`` bound the batch.
-
-    Raises:
-        UserError: Not even one sample fits, or batches cannot be made from the loader.
+    the second one includes the optimizer state. Also return why no larger one was tried, if that is
+    so: ``replicas`` bound the batch.
     """
     if not isinstance(loader, DataLoader) or not hasattr(loader.dataset, "__getitem__"):
-        raise UserError(
-            "find_batch_size makes batches of many sizes: give a DataLoader of a data set that can "
-            "be indexed"
-        )
+        what = "give a DataLoader of a data set that can be indexed"
+        raise UserError(f"find_batch_size makes batches of many sizes: {what}")
     samples = len(loader.dataset)  # type: ignore[arg-type]
     largest = max(1, samples // replicas)
 
@@ -138,16 +122,9 @@ def _try(alone: Strategy, module: TrainingModule, loader: DataLoader[Any], size:
     del waiting
 
 
-# --- the learning rate ---------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Sweep:
-    """The learning rates to try, one per step: from ``lowest`` to ``highest``, in equal ratios.
-
-    Raises:
-        ConfigurationError: A number is out of range.
-    """
+    """The learning rates to try, one per step: from ``lowest`` to ``highest``, in equal ratios."""
 
     lowest: float
     highest: float
@@ -173,10 +150,8 @@ def problems_of(name: str, strategy: Strategy, module: TrainingModule) -> list[s
     """One line for each reason not to try rates on copies of a module that ranks train together."""
     lines = []
     if not module.automatic_optimization:
-        lines.append(
-            "find_learning_rate: with manual optimization, training_step steps the optimizers; set "
-            "their rates in configure_optimizers"
-        )
+        why = "with manual optimization, training_step steps the optimizers"
+        lines.append(f"find_learning_rate: {why}; set their rates in configure_optimizers")
     if strategy.limits.shards_parameters or "parameter_averaging" in strategy.limits.refused:
         lines.append(
             f"find_learning_rate: strategy={name!r} does not train the same whole model on each "
@@ -203,11 +178,8 @@ def try_rates(
 ) -> list[Tried]:
     """Make a step at each rate; the ranks average their gradients, as under ``ddp``.
 
-    The user's module is not changed.
-
-    Returns:
-        Losses over the global batch before each step, the same on every rank; of fewer steps than
-        the sweep has if the loss has diverged.
+    The user's module is not changed. Return losses over the global batch before each step, the same
+    on every rank; of fewer steps than the sweep has if the loss has diverged.
     """
     trained, untrained = (_alone(device, str(options.precision)) for _ in range(2))
     tried = _copied(module)
@@ -230,7 +202,9 @@ def try_rates(
             context = BatchContext(batch.samples, batch.counted, batch.weight)
             module.trainer.recorder.enter(context)
             losses.append(_losses(trained, untrained, batch))
-        _average_gradients(optimization.parameters)
+        for each in optimization.parameters if collectives.world_size() > 1 else []:
+            gradient = torch.zeros_like(each) if each.grad is None else each.grad.to_dense()
+            each.grad = collectives.all_reduce(gradient.detach(), "mean")
         with optimization.rates_multiplied(rate / first):
             if options.gradient_clip_val is not None:
                 algorithm = options.gradient_clip_algorithm
@@ -270,12 +244,6 @@ def _losses(trained: Strategy, untrained: Strategy, batch: MicroBatch) -> Tensor
     return torch.stack([each.detach().reshape(()) for each in losses]) * batch.weight
 
 
-def _average_gradients(parameters: Sequence[Tensor]) -> None:
-    for each in parameters if collectives.world_size() > 1 else []:
-        gradient = torch.zeros_like(each) if each.grad is None else each.grad.to_dense()
-        each.grad = collectives.all_reduce(gradient.detach(), "mean")
-
-
 def _smoothed(values: Sequence[float]) -> list[float]:
     """An exponential moving average, corrected for its start."""
     smoothed, mean = [], 0.0
@@ -286,11 +254,7 @@ def _smoothed(values: Sequence[float]) -> list[float]:
 
 
 def suggest(tried: Sequence[Tried]) -> float:
-    """The rate at which the loss falls most steeply, over the logarithm of rates.
-
-    Raises:
-        UserError: It falls nowhere.
-    """
+    """The rate at which the loss falls most steeply, over the logarithm of rates."""
     falls = [before - after for before, after in pairwise(_smoothed([t.change for t in tried]))]
     steepest = max(range(len(falls)), key=falls.__getitem__, default=None)
     if steepest is None or not falls[steepest] > _LEAST * abs(tried[0].initial):

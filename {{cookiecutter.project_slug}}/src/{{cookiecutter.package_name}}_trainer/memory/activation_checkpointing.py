@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..errors import ConfigurationError, nearest, shown
 
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 # Maps the forward of a class to its compiled version, during a run that compiles it.
 _computed_by: dict[Callable[..., Any], Callable[..., Any]] = {}
 
@@ -34,14 +35,8 @@ def applied(
 
     Random numbers (dropout) are the same in the recomputation. Buffers keep the values of the first
     forward: BatchNorm counts each batch once. Other side effects of a forward happen twice. Parts
-    may be nested. Without gradients nothing is recomputed.
-
-    Args:
-        names: As in :func:`select`.
-        compiled: Compiles the forward of a class. Parts that contain other parts are not compiled.
-
-    Raises:
-        ConfigurationError: A name matches nothing in this model.
+    may be nested. Without gradients nothing is recomputed. ``names``: as in :func:`select`.
+    ``compiled``: compiles the forward of a class; parts that contain other parts are not compiled.
     """
     parts = [part for part in select(module, names) if not _is_applied(part)]
     for part in parts:
@@ -70,25 +65,18 @@ def _innermost(parts: Sequence[nn.Module]) -> set[Callable[..., Any]]:
 
 def check_names(names: Any, option: str = "activation_checkpointing") -> None:
     """Raise ConfigurationError if the option is not a list of names."""
-    if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names):
-        return
-    raise ConfigurationError(
-        f"{option}={shown(names)}: give a list of names, for example ['Block']"
-    )
+    if not (isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)):
+        advice = "give a list of names, for example ['Block']"
+        raise ConfigurationError(f"{option}={shown(names)}: {advice}")
 
 
 def select(
     module: nn.Module, names: Sequence[str], option: str = "activation_checkpointing"
 ) -> list[nn.Module]:
-    """Select the parts of a model by name, each once.
+    """Select the parts of a model by name, each once; ConfigurationError if one matches nothing.
 
-    Args:
-        names: Names of classes (``"Block"``), or paths (``"encoder.layer1"``) in whose components
-            ``*``, ``?`` and ``[…]`` match as in a shell (``"network.layers.*"``).
-        option: Name of the option, for errors.
-
-    Raises:
-        ConfigurationError: One line for every name that matches nothing.
+    ``names``: of classes (``"Block"``), or paths (``"encoder.layer1"``) in whose components ``*``,
+    ``?`` and ``[…]`` match as in a shell (``"network.layers.*"``). ``option``: for errors.
     """
     # A part may have several paths.
     paths = dict(module.named_modules(remove_duplicate=False))
@@ -128,6 +116,27 @@ def _problem(name: str, paths: dict[str, nn.Module], meant: Sequence[nn.Module])
     # A large model has too many paths to list them all.
     hint = nearest(name, known if difflib.get_close_matches(name, known) else classes)
     return f"nothing in the model is named {name!r}{hint}"
+
+
+def repeated_blocks(module: nn.Module) -> list[nn.Module]:
+    """Modules with children that occur several times, as one class, in a container; each once.
+
+    Nested blocks come after the blocks that contain them.
+    """
+    return list(dict.fromkeys(block for each in module.modules() for block in _blocks_in(each)))
+
+
+def _blocks_in(container: nn.Module) -> list[nn.Module]:
+    if not isinstance(container, _CONTAINERS):
+        return []
+    blocks = list(container.children())
+    is_repetition = (
+        len(blocks) > 1
+        and len({type(each) for each in blocks}) == 1
+        and not isinstance(blocks[0], _CONTAINERS)
+        and all(any(each.children()) for each in blocks)
+    )
+    return blocks if is_repetition else []
 
 
 def _is_applied(part: nn.Module) -> bool:

@@ -30,10 +30,7 @@ def largest_that_fits(fits: Callable[[int], bool], start: int, limit: int) -> in
 
     Every rank tries the same sizes, at most ``2 * log2(limit)`` of them; ones that are smaller than
     the first only if it does not fit. ``fits`` tries a size on this rank alone; the least ``start``
-    (at least 1) and ``limit`` of all ranks are used.
-
-    Raises:
-        UserError: No size fits.
+    (at least 1) and ``limit`` of all ranks are used. UserError if no size fits.
     """
     start, limit = _minimum(start, limit)
     fitting, too_large = 0, limit + 1
@@ -43,8 +40,8 @@ def largest_that_fits(fits: Callable[[int], bool], start: int, limit: int) -> in
             fitting = size
         else:
             too_large = size
-        nothing_failed_yet = too_large > limit
-        size = min(2 * fitting, limit) if nothing_failed_yet else (fitting + too_large) // 2
+        has_failed = too_large <= limit
+        size = (fitting + too_large) // 2 if has_failed else min(2 * fitting, limit)
     if fitting == 0:
         raise UserError(
             "find_batch_size: a batch of one sample does not fit into the memory of every device; "
@@ -59,13 +56,13 @@ def fits_in_memory(trial: Callable[[], object]) -> bool:
     If the operating system overcommits memory, as Linux does, running out of it on the CPU kills
     the process instead of raising an error: there, only ``limit`` prevents this.
     """
-    fits = True
+    fits = False
     try:
         trial()
+        fits = True
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        fits = False
     # After the except block: the traceback keeps the trial's tensors alive.
     gc.collect()
     torch.cuda.empty_cache()

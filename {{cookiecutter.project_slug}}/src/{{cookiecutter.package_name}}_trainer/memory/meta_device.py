@@ -46,16 +46,8 @@ class Initializer:
 
     A layer is initialized with random numbers from (seed, its name): the same on every rank and
     with every strategy. So each rank initializes its share of the layers before the first one is
-    needed; the caller broadcasts them.
-
-    Args:
-        module: The whole module.
-        rank: This process.
-        ranks: Number of processes that hold the module together; with one, a layer is initialized
-            when it is materialized.
-
-    Raises:
-        UserError: ``initialize`` of the module does not handle a layer.
+    needed; the caller broadcasts them. ``ranks``: number of processes that hold the module
+    together; with one, a layer is initialized when it is materialized.
     """
 
     def __init__(self, module: TrainingModule, rank: int = 0, ranks: int = 1) -> None:
@@ -76,8 +68,7 @@ class Initializer:
     ) -> dict[int, int]:
         """Allocate, on the CPU, the meta parameters of layers in a part of the module.
 
-        Returns:
-            By the id of a new parameter: the rank that has its values.
+        Return, by the id of a new parameter, the rank that has its values.
         """
         made: dict[int, nn.Parameter] = {}
         sources: dict[int, int] = {}

@@ -3,7 +3,8 @@
 from typing import Any, Literal
 
 from ..checkpoint import resolve, run_choice, run_directory
-from ..data import Data, sources
+from ..data import sources
+from ..data.sources import Data
 from ..errors import CheckpointError
 from ..launch import files
 from ..loop import evaluation, trials

@@ -9,7 +9,7 @@ from ..checkpoint import run_directory
 from ..errors import nearest, refuse
 from ..launch import devices, reports
 from ..logging import progress
-from ..loop import FitLoop
+from ..loop.fit import FitLoop
 from .plan import Plan
 
 _OF_VALIDATION = re.compile(r"(?i)(?<![a-z])e?val(id|idation)?(?![a-z])")

@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import Checkpoint, fill_module, find_tensors, resolve, run_choice
+from ..checkpoint import Checkpoint, fill_module, resolve, run_choice
+from ..checkpoint.stored_tensors import find_tensors
 from ..errors import CheckpointError, ConfigurationError, Problems, shown
 from ..launch import collectives, files
 from ..module import TrainingModule

@@ -11,9 +11,13 @@ from pathlib import Path
 
 import torch
 
-from ..callbacks import Callback, create_callbacks, problems_of_manual
-from ..checkpoint import Request, run_choice
+from ..callbacks import Callback
+from ..callbacks.calls import create as create_callbacks
+from ..callbacks.calls import problems_of_manual
+from ..checkpoint import run_choice
+from ..checkpoint.run_choice import Request
 from ..data import sources
+from ..data.feed_creation import device_batch_size
 from ..errors import Problems, refuse, shown
 from ..launch import cluster, files
 from ..launch.cluster import Layout
@@ -195,11 +199,8 @@ def _check_placed(options: Options, where: Placement, problems: Problems) -> Non
     with problems:
         replicas = strategy.replicas(devices, where.nodes)
         if options.global_batch_size is not None and options.accumulate_grad_batches > 0:
-            from ..data import scaling
-
-            scaling.device_batch_size(
-                options.global_batch_size, replicas, options.accumulate_grad_batches
-            )
+            accumulate = options.accumulate_grad_batches
+            device_batch_size(options.global_batch_size, replicas, accumulate)
 
 
 def _without_effect(options: Options, unused: Mapping[str, str]) -> list[str]:
@@ -222,7 +223,7 @@ def check_module(plan: Plan, module: TrainingModule) -> None:
     needed = ["training_step", "configure_optimizers"][: 1 + strategy.limits.needs_optimizers]
     problems.lines += sources.missing(module, needed)
     if module.may_skip_batches or not module.automatic_optimization:
-        from ..loop.problems import problems_of
+        from ..loop.manual_optimization import problems_of
 
         problems.lines += problems_of(module, plan.strategy_name, strategy, options)
     if hasattr(module, "splits_sequences"):

@@ -11,21 +11,14 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from ..checkpoint import Checkpoint
-from ..data import (
-    BatchLimit,
-    Data,
-    Feed,
-    LoadersByName,
-    Share,
-    feed_evaluation,
-    feed_training,
-    randomness,
-)
+from ..data import Feed, Share, randomness
+from ..data.feed_creation import BatchLimit, feed_evaluation, feed_training
+from ..data.sources import Data, LoadersByName
 from ..errors import UserError, refuse
 from ..launch import collectives
 from ..logging import Recorder
-from ..loop import FitLoop, Position
-from ..loop.position import total_steps
+from ..loop.fit import FitLoop
+from ..loop.position import Position, total_steps
 from ..module import (
     DataHooks,
     DataModule,

@@ -9,25 +9,23 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..callbacks import calls_of, start_fresh
-from ..checkpoint import (
-    DIRECTORY,
-    Checkpoint,
-    Checkpoints,
-    RunLock,
-    Selection,
-    run_choice,
-    run_directory,
-    set_aside,
-)
-from ..data import Data, Feed, LoadersByName, feed_first, feed_trained, sources
+from ..callbacks.calls import calls_of, start_fresh
+from ..checkpoint import DIRECTORY, Checkpoint, Checkpoints, run_choice, run_directory
+from ..checkpoint.run_choice import Selection
+from ..checkpoint.run_directory import RunLock
+from ..checkpoint.writing import set_aside
+from ..data import Feed, sources
+from ..data.feed_creation import feed_first, feed_trained
+from ..data.sources import Data, LoadersByName
 from ..errors import UserError, refuse
 from ..launch import collectives, reports
 from ..launch.rank import count_attempt, elastic_run_name, reset_attempts, restarts_expected
 from ..launch.signals import Interrupted, Preempted
 from ..logging import LoggedRun, Outputs, Progress
-from ..loop import FitLoop, FitParts, hashes, saving
-from ..loop.parts import FROZEN, TOTAL_STEPS, frozen
+from ..loop import hashes, saving
+from ..loop.fit import FitLoop
+from ..loop.parts import FROZEN, TOTAL_STEPS, FitParts, frozen
+from ..loop.position import scaled_rate, warmed_up_rate
 from ..module import DataHooks, Loaders, TrainingModule
 from ..strategies.optimizers import Optimization, configured, described
 from . import record
@@ -62,9 +60,9 @@ def fit(run: RankRun, module: TrainingModule, data: Data, val_dataloader: Loader
             check_loaders(plan, validates=bool(loaders), orders=feed.has_plan)
             code = {FROZEN: frozen(module)}
             if resumed is not None and options.resume_options == "checkpoint":
-                from ..loop import restored
+                from ..loop import resuming
 
-                restored.freeze_as_at_start(module, resumed)
+                resuming.freeze_as_at_start(module, resumed)
             with _changed_layers(run, module) as compiled:
                 _Fit(run, module, data, feed, loaders, chosen, code, compiled).train()
 
@@ -156,14 +154,12 @@ class _Fit:
         options, scales = self._plan.options, self._plan.strategy.limits.scales_learning_rate
         if options.learning_rate_scaling == "none" and not scales:
             return None
-        from ..loop import learning_rate
-
         batch_size, replicas = self._feed.samples_per_step, self._plan.strategy.data.replicas
         shares = replicas * self._feed.accumulate
         of_device = batch_size // shares if batch_size else None
-        target = learning_rate.scaled(options, batch_size, of_device) * (replicas if scales else 1)
-        warmed_up = partial(learning_rate.warmed_up, target, options.learning_rate_warmup_steps)
-        return None if target == 1.0 else warmed_up
+        target = scaled_rate(options, batch_size, of_device) * (replicas if scales else 1)
+        factor = partial(warmed_up_rate, target, options.learning_rate_warmup_steps)
+        return None if target == 1.0 else factor
 
     def _set_up(self) -> FitParts:
         """Set the module up under the strategy."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...checkpoint import Stored, flat_part
+from ...checkpoint.stored_tensors import Stored, flat_part
 
 
 @dataclass(frozen=True)

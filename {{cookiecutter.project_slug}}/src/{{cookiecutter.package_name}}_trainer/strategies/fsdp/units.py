@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import UserError, nearest, one_line
-from ...memory.blocks import repeated_blocks
+from ...memory.activation_checkpointing import repeated_blocks
 
 _TORCH = Path(torch.__file__).parent
 # Of torch's errors about tensors of several data types.

@@ -21,7 +21,8 @@ from torch.utils.data import DataLoader
 from ... import strategies
 from ...callbacks import Callback
 from ...cli.configuration import Work, read_work
-from ...data import hashing, scaling, sources
+from ...data import hashing, sources
+from ...data.feed_creation import device_batch_size
 from ...data.moving import leaves
 from ...data.samples import Splitter, batch_length
 from ...errors import UserError, shorten
@@ -64,7 +65,7 @@ def _alone(work: Work, **others: Any) -> Trainer:
     """A trainer on one device that reads the same batches as a replica of the run."""
     given = work.trainer._plan.options
     if size := given.global_batch_size:
-        size = scaling.device_batch_size(size, _replicas(work), given.accumulate_grad_batches)
+        size = device_batch_size(size, _replicas(work), given.accumulate_grad_batches)
     names = ("seed", "meta_device", "use_distributed_sampler", "precision", "accelerator")
     kept: dict[str, Any] = {name: getattr(given, name) for name in names}
     kept |= {"strategy": "single_device", "devices": 1, "global_batch_size": size}

@@ -14,10 +14,12 @@ from unittest import mock
 from torch import Tensor
 
 from ...cli import arguments, config_files, configuration
-from ...data import Feed, moving, scaling, seed_everything, sources
+from ...data import Feed, moving, sources
+from ...data.feed_creation import device_batch_size
+from ...data.randomness import seed_everything
 from ...errors import Problems, UserError, shown
 from ...launch import cluster
-from ...loop import learning_rate
+from ...loop.position import scaled_rate
 from ...module import DataModule, TrainingModule
 from ...options import Options, reading, values
 from ...run import placement
@@ -259,7 +261,7 @@ class _Planning:
         options, own = self.plan.options, size
         if whole := options.global_batch_size:
             replicas = strategy.replicas(self.place["devices"], self.place["nodes"])
-            own = scaling.device_batch_size(whole, replicas, options.accumulate_grad_batches)
+            own = device_batch_size(whole, replicas, options.accumulate_grad_batches)
 
         def memory(batch: int) -> Memory:
             source = traces.get(name, traces[_ALONE])
@@ -286,7 +288,7 @@ class _Planning:
         """Names and values of the run; ``flops``: of a sample, 0 if unknown."""
         options, plan, effective = self.plan.options, self.plan, feed.samples_per_step
         per_device = effective and effective // (self.replicas * feed.accumulate)
-        target = learning_rate.scaled(options, effective, per_device)
+        target = scaled_rate(options, effective, per_device)
         target *= self.replicas if plan.strategy.limits.scales_learning_rate else 1
         rates, peak = sorted(set(alone.rates)), options.peak_flops
         flops *= samples * options.accumulate_grad_batches

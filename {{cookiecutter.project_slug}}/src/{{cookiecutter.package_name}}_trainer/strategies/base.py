@@ -96,8 +96,6 @@ class Strategy:
     around_hooks: Callable[[str], AbstractContextManager[None]] | None = None
     """Context in which a hook of this name is called, if hooks may not find all weights and
     gradients in the parameters."""
-    timeout_seconds: float = 600.0
-    """Timeout of collectives: if a process does not join, they fail on its peers."""
 
     device: torch.device
     precision: Precision
@@ -280,10 +278,6 @@ class Strategy:
         """
         self.precision.unscale(optimization.optimizers)
         return clip_gradients(optimization.parameters, value, algorithm)
-
-    def expose_gradients(self, optimization: Optimization) -> None:
-        """Leave the averaged gradients of a step in the parameters, for hooks before the step."""
-        self.precision.unscale(optimization.optimizers)
 
     def step(
         self, optimization: Optimization, *, ends: bool = True

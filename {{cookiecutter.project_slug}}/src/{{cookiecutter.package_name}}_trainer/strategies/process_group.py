@@ -75,6 +75,7 @@ class ProcessGroupStrategy(Strategy):
         self, layout: Layout, devices: Sequence[torch.device], precision: Precision
     ) -> None:
         super().connect(layout, devices, precision)
+        collectives.timeout_seconds = self.timeout_seconds
         self.init_process_group(layout, self.device)
         launch.watch_for_hangs(self.timeout_seconds)
 

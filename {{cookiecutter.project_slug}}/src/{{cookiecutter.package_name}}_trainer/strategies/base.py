@@ -33,6 +33,12 @@ if TYPE_CHECKING:
 
 Launcher = Literal["subprocess", "spawn", "fork"]
 Stage = Literal["training", "validation", "test", "predict"]
+_BESIDE_LOSS = {
+    "weight": "used: override count_weight(batch) in the module, which weighs losses and logged "
+    "means",
+    "log": "logged: use self.log",
+    "progress_bar": "logged: use self.log",
+}
 
 
 @dataclass(frozen=True)
@@ -130,9 +136,7 @@ class Strategy:
     def memory(self, sizes: "Sizes") -> "Memory":
         """The memory of the rank that needs the most, before any process is started.
 
-        Args:
-            sizes: What a training step needs in one process without peers; gradients are freed
-                after each step.
+        ``sizes``: what a training step needs in one process; gradients are freed after each.
         """
         from .memory import memory
 
@@ -145,10 +149,7 @@ class Strategy:
     ) -> None:
         """Connect to the peers: initialize the process group.
 
-        Args:
-            layout: Layout of the processes.
-            devices: Devices of this process; several if it drives all devices of its node.
-            precision: Precision of the run.
+        ``devices``: of this process; several if it drives all devices of its node.
         """
         self._layout, self._devices, self.precision = layout, devices, precision
         self.device = devices[0]
@@ -174,10 +175,7 @@ class Strategy:
         Args:
             module: The user's module, on the CPU.
             configure: Creates the optimizers. Called before or after the module is wrapped, as the
-                engine requires; its optimizers may be replaced.
-
-        Returns:
-            The optimizers to step.
+                engine requires; its optimizers may be replaced by those that are returned.
         """
         self.place(module)
         return configure()
@@ -204,8 +202,7 @@ class Strategy:
         """Run the user's ``training_step`` on a micro-batch, then backward.
 
         Args:
-            batch: The batch from the loader.
-            batch_idx: Index of the micro-batch in its epoch.
+            batch, batch_idx: From the loader, and its index in the epoch.
             weight: Factor of the loss, so that the average over replicas, summed over a step's
                 micro-batches, is the mean over the global batch.
             synchronize: False while gradients are accumulated and need not be averaged yet.
@@ -286,10 +283,8 @@ class Strategy:
 
         A step whose gradients are not finite is skipped, which ``precision`` notes.
 
-        Args:
-            optimization: The optimizers.
-            ends: Whether this ends the step. Manual optimization steps its optimizers one by one,
-                with False; then it ends the step without any.
+        Manual optimization steps its optimizers one by one, with ``ends=False``; then it ends the
+        step without any.
 
         Returns:
             What reads the strategy's own values of the step; called on steps that are logged.
@@ -335,9 +330,7 @@ class Strategy:
     def load_state(self, state: Mapping[str, Any], optimization: Optimization | None) -> None:
         """Load a state of :meth:`state` of any strategy, after :meth:`setup`.
 
-        Args:
-            state: State of model and optimizers; its tensors may be ``Stored``, not read yet.
-            optimization: The optimizers to load; ``None``: load the model only.
+        Its tensors may be ``Stored``, not read yet. Without optimizers, only the model is loaded.
         """
         self._load_model(state["model"])
         if optimization is not None:
@@ -391,37 +384,27 @@ def read_loss(outputs: Any) -> Tensor:
         raise UserError(
             f"training_step must return a scalar loss, or a dict with 'loss'; it gave {found}"
         )
-    refuse_weight(outputs)
-    for key in ("log", "progress_bar"):
-        if key in outputs:
-            raise UserError(
-                f"training_step returned {key!r} beside 'loss', which is not logged: use self.log"
-            )
+    refuse_others(outputs)
     return loss
 
 
-def refuse_weight(outputs: Any) -> None:
-    """Raise UserError for a weight that a training step returned: a feed weighs batches ahead."""
-    if isinstance(outputs, Mapping) and "weight" in outputs:
-        raise UserError(
-            "training_step returned 'weight' beside 'loss', which is not used: override "
-            "count_weight(batch) in the module, which weighs losses and logged means"
-        )
+def refuse_others(outputs: Any) -> None:
+    """Raise UserError for what a training step returned beside its loss, as others use it."""
+    for key, instead in _BESIDE_LOSS.items() if isinstance(outputs, Mapping) else ():
+        if key in outputs:
+            raise UserError(f"training_step returned {key!r} beside 'loss', which is not {instead}")
 
 
 def check_loss(loss: Tensor, source: str) -> None:
     """Raise UserError if backward cannot be called on a loss."""
     if loss.numel() != 1:
-        raise UserError(
-            f"{source} gave a loss of shape {tuple(loss.shape)}: give a scalar, such as its mean()"
-        )
-    if not loss.is_floating_point():
-        raise UserError(
-            f"{source} gave a loss of type {loss.dtype}: give a floating-point one, computed from "
-            "the module's parameters"
-        )
-    if not loss.requires_grad:
-        raise UserError(
-            f"{source} gave a loss without a gradient: compute it from the module's parameters, "
-            "without detach(), item() or torch.no_grad()"
-        )
+        what = f"of shape {tuple(loss.shape)}: give a scalar, such as its mean()"
+    elif not loss.is_floating_point():
+        what = f"of type {loss.dtype}: give a floating-point one, computed from the module's "
+        what += "parameters"
+    elif not loss.requires_grad:
+        what = "without a gradient: compute it from the module's parameters, without detach(), "
+        what += "item() or torch.no_grad()"
+    else:
+        return
+    raise UserError(f"{source} gave a loss {what}")

@@ -9,15 +9,18 @@ split differently, and takes ``fused`` from the checkpoint. Under FSDP it needs 
 on each rank, or on rank 0; here each rank reads its own shards.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..checkpoint import Stored, dtensors, fill, stored_tensors
-from ..errors import ConfigurationError
+from ..checkpoint import ShardedDict, Stored, dtensors, fill, stored_tensors
+from ..errors import ConfigurationError, one_line
+
+T = TypeVar("T", bound=Optimizer)
 
 # Keys of torch's parameter groups that select an implementation, not the result.
 IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable")
@@ -29,12 +32,9 @@ def parameter_names(module: nn.Module) -> dict[int, str]:
 
 
 def group_names(optimizer: Optimizer, names: Mapping[int, str]) -> list[list[str]]:
-    """The names of the parameters in each parameter group.
+    """The names of the parameters in each parameter group, of ``names`` by ``id``.
 
-    Args:
-        optimizer: Any torch optimizer.
-        names: Parameter names by ``id`` of the parameter. A parameter that the module does not own
-            is named by its index in the optimizer: ``"#3"``.
+    A parameter that the module does not own is named by its index in the optimizer: ``"#3"``.
     """
     found: list[list[str]] = []
     place = 0
@@ -55,10 +55,6 @@ def named_groups(
 def check_groups(saved: Sequence[Mapping[str, Any]], names: Sequence[Sequence[str]]) -> None:
     """Check that a checkpoint's groups have the parameters of an optimizer's, in any order.
 
-    Args:
-        saved: Groups of :func:`named_groups`.
-        names: Names of the optimizer's parameters, one list per group.
-
     Raises:
         ConfigurationError: They differ.
     """
@@ -74,12 +70,7 @@ def check_groups(saved: Sequence[Mapping[str, Any]], names: Sequence[Sequence[st
 
 
 def optimizer_state(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str, Any]:
-    """An optimizer's state by parameter name.
-
-    Args:
-        optimizer: Any torch optimizer.
-        names: Parameter names by ``id`` of the parameter.
-    """
+    """Any torch optimizer's state by parameter name; ``names``: by ``id`` of the parameter."""
     groups = group_names(optimizer, names)
     by_index = [name for own in groups for name in own]
     state = optimizer.state_dict()
@@ -148,3 +139,59 @@ def _state_like(parameter: Tensor, values: Mapping[str, Any]) -> dict[str, Any]:
 def implementation(group: Mapping[str, Any]) -> dict[str, Any]:
     """The implementation options of a group, which belong to this run and not to a checkpoint."""
     return {name: group[name] for name in IMPLEMENTATION if name in group}
+
+
+# --- optimizers that step a shard of the parameters on each process ------------------------------
+
+
+def sharded_optimizer(sharded: Callable[..., T], optimizer: Optimizer) -> T:
+    """Create a sharded optimizer, whose inner one has the class and options of the user's.
+
+    It has all parameters in its groups; its inner one, ``optim``, has this process' shard of them
+    and their state (torch's ``ZeroRedundancyOptimizer``, and similar ones).
+
+    Raises:
+        ConfigurationError: The user's cannot be created again; some wrap another one.
+    """
+    kind, groups = type(optimizer), [dict(group) for group in optimizer.param_groups]
+    # Some optimizers have defaults that are no arguments (AdamW: decoupled_weight_decay).
+    takes = inspect.signature(kind).parameters
+    options = {name: value for name, value in optimizer.defaults.items() if name in takes}
+    try:
+        return sharded(groups, kind, **options)
+    except Exception as error:  # the constructor of a user's class may raise anything
+        raise ConfigurationError(
+            f"configure_optimizers gave {kind.__name__}, which cannot be created again from its "
+            f"settings for a shard of the parameters ({one_line(error)}); use strategy='ddp'"
+        ) from None
+
+
+def sharded_state(optimizer: Any, names: Mapping[int, str]) -> dict[str, Any]:
+    """The state in the form of :func:`optimizer_state`, with this process' shard only."""
+    own = optimizer.optim.state
+    return {
+        "state": ShardedDict(
+            {names[id(parameter)]: dict(values) for parameter, values in own.items()}
+        ),
+        "param_groups": named_groups(optimizer.param_groups, group_names(optimizer, names)),
+    }
+
+
+def load_sharded_state(optimizer: Any, saved: Mapping[str, Any], names: Mapping[int, str]) -> None:
+    """Load an optimizer state of any strategy, reading only this process' shard.
+
+    Raises:
+        ConfigurationError: The saved parameters are not those of this optimizer.
+    """
+    groups = saved["param_groups"]
+    load_optimizer_state(optimizer, {"state": {}, "param_groups": groups}, names)
+    inner = optimizer.optim
+    own = {names[id(parameter)] for group in inner.param_groups for parameter in group["params"]}
+    share = {
+        "state": {name: values for name, values in saved["state"].items() if name in own},
+        "param_groups": [
+            {**group, "params": [name for name in group["params"] if name in own]}
+            for group in groups
+        ],
+    }
+    load_optimizer_state(inner, share, names)

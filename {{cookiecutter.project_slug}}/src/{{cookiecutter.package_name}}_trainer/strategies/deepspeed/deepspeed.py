@@ -6,9 +6,10 @@ Source: https://www.deepspeed.ai/docs/config-json/, Rajbhandari et al. 2020
 
 import gc
 import importlib.util
+import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
 from types import SimpleNamespace
@@ -25,8 +26,7 @@ from ...module import TrainingModule
 from ...options import Options
 from ...options.numbers import PositiveInt
 from ..base import Stage, StepModule, StepOutput
-from ..clipping import clip_finite_values
-from ..gradients import ELSEWHERE, sparse
+from ..gradients import sparse
 from ..gradients.same_use import SameUse, trained
 from ..limits import Limits
 from ..memory import Memory, Sizes
@@ -35,7 +35,7 @@ from ..optimizers import Optimization
 from ..precision import Precision
 from ..process_group import ProcessGroupStrategy
 from ..user_code import HookGuard
-from . import optimizers, process, settings
+from . import ELSEWHERE, optimizers, process, settings
 from .onebit_adam import CompressionErrors, OneBitAdam
 from .slices import FlatSlices, ParameterSlices
 from .state import ShardedState
@@ -318,7 +318,7 @@ class DeepSpeed(ProcessGroupStrategy):
             if self.slices.are_offloaded and self.device.type == "cuda":
                 # Their copies to the CPU may be pending; DeepSpeed's own step waits for them.
                 torch.cuda.synchronize(self.device)
-            clip_finite_values(self.slices.gradients(), value * self.zero.loss_scale)
+            _clip_finite(self.slices.gradients(), value * self.zero.loss_scale)
         return None
 
     def step(
@@ -403,6 +403,14 @@ class _AutocastStep(StepModule):
     def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         with self._precision.autocast():
             return super().forward(stage, batch, batch_idx)
+
+
+def _clip_finite(gradients: Iterable[Tensor], value: float) -> None:
+    """Clip gradients by value, but those that overflowed, which the engine is to detect."""
+    for gradient in gradients:
+        # On the device, without synchronization with the host.
+        bound = torch.where(torch.isfinite(gradient).all(), value, math.inf)
+        gradient.clamp_(-bound, bound)
 
 
 def adapt_scale(scaler: torch.amp.GradScaler | None, overflowed: bool) -> None:

@@ -34,7 +34,8 @@ def zero_memory(sizes: Sizes, stage: int, zero: Mapping[str, Any]) -> Memory:
     )
     own = replace(own, optimizer=own.optimizer + round(_FLOAT32 * sizes.elements * part))
     flat = round(sizes.gradients * part)
-    step = flat + sizes.step_flat(part)
+    together = sizes.largest if sizes.is_on_host else sizes.gradients
+    step = flat + round(sizes.step * part * sizes.gradients / max(together, 1))
     bucket = _FLOAT32 * min(int(zero.get("reduce_bucket_size", 5 * 10**8)), sizes.elements)
     if stage != 2:
         bucket = max(bucket, sizes.largest)  # reduced alone, in a copy

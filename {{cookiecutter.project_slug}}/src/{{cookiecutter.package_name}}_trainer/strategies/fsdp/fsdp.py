@@ -30,7 +30,7 @@ from ...memory import meta_device
 from ...module import TrainingModule
 from ...options import Options
 from ..base import Stage, StepModule
-from ..clipping import clip_gradients_on_meshes
+from ..clipping import clip_distinct_gradients, is_first_holder
 from ..gradients import sparse
 from ..gradients.averaging import GradientAverage
 from ..gradients.same_use import OPTION, SameUse, trained, unused, with_zeros
@@ -41,7 +41,6 @@ from ..optimizers import Optimization
 from ..process_group import ProcessGroupStrategy
 from ..weights import LocalWeights
 from . import state as sharded_state
-from .precision import cast_calls
 from .units import can_shard, choose_units, explain_sharded_use, outer_modules, unsharded
 
 # An engine's own environment may have an older one: its DTensors cannot be saved.
@@ -173,7 +172,13 @@ class FSDP(ProcessGroupStrategy):
         self._step_module = StepModule(module)
         sharded_state.move_rest(module, self.device)
         self.shard_units(module)
-        self._place_rest()
+        # What is in no unit, if the model is sharded unit by unit: scalars.
+        sources = self._initializer.materialize(module)
+        rest = (*self.whole_parameters(), *module.buffers())
+        self.precision.cast_all(rest)
+        for each in rest:
+            each.data = each.data.to(self.device)
+        self.start_equal(rest, sources)
         self._names = parameter_names(module)
         self.watch_gradients()
 
@@ -184,12 +189,11 @@ class FSDP(ProcessGroupStrategy):
         # A backward inside a step reshards what the root unit has gathered, which later
         # operations in the step may still use.
         self.roots = [self._step_module] if module.automatic_optimization else outer_modules(module)
-        units = self._choose_units(module)
-        gathered = [*units.values(), *(root for root in self.roots if root not in units.values())]
-        for unit in gathered:
+        units = [*self._choose_units(module).values()]
+        for unit in [*units, *(root for root in self.roots if root not in units)]:
             self._shard(unit)
         if self.half is not None:
-            self._casts = cast_calls(module, self.half)
+            self._casts = sharded_state.cast_calls(module, self.half)
 
     def watch_gradients(self) -> None:
         """Prepare what compares and averages gradients."""
@@ -211,15 +215,6 @@ class FSDP(ProcessGroupStrategy):
     def whole_parameters(self) -> list[nn.Parameter]:
         """The parameters that every process holds."""
         return unsharded(self.module, self.half)
-
-    def _place_rest(self) -> None:
-        """Place parameters that are in no unit, if the model is sharded unit by unit: scalars."""
-        sources = self._initializer.materialize(self.module)
-        rest = (*self.whole_parameters(), *self.module.buffers())
-        self.precision.cast_all(rest)
-        for each in rest:
-            each.data = each.data.to(self.device)
-        self.start_equal(rest, sources)
 
     def make_mesh(self) -> DeviceMesh:
         """The mesh over which parameters are sharded: all processes."""
@@ -284,12 +279,10 @@ class FSDP(ProcessGroupStrategy):
 
     def _set_gradient_sync(self, synchronize: bool) -> None:
         """Set it on all units if it changes: torch traverses all modules for this."""
-        if synchronize is self._synchronizes:
-            return
-        self._synchronizes = synchronize
-        for root in self.roots:
+        for root in self.roots if synchronize is not self._synchronizes else ():
             if isinstance(root, FSDPModule):
                 root.set_requires_gradient_sync(synchronize)
+        self._synchronizes = synchronize
 
     def _leaves(self) -> list[tuple[str, Tensor]]:
         """The parameters used in forward, by name: full parameters, if they are gathered."""
@@ -334,7 +327,8 @@ class FSDP(ProcessGroupStrategy):
 
     def clip(self, optimization: Optimization, value: float, algorithm: str) -> Tensor | None:
         self.precision.unscale(optimization.optimizers)
-        return clip_gradients_on_meshes(optimization.parameters, value, algorithm)
+        parameters = optimization.parameters
+        return clip_distinct_gradients(parameters, value, algorithm, is_first_holder)
 
     def _step_optimizer(self, optimizer: Optimizer) -> None:
         try:
@@ -375,8 +369,7 @@ class HSDP(FSDP):
     """``fsdp`` inside a node, replicated across nodes.
 
     Args:
-        shard_size: Number of processes over which parameters are sharded; default: those of a
-            node.
+        shard_size: Number of processes that share parameters; default: those of a node.
         options: As in :class:`FSDP`.
     """
 
@@ -411,7 +404,7 @@ def _groups(unit: FSDPModule) -> list[Any]:
     return [each for each in (many or [state._fsdp_param_group]) if each is not None]
 
 
-def drop_groups(unit: Any) -> None:
+def drop_groups(unit: FSDPModule) -> None:
     """Drop a unit's references to its process groups, and so to gloo's threads.
 
     A thread that outlives its group may abort the interpreter at exit.

@@ -12,9 +12,14 @@ from torch.optim import Optimizer
 
 from ...errors import ConfigurationError, refuse
 from ...module import TrainingModule
-from .. import elementwise, sharded_optimizers
+from .. import elementwise
 from ..memory import Memory, Sizes, divided
-from ..optimizer_state import parameter_names
+from ..optimizer_state import (
+    load_sharded_state,
+    parameter_names,
+    sharded_optimizer,
+    sharded_state,
+)
 from ..optimizers import Optimization
 from .ddp import DDP
 
@@ -36,10 +41,10 @@ class DDPZeRO1(DDP):
         return super().memory(own)
 
     def _optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        return sharded_optimizers.state(optimizer, parameter_names(self.module))
+        return sharded_state(optimizer, parameter_names(self.module))
 
     def _load_optimizer(self, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
-        sharded_optimizers.load_state(optimizer, saved, parameter_names(self.module))
+        load_sharded_state(optimizer, saved, parameter_names(self.module))
 
 
 def _sharded(optimizer: Optimizer) -> ZeroRedundancyOptimizer:
@@ -50,4 +55,4 @@ def _sharded(optimizer: Optimizer) -> ZeroRedundancyOptimizer:
             f"{', '.join(dtypes)}, and torch shards those of one dtype; give each dtype an "
             "optimizer, or use strategy='ddp'"
         )
-    return sharded_optimizers.created(ZeroRedundancyOptimizer, optimizer)
+    return sharded_optimizer(ZeroRedundancyOptimizer, optimizer)

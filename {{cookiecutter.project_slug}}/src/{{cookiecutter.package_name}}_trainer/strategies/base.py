@@ -63,7 +63,7 @@ class DataLayout:
 
 
 class StepOutput(NamedTuple):
-    """Of a micro-batch: its losses, before they are weighted, and what the user's steps returned.
+    """A micro-batch's losses, before they are weighted, and what the user's steps returned.
 
     Several if the strategy divides it; none on the first processes of a pipeline.
     """
@@ -91,9 +91,9 @@ class StepModule(nn.Module):
 class Strategy:
     """How parameters, gradients and data are handled. Subclasses override what differs.
 
-    The trainer calls :meth:`connect`, then :meth:`setup`; for each micro-batch
-    :meth:`forward_backward`; for each step :meth:`clip` and :meth:`step`; and at the end
-    :meth:`finish` and :meth:`teardown`.
+    The trainer calls :meth:`connect` and :meth:`setup`; for each micro-batch
+    :meth:`forward_backward`; for each step :meth:`clip` and :meth:`step`; at the end :meth:`finish`
+    and :meth:`teardown`.
     """
 
     limits: Limits = Limits(one_process_per_node=True)
@@ -118,10 +118,8 @@ class Strategy:
     def problems(self, options: Options, module: TrainingModule | None) -> list[str]:
         """One line for each of the trainer's options that contradicts the strategy's.
 
-        Args:
-            options: The trainer's.
-            module: ``None`` when a trainer is created. With a module: one line for each of its
-                properties that the strategy does not support; the options have no problems then.
+        Without a module, when a trainer is created. With one: one line for each of its properties
+        that the strategy does not support; the options have no problems then.
         """
         return []
 
@@ -160,22 +158,16 @@ class Strategy:
     @property
     def data(self) -> DataLayout:
         """Which part of each global batch this process reads."""
+        rank, own = self._layout.rank, self._devices
         return DataLayout(
-            replicas=1,
-            index=0,
-            is_first=True,
-            random_rank=self._layout.rank,
-            counts=True,
-            devices=self._devices,
+            replicas=1, index=0, is_first=True, random_rank=rank, counts=True, devices=own
         )
 
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         """Move, wrap and shard a module, and create its optimizers.
 
-        Args:
-            module: The user's module, on the CPU.
-            configure: Creates the optimizers. Called before or after the module is wrapped, as the
-                engine requires; its optimizers may be replaced by those that are returned.
+        ``configure`` creates the optimizers. It is called before or after the module is wrapped, as
+        the engine requires, and its optimizers may be replaced by those that are returned.
         """
         self.place(module)
         return configure()
@@ -241,13 +233,11 @@ class Strategy:
         return outputs if stage == "predict" else getattr(self.module, f"{stage}_step_end")(outputs)
 
     def _call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
-        """Call the user's step."""
         if stage == "training" and self._wrapped is not None:
             return self._wrapped(stage, batch, batch_idx)
         return self._step_module.forward(stage, batch, batch_idx)  # no engine's hooks are to call
 
     def _read_loss(self, outputs: Any) -> Tensor:
-        """Get the loss from the output of a training step and its ``training_step_end``."""
         return read_loss(outputs)
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
@@ -257,9 +247,9 @@ class Strategy:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Context of an evaluation; training continues afterwards as before it, also if it fails.
+        """Context of an evaluation, in which buffers are the same on all ranks.
 
-        Its result does not depend on which rank reads a sample: buffers are synchronized.
+        Training continues afterwards as before it, also if it fails.
         """
         yield
 
@@ -334,8 +324,7 @@ class Strategy:
         """
         self._load_model(state["model"])
         if optimization is not None:
-            pairs = zip(optimization.optimizers, state["optimizers"], strict=True)
-            for optimizer, saved in pairs:
+            for optimizer, saved in zip(optimization.optimizers, state["optimizers"], strict=True):
                 self._load_optimizer(optimizer, saved)
 
     def _model_state(self) -> dict[str, Any]:

@@ -24,6 +24,7 @@ T = TypeVar("T", bound=Optimizer)
 
 # Keys of torch's parameter groups that select an implementation, not the result.
 IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable")
+_STEPS_SHARD = "steps_shard"  # an attribute of optimizers that step a shard of the parameters
 
 
 def parameter_names(module: nn.Module) -> dict[int, str]:
@@ -70,8 +71,18 @@ def check_groups(saved: Sequence[Mapping[str, Any]], names: Sequence[Sequence[st
 
 
 def optimizer_state(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str, Any]:
-    """Any torch optimizer's state by parameter name; ``names``: by ``id`` of the parameter."""
+    """Any torch optimizer's state by parameter name; ``names``: by ``id`` of the parameter.
+
+    Of one that steps a shard of the parameters, with this process' shard only.
+    """
     groups = group_names(optimizer, names)
+    if _STEPS_SHARD in vars(optimizer):
+        inner: Any = vars(optimizer)["optim"]
+        own = {names[id(each)]: dict(values) for each, values in inner.state.items()}
+        return {
+            "state": ShardedDict(own),
+            "param_groups": named_groups(optimizer.param_groups, groups),
+        }
     by_index = [name for own in groups for name in own]
     state = optimizer.state_dict()
     return {
@@ -91,6 +102,7 @@ def load_optimizer_state(
         ConfigurationError: The saved parameters are not those of this optimizer, or a value cannot
             be sharded like its parameter.
     """
+    is_shard = _STEPS_SHARD in vars(optimizer)
     own_names = group_names(optimizer, names)
     check_groups(state["param_groups"], own_names)
     indices = {name: index for index, name in enumerate(each for own in own_names for each in own)}
@@ -104,7 +116,7 @@ def load_optimizer_state(
     ]
     by_index = {
         indices[name]: _state_like(parameters[indices[name]], values)
-        for name, values in state["state"].items()
+        for name, values in ({} if is_shard else state["state"]).items()
     }
     options = [set(group) for group in optimizer.param_groups]
     optimizer.load_state_dict({"state": by_index, "param_groups": groups})
@@ -114,6 +126,8 @@ def load_optimizer_state(
                 f"its optimizer is not {type(optimizer).__name__}: it has no {min(missing)!r}; use "
                 "the optimizer of the checkpoint, or start a new run with weights=PATH"
             )
+    if is_shard:
+        _load_shard(vars(optimizer)["optim"], state, names)
 
 
 def _state_like(parameter: Tensor, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,9 +155,6 @@ def implementation(group: Mapping[str, Any]) -> dict[str, Any]:
     return {name: group[name] for name in IMPLEMENTATION if name in group}
 
 
-# --- optimizers that step a shard of the parameters on each process ------------------------------
-
-
 def sharded_optimizer(sharded: Callable[..., T], optimizer: Optimizer) -> T:
     """Create a sharded optimizer, whose inner one has the class and options of the user's.
 
@@ -158,40 +169,24 @@ def sharded_optimizer(sharded: Callable[..., T], optimizer: Optimizer) -> T:
     takes = inspect.signature(kind).parameters
     options = {name: value for name, value in optimizer.defaults.items() if name in takes}
     try:
-        return sharded(groups, kind, **options)
+        made = sharded(groups, kind, **options)
     except Exception as error:  # the constructor of a user's class may raise anything
         raise ConfigurationError(
             f"configure_optimizers gave {kind.__name__}, which cannot be created again from its "
             f"settings for a shard of the parameters ({one_line(error)}); use strategy='ddp'"
         ) from None
+    vars(made)[_STEPS_SHARD] = True
+    return made
 
 
-def sharded_state(optimizer: Any, names: Mapping[int, str]) -> dict[str, Any]:
-    """The state in the form of :func:`optimizer_state`, with this process' shard only."""
-    own = optimizer.optim.state
-    return {
-        "state": ShardedDict(
-            {names[id(parameter)]: dict(values) for parameter, values in own.items()}
-        ),
-        "param_groups": named_groups(optimizer.param_groups, group_names(optimizer, names)),
-    }
-
-
-def load_sharded_state(optimizer: Any, saved: Mapping[str, Any], names: Mapping[int, str]) -> None:
-    """Load an optimizer state of any strategy, reading only this process' shard.
-
-    Raises:
-        ConfigurationError: The saved parameters are not those of this optimizer.
-    """
-    groups = saved["param_groups"]
-    load_optimizer_state(optimizer, {"state": {}, "param_groups": groups}, names)
-    inner = optimizer.optim
+def _load_shard(inner: Optimizer, saved: Mapping[str, Any], names: Mapping[int, str]) -> None:
+    """Load the state of this process' shard."""
     own = {names[id(parameter)] for group in inner.param_groups for parameter in group["params"]}
     share = {
         "state": {name: values for name, values in saved["state"].items() if name in own},
         "param_groups": [
             {**group, "params": [name for name in group["params"] if name in own]}
-            for group in groups
+            for group in saved["param_groups"]
         ],
     }
     load_optimizer_state(inner, share, names)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from ...errors import ConfigurationError, UserError, refuse
 from ...launch.cluster import Layout
@@ -25,12 +24,7 @@ from ..gradients.averaging import GradientAverage
 from ..gradients.same_use import OPTION, SameUse, trained
 from ..limits import Limits
 from ..memory import Memory, Sizes, divided, memory
-from ..optimizer_state import (
-    load_sharded_state,
-    parameter_names,
-    sharded_optimizer,
-    sharded_state,
-)
+from ..optimizer_state import parameter_names, sharded_optimizer
 from ..optimizers import Optimization
 from ..precision import Precision
 from ..process_group import ProcessGroupStrategy
@@ -150,12 +144,6 @@ class DDPSharded(ProcessGroupStrategy):
             return super().clip(optimization, value, algorithm)
         self.precision.unscale(optimization.optimizers)
         return clip_distinct_gradients(optimization.parameters, value, algorithm)
-
-    def _optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        return sharded_state(optimizer, parameter_names(self.module))
-
-    def _load_optimizer(self, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
-        load_sharded_state(optimizer, saved, parameter_names(self.module))
 
     def teardown(self) -> None:
         # Remaining references to the process group would keep gloo's threads alive.

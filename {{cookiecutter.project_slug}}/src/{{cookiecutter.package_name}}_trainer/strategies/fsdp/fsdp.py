@@ -4,10 +4,10 @@ Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 """
 
 import contextlib
-import dataclasses
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -52,8 +52,7 @@ _ADVICE = f"set {OPTION}, which gathers all units for the whole step, or use str
 class FSDP(ProcessGroupStrategy):
     """PyTorch FSDP: parameters, gradients and optimizer states sharded over the processes.
 
-    Each unit is gathered while it is computed.
-    Parameters without dimensions cannot be sharded; every process holds them.
+    Each unit is gathered while it is computed. Every process holds parameters without dimensions.
 
     Args:
         unit_classes: Names of module classes to gather as a unit, such as a transformer block;
@@ -79,8 +78,7 @@ class FSDP(ProcessGroupStrategy):
     limits: Limits = Limits(shards_parameters=True)
     _step_module: Any = None
     roots: Sequence[nn.Module] = ()
-    whole_blocks: bool | None = None
-    """Whether no unit is inside a repeated block; default: on GPUs."""
+    whole_blocks: bool | None = None  # default: on GPUs
     half: torch.dtype | None = None
     """The data type in which units compute without autocast, if it is not their parameters'."""
     _synchronizes = True  # the default of units
@@ -106,7 +104,7 @@ class FSDP(ProcessGroupStrategy):
         self.reshard_after_forward = reshard_after_forward
         self.reduce_every_microbatch = reduce_every_microbatch
         self.find_unused_parameters = find_unused_parameters
-        self._used: set[str] = set()
+        self._used = set[str]()
         self._casts: list[RemovableHandle] = []
         self._parameter_groups: list[Any] = []
 
@@ -126,8 +124,7 @@ class FSDP(ProcessGroupStrategy):
                 "strategy_options.find_unused_parameters does not support manual optimization with "
                 "FSDP; use strategy='ddp', which needs no such option for it"
             )
-        roots = outer_modules(module)
-        holders = Counter(id(each) for root in roots for each in root.parameters())
+        holders = Counter(id(each) for root in outer_modules(module) for each in root.parameters())
         return lines + [
             f"{name} is in {holders[id(each)] or 'none'} of the model's children; a model with "
             "manual optimization is sharded child by child, so move it into one, or use "
@@ -140,21 +137,17 @@ class FSDP(ProcessGroupStrategy):
         return self._sharded_memory(sizes, sizes.ranks)
 
     def _sharded_memory(self, sizes: Sizes, shards: int) -> Memory:
-        """The memory of a rank with one of so many shards.
-
-        In backward a unit is gathered, and the one before it; its gradient is copied to be reduced.
-        """
         part = 1 / shards
-        own = divided(sizes, parameters=part, gradients=part, optimizer=part)
-        own = dataclasses.replace(own, step=round(sizes.step * part))
+        # In backward a unit is gathered, and the one before it; its gradient is copied.
+        own = replace(sizes, step=round(sizes.step * part))
+        own = divided(own, parameters=part, gradients=part, optimizer=part)
         gathered = 4 * sizes.unit if self.reshard_after_forward else sizes.parameters
-        work = sizes.work(part) + gathered
-        found = memory(own, work=work, gathered=gathered, mark="unverified")
+        found = memory(own, work=sizes.work(part) + gathered, gathered=gathered, mark="unverified")
         if not self.offload or sizes.is_on_host:
             return found
         host = own.parameters + own.gradients + own.optimizer + own.step
         peak = sizes.activations + gathered
-        return dataclasses.replace(
+        return replace(
             found, peak=peak, parameters=0, gradients=0, optimizer=0, host=host * sizes.devices
         )
 
@@ -165,10 +158,9 @@ class FSDP(ProcessGroupStrategy):
                 "and give a checkpoint, as in test(module, checkpoint=trainer.run_directory)"
             )
         self.module = module
-        module.trainer_state = dataclasses.replace(module.trainer_state, device=self.device)
+        module.trainer_state = replace(module.trainer_state, device=self.device)
         self.mesh = self.make_mesh()
-        rank, ranks = dist.get_rank(), dist.get_world_size()
-        self._initializer = meta_device.Initializer(module, rank, ranks)
+        self._initializer = meta_device.Initializer(module, dist.get_rank(), dist.get_world_size())
         self._step_module = StepModule(module)
         sharded_state.move_rest(module, self.device)
         self.shard_units(module)
@@ -198,11 +190,9 @@ class FSDP(ProcessGroupStrategy):
     def watch_gradients(self) -> None:
         """Prepare what compares and averages gradients."""
         self.same_use = SameUse(self._leaves, _ADVICE, self.timeout_seconds)
-        units = set(self._units())
+        units, named = set(self._units()), self.module.named_modules()
         self._parameter_groups = [group for unit in units for group in _groups(unit)]
-        self.same_use.watch(
-            {name: each for name, each in self.module.named_modules() if each in units}
-        )
+        self.same_use.watch({name: each for name, each in named if each in units})
         self.averaged = GradientAverage(self.whole_parameters())
 
     def _choose_units(self, module: TrainingModule) -> dict[str, nn.Module]:
@@ -268,8 +258,11 @@ class FSDP(ProcessGroupStrategy):
         # In manual optimization, accumulated gradients are visible to the optimizer and saved.
         reduce = self.reduce_every_microbatch or not self.module.automatic_optimization
         self._set_gradient_sync(synchronize or reduce)
-        if self.find_unused_parameters:
-            loss = self._with_unused(loss)
+        if self.find_unused_parameters:  # so that all ranks get gradients of the same ones
+            parameters = self._leaves()
+            left_out = unused(loss, parameters)
+            self._used.update(name for name, _ in parameters if name not in left_out)
+            loss = with_zeros(loss, list(left_out.values()))
         elif self.same_use is not None:
             self.same_use.check(loss)
         with explain_sharded_use(self.half):
@@ -296,13 +289,6 @@ class FSDP(ProcessGroupStrategy):
         rest = self.whole_parameters()
         return found + [(self._names[id(each)], each) for each in rest if each.requires_grad]
 
-    def _with_unused(self, loss: Tensor) -> Tensor:
-        """Extend a loss so that all ranks get gradients of the same parameters."""
-        parameters = self._leaves()
-        left_out = unused(loss, parameters)
-        self._used.update(name for name, _ in parameters if name not in left_out)
-        return with_zeros(loss, list(left_out.values()))
-
     def _leave_out_unused(self) -> None:
         """Do not step parameters that no rank has used, as in one process."""
         named = trained(self.module)
@@ -327,8 +313,8 @@ class FSDP(ProcessGroupStrategy):
 
     def clip(self, optimization: Optimization, value: float, algorithm: str) -> Tensor | None:
         self.precision.unscale(optimization.optimizers)
-        parameters = optimization.parameters
-        return clip_distinct_gradients(parameters, value, algorithm, is_first_holder)
+        own = optimization.parameters
+        return clip_distinct_gradients(own, value, algorithm, is_first_holder)
 
     def _step_optimizer(self, optimizer: Optimizer) -> None:
         try:
@@ -337,9 +323,9 @@ class FSDP(ProcessGroupStrategy):
         except RuntimeError as error:
             if not re.search("DTensor|placement|sharding strategy", str(error)):
                 raise
-            name, why = type(optimizer).__name__, one_line(error)
             raise UserError(
-                f"{name} cannot step sharded parameters ({why}); use AdamW, or strategy='ddp'"
+                f"{type(optimizer).__name__} cannot step sharded parameters ({one_line(error)}); "
+                "use AdamW, or strategy='ddp'"
             ) from None
 
     def weights(self) -> LocalWeights:
@@ -405,10 +391,7 @@ def _groups(unit: FSDPModule) -> list[Any]:
 
 
 def drop_groups(unit: FSDPModule) -> None:
-    """Drop a unit's references to its process groups, and so to gloo's threads.
-
-    A thread that outlives its group may abort the interpreter at exit.
-    """
+    """Drop a unit's references to its process groups, whose threads may not outlive them."""
     for group in _groups(unit):
         for info in (group.mesh_info, group.post_forward_mesh_info):
             for name in ("shard_process_group", "replicate_process_group"):

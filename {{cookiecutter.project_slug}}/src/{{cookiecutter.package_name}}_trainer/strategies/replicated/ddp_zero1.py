@@ -3,9 +3,8 @@
 Source: https://docs.pytorch.org/docs/stable/distributed.optim.html#torch.distributed.optim.ZeroRedundancyOptimizer
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import Optimizer
@@ -14,12 +13,7 @@ from ...errors import ConfigurationError, refuse
 from ...module import TrainingModule
 from .. import elementwise
 from ..memory import Memory, Sizes, divided
-from ..optimizer_state import (
-    load_sharded_state,
-    parameter_names,
-    sharded_optimizer,
-    sharded_state,
-)
+from ..optimizer_state import sharded_optimizer
 from ..optimizers import Optimization
 from .ddp import DDP
 
@@ -39,12 +33,6 @@ class DDPZeRO1(DDP):
         share = sizes.largest_share()
         own = replace(divided(sizes, optimizer=share), step=sizes.step_of(share))
         return super().memory(own)
-
-    def _optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        return sharded_state(optimizer, parameter_names(self.module))
-
-    def _load_optimizer(self, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
-        load_sharded_state(optimizer, saved, parameter_names(self.module))
 
 
 def _sharded(optimizer: Optimizer) -> ZeroRedundancyOptimizer:

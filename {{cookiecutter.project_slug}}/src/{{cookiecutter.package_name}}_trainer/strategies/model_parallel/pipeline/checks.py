@@ -205,13 +205,8 @@ def _is_chain(sequential: nn.Sequential) -> bool:
 def divide(cost: Callable[[int, range], float], count: int, stages: int) -> list[int]:
     """Divide children into stages of neighbors, so that the largest cost of a stage is least.
 
-    Args:
-        cost: Cost of a stage, counted from 0, that has some of the children.
-        count: Number of children.
-        stages: Number of stages, at most that of the children.
-
-    Returns:
-        Number of children of each stage, at least one.
+    ``cost``: of a stage, counted from 0, that has some of the children. Returns the number of
+    children of each stage, at least one.
     """
 
     @functools.cache

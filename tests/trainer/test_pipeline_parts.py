@@ -11,10 +11,9 @@ import my_project_trainer as trainer
 import pytest
 import torch
 from my_project_trainer.errors import ConfigurationError
-from my_project_trainer.strategies.balance import divide, total
 from my_project_trainer.strategies.model_parallel.pipeline import activations
 from my_project_trainer.strategies.model_parallel.pipeline.activations import Spec, pack, unpack
-from my_project_trainer.strategies.model_parallel.pipeline.checks import Shape
+from my_project_trainer.strategies.model_parallel.pipeline.checks import Shape, divide, total
 from my_project_trainer.strategies.model_parallel.pipeline.measure import measure
 from torch import Tensor, nn
 

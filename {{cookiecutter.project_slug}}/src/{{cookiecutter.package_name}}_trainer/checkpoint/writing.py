@@ -34,17 +34,10 @@ class Checkpoints:
 
     ``directory`` has one subdirectory per step. ``keep``: at least two, so that one is always
     complete. ``asynchronous``: copy the state, and write it while training continues. The memory of
-    the copies is kept for the next save; for tensors of GPUs it is pinned. ``timeout_seconds``: for
-    peers to join such a save; for others, the timeout of the process group applies.
+    the copies is kept for the next save; for tensors of GPUs it is pinned.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        keep: int = 2,
-        asynchronous: bool = False,
-        timeout_seconds: float = 600.0,
-    ) -> None:
+    def __init__(self, directory: Path, keep: int = 2, asynchronous: bool = False) -> None:
         self._directory = directory
         self._keep = max(keep, 2)
         self._executor = ThreadPoolExecutor(1, "checkpoint") if asynchronous else None
@@ -53,7 +46,7 @@ class Checkpoints:
         self._group: dist.ProcessGroup | None = None
         if asynchronous and collectives.is_active():
             # A separate group: the writer's collectives must not mix with those of the step.
-            timeout = datetime.timedelta(seconds=timeout_seconds)
+            timeout = datetime.timedelta(seconds=collectives.timeout_seconds)
             self._group = dist.new_group(backend="gloo", timeout=timeout)
         directory.parent.mkdir(parents=True, exist_ok=True)  # so that a save finds its removal
         # Here, not before each save: another rank may have started to write by then.

@@ -14,6 +14,8 @@ from torch import Tensor
 How = Literal["mean", "sum", "min", "max"]
 # Backends of the process group: our variable takes precedence; the second is Lightning's.
 BACKENDS = ("TRAINER_BACKEND", "PL_TORCH_DISTRIBUTED_BACKEND")
+timeout_seconds = 600.0
+"""Timeout of the latest process group: if a rank does not join, collectives fail on its peers."""
 
 
 def is_active() -> bool:

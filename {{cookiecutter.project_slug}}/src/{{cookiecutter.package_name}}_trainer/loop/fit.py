@@ -291,7 +291,7 @@ class FitLoop(AbstractContextManager["FitLoop"]):
                 optimizer.zero_grad()
             return
         if calls := self.fit.calls.on_before_optimizer_step:
-            strategy.expose_gradients(optimization)
+            strategy.precision.unscale(optimization.optimizers)
             for optimizer in optimization.optimizers:
                 for call in calls:
                     call(optimizer)

@@ -135,15 +135,12 @@ class _Fit:
     # --- the loop ------------------------------------------------------------------------------
 
     def _make_loop(self) -> FitLoop:
-        options, strategy = self._plan.options, self._plan.strategy
+        options = self._plan.options
         fit = self._set_up()
         self._run.optimizers = fit.optimization.optimizers
         self._run.schedulers = [each.scheduler for each in fit.optimization.schedulers]
         checkpoints = Checkpoints(
-            self._directory / DIRECTORY,
-            options.keep_checkpoints,
-            options.async_checkpoints,
-            strategy.timeout_seconds,
+            self._directory / DIRECTORY, options.keep_checkpoints, options.async_checkpoints
         )
         validate = self._validation() if self._loaders else None
         self._check = self._validation_check()

@@ -33,6 +33,12 @@ if TYPE_CHECKING:
 
 Launcher = Literal["subprocess", "spawn", "fork"]
 Stage = Literal["training", "validation", "test", "predict"]
+_BESIDE_LOSS = {
+    "weight": "used: override count_weight(batch) in the module, which weighs losses and logged "
+    "means",
+    "log": "logged: use self.log",
+    "progress_bar": "logged: use self.log",
+}
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,7 @@ class DataLayout:
 
 
 class StepOutput(NamedTuple):
-    """Of a micro-batch: its losses, before they are weighted, and what the user's steps returned.
+    """A micro-batch's losses, before they are weighted, and what the user's steps returned.
 
     Several if the strategy divides it; none on the first processes of a pipeline.
     """
@@ -85,9 +91,9 @@ class StepModule(nn.Module):
 class Strategy:
     """How parameters, gradients and data are handled. Subclasses override what differs.
 
-    The trainer calls :meth:`connect`, then :meth:`setup`; for each micro-batch
-    :meth:`forward_backward`; for each step :meth:`clip` and :meth:`step`; and at the end
-    :meth:`finish` and :meth:`teardown`.
+    The trainer calls :meth:`connect` and :meth:`setup`; for each micro-batch
+    :meth:`forward_backward`; for each step :meth:`clip` and :meth:`step`; at the end :meth:`finish`
+    and :meth:`teardown`.
     """
 
     limits: Limits = Limits(one_process_per_node=True)
@@ -96,8 +102,6 @@ class Strategy:
     around_hooks: Callable[[str], AbstractContextManager[None]] | None = None
     """Context in which a hook of this name is called, if hooks may not find all weights and
     gradients in the parameters."""
-    timeout_seconds: float = 600.0
-    """Timeout of collectives: if a process does not join, they fail on its peers."""
 
     device: torch.device
     precision: Precision
@@ -114,10 +118,8 @@ class Strategy:
     def problems(self, options: Options, module: TrainingModule | None) -> list[str]:
         """One line for each of the trainer's options that contradicts the strategy's.
 
-        Args:
-            options: The trainer's.
-            module: ``None`` when a trainer is created. With a module: one line for each of its
-                properties that the strategy does not support; the options have no problems then.
+        Without a module, when a trainer is created. With one: one line for each of its properties
+        that the strategy does not support; the options have no problems then.
         """
         return []
 
@@ -132,9 +134,7 @@ class Strategy:
     def memory(self, sizes: "Sizes") -> "Memory":
         """The memory of the rank that needs the most, before any process is started.
 
-        Args:
-            sizes: What a training step needs in one process without peers; gradients are freed
-                after each step.
+        ``sizes``: what a training step needs in one process; gradients are freed after each.
         """
         from .memory import memory
 
@@ -147,10 +147,7 @@ class Strategy:
     ) -> None:
         """Connect to the peers: initialize the process group.
 
-        Args:
-            layout: Layout of the processes.
-            devices: Devices of this process; several if it drives all devices of its node.
-            precision: Precision of the run.
+        ``devices``: of this process; several if it drives all devices of its node.
         """
         self._layout, self._devices, self.precision = layout, devices, precision
         self.device = devices[0]
@@ -161,25 +158,16 @@ class Strategy:
     @property
     def data(self) -> DataLayout:
         """Which part of each global batch this process reads."""
+        rank, own = self._layout.rank, self._devices
         return DataLayout(
-            replicas=1,
-            index=0,
-            is_first=True,
-            random_rank=self._layout.rank,
-            counts=True,
-            devices=self._devices,
+            replicas=1, index=0, is_first=True, random_rank=rank, counts=True, devices=own
         )
 
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         """Move, wrap and shard a module, and create its optimizers.
 
-        Args:
-            module: The user's module, on the CPU.
-            configure: Creates the optimizers. Called before or after the module is wrapped, as the
-                engine requires; its optimizers may be replaced.
-
-        Returns:
-            The optimizers to step.
+        ``configure`` creates the optimizers. It is called before or after the module is wrapped, as
+        the engine requires, and its optimizers may be replaced by those that are returned.
         """
         self.place(module)
         return configure()
@@ -206,8 +194,7 @@ class Strategy:
         """Run the user's ``training_step`` on a micro-batch, then backward.
 
         Args:
-            batch: The batch from the loader.
-            batch_idx: Index of the micro-batch in its epoch.
+            batch, batch_idx: From the loader, and its index in the epoch.
             weight: Factor of the loss, so that the average over replicas, summed over a step's
                 micro-batches, is the mean over the global batch.
             synchronize: False while gradients are accumulated and need not be averaged yet.
@@ -246,13 +233,11 @@ class Strategy:
         return outputs if stage == "predict" else getattr(self.module, f"{stage}_step_end")(outputs)
 
     def _call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
-        """Call the user's step."""
         if stage == "training" and self._wrapped is not None:
             return self._wrapped(stage, batch, batch_idx)
         return self._step_module.forward(stage, batch, batch_idx)  # no engine's hooks are to call
 
     def _read_loss(self, outputs: Any) -> Tensor:
-        """Get the loss from the output of a training step and its ``training_step_end``."""
         return read_loss(outputs)
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
@@ -262,9 +247,9 @@ class Strategy:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Context of an evaluation; training continues afterwards as before it, also if it fails.
+        """Context of an evaluation, in which buffers are the same on all ranks.
 
-        Its result does not depend on which rank reads a sample: buffers are synchronized.
+        Training continues afterwards as before it, also if it fails.
         """
         yield
 
@@ -281,10 +266,6 @@ class Strategy:
         self.precision.unscale(optimization.optimizers)
         return clip_gradients(optimization.parameters, value, algorithm)
 
-    def expose_gradients(self, optimization: Optimization) -> None:
-        """Leave the averaged gradients of a step in the parameters, for hooks before the step."""
-        self.precision.unscale(optimization.optimizers)
-
     def step(
         self, optimization: Optimization, *, ends: bool = True
     ) -> Callable[[], dict[str, float]]:
@@ -292,10 +273,8 @@ class Strategy:
 
         A step whose gradients are not finite is skipped, which ``precision`` notes.
 
-        Args:
-            optimization: The optimizers.
-            ends: Whether this ends the step. Manual optimization steps its optimizers one by one,
-                with False; then it ends the step without any.
+        Manual optimization steps its optimizers one by one, with ``ends=False``; then it ends the
+        step without any.
 
         Returns:
             What reads the strategy's own values of the step; called on steps that are logged.
@@ -341,14 +320,11 @@ class Strategy:
     def load_state(self, state: Mapping[str, Any], optimization: Optimization | None) -> None:
         """Load a state of :meth:`state` of any strategy, after :meth:`setup`.
 
-        Args:
-            state: State of model and optimizers; its tensors may be ``Stored``, not read yet.
-            optimization: The optimizers to load; ``None``: load the model only.
+        Its tensors may be ``Stored``, not read yet. Without optimizers, only the model is loaded.
         """
         self._load_model(state["model"])
         if optimization is not None:
-            pairs = zip(optimization.optimizers, state["optimizers"], strict=True)
-            for optimizer, saved in pairs:
+            for optimizer, saved in zip(optimization.optimizers, state["optimizers"], strict=True):
                 self._load_optimizer(optimizer, saved)
 
     def _model_state(self) -> dict[str, Any]:
@@ -397,37 +373,27 @@ def read_loss(outputs: Any) -> Tensor:
         raise UserError(
             f"training_step must return a scalar loss, or a dict with 'loss'; it gave {found}"
         )
-    refuse_weight(outputs)
-    for key in ("log", "progress_bar"):
-        if key in outputs:
-            raise UserError(
-                f"training_step returned {key!r} beside 'loss', which is not logged: use self.log"
-            )
+    refuse_others(outputs)
     return loss
 
 
-def refuse_weight(outputs: Any) -> None:
-    """Raise UserError for a weight that a training step returned: a feed weighs batches ahead."""
-    if isinstance(outputs, Mapping) and "weight" in outputs:
-        raise UserError(
-            "training_step returned 'weight' beside 'loss', which is not used: override "
-            "count_weight(batch) in the module, which weighs losses and logged means"
-        )
+def refuse_others(outputs: Any) -> None:
+    """Raise UserError for what a training step returned beside its loss, as others use it."""
+    for key, instead in _BESIDE_LOSS.items() if isinstance(outputs, Mapping) else ():
+        if key in outputs:
+            raise UserError(f"training_step returned {key!r} beside 'loss', which is not {instead}")
 
 
 def check_loss(loss: Tensor, source: str) -> None:
     """Raise UserError if backward cannot be called on a loss."""
     if loss.numel() != 1:
-        raise UserError(
-            f"{source} gave a loss of shape {tuple(loss.shape)}: give a scalar, such as its mean()"
-        )
-    if not loss.is_floating_point():
-        raise UserError(
-            f"{source} gave a loss of type {loss.dtype}: give a floating-point one, computed from "
-            "the module's parameters"
-        )
-    if not loss.requires_grad:
-        raise UserError(
-            f"{source} gave a loss without a gradient: compute it from the module's parameters, "
-            "without detach(), item() or torch.no_grad()"
-        )
+        what = f"of shape {tuple(loss.shape)}: give a scalar, such as its mean()"
+    elif not loss.is_floating_point():
+        what = f"of type {loss.dtype}: give a floating-point one, computed from the module's "
+        what += "parameters"
+    elif not loss.requires_grad:
+        what = "without a gradient: compute it from the module's parameters, without detach(), "
+        what += "item() or torch.no_grad()"
+    else:
+        return
+    raise UserError(f"{source} gave a loss {what}")

@@ -1,9 +1,8 @@
 """Clip gradients in place: by norm over the whole model, or by value."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
-import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_norm
 
@@ -37,12 +36,8 @@ def clip_distinct_gradients(
 ) -> Tensor | None:
     """Clip gradients that differ between processes, by global norm or by value.
 
-    Args:
-        parameters: Parameters with gradients in this process; every process must call this, even
-            without parameters.
-        value: Maximum norm, or maximum value.
-        algorithm: ``"norm"`` or ``"value"``.
-        counts: Whether this process adds a parameter to the norm, and not another one.
+    Every process must call this, even without parameters. ``counts``: whether this process adds a
+    parameter to the norm, and not another one. torch computes norms on one mesh only.
     """
     own = [_with_local_gradient(each) for each in parameters]
     if algorithm == "value":
@@ -54,16 +49,6 @@ def clip_distinct_gradients(
     return _bound_norm(own, value, norm)
 
 
-def clip_gradients_on_meshes(
-    parameters: Sequence[Tensor], value: float, algorithm: str
-) -> Tensor | None:
-    """Clip gradients that are DTensors on several meshes, or that all processes hold.
-
-    torch computes a norm only of gradients on one mesh. Every process must call this.
-    """
-    return clip_distinct_gradients(parameters, value, algorithm, _counts)
-
-
 def _bound_norm(parameters: Sequence[Tensor], value: float, norm: Tensor) -> Tensor:
     """Scale gradients, whose norm is known, to a norm of at most ``value``; return the norm."""
     if value < math.inf:
@@ -71,22 +56,11 @@ def _bound_norm(parameters: Sequence[Tensor], value: float, norm: Tensor) -> Ten
     return norm
 
 
-def _counts(parameter: Tensor) -> bool:
-    """Whether this process is the first that holds its part of a parameter."""
+def is_first_holder(parameter: Tensor) -> bool:
+    """Whether this process is the first that holds its part of a parameter, perhaps a DTensor."""
     if dtensors.is_sharded(parameter):
         return dtensors.is_first_copy(parameter)
     return collectives.rank() == 0
-
-
-def clip_finite_values(gradients: Iterable[Tensor], value: float) -> None:
-    """Clip those gradients that are finite, by value.
-
-    Gradients that overflowed are kept, for an engine to detect. The device decides this, without
-    synchronization with the host.
-    """
-    for gradient in gradients:
-        bound = torch.where(torch.isfinite(gradient).all(), value, math.inf)
-        gradient.clamp_(-bound, bound)
 
 
 def _with_dense_gradient(parameter: Tensor) -> Tensor:

@@ -70,11 +70,6 @@ class Sizes:
         """Bytes of :attr:`step` for a share of the parameters, each whole."""
         return self.step if self.is_on_host else round(self.step * share)
 
-    def step_flat(self, share: float) -> int:
-        """Likewise, if that share is one flat tensor."""
-        together = self.largest if self.is_on_host else self.gradients
-        return round(self.step * share * self.gradients / max(together, 1))
-
     def computing(self, share: float) -> "Sizes":
         """The sizes of a rank that computes a share of the activations."""
         return replace(self, moments=[(own, round(other * share)) for own, other in self.moments])
@@ -153,9 +148,7 @@ def memory(
         work: The most in forward and backward beside parameters, states and buckets; default: all
             gradients as they come, and what else is alive then.
         step: Likewise while the optimizers step; default: gradients and temporary results.
-        buckets: Of an engine's buffers, which are always there.
-        gathered: Shown; part of ``work``.
-        host: As in :class:`Memory`, like the rest.
+        buckets, gathered, host, mark, note: As in :class:`Memory`; ``work`` has ``gathered``.
     """
     work = own.work() if work is None else work
     step = own.gradients + own.step if step is None else step

@@ -9,18 +9,22 @@ split differently, and takes ``fused`` from the checkpoint. Under FSDP it needs 
 on each rank, or on rank 0; here each rank reads its own shards.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..checkpoint import Stored, dtensors, fill, stored_tensors
-from ..errors import ConfigurationError
+from ..checkpoint import ShardedDict, Stored, dtensors, fill, stored_tensors
+from ..errors import ConfigurationError, one_line
+
+T = TypeVar("T", bound=Optimizer)
 
 # Keys of torch's parameter groups that select an implementation, not the result.
 IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable")
+_STEPS_SHARD = "steps_shard"  # an attribute of optimizers that step a shard of the parameters
 
 
 def parameter_names(module: nn.Module) -> dict[int, str]:
@@ -29,12 +33,9 @@ def parameter_names(module: nn.Module) -> dict[int, str]:
 
 
 def group_names(optimizer: Optimizer, names: Mapping[int, str]) -> list[list[str]]:
-    """The names of the parameters in each parameter group.
+    """The names of the parameters in each parameter group, of ``names`` by ``id``.
 
-    Args:
-        optimizer: Any torch optimizer.
-        names: Parameter names by ``id`` of the parameter. A parameter that the module does not own
-            is named by its index in the optimizer: ``"#3"``.
+    A parameter that the module does not own is named by its index in the optimizer: ``"#3"``.
     """
     found: list[list[str]] = []
     place = 0
@@ -55,10 +56,6 @@ def named_groups(
 def check_groups(saved: Sequence[Mapping[str, Any]], names: Sequence[Sequence[str]]) -> None:
     """Check that a checkpoint's groups have the parameters of an optimizer's, in any order.
 
-    Args:
-        saved: Groups of :func:`named_groups`.
-        names: Names of the optimizer's parameters, one list per group.
-
     Raises:
         ConfigurationError: They differ.
     """
@@ -74,13 +71,18 @@ def check_groups(saved: Sequence[Mapping[str, Any]], names: Sequence[Sequence[st
 
 
 def optimizer_state(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str, Any]:
-    """An optimizer's state by parameter name.
+    """Any torch optimizer's state by parameter name; ``names``: by ``id`` of the parameter.
 
-    Args:
-        optimizer: Any torch optimizer.
-        names: Parameter names by ``id`` of the parameter.
+    Of one that steps a shard of the parameters, with this process' shard only.
     """
     groups = group_names(optimizer, names)
+    if _STEPS_SHARD in vars(optimizer):
+        inner: Any = vars(optimizer)["optim"]
+        own = {names[id(each)]: dict(values) for each, values in inner.state.items()}
+        return {
+            "state": ShardedDict(own),
+            "param_groups": named_groups(optimizer.param_groups, groups),
+        }
     by_index = [name for own in groups for name in own]
     state = optimizer.state_dict()
     return {
@@ -100,6 +102,7 @@ def load_optimizer_state(
         ConfigurationError: The saved parameters are not those of this optimizer, or a value cannot
             be sharded like its parameter.
     """
+    is_shard = _STEPS_SHARD in vars(optimizer)
     own_names = group_names(optimizer, names)
     check_groups(state["param_groups"], own_names)
     indices = {name: index for index, name in enumerate(each for own in own_names for each in own)}
@@ -113,7 +116,7 @@ def load_optimizer_state(
     ]
     by_index = {
         indices[name]: _state_like(parameters[indices[name]], values)
-        for name, values in state["state"].items()
+        for name, values in ({} if is_shard else state["state"]).items()
     }
     options = [set(group) for group in optimizer.param_groups]
     optimizer.load_state_dict({"state": by_index, "param_groups": groups})
@@ -123,6 +126,8 @@ def load_optimizer_state(
                 f"its optimizer is not {type(optimizer).__name__}: it has no {min(missing)!r}; use "
                 "the optimizer of the checkpoint, or start a new run with weights=PATH"
             )
+    if is_shard:
+        _load_shard(vars(optimizer)["optim"], state, names)
 
 
 def _state_like(parameter: Tensor, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -148,3 +153,40 @@ def _state_like(parameter: Tensor, values: Mapping[str, Any]) -> dict[str, Any]:
 def implementation(group: Mapping[str, Any]) -> dict[str, Any]:
     """The implementation options of a group, which belong to this run and not to a checkpoint."""
     return {name: group[name] for name in IMPLEMENTATION if name in group}
+
+
+def sharded_optimizer(sharded: Callable[..., T], optimizer: Optimizer) -> T:
+    """Create a sharded optimizer, whose inner one has the class and options of the user's.
+
+    It has all parameters in its groups; its inner one, ``optim``, has this process' shard of them
+    and their state (torch's ``ZeroRedundancyOptimizer``, and similar ones).
+
+    Raises:
+        ConfigurationError: The user's cannot be created again; some wrap another one.
+    """
+    kind, groups = type(optimizer), [dict(group) for group in optimizer.param_groups]
+    # Some optimizers have defaults that are no arguments (AdamW: decoupled_weight_decay).
+    takes = inspect.signature(kind).parameters
+    options = {name: value for name, value in optimizer.defaults.items() if name in takes}
+    try:
+        made = sharded(groups, kind, **options)
+    except Exception as error:  # the constructor of a user's class may raise anything
+        raise ConfigurationError(
+            f"configure_optimizers gave {kind.__name__}, which cannot be created again from its "
+            f"settings for a shard of the parameters ({one_line(error)}); use strategy='ddp'"
+        ) from None
+    vars(made)[_STEPS_SHARD] = True
+    return made
+
+
+def _load_shard(inner: Optimizer, saved: Mapping[str, Any], names: Mapping[int, str]) -> None:
+    """Load the state of this process' shard."""
+    own = {names[id(parameter)] for group in inner.param_groups for parameter in group["params"]}
+    share = {
+        "state": {name: values for name, values in saved["state"].items() if name in own},
+        "param_groups": [
+            {**group, "params": [name for name in group["params"] if name in own]}
+            for group in saved["param_groups"]
+        ],
+    }
+    load_optimizer_state(inner, share, names)

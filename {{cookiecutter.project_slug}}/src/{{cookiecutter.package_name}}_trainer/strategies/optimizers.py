@@ -311,14 +311,10 @@ def _read_scheduler(entry: Any) -> SchedulerConfig:
     fields = dict(entry) if isinstance(entry, Mapping) else {"scheduler": entry}
     unknown = fields.keys() - {"scheduler", "interval", "monitor"}
     scheduler = fields.get("scheduler")
-    if unknown:
+    if unknown or not isinstance(scheduler, LRScheduler | ReduceLROnPlateau):
+        what = f": {min(unknown, key=str)!r} is not supported;" if unknown else f" {entry!r}:"
         raise ConfigurationError(
-            f"lr_scheduler: {min(unknown, key=str)!r} is not supported; give a scheduler, or a "
-            "dict of 'scheduler', 'interval' and 'monitor'"
-        )
-    if not isinstance(scheduler, LRScheduler | ReduceLROnPlateau):
-        raise ConfigurationError(
-            f"lr_scheduler {entry!r}: give a scheduler, or a dict of 'scheduler', 'interval' and "
+            f"lr_scheduler{what} give a scheduler, or a dict of 'scheduler', 'interval' and "
             "'monitor'"
         )
     config = SchedulerConfig(**fields)

@@ -19,7 +19,7 @@ from torch import Tensor
 from ..launch import collectives, hangs, rendezvous, reports
 from ..launch.cluster import Layout
 from .base import DataLayout, StepOutput, Strategy
-from .gradients.averaging import GradientAverage
+from .gradients.averaging import GradientAverage, accumulated_once
 from .gradients.same_use import SameUse
 from .limits import Limits
 from .precision import Precision
@@ -32,10 +32,7 @@ def backends(requested: str | None, device_type: str) -> str:
     """Backends of the process group, in torch's format: one for each type of device.
 
     Ranks also exchange CPU tensors (signals, logging, checkpoints), which NCCL does not support.
-
-    Args:
-        requested: ``"nccl"``, ``"cuda:nccl"``, …; ``None``: NCCL on GPUs, gloo on CPUs.
-        device_type: Type of the ranks' devices.
+    ``requested``: ``"nccl"``, ``"cuda:nccl"``, …; ``None``: NCCL on GPUs, gloo on CPUs.
     """
     by_type = {"cpu": "gloo"} | ({"cuda": "nccl"} if device_type == "cuda" else {})
     if requested is None and device_type != "cuda":
@@ -66,6 +63,7 @@ class ProcessGroupStrategy(Strategy):
     """Compares what ranks use, if their collectives depend on it."""
     averaged: GradientAverage | None = None
     """Averages the gradients that no engine averages."""
+    _has_run = False
 
     def __init__(self, timeout_seconds: float = 600.0) -> None:
         self.timeout_seconds = timeout_seconds
@@ -74,6 +72,7 @@ class ProcessGroupStrategy(Strategy):
         self, layout: Layout, devices: Sequence[torch.device], precision: Precision
     ) -> None:
         super().connect(layout, devices, precision)
+        collectives.timeout_seconds = self.timeout_seconds
         self.init_process_group(layout, self.device)
         reports.watch_for_hangs(self.timeout_seconds)
 
@@ -143,7 +142,9 @@ class ProcessGroupStrategy(Strategy):
         return super()._skips(asks)
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
-        super().backward(loss, synchronize=synchronize)
+        is_checked, self._has_run = self._wrapped is None or self._has_run, True
+        with nullcontext() if is_checked else accumulated_once(self.module):
+            super().backward(loss, synchronize=synchronize)
         if synchronize and self.averaged is not None and self.averaged.has_trained:
             self.averaged.average()
 

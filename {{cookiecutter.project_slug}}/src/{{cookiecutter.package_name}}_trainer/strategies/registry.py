@@ -81,12 +81,6 @@ def options_of(cls: type[Strategy]) -> list[str]:
     return found
 
 
-def _instead(entry: Entry, option: object, known: list[str]) -> str:
-    if option in entry.lacks:
-        return f": {entry.lacks[str(option)]}"
-    return nearest(str(option), known) if known else "; it has none"
-
-
 def create(name: object, options: dict[str, Any]) -> Strategy:
     """Create a strategy by name.
 
@@ -102,7 +96,8 @@ def create(name: object, options: dict[str, Any]) -> Strategy:
     known = options_of(cls)
     problems = Problems()
     for option in (each for each in options if each not in known):
-        hint = _instead(entry, option, known)
+        hint = nearest(str(option), known) if known else "; it has none"
+        hint = f": {entry.lacks[option]}" if option in entry.lacks else hint
         problems.add(f"strategy_options: {name} has no option {option!r}{hint}")
     expected: dict[str, Any] = {}
     for each in reversed(cls.__mro__):
@@ -132,12 +127,7 @@ def create(name: object, options: dict[str, Any]) -> Strategy:
 
 
 def discover(package: str, path: list[str]) -> None:
-    """Add the strategies that the folders and files of a package declare.
-
-    Args:
-        package: Its ``__name__``.
-        path: Its ``__path__``.
-    """
+    """Add the strategies that the folders and files of a package declare."""
     folder = Path(path[0])
     found = [
         each.name

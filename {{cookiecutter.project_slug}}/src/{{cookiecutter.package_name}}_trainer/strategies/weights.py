@@ -13,8 +13,7 @@ class LocalWeights:
     """Parameters by name, as far as this process holds them (:class:`~..module.Weights`).
 
     Args:
-        named: Names and parameters: full ones, or DTensors; one that modules share has several
-            names, of which the first counts.
+        named: Full parameters, or DTensors; of several names of one, the first counts.
         before_put: Called before parameters are overwritten, to free what was gathered from them.
         is_sharded: Whether other processes hold other parameters.
     """

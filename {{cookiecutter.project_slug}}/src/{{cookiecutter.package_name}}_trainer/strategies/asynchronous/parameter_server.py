@@ -55,8 +55,8 @@ class ParameterServer(ProcessGroupStrategy):
             "use bf16-mixed",
             "manual_optimization": _ON_SERVER,
             "log_gradient_norm": "each gradient is a step of its own; use strategy='ddp'",
-            "learning_rate_scaling": "each gradient is a step of its own, on the batch of one "
-            "worker; scale the rate in configure_optimizers",
+            "learning_rate_scaling": "a step has the batch of one worker; scale the rate in "
+            "configure_optimizers",
             "parameter_averaging": "workers hold weights of different steps; use strategy='ddp'",
             "skipped_batches": "each step needs a gradient of each worker; use strategy='ddp'",
             "skipping": _ON_SERVER,
@@ -90,7 +90,7 @@ class ParameterServer(ProcessGroupStrategy):
         self.start_equal((*module.parameters(), *module.buffers()))
         optimization = configure()
         self._parameters, self._names = optimization.parameters, parameter_names(module)
-        self._has_pulled, self._received = False, 0
+        self._has_pulled, self._has_averaged, self._received = False, False, 0
         self._note_weights()
         self._clipping: Clipping = (0.0, 0.0)
         # Not the default one, which rank 0 uses while its server's threads use this one.
@@ -153,14 +153,13 @@ class ParameterServer(ProcessGroupStrategy):
                 "reads; set strategy_options={max_staleness: 0}, or use strategy='ddp'"
             )
 
-    def expose_gradients(self, optimization: Optimization) -> None:
-        if self.limits.steps_together:  # otherwise a worker's gradient is a step of its own
-            reduce_used(self._parameters, None, self._layout.world_size)
-
     @contextmanager
-    def around_hooks(self, _: str) -> Iterator[None]:
-        if self.limits.steps_together:
+    def around_hooks(self, hook: str) -> Iterator[None]:
+        if self.limits.steps_together:  # otherwise a worker's gradient is a step of its own
             self._refresh()
+            if hook == "on_before_optimizer_step" and not self._has_averaged:
+                reduce_used(self._parameters, None, self._layout.world_size)
+                self._has_averaged = True
         yield
 
     def clip(self, optimization: Optimization, value: float, algorithm: str) -> Tensor | None:
@@ -174,7 +173,7 @@ class ParameterServer(ProcessGroupStrategy):
         self._check_weights()
         gradients = [each.grad for each in self._parameters]
         self._signal = self._server.step(self._layout.rank, gradients, self._clipping)
-        self._has_pulled = self._has_latest = False
+        self._has_pulled = self._has_latest = self._has_averaged = False
         for parameter in self._parameters:
             parameter.grad = None
         is_apart = not self.limits.steps_together

@@ -29,15 +29,9 @@ Clipping = tuple[float, float]
 
 
 class Server:
-    """Holds parameters, and steps them with the gradients of workers.
+    """Holds parameters, and steps them with the gradients of workers, each in its own thread.
 
-    Each worker calls it in a thread of its own.
-
-    Args:
-        optimization: The optimizers of the weights.
-        workers: Number of workers.
-        max_staleness: As of the strategy.
-        timeout: Seconds in which another rank's worker must compute a gradient.
+    ``timeout``: seconds in which another rank's worker must compute a gradient.
     """
 
     def __init__(
@@ -83,11 +77,7 @@ class Server:
             return pack(self.parameters)
 
     def step(self, rank: int, gradients: Gradients, clipping: Clipping) -> int:
-        """Apply a worker's gradients.
-
-        Returns:
-            The signal on which the worker stops after this step, or 0.
-        """
+        """Apply a worker's gradients; return the signal on which it stops after this step, or 0."""
         with self._changed:
             self._waiting[rank] = gradients
             while rank in self._waiting:
@@ -101,8 +91,8 @@ class Server:
     def _next_group(self, rank: int) -> list[int]:
         """The workers whose gradients make the next step; none if a worker must be waited for.
 
-        Workers whose weights would become older than the bound are waited for, and then averaged
-        into one step; with a bound of 0 these are all. Without any, a gradient is a step.
+        Those whose weights would become older than the bound are waited for, and averaged into one
+        step; with a bound of 0 these are all. Without any, a gradient is a step.
         """
         computing = self._computing.items()
         needed = {each for each, version in computing if self._version - version >= self._bound}
@@ -164,12 +154,7 @@ class Server:
 
 
 class RemoteServer:
-    """The server of rank 0, for a worker on another rank; its methods are those of :class:`Server`.
-
-    Args:
-        parameters: The worker's.
-        group: As of the server.
-    """
+    """The server of rank 0, for a worker on another rank, with the methods of :class:`Server`."""
 
     def __init__(self, parameters: Sequence[Tensor], group: Any) -> None:
         self.parameters, self._group = parameters, group

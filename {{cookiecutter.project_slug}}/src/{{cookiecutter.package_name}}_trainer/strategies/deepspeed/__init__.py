@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from ...launch.cluster import Environment, Layout, Names, Source, check_filled, read_named
-from ..gradients import ELSEWHERE
 from ..registration import Entry, Registration
 
 _NAMES = Names("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
@@ -28,6 +27,9 @@ _SOURCE = Source(
 )
 # The second one is Lightning's.
 VARIABLES = ("TRAINER_DEEPSPEED_CONFIG", "PL_DEEPSPEED_CONFIG_PATH")
+ELSEWHERE = (
+    "use strategy='fsdp' or 'ddp', with --trainer.strategy_options.find_unused_parameters true"
+)
 _DEEPSPEED = Entry(
     "deepspeed:DeepSpeed",
     lacks={

@@ -25,8 +25,7 @@ from ...module import TrainingModule
 from ...options import Options
 from ...options.values import PositiveInt
 from ..base import Stage, StepModule, StepOutput
-from ..clipping import clip_finite_values
-from ..gradients import ELSEWHERE, sparse
+from ..gradients import sparse
 from ..gradients.same_use import SameUse, trained
 from ..limits import Limits
 from ..memory import Memory, Sizes
@@ -35,11 +34,10 @@ from ..optimizers import Optimization
 from ..precision import Precision
 from ..process_group import ProcessGroupStrategy
 from ..user_code import HookGuard
-from . import optimizers, process, settings
+from . import ELSEWHERE, optimizers, process, settings
 from .onebit_adam import CompressionErrors, OneBitAdam
-from .slices import FlatSlices, ParameterSlices
+from .slices import FlatSlices, ParameterSlices, clip_finite
 from .state import ShardedState
-from .zero_memory import zero_memory
 
 _Config = Mapping[str, Any] | str | os.PathLike[str]
 
@@ -70,9 +68,6 @@ class DeepSpeed(ProcessGroupStrategy):
             keeps twice as many in memory. Default: 5 million on CPUs; on GPUs DeepSpeed's: 500
             million, or in stage 3 a prefetch of 50 million, and a billion kept.
         timeout_seconds: Timeout of collectives: if a rank does not join, they fail on its peers.
-
-    Raises:
-        ConfigurationError: The configuration cannot be read, or options are inconsistent.
     """
 
     limits: Limits = Limits(
@@ -121,8 +116,8 @@ class DeepSpeed(ProcessGroupStrategy):
         self._named_stage = self.stage if stage is None else stage
         refused = dict(self.limits.refused)
         if self.stage == 3:
-            averages = "its engine gathers and frees parameters itself; use 'deepspeed_stage_2'"
-            refused["parameter_averaging"] = averages
+            instead = "its engine gathers and frees parameters itself; use 'deepspeed_stage_2'"
+            refused["parameter_averaging"] = instead
         self.limits = replace(
             self.limits,
             refused=refused,
@@ -133,37 +128,37 @@ class DeepSpeed(ProcessGroupStrategy):
     # --- before a run ----------------------------------------------------------------------------
 
     def memory(self, sizes: Sizes) -> Memory:
-        zero = settings.section(settings.completed(self.config), "zero_optimization")
+        config = settings.completed(self.config)
         if not self.is_configured:
-            kind = "cpu" if sizes.is_on_host else "cuda"
-            zero = settings.sized(self.config, kind, sizes.elements)["zero_optimization"]
-        return zero_memory(sizes, self.stage, zero)
+            config = settings.sized(config, sizes.accelerator, sizes.elements)
+        zero = settings.section(config, "zero_optimization")
+        return settings.zero_memory(sizes, self.stage, zero)
 
     def problems(self, options: Options, module: TrainingModule | None) -> list[str]:
         if module is not None:
             return self._problems_of(module)
-        lines = []
+        if not self.is_configured:  # then no stage contradicts another
+            return []
+        lines = settings.contradictions(self.config, options)
         if self.stage != self._named_stage:
-            lines.append(
+            lines.insert(
+                0,
                 f"zero_optimization.stage={self.stage} in the DeepSpeed configuration, and "
                 f"stage={self._named_stage} by the strategy's name or option; use "
-                "strategy='deepspeed' without stage, which takes either"
+                "strategy='deepspeed' without stage, which takes either",
             )
-        if not self.is_configured:
-            return lines
         accelerator = choose_accelerator(options.accelerator)
-        lines += settings.contradictions(self.config, options)
         if importlib.util.find_spec("deepspeed") is not None:  # otherwise that is reported
             lines += process.rejected(settings.completed(self.config), accelerator)
         return lines
 
     def _problems_of(self, module: TrainingModule) -> list[str]:
         unfit = [
-            f"{name} {what}; use strategy={instead!r}"
+            f"{name} {what}; use strategy='fsdp'"
             for name, each in module.named_parameters()
-            for is_unfit, what, instead in (
-                (each.is_complex(), "is complex, which DeepSpeed does not support", "fsdp"),
-                (self.stage == 3 and not each.numel(), "is empty: stage 3 cannot shard it", "fsdp"),
+            for is_unfit, what in (
+                (each.is_complex(), "is complex, which DeepSpeed does not support"),
+                (self.stage == 3 and not each.numel(), "is empty: stage 3 cannot shard it"),
             )
             if is_unfit
         ]
@@ -192,10 +187,9 @@ class DeepSpeed(ProcessGroupStrategy):
 
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         self.place(module)
-        self._untouched = {name: set(vars(each)) for name, each in module.named_parameters()}
-        self._trains = [
-            (name, each, each.requires_grad) for name, each in module.named_parameters()
-        ]
+        named = dict(module.named_parameters())
+        self._untouched = {name: set(vars(each)) for name, each in named.items()}
+        self._trains = [(name, each, each.requires_grad) for name, each in named.items()]
         found = optimizers.configured(self.config, module, configure)
         config = settings.completed(self.config)
         if not self.is_configured:
@@ -206,9 +200,7 @@ class DeepSpeed(ProcessGroupStrategy):
             del config["optimizer"]
             found = Optimization([optimizers.one_bit_adam(self.config, module)], [])
         names = parameter_names(module)
-        groups = [
-            own for optimizer in found.optimizers for own in group_names(optimizer, names) if own
-        ]
+        groups = [own for each in found.optimizers for own in group_names(each, names) if own]
         self.engine = self._initialize(config, found)
         # The configuration's optimizer steps all trained parameters.
         optimizer = self._find_shards(module, groups or [[name for name, _ in trained(module)]])
@@ -244,25 +236,20 @@ class DeepSpeed(ProcessGroupStrategy):
     def _find_shards(self, module: TrainingModule, groups: list[list[str]]) -> Optimizer:
         """Locate the shards of DeepSpeed, and the optimizer that steps them."""
         self.zero = self.engine.optimizer if self.stage else None
-        self.sharded = None
         optimizer: Optimizer = self.engine.basic_optimizer
         if self.zero is None:
             # Without ZeRO, the engine scales losses and steps with it.
             self.engine.torch_autocast_z0_gradscaler = self.precision.scaler
             return optimizer
         optimizer = self.zero.optimizer  # an Adagrad is created again
-        whole = list(module.parameters())
-        is_3 = self.stage == 3
+        whole, is_3 = list(module.parameters()), self.stage == 3
         self.slices = ParameterSlices(self.zero, whole) if is_3 else FlatSlices(self.zero)
         self.sharded = ShardedState(module, self.slices, optimizer, groups)
         self.same_use = SameUse(lambda: trained(module), ELSEWHERE, self.timeout_seconds)
         self.around_hooks = HookGuard(module, _INSTEAD, self.slices.has_whole, "hidden")
         if self.stage == 3:
-            owners = {
-                name: each
-                for name, each in module.named_modules()
-                if next(each.parameters(recurse=False), None) is not None
-            }
+            named = module.named_modules()
+            owners = {name: each for name, each in named if [*each.parameters(recurse=False)]}
             self.same_use.watch(owners, process.is_gathered)
             process.note_uses(module, self.same_use.note)
         return optimizer
@@ -293,8 +280,7 @@ class DeepSpeed(ProcessGroupStrategy):
     def _call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         if self.same_use is not None:
             self.same_use.begin(stage)
-        # Stage 3's engine gathers parameters in evaluation too. Without training there is no
-        # engine, and each process holds the whole model.
+        # Stage 3's engine gathers parameters in evaluation too; without training there is none.
         if self.engine is not None and (stage == "training" or self.stage == 3):
             with process.explained():
                 return self.engine(stage, batch, batch_idx)
@@ -318,7 +304,7 @@ class DeepSpeed(ProcessGroupStrategy):
             if self.slices.are_offloaded and self.device.type == "cuda":
                 # Their copies to the CPU may be pending; DeepSpeed's own step waits for them.
                 torch.cuda.synchronize(self.device)
-            clip_finite_values(self.slices.gradients(), value * self.zero.loss_scale)
+            clip_finite(self.slices.gradients(), value * self.zero.loss_scale)
         return None
 
     def step(
@@ -361,21 +347,17 @@ class DeepSpeed(ProcessGroupStrategy):
         return found if isinstance(found, OneBitAdam) else None
 
     def rank_local_state(self) -> dict[str, Tensor]:
-        if self.one_bit_adam is None:
-            return {}
-        names = parameter_names(self.module)
+        found, names = self.one_bit_adam, parameter_names(self.module)
         return {
             f"{names[id(parameter)]}/{part}": getattr(errors, part)
-            for parameter, errors in self.one_bit_adam.errors.items()
+            for parameter, errors in (found.errors.items() if found is not None else ())
             for part in ("sent", "served")
         }
 
     def load_rank_local_state(self, state: Mapping[str, Tensor]) -> None:
-        if self.one_bit_adam is None:
-            return
         for name, parameter in self.module.named_parameters():
-            if f"{name}/sent" in state:
-                errors = self.one_bit_adam.errors[parameter] = CompressionErrors(parameter.detach())
+            if (found := self.one_bit_adam) is not None and f"{name}/sent" in state:
+                errors = found.errors[parameter] = CompressionErrors(parameter.detach())
                 errors.sent.copy_(state[f"{name}/sent"])
                 errors.served.copy_(state[f"{name}/served"])
 

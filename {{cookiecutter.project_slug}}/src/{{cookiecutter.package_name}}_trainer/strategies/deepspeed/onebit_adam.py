@@ -40,14 +40,8 @@ class OneBitAdam(Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "freeze_step": freeze_step,
-            "betas": tuple(betas),
-            "eps": eps,
-            "weight_decay": weight_decay,
-        }
-        super().__init__(params, defaults)
+        defaults = {"lr": lr, "freeze_step": freeze_step, "betas": tuple(betas), "eps": eps}
+        super().__init__(params, {**defaults, "weight_decay": weight_decay})
         # Not in `state`: it is rank-local.
         self.errors: dict[Tensor, CompressionErrors] = {}
 
@@ -91,12 +85,10 @@ class OneBitAdam(Optimizer):
         parameter.sub_(group["lr"] * update)
 
     def _average(self, parameter: Tensor, momentum: Tensor) -> None:
-        if collectives.world_size() == 1:
-            return  # no communication
-        errors = self.errors.get(parameter)
-        if errors is None:
-            errors = self.errors[parameter] = CompressionErrors(momentum)
-        momentum.copy_(compressed_average(momentum, errors))
+        if collectives.world_size() > 1:
+            if parameter not in self.errors:
+                self.errors[parameter] = CompressionErrors(momentum)
+            momentum.copy_(compressed_average(momentum, self.errors[parameter]))
 
 
 class CompressionErrors:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from ...errors import ConfigurationError
+from ...errors import ConfigurationError, refuse
 from ...module import TrainingModule
 from .. import elementwise
 from ..optimizers import Optimization, SchedulerConfig
@@ -31,9 +31,7 @@ def configured(
     if named is not None and has_none:
         return Optimization([], [])
     found = configure()
-    problems = problems_of(found, config)
-    if problems:
-        raise ConfigurationError(problems)
+    refuse(problems_of(found, config))
     if named is not None:
         return Optimization([], [])
     if settings.kind(config, "scheduler") is not None:
@@ -78,11 +76,7 @@ def _not_sliced(found: Sequence[Optimizer], config: Mapping[str, Any]) -> list[s
 
 
 def one_bit_adam(config: Mapping[str, Any], module: TrainingModule) -> Optimizer:
-    """Create the optimizer of a configuration with type ``OneBitAdam``.
-
-    Raises:
-        ConfigurationError: Unknown parameters.
-    """
+    """Create the optimizer of a configuration with type ``OneBitAdam``."""
     given = dict(settings.section(config["optimizer"], "params"))
     for name in ("cuda_aware", "comm_backend_name"):  # options of DeepSpeed's own communication
         given.pop(name, None)
@@ -92,11 +86,7 @@ def one_bit_adam(config: Mapping[str, Any], module: TrainingModule) -> Optimizer
 
 
 def configured_scheduler(config: Mapping[str, Any], optimizer: Optimizer) -> list[SchedulerConfig]:
-    """Create the scheduler that a configuration names; an empty list if there is none.
-
-    Raises:
-        ConfigurationError: Unknown parameters.
-    """
+    """Create the scheduler that a configuration names; an empty list if there is none."""
     name = settings.kind(config, "scheduler")
     if name is None:
         return []

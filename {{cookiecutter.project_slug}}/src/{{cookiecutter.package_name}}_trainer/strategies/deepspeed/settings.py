@@ -1,5 +1,7 @@
 """DeepSpeed's configuration, the user's or ours, and its conflicts with the trainer's arguments.
 
+And the memory of a rank under it, read from DeepSpeed's ``stage_1_and_2.py`` and ``stage3.py``.
+
 Source: https://www.deepspeed.ai/docs/config-json/
 """
 
@@ -7,6 +9,7 @@ import copy
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ import torch
 
 from ...errors import ConfigurationError, nearest, refuse
 from ...options import Options
+from ..memory import Memory, Sizes, divided, memory
 from . import VARIABLES
 
 ONE_BIT_ADAM = "onebitadam"
@@ -30,6 +34,11 @@ _OPTIMIZERS = (
 _SCHEDULERS = ("LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
 # In elements: about a bucket of ddp, and DeepSpeed's default.
 _SMALL_BUCKET, _SMALL_GATHER, _LARGE_BUCKET = 4_000_000, 5_000_000, 500_000_000
+_FLOAT32 = 4
+# Of a process on CPUs in a step of any model, measured: the engine's own.
+_PROCESS = 45 * 2**20
+# DeepSpeed's defaults of stage 3, in elements.
+_LIVE, _PREFETCHED = 10**9, 5 * 10**7
 # Settings that split or reduce batches and gradients differently from the trainer.
 _NOT_TAKEN = {
     **dict.fromkeys(
@@ -47,14 +56,11 @@ _NOT_TAKEN = {
 
 
 def read(given: Mapping[str, Any] | str | os.PathLike[str] | None) -> dict[str, Any] | None:
-    """Read the user's configuration.
+    """Read the user's configuration; ``None`` if there is none.
 
     Args:
         given: A dict, or the path of a JSON file; ``None``: the file named by one of the
             environment variables :data:`VARIABLES`.
-
-    Returns:
-        A copy of it; ``None`` if there is none.
 
     Raises:
         ConfigurationError: The file does not exist, or is not a JSON object.
@@ -97,16 +103,15 @@ def defaults(
     if offload_optimizer and stage == 0:
         lines.append("offload_optimizer: stage 0 shards nothing; use 1, 2 or 3")
     refuse([f"strategy_options.{line}" for line in lines])
-    zero: dict[str, Any] = {"stage": stage}
-    if reduce_bucket_size is not None:
-        zero["reduce_bucket_size"] = reduce_bucket_size
-    if allgather_bucket_size is not None:
-        zero["allgather_bucket_size"] = allgather_bucket_size
-    if offload_optimizer:
-        zero["offload_optimizer"] = {"device": "cpu"}
-    if offload_parameters:
-        zero["offload_param"] = {"device": "cpu"}
-    return {"zero_optimization": zero}
+    zero: dict[str, Any] = {
+        "stage": stage,
+        "reduce_bucket_size": reduce_bucket_size,
+        "allgather_bucket_size": allgather_bucket_size,
+        "offload_optimizer": {"device": "cpu"} if offload_optimizer else None,
+        "offload_param": {"device": "cpu"} if offload_parameters else None,
+    }
+    given = {name: value for name, value in zero.items() if value is not None}
+    return {"zero_optimization": given}
 
 
 def section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -245,3 +250,79 @@ def sized(config: Mapping[str, Any], device_type: str, elements: int) -> dict[st
     for name in ("reduce_bucket_size", "allgather_bucket_size"):
         zero[name] = min(zero[name] + zero[name] % 2, elements + elements % 2)
     return {**config, "zero_optimization": zero}
+
+
+def zero_memory(sizes: Sizes, stage: int, zero: Mapping[str, Any]) -> Memory:
+    """The memory of a rank, with the section ``zero_optimization`` of its configuration.
+
+    A rank steps one flat copy, in float32, of its part of the parameters.
+    """
+    if stage == 0:
+        return memory(sizes, work=sizes.gradients + sizes.activations, mark="unverified")
+    part = 1 / sizes.ranks
+    own = divided(
+        sizes,
+        parameters=part if stage == 3 else 1.0,
+        gradients=1.0 if stage == 1 else part,
+        optimizer=part,
+    )
+    own = replace(own, optimizer=own.optimizer + round(_FLOAT32 * sizes.elements * part))
+    flat = round(sizes.gradients * part)
+    together = sizes.largest if sizes.is_on_host else sizes.gradients
+    step = flat + round(sizes.step * part * sizes.gradients / max(together, 1))
+    bucket = _FLOAT32 * min(int(zero.get("reduce_bucket_size", 5 * 10**8)), sizes.elements)
+    if stage != 2:
+        bucket = max(bucket, sizes.largest)  # reduced alone, in a copy
+    found = (_stage_3 if stage == 3 else _stage_1_and_2)(own, sizes, zero, bucket, flat, step)
+    if sizes.is_on_host:  # where the host is the device, nothing is offloaded
+        return replace(found, peak=found.peak + _PROCESS, mark="derived")
+    return _offloaded(found, own, sizes, zero)
+
+
+def _stage_1_and_2(
+    own: Sizes, sizes: Sizes, zero: Mapping[str, Any], bucket: int, flat: int, step: int
+) -> Memory:
+    overlaps = bool(zero.get("overlap_comm", False))
+    buckets = bucket * (1 + overlaps)
+    if own.gradients == sizes.gradients:
+        # Stage 1 reduces gradients after backward, or while it runs if communication overlaps.
+        work = max(sizes.work(), sizes.gradients + buckets)
+    else:
+        # A gradient of its own part is copied from the bucket; others are freed.
+        work = sizes.work(1 / sizes.ranks) + buckets + sizes.largest
+    # A rank's gradients are flattened before its step; gloo gathers all parameters in a copy.
+    gathered = sizes.parameters if sizes.is_on_host and sizes.ranks > 1 else 0
+    step = max(step, 2 * flat, gathered)
+    return memory(own, work=work, step=step, gathered=gathered, mark="unverified")
+
+
+def _stage_3(
+    own: Sizes, sizes: Sizes, zero: Mapping[str, Any], bucket: int, flat: int, step: int
+) -> Memory:
+    live = int(zero.get("stage3_max_live_parameters", _LIVE))
+    ahead = int(zero.get("stage3_prefetch_bucket_size", _PREFETCHED))
+    gathered = min(_FLOAT32 * (live + ahead), sizes.parameters)
+    # The partitions of gradients and the bucket stay.
+    buckets = flat + bucket
+    work = sizes.work(0.0) + gathered + sizes.largest
+    return memory(own, work=work, step=step, buckets=buckets, gathered=gathered, mark="unverified")
+
+
+def _offloaded(found: Memory, own: Sizes, sizes: Sizes, zero: Mapping[str, Any]) -> Memory:
+    """Move to the host what the configuration offloads."""
+    steps, holds = (
+        (zero.get(name) or {}).get("device", "none") != "none"
+        for name in ("offload_optimizer", "offload_param")
+    )
+    if not (steps or holds):
+        return found
+    host = 0
+    if steps:
+        flat = round(sizes.gradients / sizes.ranks)
+        host += own.optimizer + flat
+        # What is left on the device for a step is the copy of the new parameters.
+        found = replace(found, optimizer=0, peak=found.peak - own.optimizer)
+    if holds:
+        host += own.parameters
+        found = replace(found, parameters=0, peak=found.peak - own.parameters)
+    return replace(found, host=host * sizes.devices, mark="unverified")

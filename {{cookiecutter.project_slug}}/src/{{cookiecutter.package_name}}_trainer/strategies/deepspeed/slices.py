@@ -6,7 +6,8 @@ Stage 3 slices each parameter, and concatenates the slices. The functions
 do not support step counts, and return nothing before the first step.
 """
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,13 +19,9 @@ from ...checkpoint.stored_tensors import Stored, flat_part
 
 @dataclass(frozen=True)
 class Slice:
-    """The position of a part of a parameter.
+    """The position of a part of a parameter, of ``length`` elements, perhaps none.
 
-    Args:
-        flat: The flat tensor that the optimizer steps.
-        start: First element in ``flat``.
-        offset: Index of that element in the parameter.
-        length: Number of elements; 0 if this process steps none of them.
+    It begins at ``start`` in ``flat``, which the optimizer steps, and ``offset`` in the parameter.
     """
 
     flat: Tensor
@@ -42,12 +39,10 @@ class Slice:
 
 
 class _Slices:
-    """What the slices of all stages have in common.
+    """What the slices of all stages of DeepSpeed's optimizer ``zero`` have in common.
 
-    Args:
-        zero: DeepSpeed's optimizer.
-        flats: This process' flat parameters, one for each group.
-        are_offloaded: Whether gradients are copied to the CPU, where the optimizer steps.
+    ``flats``: this process' flat parameters, one for each group. ``are_offloaded``: gradients are
+    copied to the CPU, where the optimizer steps.
     """
 
     def __init__(self, zero: Any, flats: Sequence[Any], are_offloaded: bool) -> None:
@@ -88,11 +83,7 @@ class _Slices:
 
 
 class FlatSlices(_Slices):
-    """Slices in ZeRO stages 1 and 2, in which every process holds all weights.
-
-    Args:
-        zero: DeepSpeed's optimizer.
-    """
+    """Slices in ZeRO stages 1 and 2, in which every process holds all weights."""
 
     def __init__(self, zero: Any) -> None:
         super().__init__(zero, zero.single_partition_of_fp32_groups, bool(zero.cpu_offload))
@@ -134,12 +125,7 @@ class FlatSlices(_Slices):
 
 
 class ParameterSlices(_Slices):
-    """Slices in ZeRO stage 3, in which every process holds a part of each parameter.
-
-    Args:
-        zero: DeepSpeed's optimizer.
-        parameters: All parameters of the model.
-    """
+    """Slices in ZeRO stage 3, in which every process holds a part of each parameter."""
 
     def __init__(self, zero: Any, parameters: Sequence[Any]) -> None:
         super().__init__(zero, zero.fp32_partitioned_groups_flat, bool(zero.offload_optimizer))
@@ -181,3 +167,11 @@ def _part(parameter: Any) -> tuple[int, int]:
     size = parameter.partition_numel()
     offset = min(size * torch.distributed.get_rank(), parameter.ds_numel)
     return offset, min(size, parameter.ds_numel - offset)
+
+
+def clip_finite(gradients: Iterable[Tensor], value: float) -> None:
+    """Clip gradients by value, but those that overflowed, which the engine is to detect."""
+    for gradient in gradients:
+        # On the device, without synchronization with the host.
+        bound = torch.where(torch.isfinite(gradient).all(), value, math.inf)
+        gradient.clamp_(-bound, bound)

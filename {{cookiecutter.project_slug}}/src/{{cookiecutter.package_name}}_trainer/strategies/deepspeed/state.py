@@ -22,14 +22,7 @@ _STEPS = "step"  # Adam's step count; may be a tensor
 
 
 class ShardedState:
-    """Weights and optimizer state of a ZeRO optimizer.
-
-    Args:
-        module: The user's module.
-        slices: Locates the parameters.
-        optimizer: The optimizer that steps them.
-        groups: Parameter names of each of its groups.
-    """
+    """Weights and optimizer state of a ZeRO optimizer; ``groups``: its parameters' names."""
 
     def __init__(
         self,
@@ -38,10 +31,8 @@ class ShardedState:
         optimizer: Optimizer,
         groups: list[list[str]],
     ) -> None:
-        self._module = module
-        self._slices = slices
-        self._optimizer = optimizer
-        self._groups = groups
+        self._module, self._slices = module, slices
+        self._optimizer, self._groups = optimizer, groups
         self._parameters = dict(module.named_parameters())
         first = {id(parameter): name for name, parameter in self._parameters.items()}
         # Parameters with several names: each name with the first one.
@@ -90,8 +81,7 @@ class ShardedState:
 
     def _trained(self, names: Iterable[str]) -> Iterator[tuple[str, Slice]]:
         for name in names:
-            part = self._slices.of(self._parameters[name])
-            if part is not None:
+            if (part := self._slices.of(self._parameters[name])) is not None:
                 yield name, part
 
     # --- load ------------------------------------------------------------------------------------
@@ -106,10 +96,8 @@ class ShardedState:
             self._load_parts(state["model"], self._slices)
         else:
             fill_module(self._module, state["model"])
-            for parameter in self._parameters.values():
-                part = self._slices.of(parameter)
-                if part is not None:
-                    part.within(part.flat.data).copy_(part.cut(parameter.data))
+            for name, part in self._trained(self._parameters):
+                part.within(part.flat.data).copy_(part.cut(self._parameters[name].data))
         (saved,) = state["optimizers"]
         self._load_groups(saved["param_groups"])
         self._load_values(saved["state"])
@@ -136,9 +124,8 @@ class ShardedState:
     def _load_groups(self, saved: list[Mapping[str, Any]]) -> None:
         check_groups(saved, self._groups)
         for group, values in zip(self._optimizer.param_groups, saved, strict=True):
-            own = implementation(group)
-            group.update({key: read_all(values[key]) for key in values if key != "params"})
-            group.update(own)
+            given = {key: read_all(values[key]) for key in values if key != "params"}
+            group.update(given | implementation(group))
 
     def _load_values(self, saved: Mapping[str, Any]) -> None:
         self._optimizer.state.clear()

@@ -11,10 +11,8 @@ from typing import Any
 from fairscale.nn.data_parallel import ShardedDataParallel
 from fairscale.optim.oss import OSS
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from ..gradients.averaging import copy_gradient
-from ..sharded_optimizers import created
 
 
 class Replica(ShardedDataParallel):  # type: ignore[misc]
@@ -65,8 +63,3 @@ class Replica(ShardedDataParallel):  # type: ignore[misc]
         for kept in (self._grad_hooks, self._grad_accs, self._manual_reduce):
             kept.clear()
         self._process_group = None
-
-
-def sharded(optimizer: Optimizer) -> OSS:
-    """An optimizer of the same class that steps this process' shard of the parameters."""
-    return created(OSS, optimizer)

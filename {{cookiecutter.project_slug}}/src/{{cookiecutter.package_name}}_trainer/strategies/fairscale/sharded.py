@@ -6,25 +6,25 @@ Source: https://fairscale.readthedocs.io/en/stable/api/nn/sharded_ddp.html
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from ...errors import ConfigurationError, UserError, refuse
 from ...launch.cluster import Layout
 from ...module import TrainingModule
 from ...options import Options
-from .. import elementwise, sharded_optimizers
+from .. import elementwise
 from ..base import StepOutput
 from ..clipping import clip_distinct_gradients
 from ..gradients import sparse
-from ..gradients.averaging import GradientAverage, accumulated_once
+from ..gradients.averaging import GradientAverage
 from ..gradients.same_use import OPTION, SameUse, trained
 from ..limits import Limits
 from ..memory import Memory, Sizes, divided, memory
-from ..optimizer_state import parameter_names
+from ..optimizer_state import parameter_names, sharded_optimizer
 from ..optimizers import Optimization
 from ..precision import Precision
 from ..process_group import ProcessGroupStrategy
@@ -57,7 +57,6 @@ class DDPSharded(ProcessGroupStrategy):
         packages={"fairscale": "make fairscale, or pip install '.[fairscale]'"},
     )
     _wrapped: "Replica | None" = None
-    _has_run = False
 
     def __init__(
         self,
@@ -97,7 +96,9 @@ class DDPSharded(ProcessGroupStrategy):
         super().connect(layout, devices, precision)
 
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
-        from .replica import Replica, sharded
+        from fairscale.optim.oss import OSS
+
+        from .replica import Replica
 
         self.place(module)
         self.start_equal((*module.parameters(), *module.buffers()))
@@ -106,10 +107,10 @@ class DDPSharded(ProcessGroupStrategy):
         refuse(elementwise.problems_of(given.optimizers, "parameters"))
         if self.find_unused_parameters or not module.automatic_optimization:
             with _all_trainable(given.parameters):
-                optimization = given.replaced(sharded)
+                optimization = given.replaced(partial(sharded_optimizer, OSS))
             self.averaged = GradientAverage(module.parameters())
         else:
-            optimization = given.replaced(sharded)
+            optimization = given.replaced(partial(sharded_optimizer, OSS))
             self._wrapped = Replica(self._step_module, optimization.optimizers, self.reduce_fp16)
             self.same_use = SameUse(lambda: trained(module), _ADVICE, self.timeout_seconds)
             if self._layout.world_size > 1:
@@ -136,21 +137,13 @@ class DDPSharded(ProcessGroupStrategy):
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
         if self.same_use is not None and synchronize:
             self.same_use.check(loss)
-        is_checked, self._has_run = self._wrapped is None or self._has_run, True
-        with contextlib.nullcontext() if is_checked else accumulated_once(self.module):
-            super().backward(loss, synchronize=synchronize)
+        super().backward(loss, synchronize=synchronize)
 
     def clip(self, optimization: Optimization, value: float, algorithm: str) -> Tensor | None:
         if self._wrapped is None:  # each process has all gradients
             return super().clip(optimization, value, algorithm)
         self.precision.unscale(optimization.optimizers)
         return clip_distinct_gradients(optimization.parameters, value, algorithm)
-
-    def _optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        return sharded_optimizers.state(optimizer, parameter_names(self.module))
-
-    def _load_optimizer(self, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
-        sharded_optimizers.load_state(optimizer, saved, parameter_names(self.module))
 
     def teardown(self) -> None:
         # Remaining references to the process group would keep gloo's threads alive.

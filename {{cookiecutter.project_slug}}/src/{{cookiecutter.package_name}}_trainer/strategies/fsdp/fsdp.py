@@ -4,10 +4,10 @@ Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 """
 
 import contextlib
-import dataclasses
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -30,7 +30,7 @@ from ...memory import meta_device
 from ...module import TrainingModule
 from ...options import Options
 from ..base import Stage, StepModule
-from ..clipping import clip_gradients_on_meshes
+from ..clipping import clip_distinct_gradients, is_first_holder
 from ..gradients import sparse
 from ..gradients.averaging import GradientAverage
 from ..gradients.same_use import OPTION, SameUse, trained, unused, with_zeros
@@ -41,7 +41,6 @@ from ..optimizers import Optimization
 from ..process_group import ProcessGroupStrategy
 from ..weights import LocalWeights
 from . import state as sharded_state
-from .precision import cast_calls
 from .units import can_shard, choose_units, explain_sharded_use, outer_modules, unsharded
 
 # An engine's own environment may have an older one: its DTensors cannot be saved.
@@ -53,8 +52,7 @@ _ADVICE = f"set {OPTION}, which gathers all units for the whole step, or use str
 class FSDP(ProcessGroupStrategy):
     """PyTorch FSDP: parameters, gradients and optimizer states sharded over the processes.
 
-    Each unit is gathered while it is computed.
-    Parameters without dimensions cannot be sharded; every process holds them.
+    Each unit is gathered while it is computed. Every process holds parameters without dimensions.
 
     Args:
         unit_classes: Names of module classes to gather as a unit, such as a transformer block;
@@ -80,8 +78,7 @@ class FSDP(ProcessGroupStrategy):
     limits: Limits = Limits(shards_parameters=True)
     _step_module: Any = None
     roots: Sequence[nn.Module] = ()
-    whole_blocks: bool | None = None
-    """Whether no unit is inside a repeated block; default: on GPUs."""
+    whole_blocks: bool | None = None  # default: on GPUs
     half: torch.dtype | None = None
     """The data type in which units compute without autocast, if it is not their parameters'."""
     _synchronizes = True  # the default of units
@@ -107,7 +104,7 @@ class FSDP(ProcessGroupStrategy):
         self.reshard_after_forward = reshard_after_forward
         self.reduce_every_microbatch = reduce_every_microbatch
         self.find_unused_parameters = find_unused_parameters
-        self._used: set[str] = set()
+        self._used = set[str]()
         self._casts: list[RemovableHandle] = []
         self._parameter_groups: list[Any] = []
 
@@ -127,8 +124,7 @@ class FSDP(ProcessGroupStrategy):
                 "strategy_options.find_unused_parameters does not support manual optimization with "
                 "FSDP; use strategy='ddp', which needs no such option for it"
             )
-        roots = outer_modules(module)
-        holders = Counter(id(each) for root in roots for each in root.parameters())
+        holders = Counter(id(each) for root in outer_modules(module) for each in root.parameters())
         return lines + [
             f"{name} is in {holders[id(each)] or 'none'} of the model's children; a model with "
             "manual optimization is sharded child by child, so move it into one, or use "
@@ -141,21 +137,17 @@ class FSDP(ProcessGroupStrategy):
         return self._sharded_memory(sizes, sizes.ranks)
 
     def _sharded_memory(self, sizes: Sizes, shards: int) -> Memory:
-        """The memory of a rank with one of so many shards.
-
-        In backward a unit is gathered, and the one before it; its gradient is copied to be reduced.
-        """
         part = 1 / shards
-        own = divided(sizes, parameters=part, gradients=part, optimizer=part)
-        own = dataclasses.replace(own, step=round(sizes.step * part))
+        # In backward a unit is gathered, and the one before it; its gradient is copied.
+        own = replace(sizes, step=round(sizes.step * part))
+        own = divided(own, parameters=part, gradients=part, optimizer=part)
         gathered = 4 * sizes.unit if self.reshard_after_forward else sizes.parameters
-        work = sizes.work(part) + gathered
-        found = memory(own, work=work, gathered=gathered, mark="unverified")
+        found = memory(own, work=sizes.work(part) + gathered, gathered=gathered, mark="unverified")
         if not self.offload or sizes.is_on_host:
             return found
         host = own.parameters + own.gradients + own.optimizer + own.step
         peak = sizes.activations + gathered
-        return dataclasses.replace(
+        return replace(
             found, peak=peak, parameters=0, gradients=0, optimizer=0, host=host * sizes.devices
         )
 
@@ -166,14 +158,19 @@ class FSDP(ProcessGroupStrategy):
                 "and give a checkpoint, as in test(module, checkpoint=trainer.run_directory)"
             )
         self.module = module
-        module.trainer_state = dataclasses.replace(module.trainer_state, device=self.device)
+        module.trainer_state = replace(module.trainer_state, device=self.device)
         self.mesh = self.make_mesh()
-        rank, ranks = dist.get_rank(), dist.get_world_size()
-        self._initializer = meta_device.Initializer(module, rank, ranks)
+        self._initializer = meta_device.Initializer(module, dist.get_rank(), dist.get_world_size())
         self._step_module = StepModule(module)
         sharded_state.move_rest(module, self.device)
         self.shard_units(module)
-        self._place_rest()
+        # What is in no unit, if the model is sharded unit by unit: scalars.
+        sources = self._initializer.materialize(module)
+        rest = (*self.whole_parameters(), *module.buffers())
+        self.precision.cast_all(rest)
+        for each in rest:
+            each.data = each.data.to(self.device)
+        self.start_equal(rest, sources)
         self._names = parameter_names(module)
         self.watch_gradients()
 
@@ -184,21 +181,18 @@ class FSDP(ProcessGroupStrategy):
         # A backward inside a step reshards what the root unit has gathered, which later
         # operations in the step may still use.
         self.roots = [self._step_module] if module.automatic_optimization else outer_modules(module)
-        units = self._choose_units(module)
-        gathered = [*units.values(), *(root for root in self.roots if root not in units.values())]
-        for unit in gathered:
+        units = [*self._choose_units(module).values()]
+        for unit in [*units, *(root for root in self.roots if root not in units)]:
             self._shard(unit)
         if self.half is not None:
-            self._casts = cast_calls(module, self.half)
+            self._casts = sharded_state.cast_calls(module, self.half)
 
     def watch_gradients(self) -> None:
         """Prepare what compares and averages gradients."""
         self.same_use = SameUse(self._leaves, _ADVICE, self.timeout_seconds)
-        units = set(self._units())
+        units, named = set(self._units()), self.module.named_modules()
         self._parameter_groups = [group for unit in units for group in _groups(unit)]
-        self.same_use.watch(
-            {name: each for name, each in self.module.named_modules() if each in units}
-        )
+        self.same_use.watch({name: each for name, each in named if each in units})
         self.averaged = GradientAverage(self.whole_parameters())
 
     def _choose_units(self, module: TrainingModule) -> dict[str, nn.Module]:
@@ -211,15 +205,6 @@ class FSDP(ProcessGroupStrategy):
     def whole_parameters(self) -> list[nn.Parameter]:
         """The parameters that every process holds."""
         return unsharded(self.module, self.half)
-
-    def _place_rest(self) -> None:
-        """Place parameters that are in no unit, if the model is sharded unit by unit: scalars."""
-        sources = self._initializer.materialize(self.module)
-        rest = (*self.whole_parameters(), *self.module.buffers())
-        self.precision.cast_all(rest)
-        for each in rest:
-            each.data = each.data.to(self.device)
-        self.start_equal(rest, sources)
 
     def make_mesh(self) -> DeviceMesh:
         """The mesh over which parameters are sharded: all processes."""
@@ -273,8 +258,11 @@ class FSDP(ProcessGroupStrategy):
         # In manual optimization, accumulated gradients are visible to the optimizer and saved.
         reduce = self.reduce_every_microbatch or not self.module.automatic_optimization
         self._set_gradient_sync(synchronize or reduce)
-        if self.find_unused_parameters:
-            loss = self._with_unused(loss)
+        if self.find_unused_parameters:  # so that all ranks get gradients of the same ones
+            parameters = self._leaves()
+            left_out = unused(loss, parameters)
+            self._used.update(name for name, _ in parameters if name not in left_out)
+            loss = with_zeros(loss, list(left_out.values()))
         elif self.same_use is not None:
             self.same_use.check(loss)
         with explain_sharded_use(self.half):
@@ -284,12 +272,10 @@ class FSDP(ProcessGroupStrategy):
 
     def _set_gradient_sync(self, synchronize: bool) -> None:
         """Set it on all units if it changes: torch traverses all modules for this."""
-        if synchronize is self._synchronizes:
-            return
-        self._synchronizes = synchronize
-        for root in self.roots:
+        for root in self.roots if synchronize is not self._synchronizes else ():
             if isinstance(root, FSDPModule):
                 root.set_requires_gradient_sync(synchronize)
+        self._synchronizes = synchronize
 
     def _leaves(self) -> list[tuple[str, Tensor]]:
         """The parameters used in forward, by name: full parameters, if they are gathered."""
@@ -302,13 +288,6 @@ class FSDP(ProcessGroupStrategy):
                         found.append((name, getattr(each, "_unsharded_param", each.sharded_param)))
         rest = self.whole_parameters()
         return found + [(self._names[id(each)], each) for each in rest if each.requires_grad]
-
-    def _with_unused(self, loss: Tensor) -> Tensor:
-        """Extend a loss so that all ranks get gradients of the same parameters."""
-        parameters = self._leaves()
-        left_out = unused(loss, parameters)
-        self._used.update(name for name, _ in parameters if name not in left_out)
-        return with_zeros(loss, list(left_out.values()))
 
     def _leave_out_unused(self) -> None:
         """Do not step parameters that no rank has used, as in one process."""
@@ -334,7 +313,8 @@ class FSDP(ProcessGroupStrategy):
 
     def clip(self, optimization: Optimization, value: float, algorithm: str) -> Tensor | None:
         self.precision.unscale(optimization.optimizers)
-        return clip_gradients_on_meshes(optimization.parameters, value, algorithm)
+        own = optimization.parameters
+        return clip_distinct_gradients(own, value, algorithm, is_first_holder)
 
     def _step_optimizer(self, optimizer: Optimizer) -> None:
         try:
@@ -343,9 +323,9 @@ class FSDP(ProcessGroupStrategy):
         except RuntimeError as error:
             if not re.search("DTensor|placement|sharding strategy", str(error)):
                 raise
-            name, why = type(optimizer).__name__, one_line(error)
             raise UserError(
-                f"{name} cannot step sharded parameters ({why}); use AdamW, or strategy='ddp'"
+                f"{type(optimizer).__name__} cannot step sharded parameters ({one_line(error)}); "
+                "use AdamW, or strategy='ddp'"
             ) from None
 
     def weights(self) -> LocalWeights:
@@ -375,8 +355,7 @@ class HSDP(FSDP):
     """``fsdp`` inside a node, replicated across nodes.
 
     Args:
-        shard_size: Number of processes over which parameters are sharded; default: those of a
-            node.
+        shard_size: Number of processes that share parameters; default: those of a node.
         options: As in :class:`FSDP`.
     """
 
@@ -411,11 +390,8 @@ def _groups(unit: FSDPModule) -> list[Any]:
     return [each for each in (many or [state._fsdp_param_group]) if each is not None]
 
 
-def drop_groups(unit: Any) -> None:
-    """Drop a unit's references to its process groups, and so to gloo's threads.
-
-    A thread that outlives its group may abort the interpreter at exit.
-    """
+def drop_groups(unit: FSDPModule) -> None:
+    """Drop a unit's references to its process groups, whose threads may not outlive them."""
     for group in _groups(unit):
         for info in (group.mesh_info, group.post_forward_mesh_info):
             for name in ("shard_process_group", "replicate_process_group"):

@@ -1,4 +1,4 @@
-"""Place what is not sharded, and step DTensors of several meshes."""
+"""Place what is not sharded, compute in half precision, and step DTensors of several meshes."""
 
 import contextlib
 from collections import defaultdict
@@ -7,9 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
-from .units import can_shard
+from ...data import moving
+from .units import can_shard, outer_modules
 
 
 def move_rest(module: nn.Module, device: torch.device) -> None:
@@ -17,10 +20,6 @@ def move_rest(module: nn.Module, device: torch.device) -> None:
 
     Those are moved one unit at a time. The rest are buffers, parameters without dimensions, and
     other state that modules move themselves, such as that of torchmetrics.
-
-    Args:
-        module: The module, not sharded yet.
-        device: Target device.
     """
     for each in module.parameters():
         each.grad = None  # it would move without its parameter, and is not sharded with it
@@ -59,3 +58,44 @@ def _split(group: dict[str, Any]) -> list[dict[str, Any]]:
     for parameter in group["params"]:
         by_mesh[getattr(parameter, "device_mesh", None)].append(parameter)
     return [{**group, "params": own} for own in by_mesh.values()]
+
+
+def cast_calls(module: nn.Module, half: torch.dtype) -> list[RemovableHandle]:
+    """Cast inputs of layers in half precision, and to float32 what a step gets from the model.
+
+    Units gather their float32 parameters in half precision, without autocast, and free them after
+    their forward: no whole weight is kept for backward. torch's ``MixedPrecisionPolicy`` casts the
+    inputs of units only, but a layer may be outside of units, or get a float32 tensor that was
+    created in between.
+    """
+
+    def enter(layer: nn.Module, args: Any, kwargs: Any) -> Any:
+        if all(each.dtype != half for each in layer.parameters(recurse=False)):
+            return None
+        return _cast((args, kwargs), torch.float32, half)
+
+    def leave(_: nn.Module, __: Any, output: Any) -> Any:
+        return _cast(output, half, torch.float32)
+
+    # With parameters of its own, the user's module is called itself.
+    outer = [module] if _has_own(module) else outer_modules(module)
+    return [
+        *(
+            each.register_forward_pre_hook(enter, with_kwargs=True)
+            for each in module.modules()
+            if _has_own(each)
+        ),
+        *(each.register_forward_hook(leave) for each in outer),
+    ]
+
+
+def _has_own(module: nn.Module) -> bool:
+    return next(module.parameters(recurse=False), None) is not None
+
+
+def _cast(value: Any, source: torch.dtype, target: torch.dtype) -> Any:
+    def cast(each: Any) -> Any:
+        is_cast = isinstance(each, Tensor | PackedSequence) and each.data.dtype == source
+        return each.to(target) if is_cast else each
+
+    return moving.mapped(value, cast)

@@ -28,10 +28,8 @@ def can_shard(parameter: Tensor) -> bool:
 def unsharded(module: nn.Module, half: torch.dtype | None) -> list[nn.Parameter]:
     """The parameters of a module that are replicated.
 
-    Args:
-        module: The module.
-        half: The data type in which others are gathered, if it is not their own. Those of layers
-            with running statistics (BatchNorm), which must have these' data type, are replicated.
+    With ``half``, in which others are gathered, also those of layers with running statistics
+    (BatchNorm), which must have these' data type.
     """
     norms = [
         each for each in module.modules() if half is not None and hasattr(each, "running_mean")
@@ -43,7 +41,7 @@ def unsharded(module: nn.Module, half: torch.dtype | None) -> list[nn.Parameter]
 def choose_units(
     module: nn.Module, classes: Sequence[str] | None, smallest: int, *, whole_blocks: bool = False
 ) -> list[tuple[str, nn.Module]]:
-    """Choose the modules that become units, inner ones first; the root is the last unit.
+    """Choose the modules of a model that become units, with their names, inner ones first.
 
     A parameter that is shared stays with the module that contains all its uses.
 
@@ -53,9 +51,6 @@ def choose_units(
         smallest: By size: minimum number of parameters of a unit, without those of inner units.
         whole_blocks: By size: no unit inside a repeated block (a transformer layer). Each unit
             has its own collectives: a few large units are faster, but need more memory.
-
-    Returns:
-        Names and modules.
 
     Raises:
         UserError: A class has no modules in the model.
@@ -122,13 +117,9 @@ def outer_modules(module: nn.Module) -> list[nn.Module]:
 
 @contextlib.contextmanager
 def explain_sharded_use(half: torch.dtype | None = None) -> Iterator[None]:
-    """Explain torch's errors if parameters are used while their unit is sharded.
+    """Raise UserError with an explanation if parameters are used while their unit is sharded.
 
-    Args:
-        half: The data type in which units compute without autocast: explain errors of dtypes, too.
-
-    Raises:
-        UserError: With the explanation.
+    ``half``: the data type in which units compute without autocast: explain errors of dtypes, too.
     """
     try:
         yield

@@ -31,11 +31,9 @@ class GradientAverage:
     Gradients of parameters that are toggled off are not averaged until their own backward.
 
     Args:
-        parameters: Parameters of the model, in the same order on every process; of DTensors, the
-            local shards are averaged.
+        parameters: In the same order on every process; of DTensors, local shards are averaged.
         group: The processes that average; default: all. Dense gradients only.
-        add_up: Sums a dense tensor over these processes, perhaps in place; default: over the
-            process group.
+        add_up: Sums a dense tensor over these processes, perhaps in place; default: over the group.
     """
 
     def __init__(
@@ -54,8 +52,8 @@ class GradientAverage:
         for index, parameter in enumerate(self._parameters):
             # torch hooks need a tensor that requires grad; a frozen one may be unfrozen later.
             requires_grad = parameter.requires_grad
-            parameter.requires_grad_()
             changed = partial(self._changed, index)
+            parameter.requires_grad_()
             self._hooks.append(parameter.register_post_accumulate_grad_hook(changed))
             parameter.requires_grad_(requires_grad)
 

@@ -65,10 +65,9 @@ class SameUse:
     """Ends a run with an explanation if ranks use different parameters.
 
     Ranks compare events: calls of modules, and what a backward leaves out. After the same events of
-    a step, each expects what followed last time, and then sends nothing. All expect the same, so if
-    ranks differ, at least one does something else. It first asks its peers, through the process
-    group's store, and waits until all have asked the same. One that does what was expected never
-    asks: it waits in a collective of the engine.
+    a step, each expects what followed last time. One that does something else first asks its peers,
+    through the process group's store, and waits until all have asked the same. One that does what
+    was expected never asks: it waits in a collective of the engine.
 
     Args:
         parameters: The trainable parameters by name: leaves of the loss' graph.
@@ -108,11 +107,7 @@ class SameUse:
         self._before = hash(stage)
 
     def note(self, *event: str) -> None:
-        """Compare what this rank is about to do, in words.
-
-        Raises:
-            UserError: Another rank does something else.
-        """
+        """Compare what this rank is about to do, in words: a UserError if another differs."""
         expected = self._followed.get(self._before)
         if event != expected and collectives.world_size() > 1:
             self._ask_peers(event, expected)

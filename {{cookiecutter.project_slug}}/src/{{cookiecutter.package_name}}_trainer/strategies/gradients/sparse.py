@@ -24,12 +24,7 @@ def sparse_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def problems_of(module: nn.Module, reason: str) -> list[str]:
-    """One line for each sparse gradient of a module, if a strategy does not support them.
-
-    Args:
-        module: The user's module.
-        reason: Why they are not supported.
-    """
+    """One line for each sparse gradient of a module, which a strategy refuses for a reason."""
     return [
         f"{name} has sparse gradients (sparse=True): {reason}; make the embedding with "
         "sparse=False, or use strategy='ddp'"

@@ -63,7 +63,6 @@ class Horovod(ProcessGroupStrategy):
         super().__init__(timeout_seconds)
         self.scale_learning_rate = scale_learning_rate
         self.compression = compression
-        self._averaged: set[int] = set()
         self._hooks: list[RemovableHandle] = []
         self._synchronizes = True
         if scale_learning_rate:
@@ -145,7 +144,6 @@ class Horovod(ProcessGroupStrategy):
     def forward_backward(
         self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
     ) -> StepOutput:
-        self._averaged.clear()
         self._synchronizes = synchronize
         # Hooks count down and average at 0: with 1 they average now, with 2 they wait.
         for optimizer in self._optimization.optimizers:
@@ -158,11 +156,13 @@ class Horovod(ProcessGroupStrategy):
         if self._synchronizes:
             copy_gradient(parameter)
 
-    def _average(self, optimizer: Any) -> None:
-        """Wait for the averaged gradients, once per step."""
-        if id(optimizer) in self._averaged:
-            return
-        self._averaged.add(id(optimizer))
+    def backward(self, loss: Tensor, *, synchronize: bool) -> None:
+        super().backward(loss, synchronize=synchronize)
+        for optimizer in self._optimization.optimizers if synchronize else ():
+            self._wait(optimizer)
+
+    def _wait(self, optimizer: Any) -> None:
+        """Wait for the averaged gradients of a step."""
         trained = [
             parameter
             for group in optimizer.param_groups
@@ -177,17 +177,7 @@ class Horovod(ProcessGroupStrategy):
             if not is_used:
                 parameter.grad = None
 
-    def expose_gradients(self, optimization: Optimization) -> None:
-        for optimizer in optimization.optimizers:
-            self._average(optimizer)
-        super().expose_gradients(optimization)
-
-    def clip(self, optimization: Optimization, value: float, algorithm: str) -> Tensor | None:
-        self.expose_gradients(optimization)
-        return super().clip(optimization, value, algorithm)
-
     def _step_optimizer(self, optimizer: Any) -> None:
-        self._average(optimizer)
         with optimizer.skip_synchronize():
             super()._step_optimizer(optimizer)
 
@@ -195,7 +185,6 @@ class Horovod(ProcessGroupStrategy):
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        self._averaged.clear()
         super().teardown()
 
 

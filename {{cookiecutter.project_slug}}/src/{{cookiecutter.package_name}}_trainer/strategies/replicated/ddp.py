@@ -4,7 +4,6 @@ Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.Distrib
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ...module import TrainingModule
 from ...options.values import PositiveInt
 from ..base import StepModule
-from ..gradients.averaging import GradientAverage, accumulated_once
+from ..gradients.averaging import GradientAverage
 from ..gradients.same_use import OPTION, left_out, trained, unused
 from ..gradients.sparse import sparse_parameters
 from ..memory import Memory, Sizes, memory
@@ -52,7 +51,6 @@ class DDP(ProcessGroupStrategy):
         self.bucket_cap_mb = bucket_cap_mb
         self.hook = CommunicationHook(communication_hook, powersgd_rank, powersgd_start_step)
         self._ignored: list[Any] = []
-        self._has_run = False
 
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         self.place(module)
@@ -109,9 +107,7 @@ class DDP(ProcessGroupStrategy):
         return wrapped
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
-        is_checked, self._has_run = self._wrapped is None or self._has_run, True
-        with nullcontext() if is_checked else accumulated_once(self.module):
-            super().backward(loss, synchronize=synchronize)
+        super().backward(loss, synchronize=synchronize)
         if not synchronize or self._wrapped is None:
             return
         try:  # now: DDP itself raises in the next step, if it still waits for gradients

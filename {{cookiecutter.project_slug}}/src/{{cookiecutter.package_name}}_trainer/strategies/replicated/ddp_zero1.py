@@ -3,18 +3,17 @@
 Source: https://docs.pytorch.org/docs/stable/distributed.optim.html#torch.distributed.optim.ZeroRedundancyOptimizer
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import Optimizer
 
 from ...errors import ConfigurationError, refuse
 from ...module import TrainingModule
-from .. import elementwise, sharded_optimizers
+from .. import elementwise
 from ..memory import Memory, Sizes, divided
-from ..optimizer_state import parameter_names
+from ..optimizer_state import sharded_optimizer
 from ..optimizers import Optimization
 from .ddp import DDP
 
@@ -35,12 +34,6 @@ class DDPZeRO1(DDP):
         own = replace(divided(sizes, optimizer=share), step=sizes.step_of(share))
         return super().memory(own)
 
-    def _optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        return sharded_optimizers.state(optimizer, parameter_names(self.module))
-
-    def _load_optimizer(self, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
-        sharded_optimizers.load_state(optimizer, saved, parameter_names(self.module))
-
 
 def _sharded(optimizer: Optimizer) -> ZeroRedundancyOptimizer:
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
@@ -50,4 +43,4 @@ def _sharded(optimizer: Optimizer) -> ZeroRedundancyOptimizer:
             f"{', '.join(dtypes)}, and torch shards those of one dtype; give each dtype an "
             "optimizer, or use strategy='ddp'"
         )
-    return sharded_optimizers.created(ZeroRedundancyOptimizer, optimizer)
+    return sharded_optimizer(ZeroRedundancyOptimizer, optimizer)

@@ -6,18 +6,18 @@ works on GPUs only; this one works on any devices, even on the same one several 
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from types import MethodType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...data import moving, transfer
 from ...data.samples import Splitter, batch_length, counts_of, part_sizes
 from ...errors import UserError, one_line
 from ...module import TrainingModule
-from ..base import Stage, StepModule, Strategy, read_loss, refuse_weight
+from ..base import Stage, StepModule, Strategy, read_loss, refuse_others
 from ..limits import Limits
 from ..memory import Memory, Sizes, memory
 from .ddp import DDP
@@ -34,12 +34,8 @@ class ReplicatedStep(StepModule):
     """Runs a step on each device's part of a batch, and gathers the outputs on the first device.
 
     Replicas run one after another in this thread, so that randomness, logging and the user's own
-    state have a fixed order. On GPUs, their kernels still run in parallel.
-
-    Args:
-        module: The user's module, on the first device.
-        device_list: Devices of the replicas.
-        dtype: Cast floating-point tensors of a batch to it; ``None``: no cast.
+    state have a fixed order. On GPUs, their kernels still run in parallel. ``dtype``: cast
+    floating-point tensors of a batch to it.
     """
 
     def __init__(
@@ -77,7 +73,8 @@ class ReplicatedStep(StepModule):
             counted = self.counts[index] if run is None or run.batch_samples else 0.0
             state = dataclasses.replace(self.module.trainer_state, device=device, samples=counted)
             replica.trainer_state = state
-            with _on(device):
+            # The current one, for its kernels and new tensors.
+            with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
                 outputs.append(getattr(replica, f"{stage}_step")(piece, batch_idx))
         if self.module.may_skip_batches and any(each is None for each in outputs):
             return None
@@ -87,7 +84,7 @@ class ReplicatedStep(StepModule):
 
     def read_loss(self, outputs: Any) -> Tensor:
         """The mean of the replicas' losses, weighted by what their parts count."""
-        refuse_weight(outputs)
+        refuse_others(outputs)
         losses = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if not isinstance(losses, Tensor) or losses.ndim != 1 or len(losses) != len(self.counts):
             return read_loss(outputs)
@@ -95,11 +92,6 @@ class ReplicatedStep(StepModule):
         losses = losses.to(torch.promote_types(losses.dtype, torch.float32))
         weights = transfer.sent(torch.tensor(self.counts, dtype=losses.dtype), losses.device)
         return (losses * weights).sum() / weights.sum()
-
-
-def _on(device: torch.device) -> AbstractContextManager[Any]:
-    """Make a replica's GPU the current one, for its kernels and new tensors."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 class _Scatters(Strategy):
@@ -174,15 +166,12 @@ def replicate(
 ) -> Any:
     """Replicate a module for one step; gradients flow to the parameters of the original.
 
-    Args:
-        module: Any ``nn.Module``.
-        device: Device of the replica.
-        is_first: Share the buffers, so that updates by the first replica (running statistics of
-            BatchNorm) persist; the other replicas have copies.
-        copies: The replica's parameters by ids of the original's, so that shared ones stay shared.
+    The first replica shares the buffers, so that its updates (running statistics of BatchNorm)
+    persist; others have copies. ``copies``: the replica's parameters by ids of the original's, so
+    that shared ones stay shared.
     """
     copies = {} if copies is None else copies
-    if _is_torchmetric(module):
+    if hasattr(module, "metric_state") and hasattr(module, "_update_count"):  # of torchmetrics
         return module  # its state must outlive the step
     replica = module._replicate_for_data_parallel()
     own = vars(module).get("forward")
@@ -223,10 +212,6 @@ def _copied(parameter: Tensor, device: torch.device) -> Tensor:
         return parameter.to(device)
     view: Tensor = _View.apply(parameter)  # type: ignore[no-untyped-call]
     return view
-
-
-def _is_torchmetric(module: nn.Module) -> bool:
-    return hasattr(module, "metric_state") and hasattr(module, "_update_count")
 
 
 def gather(outputs: Sequence[Any], device: torch.device) -> Any:

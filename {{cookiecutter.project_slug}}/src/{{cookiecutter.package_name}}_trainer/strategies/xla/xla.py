@@ -6,6 +6,7 @@ is marked. Equal steps are compiled once.
 Source: https://docs.pytorch.org/xla/release/r2.9/index.html
 """
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
 
-from ...errors import ConfigurationError
+from ...errors import ConfigurationError, UserError
 from ...launch.cluster import Layout
 from ...launch.devices import parse_devices
 from ...logging import torchmetrics_state
@@ -28,8 +30,9 @@ from ..memory import Memory, Sizes
 from ..optimizers import Optimization
 from ..precision import Precision
 from ..process_group import ProcessGroupStrategy
-from . import hardware, runtime
+from . import hardware
 
+_SEEDS = 2**63
 _NO_FLOAT16 = "TPUs have no float16 and no gradient scaler; use 'bf16-mixed' or 'bf16-true'"
 
 
@@ -99,7 +102,7 @@ class XLA(ProcessGroupStrategy):
         self, layout: Layout, devices: Sequence[torch.device], precision: Precision
     ) -> None:
         own = devices[0]
-        device = runtime.start(layout, None if own.type == "cpu" else own.index)
+        device = _start(layout, None if own.type == "cpu" else own.index)
         self._is_cpu = own.type == "cpu"
         # The process group is of the hosts: gloo.
         host = [torch.device("cpu")]
@@ -109,7 +112,7 @@ class XLA(ProcessGroupStrategy):
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         self.place(module)
         self.start_equal((*module.parameters(), *module.buffers()))
-        add_up = None if self._is_cpu else runtime.sum_over_devices
+        add_up = None if self._is_cpu else _sum_over_devices
         if self._layout.world_size > 1:
             self.averaged = GradientAverage(module.parameters(), add_up=add_up)
         return configure()
@@ -118,42 +121,49 @@ class XLA(ProcessGroupStrategy):
         super().place(module)
         for metric in torchmetrics_state.metrics(module):
             metric.dist_sync_fn = metric.dist_sync_fn or _gather
-        runtime.seed(torch.initial_seed())
-        runtime.sync()
+        from torch_xla.core import xla_model
+
+        xla_model.set_rng_state(torch.initial_seed() % _SEEDS)  # draws dropout masks
+        _sync()
 
     # --- a micro-batch -------------------------------------------------------------------------
 
     def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         outputs = super().forward(stage, batch, batch_idx)
         if stage != "training":
-            runtime.sync_outside_steps()
+            _sync_outside_steps()
         return outputs
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
         super().backward(loss, synchronize=synchronize)
         if not synchronize:
-            runtime.sync()  # a graph for each micro-batch, so that all are the same
+            _sync()  # a graph for each micro-batch, so that all are the same
 
     # --- a step --------------------------------------------------------------------------------
 
     def _step_optimizer(self, optimizer: Optimizer) -> None:
         super()._step_optimizer(optimizer)
-        runtime.sync()
+        _sync()
 
     # --- checkpoints ---------------------------------------------------------------------------
 
     def _model_state(self) -> dict[str, Any]:
-        return runtime.on_cpu(super()._model_state())
+        return _on_cpu(super()._model_state())
 
     def _optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        return runtime.on_cpu(super()._optimizer_state(optimizer))
+        return _on_cpu(super()._optimizer_state(optimizer))
 
     def rank_local_state(self) -> dict[str, Tensor]:
-        return {"generator": runtime.generator_state()}
+        from torch_xla.core import xla_model
+
+        state = xla_model.get_rng_state() % 2**64 - _SEEDS
+        return {"generator": torch.tensor(state, dtype=torch.int64)}
 
     def load_rank_local_state(self, state: Mapping[str, Tensor]) -> None:
         if "generator" in state:
-            runtime.set_generator_state(state["generator"])
+            from torch_xla.core import xla_model
+
+            xla_model.set_rng_state(int(state["generator"]) + _SEEDS)
 
 
 def _gather(tensor: Tensor, group: Any = None) -> list[Tensor]:
@@ -161,3 +171,60 @@ def _gather(tensor: Tensor, group: Any = None) -> list[Tensor]:
     from torchmetrics.utilities.distributed import gather_all_tensors
 
     return [each.to(tensor.device) for each in gather_all_tensors(tensor.cpu(), group)]
+
+
+def _start(layout: Layout, chip: int | None) -> torch.device:
+    """Start the runtime once, and return this process' device.
+
+    ``chip``: index of the TPU chip of a single process; ``None``: XLA's CPU device.
+    Source: https://docs.pytorch.org/xla/release/r2.9/learn/pytorch-on-xla-devices.html
+    """
+    os.environ[hardware.DEVICE] = "CPU" if chip is None else "TPU"
+    if chip is not None and layout.world_size == 1:
+        os.environ.setdefault("TPU_VISIBLE_CHIPS", str(chip))
+    import torch_xla
+    from torch_xla import runtime
+    from torch_xla._internal import pjrt
+
+    if chip is not None and layout.world_size > 1:
+        pjrt.initialize_multiprocess(layout.local_rank, layout.local_world_size)
+    else:
+        pjrt.initialize_singleprocess()
+    if runtime.addressable_device_count() > 1:
+        raise UserError(
+            "strategy='xla': a process has several devices here (TPU v2, v3 and 7x, or "
+            "CPU_NUM_DEVICES), and it trains on one; use TPU v4 to v6e, and unset CPU_NUM_DEVICES"
+        )
+    device: torch.device = torch_xla.device()
+    return device
+
+
+def _sync() -> None:
+    """End the graph that was recorded, and have the device run it; the host does not wait."""
+    import torch_xla
+
+    torch_xla.sync()
+
+
+def _sync_outside_steps() -> None:
+    """The same, with the device's generator left as it is, which :func:`_sync` moves on."""
+    from torch_xla.core import xla_model
+
+    state = xla_model.get_rng_state()
+    _sync()
+    xla_model.set_rng_state(state)
+
+
+def _sum_over_devices(tensor: Tensor) -> Tensor:
+    """Sum over all TPU devices, inside the graph: the host does not take part."""
+    from torch_xla.core import xla_model
+
+    total: Tensor = xla_model.all_reduce(xla_model.REDUCE_SUM, tensor)
+    return total
+
+
+def _on_cpu(state: dict[str, Any]) -> dict[str, Any]:
+    """Copy all tensors in a nested dict to the CPU."""
+    _sync_outside_steps()
+    copied: dict[str, Any] = tree_map_only(Tensor, lambda each: each.cpu(), state)
+    return copied

@@ -8,9 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import _random
+from torch.distributed.tensor import _random, debug
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.utils._pytree import tree_map
 
@@ -18,6 +19,7 @@ from ....checkpoint import dtensors
 from ....errors import ConfigurationError, UserError
 from ....launch import collectives
 from ....launch.collectives import How
+from ....logging import torchmetrics_state
 from ....module import TrainingModule
 from ....options import Options
 from ... import memory
@@ -26,8 +28,7 @@ from ...fsdp.fsdp import FSDP
 from ...gradients import sparse
 from ...gradients.averaging import GradientAverage
 from ...limits import Limits
-from . import plan, refusals
-from .groups import counted_once, device_mesh, drop_mesh
+from . import plan
 from .sizes import Sizes
 from .styles import LossParallel
 
@@ -121,8 +122,21 @@ class Mesh(FSDP):
         """Create the mesh of all dimensions, and return that over which units are sharded."""
         outer = "shard" if self.has_units else "data"
         sizes = {name: size for name, size in self.sizes if size > 1 or name == outer}
-        self.whole_mesh = device_mesh(sizes, self.device.type, self.group_timeout)
+        ranks = torch.arange(self._layout.world_size).view(*sizes.values())
+        pairs = zip(ranks.shape, ranks.stride(), strict=True)
+        groups = [self._new_group(size, stride) for size, stride in pairs]
+        self.whole_mesh = DeviceMesh.from_group(
+            groups, self.device.type, ranks, mesh_dim_names=tuple(sizes)
+        )
         return self.whole_mesh[tuple(name for name in sizes if name != "tensor")]
+
+    def _new_group(self, size: int, stride: int) -> dist.ProcessGroup:
+        """Create groups of ranks, each a stride above the one before; return this process'."""
+        ranks = torch.arange(self._layout.world_size).view(-1, size, stride)
+        lines = ranks.movedim(1, -1).reshape(-1, size).tolist()
+        group, _ = dist.new_subgroups_by_enumeration(lines, timeout=self.group_timeout)
+        own: dist.ProcessGroup = group
+        return own
 
     def shard_units(self, module: TrainingModule) -> None:
         if self.sizes.tensor > 1:
@@ -148,7 +162,17 @@ class Mesh(FSDP):
         cache: Any = torch.compiler.config
         tag = f"{cache.cache_key_tag} rank {self._layout.rank}"
         stack.enter_context(cache.patch(cache_key_tag=tag))
-        stack.enter_context(counted_once(module, self.sizes.tensor, self.group_timeout))
+        metrics = [
+            each
+            for each in torchmetrics_state.metrics(module)
+            if getattr(each, "process_group", module) is None
+        ]
+        if metrics:  # are reduced over one rank of each tensor group
+            tensor = self.sizes.tensor
+            group = self._new_group(self._layout.world_size // tensor, tensor)
+        for each in metrics:
+            each.process_group = group
+            stack.callback(setattr, each, "process_group", None)
 
     def whole_parameters(self) -> list[nn.Parameter]:
         if self.has_units:
@@ -187,7 +211,7 @@ class Mesh(FSDP):
                 each.grad = each.grad.redistribute(placements=each.placements)
         if not self._is_checked:
             self._is_checked = True
-            refusals.compare_gradients(self.module, self.whole_mesh.get_group("tensor"))
+            plan.compare_gradients(self.module, self.whole_mesh.get_group("tensor"))
 
     # --- all processes -------------------------------------------------------------------------
 
@@ -197,7 +221,10 @@ class Mesh(FSDP):
         return reduced / self.sizes.tensor if how == "sum" else reduced
 
     def teardown(self) -> None:
-        if hasattr(self, "whole_mesh"):
-            drop_mesh(self.whole_mesh)
+        if hasattr(self, "whole_mesh"):  # refers to groups, and so to gloo's threads
+            getattr(self.whole_mesh, "_pg_registry", {}).clear()
+            # torch's caches keep meshes, too: the next fit would use the groups of an equal one.
+            debug._clear_python_sharding_prop_cache()
+            debug._clear_fast_path_sharding_prop_cache()
         self._until_teardown.close()
         super().teardown()

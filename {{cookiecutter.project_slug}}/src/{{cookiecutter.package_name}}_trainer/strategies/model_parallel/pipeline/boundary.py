@@ -44,11 +44,7 @@ class Boundary:
     """Replaces the call of ``sequential_module`` in a step until :meth:`close`.
 
     A step gets the seed of the random numbers before the call, which are the same on the first and
-    the last process; ``None``: those of this process.
-
-    Args:
-        module: The user's module.
-        device: Device whose random numbers a step may draw.
+    the last process. ``device``: whose random numbers it may draw.
     """
 
     def __init__(self, module: TrainingModule, device: torch.device) -> None:

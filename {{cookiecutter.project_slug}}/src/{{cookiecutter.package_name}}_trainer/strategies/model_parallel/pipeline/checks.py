@@ -2,14 +2,14 @@
 
 import copy
 import functools
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import nn
 
 from ....errors import nearest
 from ....module import TrainingModule
-from ...balance import divide, total
 from .measure import Measured
 from .partition import ATTRIBUTE
 from .stages import SCHEDULES
@@ -200,3 +200,31 @@ def _is_chain(sequential: nn.Sequential) -> bool:
     except Exception:  # it may do anything
         return False
     return output is values[-1] and len(values) == len(sequential) + 1
+
+
+def divide(cost: Callable[[int, range], float], count: int, stages: int) -> list[int]:
+    """Divide children into stages of neighbors, so that the largest cost of a stage is least.
+
+    ``cost``: of a stage, counted from 0, that has some of the children. Returns the number of
+    children of each stage, at least one.
+    """
+
+    @functools.cache
+    def best(stages: int, end: int) -> tuple[float, tuple[int, ...]]:
+        """The largest cost of the best division of the first children, and its sizes."""
+        if not stages:
+            return (math.inf if end else 0.0), ()
+        found: tuple[float, tuple[int, ...]] = math.inf, ()
+        for start in range(stages - 1, end):
+            before, sizes = best(stages - 1, start)
+            if before < found[0]:
+                largest = max(before, cost(stages - 1, range(start, end)))
+                found = min(found, (largest, (*sizes, end - start)), key=lambda each: each[0])
+        return found
+
+    return list(best(stages, count)[1])
+
+
+def total(costs: Sequence[float]) -> Callable[[int, range], float]:
+    """The cost of a stage, for :func:`divide`: the sum of its children's."""
+    return lambda stage, indices: sum(costs[index] for index in indices)

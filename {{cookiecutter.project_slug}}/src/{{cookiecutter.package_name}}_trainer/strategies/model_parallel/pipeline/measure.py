@@ -39,7 +39,7 @@ class Measured:
 def measure(
     module: TrainingModule, run_step: Callable[[], Any], autocast: Context, device: torch.device
 ) -> list[Measured]:
-    """Measure each child on a device, with a step that runs on the CPU, as the whole module does.
+    """Measure each child on a device, with a step that runs on the CPU, as the module does.
 
     The module and the random states are the same afterward.
     """

@@ -25,12 +25,8 @@ Shared = tuple[list[Tensor], dist.ProcessGroup, int]
 class Processes:
     """This process' position in its pipeline (0 has the first stage), and its groups.
 
-    The first rank of a pipeline has the last stage, because it logs and returns predictions.
-
-    Args:
-        rank: Rank of this process, of ``world_size``.
-        count: Number of processes of a pipeline.
-        rounds: Number of stages of a process.
+    The first rank of a pipeline has the last stage, because it logs and returns predictions. A
+    pipeline has ``count`` processes, each with ``rounds`` stages.
     """
 
     def __init__(
@@ -90,8 +86,7 @@ def part(sequential: nn.Sequential, indices: range) -> nn.Sequential:
 def arguments(part: nn.Sequential, given: Any) -> tuple[Any, ...]:
     """The arguments of a part for what the part before gives.
 
-    torch's own class passes on a tuple as one argument; a class whose forward takes ``*inputs``
-    gets several.
+    A tuple is one argument, as for torch's own class, unless a class' forward takes ``*inputs``.
     """
     parameters = inspect.signature(type(part).forward).parameters.values()
     takes_several = any(each.kind is each.VAR_POSITIONAL for each in parameters)
@@ -102,12 +97,7 @@ class Ownership:
     """Which tensors of a module are on which processes of a pipeline.
 
     A child's are on the process that has its stage. All others are on the first and the last one,
-    where the user's step runs.
-
-    Args:
-        module: The user's module, whole.
-        sizes: Number of children of each stage.
-        processes: The processes of the pipeline.
+    where the user's step runs. ``sizes``: number of children of each stage.
     """
 
     def __init__(self, module: TrainingModule, sizes: Sequence[int], processes: Processes) -> None:

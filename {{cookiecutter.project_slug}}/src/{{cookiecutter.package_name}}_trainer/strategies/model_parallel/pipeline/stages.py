@@ -94,12 +94,9 @@ class Stages:
                 dist.recv(value, sender, self._group)
 
     def train(self, schedule: str, steps: Sequence[Step], shapes: Hashable) -> None:
-        """Run forward and backward of all micro-batches.
+        """Run forward and backward of all micro-batches, by one of :data:`SCHEDULES`.
 
-        Args:
-            schedule: One of :data:`SCHEDULES`.
-            steps: The user's step on each micro-batch.
-            shapes: Equal for batches with which stages exchange tensors of the same shapes.
+        ``shapes``: equal for batches with which stages exchange tensors of the same shapes.
         """
         key = (schedule, len(steps), shapes)
         if key not in self._schedules:
@@ -215,10 +212,7 @@ class Stages:
         return f"{partition.ATTRIBUTE}.{list(self._parts[index]._modules)[-1]}"
 
     def _run(self, index: int, received: Tensor, step: Step) -> Any:
-        """Run a stage: return its output; of the last stage, the result of the user's step.
-
-        ``received``: what the stage before gives; the first stage has none.
-        """
+        """Run a stage: return its output; of the last stage, the result of the user's step."""
         part = self._parts[index]
 
         def compute(given: tuple[Any, ...]) -> Any:

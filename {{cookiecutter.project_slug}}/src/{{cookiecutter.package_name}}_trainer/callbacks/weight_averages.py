@@ -71,7 +71,9 @@ class WeightAverage(Callback):
         self._weights = None  # it holds what the strategy closes
 
     def on_exception(self, trainer: Run, module: TrainingModule, error: BaseException) -> None:
-        self._weights, self._trained = None, {}
+        if self._trained:  # a validation has failed, and the script may go on with its module
+            self.on_validation_end(trainer, module)
+        self._weights = None
 
     def state_dict(self) -> dict[str, Any]:
         return {AVERAGE: self.weights.state(self.average), "count": self.count}

@@ -1,0 +1,56 @@
+"""Everyday programs of public bug reports: right as in plain torch, or one line in time."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from my_project_trainer import Trainer, TrainingModule
+from my_project_trainer.callbacks import EMA
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+class Model(TrainingModule):
+    """Each step subtracts 1 from its weights; ``b`` is frozen from epoch 1 on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+        self.fails_at = -1
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return (batch[0] * (self.a + self.b)).mean()
+
+    def on_train_epoch_start(self) -> None:
+        self.b.requires_grad_(self.current_epoch == 0)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        if self.global_step == self.fails_at:
+            raise RuntimeError("the disk is full")
+        self.log_dict({"a": self.a.sum(), "b": self.b.sum()})
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=1.0)
+
+
+def data(batches: int = 2) -> Any:
+    return DataLoader(TensorDataset(torch.ones(batches, 1)), batch_size=1)
+
+
+def make(**options: Any) -> Trainer:
+    options = {"accelerator": "cpu", "devices": 1, "loggers": (), "max_epochs": 3} | options
+    return Trainer(enable_progress_bar=False, **options)
+
+
+def test_a_validation_that_fails_leaves_the_trained_weights_and_not_their_average() -> None:
+    model = Model()
+    model.fails_at = 4
+    with pytest.raises(RuntimeError, match="the disk is full"):
+        make(callbacks=[EMA(0.5)]).fit(model, data(), data())
+    assert [model.a.item(), model.b.item()] == [-4.0, -2.0]

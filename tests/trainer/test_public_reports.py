@@ -1,5 +1,6 @@
 """Everyday programs of public bug reports: right as in plain torch, or one line in time."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,3 +55,13 @@ def test_a_validation_that_fails_leaves_the_trained_weights_and_not_their_averag
     with pytest.raises(RuntimeError, match="the disk is full"):
         make(callbacks=[EMA(0.5)]).fit(model, data(), data())
     assert [model.a.item(), model.b.item()] == [-4.0, -2.0]
+
+
+def test_the_average_of_a_frozen_parameter_reaches_it_as_torch_s_does() -> None:
+    expected: Mapping[str, Any] = {"a": -1.0, "b": -1.0}
+    for step in range(2, 7):
+        trained = {"a": -step, "b": -2}
+        expected = {name: (each + trained[name]) / 2 for name, each in expected.items()}
+    made = make(callbacks=[EMA(0.5, warmup=False)])
+    made.fit(Model(), data(), data())
+    assert {name: made.metrics[name] for name in expected} == pytest.approx(expected)

@@ -44,9 +44,8 @@ class WeightAverage(Callback):
     @torch.no_grad()
     def update(self, weight: float) -> None:
         """Change the average to ``(1 - weight) * average + weight * parameter``."""
-        names = self.weights.trained()
-        new = [name for name in names if name not in self.average]
-        known = [name for name in names if name in self.average]
+        new = [name for name in self.weights.trained() if name not in self.average]
+        known = list(self.average)  # also what is frozen now, so that its average reaches it
         if known:
             averages = [self.average[name] for name in known]
             pairs = zip(self.weights.shards(known), averages, strict=True)

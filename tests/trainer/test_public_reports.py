@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from my_project_trainer import Trainer, TrainingModule
+from my_project_trainer import Trainer, TrainingModule, UserError
 from my_project_trainer.callbacks import EMA
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics.classification import MulticlassAccuracy
+from torchmetrics.wrappers import ClasswiseWrapper
 
 
 @pytest.fixture(autouse=True)
@@ -65,3 +67,53 @@ def test_the_average_of_a_frozen_parameter_reaches_it_as_torch_s_does() -> None:
     made = make(callbacks=[EMA(0.5, warmup=False)])
     made.fit(Model(), data(), data())
     assert {name: made.metrics[name] for name in expected} == pytest.approx(expected)
+
+
+class Measured(Model):
+    """Logs a metric in training, or in validation."""
+
+    def __init__(self, metric: Any, stage: str, **options: Any) -> None:
+        super().__init__()
+        self.metric, self.stage, self.options, self.steps = metric, stage, options, 0
+
+    def measure(self, stage: str) -> None:
+        if stage == self.stage:
+            self.metric.update(torch.tensor([0, 1]), torch.tensor([0, 2]))
+            self.log("acc", self.metric, **self.options)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.steps += 1
+        self.measure("train")
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.measure("val")
+
+
+@pytest.mark.parametrize("stage", ["train", "val"])
+@pytest.mark.parametrize(
+    ("metric", "what"),
+    [
+        (
+            MulticlassAccuracy(3, average=None),
+            r"MulticlassAccuracy computes a tensor of shape \(3,",
+        ),
+        (ClasswiseWrapper(MulticlassAccuracy(3, average=None)), "ClasswiseWrapper computes dict"),
+    ],
+)
+def test_a_metric_of_several_numbers_is_refused_at_its_first_batch(
+    metric: Any, what: str, stage: str
+) -> None:
+    model = Measured(metric, stage)
+    with pytest.raises(UserError, match=rf"log\('acc'\): {what}") as raised:
+        make().fit(model, data(), data())
+    assert model.steps == (stage == "train")
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "options", [{"on_step": True}, {"on_epoch": False}, {"reduce_fx": "max"}], ids=str
+)
+def test_what_has_no_effect_on_a_metric_is_refused(options: Any) -> None:
+    with pytest.raises(UserError, match="a metric is logged once per epoch"):
+        make().fit(Measured(MulticlassAccuracy(3), "train", **options), data())

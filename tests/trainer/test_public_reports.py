@@ -117,3 +117,36 @@ def test_a_metric_of_several_numbers_is_refused_at_its_first_batch(
 def test_what_has_no_effect_on_a_metric_is_refused(options: Any) -> None:
     with pytest.raises(UserError, match="a metric is logged once per epoch"):
         make().fit(Measured(MulticlassAccuracy(3), "train", **options), data())
+
+
+class Adds(Model):
+    """A hook replaces a layer, and may give the new one's parameters to the optimizer."""
+
+    def __init__(self, hook: str, gives: bool = False) -> None:
+        super().__init__()
+        self.head, self.hook, self.gives = nn.Linear(1, 1), hook, gives
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return super().training_step(batch, batch_idx) + self.head(batch[0]).mean()
+
+    def add(self, hook: str) -> None:
+        if hook == self.hook:
+            self.head = nn.Linear(1, 1)
+            if self.gives:
+                group = {"params": [*self.head.parameters()]}
+                self.trainer.optimizers[0].add_param_group(group)
+
+    def on_fit_start(self) -> None:
+        self.add("fit")
+
+    def on_train_epoch_start(self) -> None:
+        self.add(f"epoch {self.current_epoch}")
+
+
+@pytest.mark.parametrize("hook", ["fit", "epoch 1"])
+def test_a_layer_that_a_hook_adds_is_refused_unless_an_optimizer_has_it(hook: str) -> None:
+    with pytest.raises(UserError, match=r"head \(Linear\) was added after configure_optimizers"):
+        make().fit(Adds(hook), data())
+    made = make()
+    made.fit(Adds(hook, gives=True), data())
+    assert made.global_step == 6

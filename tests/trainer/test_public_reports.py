@@ -150,3 +150,11 @@ def test_a_layer_that_a_hook_adds_is_refused_unless_an_optimizer_has_it(hook: st
     made = make()
     made.fit(Adds(hook, gives=True), data())
     assert made.global_step == 6
+
+
+def test_a_sparse_buffer_is_refused_before_the_first_step() -> None:
+    model = Model()
+    model.register_buffer("graph", torch.eye(2).to_sparse())
+    with pytest.raises(UserError, match=r"graph is a tensor of torch.sparse_coo, which .*; keep"):
+        make().fit(model, data())
+    assert model.a.item() == 0

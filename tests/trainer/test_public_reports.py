@@ -158,3 +158,19 @@ def test_a_sparse_buffer_is_refused_before_the_first_step() -> None:
     with pytest.raises(UserError, match=r"graph is a tensor of torch.sparse_coo, which .*; keep"):
         make().fit(model, data())
     assert model.a.item() == 0
+
+
+class Reuses(Model):
+    """Predicts into one buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.output = torch.zeros(1)
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        return {"value": self.output.fill_(batch_idx)}
+
+
+def test_predictions_are_those_of_each_batch_if_the_module_reuses_a_tensor() -> None:
+    found = make().predict(Reuses(), data(3))
+    assert [each["value"].item() for each in found] == [0, 1, 2]

@@ -174,3 +174,8 @@ class Reuses(Model):
 def test_predictions_are_those_of_each_batch_if_the_module_reuses_a_tensor() -> None:
     found = make().predict(Reuses(), data(3))
     assert [each["value"].item() for each in found] == [0, 1, 2]
+
+
+def test_ddp_names_what_is_frozen_during_a_fit() -> None:
+    with pytest.raises(UserError, match=r"rank 0 does not use b in a step, .* freezes them later"):
+        make(strategy="ddp").fit(Model(), data())

@@ -44,9 +44,8 @@ class WeightAverage(Callback):
     @torch.no_grad()
     def update(self, weight: float) -> None:
         """Change the average to ``(1 - weight) * average + weight * parameter``."""
-        names = self.weights.trained()
-        new = [name for name in names if name not in self.average]
-        known = [name for name in names if name in self.average]
+        new = [name for name in self.weights.trained() if name not in self.average]
+        known = list(self.average)  # also what is frozen now, so that its average reaches it
         if known:
             averages = [self.average[name] for name in known]
             pairs = zip(self.weights.shards(known), averages, strict=True)
@@ -71,7 +70,9 @@ class WeightAverage(Callback):
         self._weights = None  # it holds what the strategy closes
 
     def on_exception(self, trainer: Run, module: TrainingModule, error: BaseException) -> None:
-        self._weights, self._trained = None, {}
+        if self._trained:  # a validation has failed, and the script may go on with its module
+            self.on_validation_end(trainer, module)
+        self._weights = None
 
     def state_dict(self) -> dict[str, Any]:
         return {AVERAGE: self.weights.state(self.average), "count": self.count}

@@ -46,11 +46,9 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
     end = 0
     for name in order:
         tensor = tensors[name]
-        if tensor.dtype not in (names := _dtype_names()):
-            what = f"{name} is a tensor of {tensor.dtype}"
-            raise CheckpointError(f"{what}, which safetensors files cannot hold; convert it")
+        check(name, tensor)
         start, end = end, end + tensor.nbytes
-        dtype, shape = names[tensor.dtype], list(tensor.shape)
+        dtype, shape = _dtype_names()[tensor.dtype], list(tensor.shape)
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -67,6 +65,19 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
         file.flush()
         os.fsync(file.fileno())
     return f"{sums[-1].result():08x}"
+
+
+def check(name: str, tensor: Tensor) -> None:
+    """Raise CheckpointError for a tensor that a safetensors file cannot hold."""
+    if tensor.layout != torch.strided:
+        instead = "keep its indices and values in buffers, or register it with persistent=False"
+    elif tensor.dtype not in _dtype_names():
+        instead = "convert it"
+    else:
+        return
+    kind = tensor.dtype if tensor.layout == torch.strided else tensor.layout
+    what = f"{name} is a tensor of {kind}, which safetensors files cannot hold"
+    raise CheckpointError(f"{what}; {instead}")
 
 
 def _batches(parts: Iterable[memoryview]) -> Iterator[list[memoryview]]:

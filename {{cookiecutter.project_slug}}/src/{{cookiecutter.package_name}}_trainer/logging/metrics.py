@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import UserError, nearest, shown
 from ..launch import collectives
@@ -127,6 +127,8 @@ class Recorder:
         """Of the epoch too: values of steps that were not logged with ``on_epoch``."""
         self.metrics: dict[str, Any] = {}
         """The metric objects that were logged since they were last computed."""
+        self._checked: set[str] = set()
+        """Names of metric objects whose values are known to be numbers."""
         self._of_training: dict[int, str] = {}
         """Names of those of training by ``id``, in an evaluation."""
 
@@ -170,6 +172,11 @@ class Recorder:
             value = value.detach()
             value = value.full_tensor() if hasattr(value, "full_tensor") else value  # a DTensor
         elif hasattr(value, "compute") and hasattr(value, "reset"):
+            if on_step or on_epoch is False or reduce_fx != "mean":
+                raise UserError(
+                    f"log({name!r}): a metric is logged once per epoch: leave out on_step, "
+                    "on_epoch and reduce_fx; to log values of steps, log what calling it returns"
+                )
             self._log_metric(name, value)
             return
         if self._ignores:
@@ -205,6 +212,9 @@ class Recorder:
                 f"{of_training!r}, whose values it would mix in: create one for each stage"
             )
         self.metrics[name] = metric
+        if name not in self._checked:
+            self._checked.add(name)
+            _number_of(name, metric, _first_value(metric))
 
     def _add(self, totals: dict[str, _Total], logged: _Logged) -> None:
         name, value, samples, how, synced = logged
@@ -240,7 +250,7 @@ class Recorder:
         totals, self._epoch = self._epoch, {}
         values |= self._reduced(totals)
         metrics, self.metrics = self.metrics, {}
-        values |= {name: float(metric.compute()) for name, metric in metrics.items()}
+        values |= {name: _number_of(name, each, each.compute()) for name, each in metrics.items()}
         for metric in metrics.values():  # one may have several names
             metric.reset()
         return values
@@ -318,6 +328,28 @@ class Recorder:
             totals = self._steps if key.startswith(STEPS) else self._epoch
             own = total.to(self._device)
             totals[name] = _Total(how, synced == "1", own, float(weight))  # type: ignore[arg-type]
+
+
+def _first_value(metric: Any) -> Any:
+    """What a metric computes of this rank's first batch, or 0; not kept, and not exchanged."""
+    inner = list(metric.children()) if isinstance(metric, nn.Module) else []
+    is_small = all(hasattr(each, "compute") for each in inner)  # no network
+    if is_small and not (inner and collectives.world_size() > 1):
+        with contextlib.suppress(Exception):  # it may need more samples
+            return type(metric).compute(metric)
+    return 0.0
+
+
+def _number_of(name: str, metric: Any, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        shape = getattr(value, "shape", None)
+        what = type(value).__name__ if shape is None else f"a tensor of shape {tuple(shape)}"
+        raise UserError(
+            f"log({name!r}): {type(metric).__name__} computes {what}, not one number: log numbers "
+            "of its compute() in on_train_epoch_end or on_validation_epoch_end, and reset it there"
+        ) from None
 
 
 def _levels(

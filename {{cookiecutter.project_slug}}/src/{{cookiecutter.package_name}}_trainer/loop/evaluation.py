@@ -130,7 +130,8 @@ def predict(
                 output = strategy.forward("predict", batch.data, batch.number)
                 # Among ranks of a replica, a lower one has the same outputs.
                 if batch.samples and data.counts and data.is_first:
-                    output = output if strategy.device == _CPU else moving.move(output, _CPU)
+                    is_here = strategy.device == _CPU
+                    output = moving.mapped(output, _own) if is_here else moving.move(output, _CPU)
                     if is_shared:
                         packed.append(predictions.pack(batch.number, output))
                         continue
@@ -139,6 +140,11 @@ def predict(
                     outputs.append(output)
             found[name] = predictions.gathered(packed, data.index) if is_shared else outputs
     return found
+
+
+def _own(value: Any) -> Any:
+    """A copy of a tensor: the module may write the next batch's output into it."""
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 @contextlib.contextmanager

@@ -1,4 +1,6 @@
-"""Refuse a fit whose loss depends on no parameter, when its first gradients are computed."""
+"""Refuse a fit whose loss depends on no parameter, or whose new layers no optimizer has."""
+
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -25,7 +27,23 @@ class FirstGradients:
         trained = [each for each in strategy.module.parameters() if each.requires_grad]
         # An engine's optimizers may step other tensors than the module's.
         own = [each for each in trained if id(each) in optimized] or trained
+        self._layers = WeakSet(strategy.module.modules())
+        self._module = strategy.module
         self._hook = register_multi_grad_hook(own, self._reach, mode="any")
+
+    def check_layers(self) -> None:
+        """Raise a UserError if a hook has added a layer that is not trained with the others."""
+        optimized = {*map(id, self._optimization.parameters)}
+        is_alone = collectives.world_size() == 1
+        for name, layer in self._module.named_modules():
+            own = [] if layer in self._layers else layer.parameters(recurse=False)
+            new = [each for each in own if each.requires_grad]
+            if any(not (is_alone and id(each) in optimized) for each in new):
+                alone = ", or give its parameters to an optimizer by add_param_group" * is_alone
+                raise UserError(
+                    f"{name} ({type(layer).__name__}) was added after configure_optimizers, and "
+                    f"would not be trained: create it in __init__{alone}"
+                )
 
     def _reach(self, _: Tensor) -> None:
         self._is_reached = True

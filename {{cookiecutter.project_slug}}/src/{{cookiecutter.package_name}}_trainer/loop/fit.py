@@ -147,6 +147,8 @@ class FitLoop(AbstractContextManager["FitLoop"]):
             fit.outputs.recorder.enter(BatchContext(level="epoch"))
             for call in fit.calls.on_train_epoch_start:
                 call()
+            if fit.calls.on_train_epoch_start or fit.calls.on_fit_start:
+                self._first_gradients.check_layers()
         # In no variable: the traceback of a step that raises would keep the loader's workers alive.
         for batch in read(fit.strategy, fit.feed, position.epoch, position.batch, self._speed):
             context = self._context(batch)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..checkpoint import is_sharded, state_file, to_tensors
+from ..checkpoint import is_sharded, state_file, stored_tensors, to_tensors
 from ..data import randomness
 from ..module import TrainingModule
 from .parts import FitParts, frozen
@@ -47,6 +47,13 @@ def check(fit: FitParts) -> None:
         "model": {name: each for name, each in own.items() if not isinstance(each, Tensor)},
     }
     state_file.Packing().pack(state, "state", writes=False)
+
+
+def check_tensors(module: TrainingModule) -> None:
+    """As :func:`check`, of the module's tensors, before a strategy exchanges them."""
+    for name, each in module.state_dict().items():
+        if isinstance(each, Tensor):
+            stored_tensors.check(name, each)
 
 
 def _position(fit: FitParts) -> dict[str, Any]:

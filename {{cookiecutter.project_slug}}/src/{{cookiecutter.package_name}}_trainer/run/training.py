@@ -48,6 +48,7 @@ def fit(run: RankRun, module: TrainingModule, data: Data, val_dataloader: Loader
         run.directory = chosen.directory
         with run.console.output_of(chosen.directory), run.attached(module, "fit", data):
             check_created_layers(plan, module)
+            saving.check_tensors(module)
             resumed = Checkpoint(chosen.checkpoint) if chosen.checkpoint else None
             run.start_from_weights(module, resumed)
             loader = sources.training_loader(data, module)

@@ -51,6 +51,7 @@ class DDP(ProcessGroupStrategy):
         self.bucket_cap_mb = bucket_cap_mb
         self.hook = CommunicationHook(communication_hook, powersgd_rank, powersgd_start_step)
         self._ignored: list[Any] = []
+        self._trained: list[tuple[str, Tensor]] = []
 
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         self.place(module)
@@ -61,7 +62,8 @@ class DDP(ProcessGroupStrategy):
             if rest := [*frozen, *excluded]:
                 self.averaged = GradientAverage(rest)
             # DDP raises an error for a module without trainable parameters.
-            if not excluded or len(excluded) < len(trained(module)):
+            self._trained = trained(module)
+            if not excluded or len(excluded) < len(self._trained):
                 self._wrapped = self.wrap(self._step_module)
         else:
             self.start_equal((*module.parameters(), *module.buffers()))
@@ -113,8 +115,8 @@ class DDP(ProcessGroupStrategy):
         try:  # now: DDP itself raises in the next step, if it still waits for gradients
             self._wrapped.reducer._check_reducer_finalized()
         except RuntimeError:
-            names = unused(loss, trained(self.module))
-            instead = f"where a step may leave parameters out, set {OPTION}"
+            names = unused(loss, self._trained)
+            instead = f"where a step may leave parameters out, or freezes them later, set {OPTION}"
             raise left_out(list(names), instead) from None
 
     def rank_local_state(self) -> dict[str, Tensor]:

@@ -1,0 +1,181 @@
+"""Everyday programs of public bug reports: right as in plain torch, or one line in time."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from my_project_trainer import Trainer, TrainingModule, UserError
+from my_project_trainer.callbacks import EMA
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics.classification import MulticlassAccuracy
+from torchmetrics.wrappers import ClasswiseWrapper
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+class Model(TrainingModule):
+    """Each step subtracts 1 from its weights; ``b`` is frozen from epoch 1 on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+        self.fails_at = -1
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return (batch[0] * (self.a + self.b)).mean()
+
+    def on_train_epoch_start(self) -> None:
+        self.b.requires_grad_(self.current_epoch == 0)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        if self.global_step == self.fails_at:
+            raise RuntimeError("the disk is full")
+        self.log_dict({"a": self.a.sum(), "b": self.b.sum()})
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=1.0)
+
+
+def data(batches: int = 2) -> Any:
+    return DataLoader(TensorDataset(torch.ones(batches, 1)), batch_size=1)
+
+
+def make(**options: Any) -> Trainer:
+    options = {"accelerator": "cpu", "devices": 1, "loggers": (), "max_epochs": 3} | options
+    return Trainer(enable_progress_bar=False, **options)
+
+
+def test_a_validation_that_fails_leaves_the_trained_weights_and_not_their_average() -> None:
+    model = Model()
+    model.fails_at = 4
+    with pytest.raises(RuntimeError, match="the disk is full"):
+        make(callbacks=[EMA(0.5)]).fit(model, data(), data())
+    assert [model.a.item(), model.b.item()] == [-4.0, -2.0]
+
+
+def test_the_average_of_a_frozen_parameter_reaches_it_as_torch_s_does() -> None:
+    expected: Mapping[str, Any] = {"a": -1.0, "b": -1.0}
+    for step in range(2, 7):
+        trained = {"a": -step, "b": -2}
+        expected = {name: (each + trained[name]) / 2 for name, each in expected.items()}
+    made = make(callbacks=[EMA(0.5, warmup=False)])
+    made.fit(Model(), data(), data())
+    assert {name: made.metrics[name] for name in expected} == pytest.approx(expected)
+
+
+class Measured(Model):
+    """Logs a metric in training, or in validation."""
+
+    def __init__(self, metric: Any, stage: str, **options: Any) -> None:
+        super().__init__()
+        self.metric, self.stage, self.options, self.steps = metric, stage, options, 0
+
+    def measure(self, stage: str) -> None:
+        if stage == self.stage:
+            self.metric.update(torch.tensor([0, 1]), torch.tensor([0, 2]))
+            self.log("acc", self.metric, **self.options)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.steps += 1
+        self.measure("train")
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.measure("val")
+
+
+@pytest.mark.parametrize("stage", ["train", "val"])
+@pytest.mark.parametrize(
+    ("metric", "what"),
+    [
+        (
+            MulticlassAccuracy(3, average=None),
+            r"MulticlassAccuracy computes a tensor of shape \(3,",
+        ),
+        (ClasswiseWrapper(MulticlassAccuracy(3, average=None)), "ClasswiseWrapper computes dict"),
+    ],
+)
+def test_a_metric_of_several_numbers_is_refused_at_its_first_batch(
+    metric: Any, what: str, stage: str
+) -> None:
+    model = Measured(metric, stage)
+    with pytest.raises(UserError, match=rf"log\('acc'\): {what}") as raised:
+        make().fit(model, data(), data())
+    assert model.steps == (stage == "train")
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "options", [{"on_step": True}, {"on_epoch": False}, {"reduce_fx": "max"}], ids=str
+)
+def test_what_has_no_effect_on_a_metric_is_refused(options: Any) -> None:
+    with pytest.raises(UserError, match="a metric is logged once per epoch"):
+        make().fit(Measured(MulticlassAccuracy(3), "train", **options), data())
+
+
+class Adds(Model):
+    """A hook replaces a layer, and may give the new one's parameters to the optimizer."""
+
+    def __init__(self, hook: str, gives: bool = False) -> None:
+        super().__init__()
+        self.head, self.hook, self.gives = nn.Linear(1, 1), hook, gives
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return super().training_step(batch, batch_idx) + self.head(batch[0]).mean()
+
+    def add(self, hook: str) -> None:
+        if hook == self.hook:
+            self.head = nn.Linear(1, 1)
+            if self.gives:
+                group = {"params": [*self.head.parameters()]}
+                self.trainer.optimizers[0].add_param_group(group)
+
+    def on_fit_start(self) -> None:
+        self.add("fit")
+
+    def on_train_epoch_start(self) -> None:
+        self.add(f"epoch {self.current_epoch}")
+
+
+@pytest.mark.parametrize("hook", ["fit", "epoch 1"])
+def test_a_layer_that_a_hook_adds_is_refused_unless_an_optimizer_has_it(hook: str) -> None:
+    with pytest.raises(UserError, match=r"head \(Linear\) was added after configure_optimizers"):
+        make().fit(Adds(hook), data())
+    made = make()
+    made.fit(Adds(hook, gives=True), data())
+    assert made.global_step == 6
+
+
+def test_a_sparse_buffer_is_refused_before_the_first_step() -> None:
+    model = Model()
+    model.register_buffer("graph", torch.eye(2).to_sparse())
+    with pytest.raises(UserError, match=r"graph is a tensor of torch.sparse_coo, which .*; keep"):
+        make().fit(model, data())
+    assert model.a.item() == 0
+
+
+class Reuses(Model):
+    """Predicts into one buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.output = torch.zeros(1)
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        return {"value": self.output.fill_(batch_idx)}
+
+
+def test_predictions_are_those_of_each_batch_if_the_module_reuses_a_tensor() -> None:
+    found = make().predict(Reuses(), data(3))
+    assert [each["value"].item() for each in found] == [0, 1, 2]
+
+
+def test_ddp_names_what_is_frozen_during_a_fit() -> None:
+    with pytest.raises(UserError, match=r"rank 0 does not use b in a step, .* freezes them later"):
+        make(strategy="ddp").fit(Model(), data())

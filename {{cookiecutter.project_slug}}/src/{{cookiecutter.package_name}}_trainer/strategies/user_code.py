@@ -24,7 +24,7 @@ _ALLOWED = {
 
 
 @contextmanager
-def steps_parameters(groups: Sequence[tuple[dict[str, Any], list[Tensor]]]) -> Iterator[None]:
+def steps_parameters(groups: Sequence[tuple[dict[str, Any], Any]]) -> Iterator[None]:
     """Context in which groups of an optimizer have parameters, not what an engine steps."""
     stepped = [group["params"] for group, _ in groups]
     for group, parameters in groups:

@@ -179,7 +179,8 @@ class FSDP(ProcessGroupStrategy):
         self._place_rest()
         sharded_state.follow(module, before)
         read = torch.ops.aten._local_scalar_dense.default
-        DTensor._op_dispatcher._custom_op_handlers[read] = sharded_state.read_number
+        handlers: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
+        handlers[read] = sharded_state.read_number
         self._names = parameter_names(module)
         self.watch_gradients()
 

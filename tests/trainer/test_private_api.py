@@ -40,6 +40,18 @@ TORCH = [
     ),
     ("torch.distributed.device_mesh", "DeviceMesh", "_get_root_mesh", "meshes: who writes a shard"),
     ("torch.distributed.fsdp", "FSDPModule", "_get_fsdp_state", "fsdp: units that a rank skips"),
+    *(
+        ("torch.distributed.tensor", parent, name, "fsdp: item() of a DTensor gives a part")
+        for parent, name in (
+            ("DTensor", "_op_dispatcher"),
+            ("DTensor._op_dispatcher", "_custom_op_handlers"),
+        )
+    ),
+    ("torch.ops", "aten", "_local_scalar_dense", "fsdp: it is what item() calls"),
+    *(
+        ("torch", "Tensor", name, "fsdp: hooks of a gradient, which shards would not have")
+        for name in ("_backward_hooks", "_post_accumulate_grad_hooks")
+    ),
     (
         *("torch.distributed.tensor", "_random", "_rng_tracker"),
         "mesh: dropout of DTensors on GPUs; else it broadcasts rank 0's generator to all ranks",

@@ -18,14 +18,20 @@ from user_changes_subject import Plain
 
 NAMES = (
     *("Plain", "Clamp", "ShrinkAfterEpoch", "Teacher", "TeacherOfAll"),
+    *("ClampValidated", "NoGradient", "OwnOptimizer", "ClampGroups", "ClipGroups", "MasksRow"),
     *("ClipNorm", "ClipValue", "OptionsOnly", "ShrinkHeadInStep"),
 )
-GRADIENTS = dict.fromkeys(("ClipNorm", "ClipValue"), "on_before_optimizer_step uses gradients")
-NORM = {"ClipNorm": GRADIENTS["ClipNorm"]}
+GRADIENTS = dict.fromkeys(
+    ("ClipNorm", "ClipValue", "NoGradient", "ClipGroups", "MasksRow"),
+    "on_before_optimizer_step uses gradients",
+)
+NORM = {each: GRADIENTS[each] for each in ("ClipNorm", "MasksRow")}
 WEIGHTS = {
     "Clamp": "on_after_optimizer_step uses weights",
     "ShrinkAfterEpoch": "on_train_epoch_end uses weights",
     "TeacherOfAll": "on_after_optimizer_step uses weights",
+    "ClampValidated": "on_train_batch_end uses weights",
+    "ClampGroups": "on_after_optimizer_step uses weights",
 }
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 
@@ -92,6 +98,32 @@ def test_hooks_change_what_they_change_in_one_process(
             assert refused[each] in found[each]
         else:
             assert found[each] == pytest.approx(alone[each], rel=1e-6), each
+
+
+SHARDED = {
+    "HooksGradient": "sequential_module.0.weight has a hook of its gradient",
+    "ReadsNorms": "a number is read of a sharded tensor",
+    "CreatesHead": "configure_optimizers: creates other.weight",
+}
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "tensor_parallel"])
+def test_shards_are_what_the_module_keeps(tmp_path: Path, strategy: str):
+    names = ["KeepsParameters", "OwnOptimizer", "NoGradient", "ClipGroups"]
+    alone = fits(tmp_path, names, (), devices=1, run_name="alone")
+    found = fits(tmp_path, [*names, *SHARDED], TORCHRUN, devices=2, strategy=strategy)
+    for each in found:
+        if each in SHARDED:
+            assert SHARDED[each] in found[each]
+        else:
+            assert found[each] == pytest.approx(alone[each], rel=1e-6), each
+
+
+@pytest.mark.needs("deepspeed")
+def test_stage_3_evaluates_attention_with_a_mask(tmp_path: Path):
+    alone = fits(tmp_path, ["Attends"], (), devices=1, run_name="alone")
+    found = fits(tmp_path, ["Attends"], TORCHRUN, devices=2, strategy="deepspeed_stage_3")
+    assert found == pytest.approx(alone, rel=1e-6)
 
 
 def test_all_replicas_of_dp_have_the_buffers_of_before_the_step(tmp_path: Path):

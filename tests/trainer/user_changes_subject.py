@@ -12,6 +12,7 @@ from my_project_trainer import Trainer, TrainingModule
 from my_project_trainer.checkpoint import Checkpoint, resolve
 from my_project_trainer.errors import UserError
 from torch import Tensor, nn
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
@@ -19,6 +20,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 class Plain(TrainingModule):
     """Two layers of a chain, a head, and a teacher of the head that is not trained."""
+
+    parallelize_plan = {  # noqa: RUF012
+        "sequential_module.0": ColwiseParallel(),
+        "sequential_module.2": RowwiseParallel(),
+    }
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,6 +107,119 @@ class Counts(Plain):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         self.count += 1
         return super().training_step(batch, batch_idx) / self.count
+
+
+class ClampValidated(Plain):
+    """Stage 3 frees weights in a step that is not like the one before, as after a validation."""
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        for each in self.parameters():
+            each.data = each.data.clamp(-0.25, 0.25)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", self.training_step(batch, batch_idx))
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        return self.train_dataloader()
+
+
+class NoGradient(Plain):
+    """As DINO does with its last layer."""
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        if self.global_step < 2:
+            for each in self.sequential_module[2].parameters():
+                each.grad = None
+
+
+class OwnOptimizer(Plain):
+    """Keeps its optimizer."""
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        self.optimizer = super().configure_optimizers()
+        return self.optimizer
+
+    def on_train_epoch_start(self) -> None:
+        self.optimizer.param_groups[0]["lr"] = 0.1 / (2 + self.current_epoch)
+
+
+class ClampGroups(OwnOptimizer):
+    @torch.no_grad()
+    def on_after_optimizer_step(self) -> None:
+        for group in self.optimizer.param_groups:
+            for each in group["params"]:
+                each.clamp_(-0.2, 0.2)
+
+
+class ClipGroups(Plain):
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        for group in optimizer.param_groups:
+            for each in group["params"]:
+                if each.grad is not None:
+                    each.grad.clamp_(-0.01, 0.01)
+
+
+class MasksRow(Plain):
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        for index in (0, 2):
+            self.sequential_module[index].weight.grad[:2] = 0
+
+
+class KeepsParameters(Plain):
+    """A list of parameters, and an attribute of one, from the constructor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clamped = {"all": [each for each in self.parameters() if each.ndim == 2]}
+        self.head.weight.decays = False
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        decays: dict[bool, list[Any]] = {True: [], False: []}
+        for each in self.parameters():
+            decays[getattr(each, "decays", True)].append(each)
+        groups = [{"params": own, "weight_decay": 0.5 * decay} for decay, own in decays.items()]
+        return torch.optim.SGD(groups, 0.1)
+
+    @torch.no_grad()
+    def on_after_optimizer_step(self) -> None:
+        for each in self.clamped["all"]:
+            each.clamp_(-0.25, 0.25)
+
+
+class HooksGradient(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.sequential_module[0].weight.register_hook(lambda gradient: gradient * 0.5)
+
+
+class ReadsNorms(Plain):
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        norm = sum(each.grad.norm().item() for each in self.sequential_module.parameters())
+        self.log("norm", norm)
+
+
+class CreatesHead(Plain):
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        self.other = nn.Linear(4, 2)
+        return super().configure_optimizers()
+
+
+class Attends(Plain):
+    """torch's encoder with a mask, whose fast path in evaluation is another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        mask = torch.zeros(len(batch[0]), 2, dtype=torch.bool)
+        mask[1:, 1] = True
+        found = self.encoder(batch[0][:, :4].unsqueeze(1).expand(-1, 2, -1), None, mask)
+        return super().training_step(batch, batch_idx) + found[:, 0, 0].square().mean()
+
+    validation_step = ClampValidated.validation_step
+    val_dataloader = ClampValidated.val_dataloader
 
 
 class TrainsChainLater(Plain):

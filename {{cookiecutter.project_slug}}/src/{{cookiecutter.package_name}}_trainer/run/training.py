@@ -3,7 +3,7 @@
 import contextlib
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -27,7 +27,7 @@ from ..loop.fit import FitLoop
 from ..loop.parts import FROZEN, TOTAL_STEPS, FitParts, frozen
 from ..loop.position import scaled_rate, warmed_up_rate
 from ..module import DataHooks, Loaders, TrainingModule
-from ..strategies.optimizers import Optimization, configured, described
+from ..strategies.optimizers import Optimization, configured, described, replace_kept
 from . import record
 from .plan import Plan, check_created_layers, check_loaders
 from .rank import RankRun
@@ -108,6 +108,7 @@ class _Fit:
         self._feed, self._loaders = feed, loaders
         self._chosen, self._directory = chosen, chosen.directory
         self._configured, self._compiled = configured, compiled
+        self._own_optimizers: Sequence[Any] = ()  # an engine may have its own instead
         self._is_recorded = False
         """Whether this process has begun the record, and so ends it."""
         self._data_record: record.DataRecord | None = None
@@ -169,6 +170,8 @@ class _Fit:
             sync_batchnorm.convert(module, self._plan.device.type)
         run.read_sample = lambda: next(iter(feed.epoch(0, 0))).data
         optimization = strategy.setup(module, self._configure)
+        pairs = zip(self._own_optimizers, optimization.optimizers, strict=False)
+        replace_kept(module, {id(own): new for own, new in pairs if new is not own})
         run.read_sample = None
         calls = calls_of(self._plan.callbacks, run, module, strategy.around_hooks)
         manual = None
@@ -184,6 +187,7 @@ class _Fit:
 
     def _configure(self) -> Optimization:
         found = configured(self._module)
+        self._own_optimizers = found.optimizers
         self._configured |= described(found)
         if found.schedulers:
             self._configured[TOTAL_STEPS] = self._run.total_steps

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ..errors import ConfigurationError, UserError, one_line
 from ..module import TrainingModule
@@ -196,6 +197,14 @@ def _replace_optimizers(scheduler: Any, optimizers: Mapping[int, Optimizer]) -> 
         _replace_optimizers(inner, optimizers)
 
 
+def replace_kept(module: TrainingModule, replaced: Mapping[int, Any]) -> None:
+    """Replace objects, by their ids, in attributes of modules and in containers that these are."""
+    for part in module.modules() if replaced else ():
+        for name, value in list(vars(part).items()):
+            if any(id(each) in replaced for each in tree_leaves(value)):
+                vars(part)[name] = tree_map(lambda each: replaced.get(id(each), each), value)
+
+
 def configured(module: TrainingModule) -> Optimization:
     """What ``configure_optimizers`` of a module returns.
 
@@ -204,6 +213,7 @@ def configured(module: TrainingModule) -> Optimization:
     """
     run = module.trainer_state.run
     is_unknown = run is not None and run.total_steps is None
+    before = {id(each) for each in module.parameters()}
     try:
         found = read_optimization(module.configure_optimizers())
     except (TypeError, ValueError) as error:
@@ -218,7 +228,9 @@ def configured(module: TrainingModule) -> Optimization:
             raise ConfigurationError(f"{type(each).__name__} has no number of steps: {_UNKNOWN}")
     if run is not None:
         run.optimizers, run.schedulers = found.optimizers, schedulers
-    if lines := _without_effect(found, module):
+    made = [name for name, each in module.named_parameters() if id(each) not in before]
+    lines = [f"creates {name}, which no strategy knows: do so in __init__" for name in made]
+    if lines := lines + _without_effect(found, module):
         raise ConfigurationError([f"configure_optimizers: {line}" for line in lines])
     return found
 

@@ -3,7 +3,7 @@
 Without this, a hook would read and change something else, or nothing.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Literal
 
@@ -21,6 +21,19 @@ _ALLOWED = {
     *(Tensor.dim, Tensor.size, Tensor.numel, Tensor.is_floating_point, Tensor.is_complex),
     Tensor.requires_grad_,
 }
+
+
+@contextmanager
+def steps_parameters(groups: Sequence[tuple[dict[str, Any], Any]]) -> Iterator[None]:
+    """Context in which groups of an optimizer have parameters, not what an engine steps."""
+    stepped = [group["params"] for group, _ in groups]
+    for group, parameters in groups:
+        group["params"] = parameters
+    try:
+        yield
+    finally:
+        for (group, _), own in zip(groups, stepped, strict=True):
+            group["params"] = own
 
 
 class HookGuard:
@@ -58,6 +71,7 @@ class HookGuard:
         self._hook, _Guarded.guard = hook, self
         parameters: list[Any] = list(self._module.parameters())
         missing = [(each, type(each)) for each in parameters if not self.is_held(each)]
+        memory = [(each, each.data) for each in parameters if self.is_held(each)]
         for each, _ in missing:
             each.__class__ = _Missing
         found = self._replaced(parameters) if hook == "on_before_optimizer_step" else []
@@ -66,12 +80,20 @@ class HookGuard:
             for each, _, stand_in in found:
                 if each.grad is not stand_in and self._stand_in is _Hidden:
                     raise self.error("gradients")
+        except (AttributeError, TypeError) as error:
+            if hook != "on_before_optimizer_step" or "NoneType" not in str(error):
+                raise
+            raise self.error("gradients") from error  # another process has it
         finally:
             for each, gradient, stand_in in found:
-                own = each.grad
-                each.grad = gradient if own is stand_in or own is None else own.as_subclass(Tensor)
+                if each.grad is not None:  # the user may have removed it
+                    each.grad = gradient if each.grad is stand_in else each.grad.as_subclass(Tensor)
             for each, kind in missing:
                 each.__class__ = kind
+        for each, own in memory:  # ``each.data = …``, of which the engine would not know
+            if each.data_ptr() != own.data_ptr() and each.shape == own.shape:
+                own.copy_(each.data)
+                each.data = own
 
     def _replaced(self, parameters: list[Any]) -> list[tuple[Any, Any, Any]]:
         """Replace gradients by stand-ins; the parameters with both."""

@@ -29,6 +29,7 @@ from ..memory import Memory, Sizes, memory
 from ..optimizer_state import load_optimizer_state, optimizer_state, parameter_names
 from ..optimizers import Optimization
 from ..process_group import ProcessGroupStrategy
+from ..user_code import steps_parameters
 from .server import MOST_TO_MEET, Clipping, RemoteServer, Server, pack, unpack
 
 _ON_SERVER = "optimizers step on the server; use strategy='ddp'"
@@ -93,6 +94,7 @@ class ParameterServer(ProcessGroupStrategy):
         self._has_pulled, self._has_averaged, self._received = False, False, 0
         self._note_weights()
         self._clipping: Clipping = (0.0, 0.0)
+        self._groups: list[tuple[dict[str, Any], list[Tensor]]] = []
         # Not the default one, which rank 0 uses while its server's threads use this one.
         group = dist.new_group(backend="gloo", timeout=MOST_TO_MEET)
         if self._layout.is_main:
@@ -104,10 +106,14 @@ class ParameterServer(ProcessGroupStrategy):
 
     def _make_server(self, optimization: Optimization) -> Server:
         """Have optimizers step copies of the parameters: this rank computes on the originals."""
-        copies = {id(each): nn.Parameter(each.detach().clone()) for each in self._parameters}
+        copies = {
+            id(each): nn.Parameter(each.detach().clone(), each.requires_grad)
+            for each in self._parameters
+        }
         self._names |= {id(copies[key]): self._names[key] for key in copies if key in self._names}
         for optimizer in optimization.optimizers:
             for group in optimizer.param_groups:
+                self._groups.append((group, group["params"]))
                 group["params"] = [copies[id(each)] for each in group["params"]]
             state = [(copies[id(each)], values) for each, values in optimizer.state.items()]
             optimizer.state.clear()
@@ -160,7 +166,8 @@ class ParameterServer(ProcessGroupStrategy):
             if hook == "on_before_optimizer_step" and not self._has_averaged:
                 reduce_used(self._parameters, None, self._layout.world_size)
                 self._has_averaged = True
-        yield
+        with steps_parameters(self._groups):
+            yield
 
     def clip(self, optimization: Optimization, value: float, algorithm: str) -> Tensor | None:
         # The server clips the gradient of the step.

@@ -8,8 +8,8 @@ import gc
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -33,7 +33,7 @@ from ..optimizer_state import group_names, parameter_names
 from ..optimizers import Optimization
 from ..precision import Precision
 from ..process_group import ProcessGroupStrategy
-from ..user_code import HookGuard
+from ..user_code import HookGuard, steps_parameters
 from . import ELSEWHERE, optimizers, process, settings
 from .onebit_adam import CompressionErrors, OneBitAdam
 from .slices import FlatSlices, ParameterSlices, clip_finite
@@ -159,6 +159,10 @@ class DeepSpeed(ProcessGroupStrategy):
             for is_unfit, what in (
                 (each.is_complex(), "is complex, which DeepSpeed does not support"),
                 (self.stage == 3 and not each.numel(), "is empty: stage 3 cannot shard it"),
+                (
+                    not (each.is_floating_point() or each.is_complex()),
+                    f"is {each.dtype}, which DeepSpeed does not support: make it a buffer",
+                ),
             )
             if is_unfit
         ]
@@ -246,15 +250,27 @@ class DeepSpeed(ProcessGroupStrategy):
         self.slices = ParameterSlices(self.zero, whole) if is_3 else FlatSlices(self.zero)
         self.sharded = ShardedState(module, self.slices, optimizer, groups)
         self.same_use = SameUse(lambda: trained(module), ELSEWHERE, self.timeout_seconds)
-        self.around_hooks = HookGuard(module, _INSTEAD, self.slices.has_whole, "hidden")
+        self._guard = HookGuard(module, _INSTEAD, self.slices.has_whole, "hidden")
+        named = dict(module.named_parameters())
+        self._groups = [
+            (own, [named[name] for name in names])
+            for own, names in zip(optimizer.param_groups, groups, strict=True)
+        ]
+        self.around_hooks = self._around_hook
         if self.stage == 3:
-            named = module.named_modules()
-            owners = {name: each for name, each in named if [*each.parameters(recurse=False)]}
+            parts = module.named_modules()
+            owners = {name: each for name, each in parts if [*each.parameters(recurse=False)]}
             self.same_use.watch(owners, process.is_gathered)
             process.note_uses(module, self.same_use.note)
         return optimizer
 
     # --- steps -----------------------------------------------------------------------------------
+
+    @contextmanager
+    def _around_hook(self, hook: str) -> Iterator[None]:
+        with steps_parameters(self._groups), self._guard(hook):
+            yield
+        self.slices.keep_gathered()
 
     def forward_backward(
         self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
@@ -276,6 +292,17 @@ class DeepSpeed(ProcessGroupStrategy):
                     f"{name} is {changed} since the fit began, and DeepSpeed steps what was "
                     "trained then; set requires_grad before fit, or use strategy='fsdp'"
                 )
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        # Attention's fast path would use weights that stage 3 has not gathered.
+        fast = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(fast and self.stage != 3)
+        try:
+            with super().evaluating():
+                yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fast)
 
     def _call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         if self.same_use is not None:

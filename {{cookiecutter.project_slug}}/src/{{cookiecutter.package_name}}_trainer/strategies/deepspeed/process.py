@@ -205,7 +205,9 @@ def explained() -> Iterator[None]:
     except (AssertionError, AttributeError, RuntimeError) as error:
         file = traceback.extract_tb(error.__traceback__)[-1].filename
         is_engine = not isinstance(error, RuntimeError) and "deepspeed" in Path(file).parts
-        if not is_engine and "returned an invalid gradient" not in str(error):
+        # Of parameters that are empty, because they are not gathered.
+        freed = ("returned an invalid gradient", "must be a matrix", "tensor a (0)")
+        if not is_engine and not any(each in str(error) for each in freed):
             raise
         reason = " ".join(str(error).split()).rstrip(".")
         raise UserError(f"DeepSpeed cannot compute this step ({reason}); {_ONE_USE}") from error

@@ -78,6 +78,9 @@ class _Slices:
     def take_weights(self) -> None:
         """Take over what user code has changed in parameters: the optimizer steps copies."""
 
+    def keep_gathered(self) -> None:
+        """Keep what a hook has changed in parameters that a forward may free before a step."""
+
     def relink(self) -> None:
         """Rebuild DeepSpeed's own look-up after the optimizer state was replaced, if it has one."""
 
@@ -149,11 +152,16 @@ class ParameterSlices(_Slices):
         return bool(parameter.ds_status.name != "NOT_AVAILABLE")
 
     @torch.no_grad()
+    def keep_gathered(self) -> None:
+        for parameter in filter(self.has_whole, self._parameters):  # small ones, between steps
+            weights = self.weights(parameter)
+            weights.within(weights.flat).copy_(weights.cut(parameter.data))
+
+    @torch.no_grad()
     def take_weights(self) -> None:
+        self.keep_gathered()
         for parameter in self._parameters:
             weights, stepped = self.weights(parameter), self.of(parameter)
-            if self.has_whole(parameter):  # small ones stay gathered
-                weights.within(weights.flat).copy_(weights.cut(parameter.data))
             if stepped is not None:
                 stepped.within(stepped.flat).copy_(weights.within(weights.flat))
 

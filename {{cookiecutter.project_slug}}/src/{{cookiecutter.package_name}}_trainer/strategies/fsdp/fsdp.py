@@ -21,6 +21,7 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
@@ -117,6 +118,7 @@ class FSDP(ProcessGroupStrategy):
         if module is None:
             return []
         lines = sparse.problems_of(module, "FSDP shards gradients as whole tensors")
+        lines += sharded_state.hooked(module)
         if module.automatic_optimization:
             return lines
         if self.find_unused_parameters:
@@ -163,6 +165,7 @@ class FSDP(ProcessGroupStrategy):
         self._initializer = meta_device.Initializer(module, dist.get_rank(), dist.get_world_size())
         self._step_module = StepModule(module)
         sharded_state.move_rest(module, self.device)
+        before = dict(module.named_parameters(remove_duplicate=False))
         self.shard_units(module)
         # What is in no unit, if the model is sharded unit by unit: scalars.
         sources = self._initializer.materialize(module)
@@ -171,6 +174,10 @@ class FSDP(ProcessGroupStrategy):
         for each in rest:
             each.data = each.data.to(self.device)
         self.start_equal(rest, sources)
+        sharded_state.follow(module, before)
+        read = torch.ops.aten._local_scalar_dense.default
+        handlers: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
+        handlers[read] = sharded_state.read_number
         self._names = parameter_names(module)
         self.watch_gradients()
 
@@ -302,13 +309,13 @@ class FSDP(ProcessGroupStrategy):
     def around_hooks(self, hook: str) -> Iterator[None]:
         try:
             yield
-        except RuntimeError as error:
-            if "mixed torch.Tensor and DTensor" not in str(error):
+        except (AssertionError, RuntimeError) as error:
+            if not re.search("DTensor|[Ss]hard|FSDP", str(error)):
                 raise
             raise UserError(
-                f"{hook} mixes sharded tensors (DTensors) with others: {one_line(error)}; set "
-                "gradient_clip_val to clip; convert masks by torch.distributed.tensor."
-                "distribute_tensor; or use strategy='ddp'"
+                f"{hook} cannot do this with sharded tensors (DTensors), or mixes them with "
+                f"others: {one_line(error)}; set gradient_clip_val to clip; convert masks by torch."
+                "distributed.tensor.distribute_tensor; or use strategy='ddp'"
             ) from error
 
     def clip(self, optimization: Optimization, value: float, algorithm: str) -> Tensor | None:

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -12,7 +12,40 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from ...data import moving
+from ...errors import UserError
+from ...module import TrainingModule
+from ..optimizers import replace_kept
 from .units import can_shard, outer_modules
+
+
+def hooked(module: nn.Module) -> list[str]:
+    """One line for each parameter with hooks of its gradient, which its shard would not have."""
+    return [
+        f"{name} has a hook of its gradient (register_hook), which shards do not have: change "
+        "gradients in on_before_optimizer_step, or use strategy='ddp'"
+        for name, each in module.named_parameters()
+        if each._backward_hooks or each._post_accumulate_grad_hooks
+    ]
+
+
+def follow(module: TrainingModule, before: Mapping[str, Any]) -> None:
+    """Let shards have the attributes of their parameters, and be in lists that modules keep."""
+    shards: dict[int, Any] = {}
+    for name, each in module.named_parameters(remove_duplicate=False):
+        if each is not before[name]:
+            vars(each).update(vars(before[name]))
+            shards[id(before[name])] = each
+    replace_kept(module, shards)
+
+
+def read_number(operation: Callable[[Tensor], Any], given: tuple[Any, ...], _: Any) -> Any:
+    """Refuse to read a number of a DTensor that is not whole, of which torch gives a part."""
+    if not all(each.is_replicate() for each in given[0].placements):
+        raise UserError(
+            "a number is read of a sharded tensor (item(), float() or if), of which this process "
+            "has a part: take it of its full_tensor(), on every rank"
+        )
+    return operation(given[0].to_local())
 
 
 def move_rest(module: nn.Module, device: torch.device) -> None:

@@ -25,6 +25,7 @@ from ....options import Options
 from ... import memory
 from ...base import DataLayout, Stage
 from ...fsdp.fsdp import FSDP
+from ...fsdp.state import hooked
 from ...gradients import sparse
 from ...gradients.averaging import GradientAverage
 from ...limits import Limits
@@ -84,7 +85,7 @@ class Mesh(FSDP):
         if self.has_units:
             lines = super().problems(options, module)
         else:
-            lines = sparse.problems_of(module, "a mesh averages dense gradients")
+            lines = sparse.problems_of(module, "a mesh averages dense gradients") + hooked(module)
         unplanned = plan.problems_of(module, self.sizes)
         regional = isinstance(options.compile, dict) and options.compile.get("regional")
         if options.compile and not regional and not unplanned:

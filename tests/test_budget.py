@@ -15,36 +15,36 @@ PACKAGE = TEMPLATE / "src" / "{{cookiecutter.package_name}}"
 TRAINER = PACKAGE.with_name(f"{PACKAGE.name}_trainer")
 LINES = {
     "__init__.py": 44,
-    "callbacks": 834,
-    "checkpoint": 1639,
-    "cli": 1287,
-    "data": 2205,
-    "errors.py": 129,
-    "launch": 2791,
-    "legacy": 454,
-    "logging": 1430,
-    "loop": 2426,
-    "memory": 425,
-    "module": 784,
-    "options": 1032,
-    "run": 1884,
-    "strategies/*.py": 2438,
-    "strategies/asynchronous": 747,
-    "strategies/deepspeed": 1699,
-    "strategies/fairscale": 288,
-    "strategies/fsdp": 713,
-    "strategies/gradients": 430,
-    "strategies/horovod": 254,
-    "strategies/model_parallel": 2140,
-    "strategies/replicated": 630,
-    "strategies/xla": 340,
+    "callbacks": 828,
+    "checkpoint": 1536,
+    "cli": 1206,
+    "data": 2104,
+    "errors.py": 116,
+    "launch": 2636,
+    "legacy": 420,
+    "logging": 1410,
+    "loop": 2355,
+    "memory": 395,
+    "module": 786,
+    "options": 994,
+    "run": 1790,
+    "strategies/*.py": 2331,
+    "strategies/asynchronous": 738,
+    "strategies/deepspeed": 1670,
+    "strategies/fairscale": 274,
+    "strategies/fsdp": 702,
+    "strategies/gradients": 413,
+    "strategies/horovod": 243,
+    "strategies/model_parallel": 2104,
+    "strategies/replicated": 606,
+    "strategies/xla": 308,
     "tools/__init__.py": 6,
-    "tools/doctor": 668,
+    "tools/doctor": 684,
     "tools/isolated.py": 77,
-    "tools/plan": 793,
-    "tools/report": 577,
-    "tools/reproduce": 378,
-    "trainer.py": 377,
+    "tools/plan": 767,
+    "tools/report": 567,
+    "tools/reproduce": 374,
+    "trainer.py": 363,
 }
 # How far below its limit a folder may be, before the limit is to be lowered.
 SLACK = 40
@@ -83,12 +83,12 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
     components = sum(count(folder) for folder in folders if folder.is_dir())
     assert count(TRAINER / "tools") <= 2500
     # These are to be 27,300 and 18,800: the everyday faults that were mended may take 800 lines.
-    assert count(TRAINER) <= 29_920
-    assert count(TRAINER) - components <= 21_510
+    assert count(TRAINER) <= 28_850
+    assert count(TRAINER) - components <= 20_620
 
 
 def test_the_tests_are_few() -> None:
-    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 59_230  # to be 58,000
+    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 58_210  # to be 58,000
 
 
 def test_the_user_s_package_is_small() -> None:

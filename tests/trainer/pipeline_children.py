@@ -97,3 +97,26 @@ def body(kind: str, width: int) -> nn.Sequential:
         layers[4] = layers[2] = nn.Linear(width, width)
         layers[0] = nn.Linear(width, width)
     return nn.Sequential(*layers)
+
+
+class Shrinks(nn.Module):
+    """Gives fewer samples from its third call on."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x if self.calls < 3 else x[1:]
+
+
+class Decays(nn.Module):
+    """Changes a buffer that its backward needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.scale: Tensor = self.scale.mul_(0.9)
+        return self.weight * x * self.scale

@@ -26,7 +26,7 @@ from torch.nn.functional import mse_loss
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
-from pipeline_children import body
+from pipeline_children import Decays, Shrinks, body
 
 SAMPLES, BATCH, STOP = 53, 12, 3  # the last batch of an epoch has 5 samples
 
@@ -355,29 +355,6 @@ def seen(folder: Path, name: str, case: Case) -> None:
     with Seen() as mode:
         run.fit(Layers(mode))
     mode.write(folder / f"{name}-{run.global_rank}.json")
-
-
-class Shrinks(nn.Module):
-    """Gives fewer samples from its third call on."""
-
-    calls = 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        return x if self.calls < 3 else x[1:]
-
-
-class Decays(nn.Module):
-    """Changes a buffer that its backward needs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(8))
-        self.register_buffer("scale", torch.ones(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.scale: Tensor = self.scale.mul_(0.9)
-        return self.weight * x * self.scale
 
 
 class AsksForInput(Subject):

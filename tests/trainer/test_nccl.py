@@ -80,7 +80,7 @@ def test_a_collective_that_does_not_complete_is_told_with_the_rank_that_hangs(tm
 def test_over_nccl_alone_the_end_of_a_group_waits_for_peers(monkeypatch, backends, size, waits):
     group = collectives.dist
     monkeypatch.setattr(group, "is_initialized", lambda: True)
-    monkeypatch.setattr(group, "get_world_size", lambda: size)
+    monkeypatch.setattr(group, "get_world_size", lambda _: size)
     monkeypatch.setattr(group, "get_backend_config", lambda: backends)
     assert collectives.end_waits() is waits
 

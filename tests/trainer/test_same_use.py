@@ -162,7 +162,7 @@ def test_parameters_of_no_module_are_compared_too(tmp_path, strategy):
 def test_ddp_names_them_and_our_option(tmp_path, subject):
     line = refusal(fit(tmp_path / "run", subject, "ddp", {}))
     assert "does not use experts." in line
-    assert f"may leave parameters out, {OPTION}" in line
+    assert f"may leave parameters out, or freezes them later, {OPTION}" in line
     assert "torch" not in line
 
 

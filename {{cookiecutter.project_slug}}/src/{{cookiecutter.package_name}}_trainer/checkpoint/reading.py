@@ -65,8 +65,9 @@ def candidates(path: str | Path) -> list[Path]:
     for directory in (given / DIRECTORY, given):
         if found := _named(directory):
             return found[::-1]
-    advice = "give a run directory or a checkpoint in it"
-    raise CheckpointError(f"{given}: no checkpoint there; {advice}")
+    raise CheckpointError(
+        f"{given}: no checkpoint there; give a run directory or a checkpoint in it"
+    )
 
 
 def resolve(path: str | Path) -> Path:

@@ -387,13 +387,17 @@ def refuse_others(outputs: Any) -> None:
 def check_loss(loss: Tensor, source: str) -> None:
     """Raise UserError if backward cannot be called on a loss."""
     if loss.numel() != 1:
-        what = f"of shape {tuple(loss.shape)}: give a scalar, such as its mean()"
+        what = f"gave a loss of shape {tuple(loss.shape)}: give a scalar, such as its mean()"
     elif not loss.is_floating_point():
-        what = f"of type {loss.dtype}: give a floating-point one, computed from the module's "
-        what += "parameters"
+        what = (
+            f"gave a loss of type {loss.dtype}: give a floating-point one, computed from the "
+            "module's parameters"
+        )
     elif not loss.requires_grad:
-        what = "without a gradient: compute it from the module's parameters, without detach(), "
-        what += "item() or torch.no_grad()"
+        what = (
+            "gave a loss without a gradient: compute it from the module's parameters, without "
+            "detach(), item() or torch.no_grad()"
+        )
     else:
         return
-    raise UserError(f"{source} gave a loss {what}")
+    raise UserError(f"{source} {what}")

@@ -327,8 +327,8 @@ class FSDP(ProcessGroupStrategy):
         try:
             with sharded_state.groups_split(optimizer):
                 super()._step_optimizer(optimizer)
-        except RuntimeError as error:
-            if not re.search("DTensor|placement|sharding strategy", str(error)):
+        except (RuntimeError, UserError) as error:
+            if not re.search("DTensor|placement|sharding strategy|sharded", str(error)):
                 raise
             raise UserError(
                 f"{type(optimizer).__name__} cannot step sharded parameters ({one_line(error)}); "

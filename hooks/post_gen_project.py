@@ -34,10 +34,6 @@ OF_COMPONENT = (
     "tests/%s_*.py",
     "tests/conformance/%s_*.py",
 )
-# What only these use, who share it: left out with the last of them.
-OF_SEVERAL = {
-    "src/*_trainer/strategies/user_code.py": ("deepspeed", "fairscale", "model_parallel"),
-}
 # Of the page on `tools`' command `report`; pages that were left out are empty.
 PICTURES = "docs/report-*.webp"
 # What `parts=core` leaves out besides: the tests start processes without a fork server, too.
@@ -102,7 +98,6 @@ def main() -> None:
     patterns += [each % name for name in set(EXAMPLES) - set(examples) for each in OF_EXAMPLE]
     for place in OF_PLACES.keys() - places:
         patterns += OF_PLACES[place]
-    patterns += [each for each, users in OF_SEVERAL.items() if not {*users} & {*components}]
     patterns += [] if "tools" in components else [PICTURES]
     patterns += NOT_IN_CORE if '\nparts = "core"\n' in settings else []
     for pattern in patterns:

@@ -110,20 +110,6 @@ def test_it_removes_the_components_that_pyproject_does_not_list(folder: Path) ->
     }
 
 
-def test_it_removes_what_several_components_share_with_the_last_of_them(folder: Path) -> None:
-    shared, settings = (
-        folder / "src/mine_trainer/strategies/user_code.py",
-        folder / "pyproject.toml",
-    )
-    shared.parent.mkdir(parents=True)
-    shared.touch()
-    text = settings.read_text()
-    for components, is_kept in (('["tools", "model_parallel"]', True), ('["horovod"]', False)):
-        settings.write_text(text.replace(json.dumps(list(COMPONENTS)), components))
-        assert run_hook(folder).returncode == 0
-        assert shared.exists() is is_kept
-
-
 def test_it_removes_the_packages_of_examples_that_were_left_out(folder: Path) -> None:
     kept = [f"src/mine/tasks/{name}.py" for name in EXAMPLES]  # the user's
     for file in (*kept, *(f"requirements/{name}.txt" for name in EXAMPLES)):

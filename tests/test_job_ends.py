@@ -168,8 +168,8 @@ def test_the_outcome_of_an_earlier_attempt_is_removed(folder: Path) -> None:
         (
             *("pyxis", 1),
             "--nodes=1 --ntasks=1 --export=ALL --container-image=fit.sif "
-            "--container-mounts={0}:{0} --container-workdir={0} python -m my_project report "
-            "runs/job-1",
+            "--container-mounts={0}:{0} --container-workdir={0} --container-env=PYTHONPATH "
+            "python -m my_project report runs/job-1",
         ),
     ],
 )

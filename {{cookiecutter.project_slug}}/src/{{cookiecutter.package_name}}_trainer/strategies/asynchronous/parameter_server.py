@@ -56,8 +56,8 @@ class ParameterServer(ProcessGroupStrategy):
             "use bf16-mixed",
             "manual_optimization": _ON_SERVER,
             "log_gradient_norm": "each gradient is a step of its own; use strategy='ddp'",
-            "learning_rate_scaling": "a step has the batch of one worker; scale the rate in "
-            "configure_optimizers",
+            "learning_rate_scaling": "each gradient is a step of its own, on the batch of one "
+            "worker; scale the rate in configure_optimizers",
             "parameter_averaging": "workers hold weights of different steps; use strategy='ddp'",
             "skipped_batches": "each step needs a gradient of each worker; use strategy='ddp'",
             "skipping": _ON_SERVER,

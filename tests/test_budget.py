@@ -18,7 +18,7 @@ LINES = {
     "callbacks": 828,
     "checkpoint": 1536,
     "cli": 1206,
-    "data": 2104,
+    "data": 2107,
     "errors.py": 116,
     "launch": 2636,
     "legacy": 420,

@@ -99,7 +99,9 @@ def feed_training(
 
     ``in_global_order``: False reads the loader as it is, with ``uneven`` as in
     :class:`~.replay.ReplayFeed`. ``limit``: batches of each replica to read of an epoch, a multiple
-    of ``accumulate``. ``repeats``: read the first epoch again and again.
+    of ``accumulate``. ``repeats``: read the first epoch again and again. Raises UserError if the
+    dataset is empty or smaller than a step, if the limit does not fit, or if a loader that is read
+    as it is repeats.
     """
     if in_global_order and can_be_ordered(loader):
         batches = _batches_of(loader)
@@ -142,7 +144,8 @@ def feed_evaluation(
 
     ``together``: every replica gets the same number of batches; samples of padding batches do not
     count. ``limit``: batches of the loader, divided among the replicas, so that the samples depend
-    on no layout; of a loader that is read as it is, batches of each replica.
+    on no layout; of a loader that is read as it is, batches of each replica. Raises UserError if
+    the dataset is empty, or the limit does not fit.
     """
     if not (in_global_order and can_be_ordered(loader)):
         return _replayed(loader, share, 1, "join" if together else "allow", limit)

@@ -32,7 +32,7 @@ LINES = {
     "strategies/asynchronous": 738,
     "strategies/deepspeed": 1670,
     "strategies/fairscale": 274,
-    "strategies/fsdp": 702,
+    "strategies/fsdp": 701,
     "strategies/gradients": 413,
     "strategies/horovod": 243,
     "strategies/model_parallel": 2104,

@@ -8,6 +8,7 @@ import pytest
 import torch
 from my_project_trainer import Trainer, TrainingModule, UserError
 from my_project_trainer.launch.signals import Interrupted
+from my_project_trainer.strategies.fsdp import state
 from torch.utils.data import DataLoader, TensorDataset
 
 
@@ -73,3 +74,11 @@ def test_a_notebook_shows_one_line_of_an_interrupt() -> None:
     assert Interrupted(3, "runs/a", False)._render_traceback_() == [
         "interrupted: saved after step 3; resume with: Trainer(resume='runs/a')"
     ]
+
+
+def test_numbers_of_the_program_s_own_tensors_are_read_as_before(tmp_path: Path) -> None:
+    inside, model = [], Line()
+    model.inside = lambda: inside.append(state.READ in state.HANDLERS)
+    fit(tmp_path, model, strategy="fsdp")
+    assert inside == [True, True]
+    assert state.READ not in state.HANDLERS  # nor has torch an own one

@@ -83,7 +83,7 @@ class HookGuard:
         except (AttributeError, TypeError) as error:
             if hook != "on_before_optimizer_step" or "NoneType" not in str(error):
                 raise
-            raise self.error("gradients") from error  # another process has it
+            raise UserError(f"{self.error('gradients')} ({error})") from error  # another has it
         finally:
             for each, gradient, stand_in in found:
                 if each.grad is not None:  # the user may have removed it

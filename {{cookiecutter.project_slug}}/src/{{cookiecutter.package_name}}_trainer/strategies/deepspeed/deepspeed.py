@@ -258,9 +258,9 @@ class DeepSpeed(ProcessGroupStrategy):
         ]
         self.around_hooks = self._around_hook
         if self.stage == 3:
-            parts = module.named_modules()
-            owners = {name: each for name, each in parts if [*each.parameters(recurse=False)]}
-            self.same_use.watch(owners, process.is_gathered)
+            found = module.named_modules()
+            layers = {name: layer for name, layer in found if [*layer.parameters(recurse=False)]}
+            self.same_use.watch(layers, process.is_gathered)
             process.note_uses(module, self.same_use.note)
         return optimizer
 
@@ -309,14 +309,14 @@ class DeepSpeed(ProcessGroupStrategy):
             self.same_use.begin(stage)
         # Stage 3's engine gathers parameters in evaluation too; without training there is none.
         if self.engine is not None and (stage == "training" or self.stage == 3):
-            with process.explained():
+            with process.explained(self.stage):
                 return self.engine(stage, batch, batch_idx)
         return self._step_module(stage, batch, batch_idx)
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
         if self.same_use is not None:
             self.same_use.check(loss)
-        with process.explained():
+        with process.explained(self.stage):
             self.engine.backward(loss, scale_wrt_gas=False)
         if synchronize and self._accumulates and self.zero is not None:
             self.slices.finish_accumulation()

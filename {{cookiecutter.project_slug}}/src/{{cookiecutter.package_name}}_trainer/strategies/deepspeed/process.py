@@ -194,7 +194,7 @@ _ONE_USE = (
 
 
 @contextlib.contextmanager
-def explained() -> Iterator[None]:
+def explained(stage: int) -> Iterator[None]:
     """Raise UserError if the engine meets a step that it cannot compute, as without a gradient."""
     try:
         yield
@@ -205,9 +205,9 @@ def explained() -> Iterator[None]:
     except (AssertionError, AttributeError, RuntimeError) as error:
         file = traceback.extract_tb(error.__traceback__)[-1].filename
         is_engine = not isinstance(error, RuntimeError) and "deepspeed" in Path(file).parts
-        # Of parameters that are empty, because they are not gathered.
-        freed = ("returned an invalid gradient", "must be a matrix", "tensor a (0)")
-        if not is_engine and not any(each in str(error) for each in freed):
+        signs = ["returned an invalid gradient"]
+        signs += ["must be a matrix", "tensor a (0)"] * (stage == 3)  # of a parameter that is freed
+        if not is_engine and not any(each in str(error) for each in signs):
             raise
         reason = " ".join(str(error).split()).rstrip(".")
         raise UserError(f"DeepSpeed cannot compute this step ({reason}); {_ONE_USE}") from error

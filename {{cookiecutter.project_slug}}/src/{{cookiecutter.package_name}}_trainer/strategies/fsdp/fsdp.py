@@ -21,7 +21,6 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
@@ -175,9 +174,7 @@ class FSDP(ProcessGroupStrategy):
             each.data = each.data.to(self.device)
         self.start_equal(rest, sources)
         sharded_state.follow(module, before)
-        read = torch.ops.aten._local_scalar_dense.default
-        handlers: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
-        handlers[read] = sharded_state.read_number
+        sharded_state.HANDLERS[sharded_state.READ] = sharded_state.read_number
         self._names = parameter_names(module)
         self.watch_gradients()
 
@@ -351,6 +348,7 @@ class FSDP(ProcessGroupStrategy):
         if self._step_module is not None:
             getattr(self.mesh, "_pg_registry", {}).clear()
         self._step_module, self.roots = None, ()
+        sharded_state.HANDLERS.pop(sharded_state.READ, None)
         super().teardown()
 
     def _units(self) -> list[FSDPModule]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.utils.rnn import PackedSequence
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
@@ -16,6 +17,9 @@ from ...errors import UserError
 from ...module import TrainingModule
 from ..optimizers import replace_kept
 from .units import can_shard, outer_modules
+
+HANDLERS: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
+READ = torch.ops.aten._local_scalar_dense.default  # item(), float() and if
 
 
 def hooked(module: nn.Module) -> list[str]:
@@ -40,12 +44,9 @@ def follow(module: TrainingModule, before: Mapping[str, Any]) -> None:
 
 def read_number(operation: Callable[[Tensor], Any], given: tuple[Any, ...], _: Any) -> Any:
     """Refuse to read a number of a DTensor that is not whole, of which torch gives a part."""
-    if not all(each.is_replicate() for each in given[0].placements):
-        raise UserError(
-            "a number is read of a sharded tensor (item(), float() or if), of which this process "
-            "has a part: take it of its full_tensor(), on every rank"
-        )
-    return operation(given[0].to_local())
+    if all(each.is_replicate() for each in given[0].placements):
+        return operation(given[0].to_local())
+    raise UserError("item(), float() or if of a sharded tensor: call full_tensor() on all ranks")
 
 
 def move_rest(module: nn.Module, device: torch.device) -> None:

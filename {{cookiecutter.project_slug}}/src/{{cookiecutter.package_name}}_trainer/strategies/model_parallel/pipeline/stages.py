@@ -35,10 +35,10 @@ SCHEDULES = {
 # Schedules of the latest shapes of batches: each holds the tensors that it receives.
 _KEPT = 4
 # Errors of torch, and what a pipeline has to do with them.
+_CHANGED = "modified by an inplace operation"
 _EXPLAINED = {
-    "modified by an inplace operation": "a stage changes a tensor in place, such as a buffer in a "
-    "forward, that the backward of an earlier micro-batch needs: compute with its clone(), or set "
-    "strategy_options.microbatches to 1",
+    _CHANGED: "a stage changes a tensor in place, such as a buffer in a forward, that the backward "
+    "of an earlier micro-batch needs: compute with its clone(), or set microbatches to 1",
     "not have been used in the graph": "training_step asks for a gradient with respect to what "
     "enters a pipeline, whose first stage is on another process: use strategy='ddp'",
 }
@@ -120,7 +120,7 @@ class Stages:
             # torch describes the stage's inputs in an error of its own.
             cause = error.__cause__ or error
             for sign, line in _EXPLAINED.items():
-                if sign in str(cause) and len(steps) > 1:
+                if sign in str(cause) and (len(steps) > 1 or sign != _CHANGED):
                     raise UserError(line) from cause
             raise cause from None
 

@@ -79,7 +79,11 @@ class Plain(TrainingModule):
 
 
 class Sums(Plain):
-    """Its loss grows with the batch."""
+    """Its loss grows with the batch; a BatchNorm has other statistics for parts of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers.append(nn.BatchNorm1d(10))
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
         return cross_entropy(self(batch[0]), batch[1], reduction="sum")

@@ -120,8 +120,6 @@ def test_groups_of_deepspeed_have_our_timeout(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(("stage", "error"), [(2, RuntimeError), (3, UserError)])
-def test_an_error_of_an_empty_weight_is_explained_where_weights_are_freed(
-    stage: int, error: type[Exception]
-) -> None:
+def test_errors_of_freed_weights_are_explained(stage: int, error: type[Exception]) -> None:
     with pytest.raises(error, match="mat2 must be a matrix"), process.explained(stage):
         raise RuntimeError("mat2 must be a matrix")

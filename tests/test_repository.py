@@ -244,3 +244,22 @@ def test_it_says_in_one_line_that_git_failed_and_leaves_nothing(folder: Path) ->
     assert done.stderr == "note: git could not make a first commit: disk full\n"
     assert not (folder / ".git").exists()
     assert make_repository(folder) == MADE
+
+
+@pytest.mark.parametrize("end", ["true", "input"])
+def test_a_clone_has_the_same_bytes_however_git_ends_lines(
+    project: Path, tmp_path: Path, end: str
+) -> None:
+    """CRLF at the ends of their lines breaks every script."""
+    shutil.copytree(project, tmp_path / "project")
+    make_repository(tmp_path / "project")
+    git(tmp_path, "-c", f"core.autocrlf={end}", "clone", "--quiet", "project", "clone")
+    names = git(tmp_path / "project", "ls-files", "-z").split("\0")[:-1]
+    assert "slurm/train.sh" in names
+    changed = [
+        name
+        for name in names
+        if Path(tmp_path, "project", name).read_bytes()
+        != Path(tmp_path, "clone", name).read_bytes()
+    ]
+    assert changed == []

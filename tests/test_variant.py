@@ -14,8 +14,8 @@ from rendering import render
 PYTHON = """#!/bin/sh
 case "$*" in
 "-c "*) ;;
-"-m venv "*) mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; cp "$0" "$3/bin/pip" ;;
-"install "*) ;;
+"-m venv "*) mkdir -p "$3/bin"; cp "$0" "$3/bin/python" ;;
+"-m pip "*) printf '%s\n' "$0 in $PWD" >> "${0%/*}/../installed" ;;
 *" which") echo "$MACHINE" ;;
 *) echo "$*" >> "$CALLS"; exit "$CODE" ;;
 esac
@@ -100,6 +100,28 @@ def test_the_template_s_answer_counts_where_nothing_was_asked(tmp_path: Path) ->
     assert maker.setup(machine="cpu")[0] == ["cuda"]
     assert maker.setup("VARIANT=cpu")[0] == ["cpu"]
     assert maker.setup() == ([], "")
+
+
+def test_each_copy_of_a_project_is_installed_into_its_own_environment(
+    maker: Maker, tmp_path: Path
+) -> None:
+    """Also in folders whose names a shell could misread, and after one was moved."""
+    names = ["it's $(touch canary) `touch canary`; \"x", "moved $$HOME", "copied"]
+    first, moved, copy = (Maker(tmp_path / name, maker.python) for name in names)
+    maker.project.rename(first.project)
+    first.setup()
+    shutil.copytree(first.project, copy.project)
+    for maker in (first, copy):
+        maker.setup()
+        maker.setup()
+    first.project.rename(moved.project)
+    moved.setup()
+    line = ".venv/bin/python in {}\n"
+    installed = [maker.project / ".venv" / "installed" for maker in (moved, copy)]
+    places = [[first.project, moved.project], [first.project, copy.project]]
+    for path, folders in zip(installed, places, strict=True):
+        assert path.read_text() == "".join(line.format(folder) for folder in folders)
+    assert not [*tmp_path.rglob("canary")]
 
 
 def test_an_unknown_variant_is_one_line_and_help_names_the_one_for_gpus(maker: Maker) -> None:

@@ -137,7 +137,7 @@ STAND_IN = """#!/bin/bash
 kept="${0%/*}/variant"
 case "$*" in
 "-c import sys;"*) ;;
-"-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" && cp "$0" "$3/bin/pip" ;;
+"-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
 *"install_torch.py which") echo cpu ;;
 *install_torch.py*) echo "$2" > "$kept" ;;
 *'version("torch")'*) if grep -q cuda "$kept"; then echo 2.13.0; else echo 2.13.0+cpu; fi ;;

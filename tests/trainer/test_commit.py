@@ -1,15 +1,19 @@
 """git tells a run's commit and what was changed, and starts no program of a repository."""
 
+import json
 import os
 import subprocess
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import pytest
 from my_project_trainer.options.redaction import HIDDEN
 from my_project_trainer.run import record
 from my_project_trainer.run.record import commit
 from my_project_trainer.tools.reproduce import compare
+
+import control_subject as subject
 
 
 def git(*arguments: str, cwd: Path) -> str:
@@ -160,16 +164,17 @@ def test_git_is_started_twice_for_a_commit_and_once_more_for_a_diff(
 def test_all_that_changed_since_a_record_is_a_line(
     tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    project = tmp_path / "project"
-    (project / "requirements").mkdir(parents=True)
-    lock, answers = project / "requirements" / "torch.txt", project / "pyproject.toml"
-    monkeypatch.setattr(record, "_PROJECT", project)
+    (repository / ".git/info/exclude").write_text("requirements\npyproject.toml\n")
+    (repository / "requirements").mkdir()
+    lock, answers = repository / "requirements" / "torch.txt", repository / "pyproject.toml"
+    monkeypatch.setattr(record, "_PROJECT", repository)
 
     def here(image: str, locked: str, version: str) -> dict[str, Any]:
         monkeypatch.setenv("IMAGE_COMMIT", image)
         lock.write_text(locked)
         answers.write_text(f'[tool.cookiecutter-distributed-torch]\nversion = "{version}"\n')
-        return record.here(repository)
+        # It is the code's commit, wherever the run was started.
+        return record.here(tmp_path)
 
     before = here("a1", "torch==1\n", "0.1.0")
     assert list(compare.differences(before, here("a1", "torch==1\n", "0.1.0"))) == []
@@ -189,3 +194,20 @@ def test_all_that_changed_since_a_record_is_a_line(
         f"lock: torch.txt: {sums[0]}, recorded {sums[1]}",
         "template: version: 0.2.0, recorded 0.1.0",
     ]
+
+
+def test_a_run_in_another_copy_of_the_project_says_whose_code_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = Path(trainer.__file__).resolve().parent.parent
+    assert record.other_code(code.parent) == []
+    assert record.other_code(tmp_path) == []
+    (tmp_path / "src/my_project_trainer").mkdir(parents=True)
+    line = f"the code in {code} runs, not that in {tmp_path}/src: first `make setup`"
+    assert record.other_code(tmp_path) == [line]
+    monkeypatch.chdir(tmp_path)
+    options = {"accelerator": "cpu", "devices": 1, "max_steps": 1, "enable_progress_bar": False}
+    trainer.Trainer(**options, run_name="run").fit(subject.Net())
+    assert f"note: {line}\n" in capsys.readouterr().err
+    (attempt,) = json.loads(Path("runs/run/run.json").read_text())["attempts"]
+    assert (attempt["code"], attempt["directory"]) == (str(code), str(tmp_path))

@@ -28,7 +28,11 @@ OPTIONS = {
     "trainer.enable_progress_bar": "false",
 }
 RUN = Path("runs/run")
-NO_GIT = "commit: unknown, here and in the record: the code is not compared"
+# The first, where the project lies in no repository.
+UNCHANGED = (
+    "commit: unknown, here and in the record: the code is not compared",
+    "nothing differs from the record",
+)
 
 
 def fit(**others: str) -> list[str]:
@@ -74,7 +78,9 @@ def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 def test_an_equal_run_is_bit_equal(recorded, again):
     equal = "bit-equal: 12 steps, 1 rank, up to step 12; 12 logged values"
-    assert again() == (0, [NO_GIT, equal])
+    code, (unchanged, last) = again()
+    assert (code, last) == (0, equal)
+    assert unchanged in UNCHANGED
     made = RUN.with_name("run-reproduced")
     assert (made / "metrics.csv").read_bytes() == (RUN / "metrics.csv").read_bytes()
     # And again, which replaces that one; up to a step, which is not logged.
@@ -96,7 +102,7 @@ def test_what_is_planted_is_found_and_named(recorded, again, tmp_path):
         code, found = again()
         path.write_bytes(given[path])
         assert code == ("bit-equal" not in found[-1])
-        return [line for line in found if line != NO_GIT]
+        return [line for line in found if line not in UNCHANGED]
 
     of_package = planted(
         record, lambda given: given["attempts"][0]["packages"].update({"torch": "1.0"})
@@ -203,7 +209,9 @@ def test_two_ranks_preempted_and_resumed_equal_one_attempt(tmp_path):
     )
     done = command(tmp_path, "reproduce", str(RUN))
     equal = "bit-equal: 12 steps, 2 ranks, up to step 12; 12 logged values"
-    assert lines(done.stdout) == [NO_GIT, equal]
+    unchanged, last = lines(done.stdout)
+    assert unchanged in UNCHANGED
+    assert last == equal
     assert done.returncode == 0, done.stderr
     # Its first attempt, which had ended early, is compared as far as it came.
     edit(tmp_path / RUN / "run.json", lambda given: given["attempts"].pop())

@@ -27,8 +27,9 @@ from ..launch.reports import exit_code
 from ..options import redaction
 from .plan import Plan
 
+_TRAINER = Path(__file__).resolve().parents[1]
 # The project's folder, unless the package was installed from a wheel.
-_PROJECT = Path(__file__).resolve().parents[3]
+_PROJECT = _TRAINER.parents[1]
 _VARIABLES = re.compile(
     r"(OMP|KMP|MKL|GOTO|OPENBLAS|NCCL|RCCL|GLOO|CUBLAS|CUDA|CUDNN|NVIDIA|HIP|ATEN|TORCH|PYTORCH)_"
     r"|PYTHONHASHSEED$|SLURM_\w+(_ID|_COUNT|_NODELIST|_NODES|_NODE|_PER_TASK|_PARTITION)$"
@@ -76,18 +77,28 @@ def here(directory: Path) -> dict[str, Any]:
 
     Values of variables and answers whose name suggests a secret are redacted.
     """
+    is_project = (_PROJECT / "pyproject.toml").is_file()
     image = {name: os.environ.get(f"IMAGE_{name.upper()}") or None for name in ("commit", "digest")}
     locks = sorted(_PROJECT.glob("requirements/*.txt"))
     variables = {name: os.environ[name] for name in sorted(os.environ) if _VARIABLES.match(name)}
     return {
         "directory": str(directory),
-        "git": commit(directory),
+        "code": str(_TRAINER.parent),
+        "git": commit(_PROJECT if is_project else directory),
         "template": redaction.value(_template()),
         "locks": {path.name: sha256(path.read_bytes()).hexdigest() for path in locks},
         "image": image if any(image.values()) else None,
         "packages": _packages(),
         "variables": redaction.value(variables),
     }
+
+
+def other_code(directory: Path) -> list[str]:
+    """A line if not the code of the project in a directory runs, of which this may be a copy."""
+    here = directory / "src" / _TRAINER.name
+    if not here.is_dir() or here.samefile(_TRAINER):
+        return []
+    return [f"the code in {_TRAINER.parent} runs, not that in {here.parent}: first `make setup`"]
 
 
 def _template() -> dict[str, Any] | None:

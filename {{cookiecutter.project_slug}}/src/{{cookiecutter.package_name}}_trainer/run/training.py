@@ -290,6 +290,7 @@ class _Fit:
             "samples_per_step": self._feed.samples_per_step,
             "steps_per_epoch": self._feed.steps,
         }
+        self._console.note(*record.other_code(plan.started_in))
         if (facts["git"] or {}).get("diff_cut"):
             self._console.note("run.json has only the first MiB of git diff")
         owners = [each for each in (self._data, self._module) if isinstance(each, DataHooks)]

@@ -216,7 +216,7 @@ def test_an_edit_of_a_file_that_became_a_folder_is_named(template: Path, tmp_pat
     assert (project / name).read_text(encoding="utf-8").endswith("EDITED = True\n")
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir()
-    (bin_folder / "pip").symlink_to("/bin/true")
+    (bin_folder / "python").symlink_to("/bin/true")
     settings = ("READY=README.md", f"BIN={bin_folder}", f"VENV={tmp_path}")
     done = subprocess.run(
         ["make", "setup", *settings], cwd=project, capture_output=True, text=True, timeout=600

@@ -194,6 +194,28 @@ def fitted(folder: Path, how: str, value: Any, **options: Any) -> Calls:
     return module
 
 
+class Many(Model):
+    """More modules of one class than torch compiles a function for, each of another size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        sizes = range(FEATURES, FEATURES + 12)
+        self.parts = nn.ModuleList(nn.Sequential(nn.Linear(n, n + 1)) for n in sizes)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x = batch[0]
+        for part in self.parts:
+            x = part(x)
+        return x.square().mean()
+
+
+def test_all_modules_of_a_class_are_compiled(graphs, tmp_path):
+    limit = torch.compiler.config.recompile_limit
+    options = {"accelerator": "cpu", "max_steps": 1, "default_root_dir": tmp_path}
+    trainer.Trainer(**options, compile=True, limit_val_batches=0).fit(Many())
+    assert (len(graphs), torch.compiler.config.recompile_limit) == (12, limit)
+
+
 @pytest.mark.parametrize(
     ("how", "value", "count"),
     [

@@ -136,7 +136,11 @@ def applied(
     selected = select(module, value, checkpointed)
     compiled = Compiled(selected, options)
     torch.compiler.reset()  # each fit has all of torch's limit of recompilations
-    with activation_checkpointing.applied(module, checkpointed, compiled.compiled):
+    # It is one of a class' forward, of which each module may need as many.
+    limits = ("recompile_limit", "accumulated_recompile_limit")
+    of_all = {name: getattr(torch.compiler.config, name) * max(1, len(selected)) for name in limits}
+    checkpointing = activation_checkpointing.applied(module, checkpointed, compiled.compiled)
+    with torch.compiler.config.patch(of_all), checkpointing:  # type: ignore[attr-defined]
         for each in selected.values():  # a class has one forward, which torch compiles once
             vars(each)["forward"] = MethodType(compiled.compiled(type(each).forward), each)
         try:

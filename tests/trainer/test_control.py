@@ -69,6 +69,17 @@ def test_epochs_end_after_the_limit() -> None:
     assert steps == [("1", "0"), ("4", "1")]
 
 
+def test_each_nth_step_validates_and_saves_also_at_the_end_of_an_epoch() -> None:
+    model = subject.Net(batch_size=8)  # 5 steps an epoch: 10 ends one, 15 ends the run
+    names = ("check_val_every_n_epoch", "checkpoint_every_n_epochs", "keep_checkpoints")
+    every = {"val_every_n_steps": 2, "checkpoint_every_n_steps": 2, **dict.fromkeys(names, 9)}
+    fit(model, max_epochs=3, run_name="run", **every)
+    expected = [2, 4, 6, 8, 10, 12, 14, 15]
+    assert [int(step) for step, _, name, _ in logged("run") if name == "val_loss"] == expected
+    saved = sorted(path.name for path in Path("runs/run/checkpoints").iterdir())
+    assert saved == [f"step-{step:08}" for step in expected]
+
+
 def test_a_limit_holds_for_a_loader_that_drops_its_last_batch() -> None:
     model = subject.Net()
     data = model.train_dataloader().dataset

@@ -221,7 +221,8 @@ class FitLoop(AbstractContextManager["FitLoop"]):
         self.fit.outputs.epoch_values = self.fit.outputs.recorder.take_epoch()
         self.fit.position.epoch_done = True
         # Before validation, which may fail or take long, and would lose the epoch.
-        if (self.fit.position.epoch + 1) % self.fit.options.checkpoint_every_n_epochs == 0:
+        options, position = self.fit.options, self.fit.position
+        if position.is_due(options.checkpoint_every_n_steps, options.checkpoint_every_n_epochs):
             self._save_once()
         self._save_if_requested()
         self._finish_epoch()
@@ -231,7 +232,8 @@ class FitLoop(AbstractContextManager["FitLoop"]):
         position, outputs = self.fit.position, self.fit.outputs
         values, outputs.epoch_values = outputs.epoch_values, {}  # a later save has them in the log
         outputs.write_epoch(position.global_step, position.epoch, values)
-        if (position.epoch + 1) % self.fit.options.check_val_every_n_epoch == 0:
+        options = self.fit.options
+        if position.is_due(options.val_every_n_steps, options.check_val_every_n_epoch):
             self._validate_once()
         self._agree_to_stop()
         if self.fit.manual is None:

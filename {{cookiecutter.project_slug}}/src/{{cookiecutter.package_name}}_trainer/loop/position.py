@@ -37,6 +37,11 @@ class Position:
         """Whether training has taken ``max_time``, on this rank's clock."""
         return options.max_seconds is not None and self.seconds >= options.max_seconds
 
+    def is_due(self, every_n_steps: int | None, every_n_epochs: int) -> bool:
+        """Whether what is done every N steps and every N epochs is due after an epoch."""
+        after_step = every_n_steps is not None and self.global_step % every_n_steps == 0
+        return after_step or (self.epoch + 1) % every_n_epochs == 0
+
     def is_end(self, options: Options) -> bool:
         """Whether training has made all epochs or steps of the options, or was stopped."""
         epochs, steps = options.max_epochs, options.max_steps

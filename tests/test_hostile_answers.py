@@ -143,8 +143,8 @@ def test_refused_as_typed(
     assert_refused_in_a_line(area, refusal.value)
 
 
-@pytest.mark.parametrize("as_typed", [False, True])
 @pytest.mark.parametrize("value", [value for value in HOSTILE if ALL_TAKEN[value]])
+@pytest.mark.parametrize("as_typed", [False, True])
 def test_taken_in_every_field_at_once(
     area: Area, value: str, as_typed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,7 +301,7 @@ def settings(area: Area, default_context: dict[str, Any]) -> str:
 @pytest.mark.parametrize(
     "context",
     [
-        *({field: JINJA_CODE} for field in FIELDS),
+        {"author_name": JINJA_CODE},
         {"author_name": [JINJA_CODE]},
         {"author_name": {"x": JINJA_CODE}},
         {"author_name": {JINJA_CODE: "x"}},
@@ -323,6 +323,12 @@ def settings(area: Area, default_context: dict[str, Any]) -> str:
 )
 def test_refused_in_a_user_s_configuration(area: Area, context: dict[str, Any]) -> None:
     assert_refused(area, "--no-input", "--config-file", settings(area, context), says="refused")
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_code_in_a_user_s_configuration(area: Area, field: str) -> None:
+    file = settings(area, {field: JINJA_CODE})
+    assert_refused(area, "--no-input", "--config-file", file, says="refused")
 
 
 def test_good_defaults_of_a_user_s_configuration_are_used(area: Area) -> None:

@@ -21,7 +21,18 @@ from local_extensions import COMPONENTS, RULES, Answers, checked
 FIELDS = list(DEFAULTS)
 # What each field takes of HOSTILE as it stands; everything else is refused. Only the names of
 # things are narrow: text for people may hold what people write.
-TEXT = {
+# Words of letters, digits, - and _, which are names of a partition or an account as well.
+WORDS = {
+    "keyword",
+    "soft keyword",
+    "standard library",
+    "dependency",
+    "own folder",
+    "leading digit",
+    "device of Windows",
+    "false",
+}
+TEXT = WORDS | {
     "single quote",
     "double quote",
     "triple quotes",
@@ -38,33 +49,14 @@ TEXT = {
     "unicode",
     "emoji",
     "emoji, joined",
-    "keyword",
-    "soft keyword",
-    "standard library",
-    "dependency",
-    "own folder",
     "trailing dash",
-    "leading digit",
     "percent",
     "hash",
     "backslashes",
     "trailing dot",
-    "device of Windows",
     "angle brackets",
     "YAML",
     "markup of rich",
-    "false",
-}
-# Words of letters, digits, - and _, which are names of a partition or an account as well.
-WORDS = {
-    "keyword",
-    "soft keyword",
-    "standard library",
-    "dependency",
-    "own folder",
-    "leading digit",
-    "device of Windows",
-    "false",
 }
 TAKEN = {
     "project_name": TEXT,

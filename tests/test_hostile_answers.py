@@ -19,8 +19,6 @@ import distributed_torch_extension
 from local_extensions import COMPONENTS, RULES, Answers, checked
 
 FIELDS = list(DEFAULTS)
-# What each field takes of HOSTILE as it stands; everything else is refused. Only the names of
-# things are narrow: text for people may hold what people write.
 # Words of letters, digits, - and _, which are names of a partition or an account as well.
 WORDS = {
     "keyword",
@@ -32,6 +30,8 @@ WORDS = {
     "device of Windows",
     "false",
 }
+# What each field takes of HOSTILE as it stands; everything else is refused. Only the names of
+# things are narrow: text for people may hold what people write.
 TEXT = WORDS | {
     "single quote",
     "double quote",

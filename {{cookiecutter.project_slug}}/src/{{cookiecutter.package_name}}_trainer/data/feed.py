@@ -1,7 +1,5 @@
 """Feeds: iterate over the batches of an epoch, with sample counts and weights for the loop."""
 
-import multiprocessing.util
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
@@ -9,14 +7,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
 from ..errors import UserError
-from ..launch import collectives, signals
+from ..launch import collectives
 from . import randomness
 from .moving import is_empty
 from .sampling import BatchPlan, GlobalOrder, KeyedDataset, MicroBatch, Share
 
 _IN_BATCHES = "__getitems__"
-# With the names that multiprocessing adds, the path of a socket has at most 107 characters.
-_LONGEST_TMPDIR = 70
 END = object()
 """Follows the last batch of an iterator."""
 
@@ -139,51 +135,12 @@ class OrderedFeed(Feed):
 
 
 def iterator(loader: Iterable[Any]) -> Iterator[Any]:
-    """Iterate over a loader; its workers ignore Ctrl-C, so that the run can save first."""
+    """Iterate over a loader."""
     if not getattr(loader, "num_workers", 0):
         return iter(loader)
-    if len(tempfile.gettempdir()) > _LONGEST_TMPDIR:
-        _keep_sockets_short(tempfile.gettempdir())
-    context = getattr(loader, "multiprocessing_context", None) or multiprocessing
-    with signals.block_sigint_in_children(context.get_start_method()):
-        batches = iter(loader)
-    # 0: the user has set no `timeout`.
-    return _limited(batches) if getattr(batches, "_timeout", None) == 0 else batches
+    from .workers import start
 
-
-def _keep_sockets_short(folder: str) -> None:
-    """Let workers meet in /tmp: by the path of a socket that is too long they never would."""
-    tempfile.tempdir = "/tmp"  # noqa: S108 (it gets a folder that only this user can open)
-    try:
-        short = multiprocessing.util.get_temp_dir()
-    except OSError:
-        short = folder
-    finally:
-        tempfile.tempdir = folder
-    if short.startswith(folder):
-        raise UserError(
-            f"TMPDIR={folder} is too long for the sockets of a loader's workers, which would wait "
-            f"forever; set one of at most {_LONGEST_TMPDIR} characters"
-        )
-
-
-def _limited(batches: Any) -> Iterator[Any]:
-    """Limit the time to the first batch of a loader's workers."""
-    batches._timeout = collectives.timeout_seconds * (1 if collectives.is_active() else 3)
-    try:
-        first = next(batches, END)
-    except RuntimeError as error:
-        if "timed out after" not in str(error):
-            raise
-        raise UserError(
-            f"the loader's workers have read no batch within {batches._timeout:g} s: they hang, or "
-            "need a longer `timeout` of the loader; see docs/trouble.md#a-loader-gives-no-batch"
-        ) from None
-    finally:
-        batches._timeout = 0
-    if first is not END:
-        yield first
-        yield from batches
+    return start(loader)
 
 
 def drawn(

@@ -3,6 +3,7 @@
 # has its own network, host name and hosts file (Linux namespaces) on a bridge, and runs slurmd.
 #
 #   slurm/cluster.sh up N [GPUS]      start N nodes, node1 … nodeN, each with GPUS simulated GPUs
+#   slurm/cluster.sh up N none HOST   … that does not know GPUs, and host names HOST1 … that do not resolve
 #   eval "$(slurm/cluster.sh env)"    then sbatch, squeue, scancel … use it
 #   slurm/cluster.sh run COMMAND …    run one command that uses it
 #   slurm/cluster.sh kill NODE        kill a node and everything that runs on it
@@ -80,7 +81,7 @@ daemon_in_namespace() { # NAME COMMAND …
     # Not `ip netns exec`: it mounts another /sys, with which slurmd does not start.
     # shellcheck disable=SC2016 # the inner shell expands them
     daemon "$name" nsenter --net="/run/netns/$(namespace "$name")" unshare --uts --mount bash -c '
-        hostname "$1" && mount --bind "$2/hosts" /etc/hosts &&
+        hostname "${1/node/$(< "$2/host")}" && mount --bind "$2/hosts" /etc/hosts &&
             mount --bind "$2/nsswitch.conf" /etc/nsswitch.conf && shift 2 && cd / && exec "$@"' \
         bash "$name" "$dir" env SLURM_CONF="$link/slurm.conf" "$@"
 }
@@ -129,9 +130,11 @@ all_respond() {
     for name in "$@"; do responds "$name" || return 1; done
 }
 
-up() { # N [GPUS]
-    local count=${1-} gpus=${2:-0} name number
-    [[ $count =~ ^[1-9][0-9]?$ && $gpus =~ ^(0|[1-9][0-9]?)$ ]] || fail "usage: up N [GPUS], N from 1 to 99, GPUS from 0"
+up() { # N [GPUS [HOST]]
+    local count=${1-} gpus=${2:-0} host=${3:-node} gres='' name number
+    [[ $count =~ ^[1-9][0-9]?$ && $gpus =~ ^(0|[1-9][0-9]?|none)$ && $host =~ ^[a-z]+$ ]] ||
+        fail "usage: up N [GPUS [HOST]], N from 1 to 99, GPUS from 0 or none"
+    if [ "$gpus" != none ]; then gres=" Gres=gpu:fake:$gpus"; fi
     check_machine
     if is_up; then fail "it is up already, in $dir; end it first: $0 down"; fi
     clean
@@ -141,6 +144,7 @@ up() { # N [GPUS]
 
     mkdir -p "$dir"/{log,pid,state,spool,munge,dev}
     ln -s "$dir" "$link"
+    echo "$host" > "$dir/host"
     echo "127.0.0.1 localhost" > "$dir/hosts"
     # No name server can be reached from inside: do not wait for one.
     grep -v '^hosts:' /etc/nsswitch.conf > "$dir/nsswitch.conf" || true
@@ -153,16 +157,17 @@ up() { # N [GPUS]
     for number in $(seq "$count"); do
         name=node$number
         names+=("$name")
-        lines+="NodeName=$name NodeAddr=$subnet.$number CPUs=8 CoresPerSocket=8 RealMemory=4096 Features=fake Gres=gpu:fake:$gpus\\n"
+        lines+="NodeName=$name NodeAddr=$subnet.$number CPUs=8 CoresPerSocket=8 RealMemory=4096 Features=fake$gres\\n"
         mkdir "$dir/spool/$name"
         add_host "$name" "$subnet.$number"
     done
     # Any device that can be opened: SLURM does not check that it is a GPU.
-    for number in $(seq 0 $((gpus - 1))); do
+    for number in $(seq 0 $((${gpus/none/0} - 1))); do
         mknod -m 666 "$dir/dev/gpu$number" c 1 3
         echo "Name=gpu Type=fake File=$link/dev/gpu$number" >> "$dir/gres.conf"
     done
     sed "s|@DIR@|$link|; s|@CONTROLLER@|$subnet.253|; s|@NODES@|$lines|" "$root/slurm/slurm.conf.in" > "$dir/slurm.conf"
+    if [ "$gpus" = none ]; then sed -i '/^GresTypes=/d' "$dir/slurm.conf"; fi
 
     (umask 077 && head -c 1024 /dev/urandom > "$dir/munge/key")
     # --force: parent folders may be writable by a group, as in a shared checkout.

@@ -45,12 +45,13 @@ def folder(project: Path, tmp_path: Path) -> Path:
 
 def run(folder: Path, job: Job, *lines: str) -> subprocess.CompletedProcess[str]:
     """Run lines of bash after the scripts of a job."""
-    lines = ("source slurm/settings.sh; source slurm/job.sh", *lines)
+    lines = ("source slurm/job.sh", *lines)
     slurm = {
         **{"SUBMIT_DIR": str(folder), "JOB_ID": "1", "JOB_NAME": "fit", "JOB_NUM_NODES": "1"},
         "RESTART_COUNT": str(job.restarts),
     }
-    variables = {"PATH": f"{folder}/tools:/usr/bin:/bin", "VENV": str(folder / "venv")}
+    variables = {"ENVIRONMENT": "BATCH", "PATH": f"{folder}/tools:/usr/bin:/bin"}
+    variables |= {"VENV": str(folder / "venv")}
     variables |= {"CALLS": str(folder / "calls"), "FACTS": job.facts} | job.variables
     done = subprocess.run(
         ["bash", "-c", "\n".join(lines)],

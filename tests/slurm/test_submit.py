@@ -68,9 +68,29 @@ def test_a_cpu_build_of_torch_is_refused_for_gpus(on_cluster: Project) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("word", ["-N2", "slurm/nothing.sh", ""])
-def test_what_is_no_script_is_refused(on_cluster: Project, word: str) -> None:
-    assert refusal(on_cluster, word, "slurm/train.sh").startswith(f"there is no script '{word}': ")
+@pytest.mark.parametrize(
+    ("words", "variables", "line"),
+    [
+        (("-N2", "slurm/nothing.sh"), {}, "there is no script in '-N2 slurm/nothing.sh': "),
+        ((), {}, "there is no script in '': "),
+        (("--time=2", "slurm/train.sh", CPU), {}, "--time=00:02:00 is not more than the 120 s "),
+        (("-o", "no/%j.out", "slurm/train.sh", CPU), {}, "--output="),
+        (("slurm/train.sh", CPU, "--config=no.yaml"), {}, "fit refuses its options: "),
+        (("slurm/train.sh", CPU, "--model.widht=3"), {}, "fit refuses its options: error: "),
+        (("slurm/train.sh", CPU), {"CONTAINER": "pyxis", "IMAGE": "no.sqsh"}, "there is no image "),
+        (("slurm/train.sh",), {"PATH": "{bash}"}, "sbatch is not on PATH: "),
+    ],
+)
+def test_what_cannot_train_is_refused(
+    on_cluster: Project,
+    tmp_path: Path,
+    words: tuple[str, ...],
+    variables: dict[str, str],
+    line: str,
+) -> None:
+    (tmp_path / "bash").symlink_to("/bin/bash")
+    extra = {name: value.format(bash=tmp_path) for name, value in variables.items()}
+    assert refusal(on_cluster, *words, **extra).startswith(line)
 
 
 def test_gres_replaces_the_gpus_of_the_script(on_cluster: Project, tmp_path: Path) -> None:
@@ -81,7 +101,7 @@ def test_gres_replaces_the_gpus_of_the_script(on_cluster: Project, tmp_path: Pat
     python.chmod(0o755)
     job = on_cluster.submit("train.sh", CPU, sbatch=("--gres=gpu:2",), VENV=str(tmp_path))
     job.finish()
-    assert "2 \N{MULTIPLICATION SIGN} 1 processes by tasks on node" in job.log
+    assert "processes: 2 (2 per node) by tasks on node" in job.log
     assert job.log.count("sees 0,1\n") == 2, job.log
 
 
@@ -193,5 +213,5 @@ def test_the_readme_leads_from_a_login_node_to_gpus(on_cluster: Project, tmp_pat
     assert done.stdout == f"Submitted batch job {job.id}\n"
     assert job.finish() == "COMPLETED after 0 restarts", job.log
     assert job.ask("TresPerNode") == "gres:gpu:1"
-    assert f"job-{job.id}: 1 \N{MULTIPLICATION SIGN} 1 processes by tasks on node" in job.log
+    assert f"job-{job.id}: processes: 1 (1 per node) by tasks on node" in job.log
     assert "finished" in job.log.splitlines()[-1]

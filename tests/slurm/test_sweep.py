@@ -148,7 +148,7 @@ def test_a_stopped_task_brings_only_itself_back(on_cluster: Project) -> None:
     ("arguments", "line"),
     [
         (("nowhere.txt",), "sweep.sh: there is no file nowhere.txt: "),
-        (("--time", "1", "grid"), "sweep.sh: --time: write sbatch's options as --NAME=VALUE\n"),
+        (("--time", "1", "grid"), "sweep.sh: there is no file grid: "),
         (("--at-once=a[$(touch canary)]", "g"), "sweep.sh: --at-once=a[$(touch canary)]: "),
         (("README.md",), "sweep.sh: README.md, line "),
         (("/dev/null",), "sweep.sh: there is no file /dev/null: "),

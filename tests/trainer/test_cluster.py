@@ -24,6 +24,7 @@ from cluster_environments import (
 )
 
 Layout = cluster.Layout
+AT_0 = {"PMI_RANK": "0", "MPI_LOCALRANKID": "0"}
 # The last process of two nodes that have two each.
 LAST = Layout(rank=3, local_rank=1, world_size=4, local_world_size=2, node_rank=1, num_nodes=2)
 
@@ -144,6 +145,20 @@ def test_one_node_alone_is_no_launch() -> None:
     assert cluster.detect(ON_EACH_NODE | {"NODE_RANK": "0", "NUM_NODES": "1"}) == Layout()
     assert cluster.detect(MASTER) == Layout()
     assert cluster.detect(MASTER | {"NNODES": "1"}) == Layout()
+
+
+@pytest.mark.parametrize(
+    ("environment", "source"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "1"}, "environment"),
+        ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "node-a"}, "environment"),
+        ({"RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "1"}, "torchelastic"),
+        (HYDRA | dict.fromkeys(("PMI_SIZE", "MPI_LOCALNRANKS"), "1") | AT_0, "hydra"),
+    ],
+)
+def test_a_rank_without_others_needs_no_address(environment: Variables, source: str) -> None:
+    layout = cluster.detect(environment)
+    assert (layout.rank, layout.world_size, layout.source) == (0, 1, source)
 
 
 def test_horovodrun_on_one_node_is_led_from_loopback() -> None:

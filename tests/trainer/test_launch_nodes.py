@@ -113,9 +113,12 @@ def test_a_rank_without_a_launcher_ends_itself_in_the_first_batch_of_an_epoch(
 
 def test_mistakes_are_told_before_anything_starts(tmp_path: Path) -> None:
     more = ["--trainer.devices", "2", "--trainer.num_nodes", "3", "--trainer.strategy", "ddp_spawn"]
-    for node in on_two_nodes(tmp_path, *more, NUM_NODES="2", WORLD_SIZE="3"):
+    variables = {"NUM_NODES": "2", "WORLD_SIZE": "3", "TRAINER_WORLD_SIZE": "9"}
+    for node in on_two_nodes(tmp_path, *more, **variables):
         assert node.returncode == 2
         assert node.stderr.splitlines() == [
+            "error: TRAINER_WORLD_SIZE=9 processes are started, but this one is one of 2, read "
+            "from nodes; see docs/trouble.md#processes-and-devices-do-not-match",
             "error: num_nodes=3, but NUM_NODES or NNODES is 2",
             "error: WORLD_SIZE=3, but 2 nodes of 2 processes are 4; unset it, or change devices",
             "error: strategy='ddp_spawn' runs on 1 node and there are 2; use strategy='ddp'",

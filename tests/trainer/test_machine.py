@@ -1,11 +1,13 @@
 """What happens to a run's machine: a full disk, a removed directory, a killed worker. One line."""
 
 import contextlib
+import multiprocessing
 import os
 import re
 import shutil
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +20,7 @@ import torch
 from my_project_trainer import Logger, Trainer, TrainingModule
 from my_project_trainer.callbacks import SystemMonitor
 from my_project_trainer.errors import UserError
+from my_project_trainer.launch import collectives
 from tests.project import run
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
@@ -153,6 +156,45 @@ def test_a_killed_worker_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError) as raised:
         train(Workers(), tmp_path)
     assert re.fullmatch(KILLED, str(raised.value))
+
+
+class Stuck(Fragile):
+    """Its workers wait for something that does not come, if any sample is read in one."""
+
+    def __getitem__(self, index: int) -> Tensor:
+        time.sleep(600)
+        raise AssertionError("the run has waited for it")
+
+
+@pytest.mark.parametrize(("timeout", "said"), [(0, "3 s: they hang, or need a longer"), (1, "1 ")])
+def test_workers_that_read_nothing_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, timeout: int, said: str
+) -> None:
+    """Within a limit of the trainer, or the user's, whose error is torch's."""
+    monkeypatch.setattr(collectives, "timeout_seconds", 1.0)
+    module = Workers()
+    loader = DataLoader(Stuck(), batch_size=2, num_workers=2, timeout=timeout)
+    monkeypatch.setattr(module, "train_dataloader", lambda: loader)
+    with pytest.raises(RuntimeError if timeout else UserError, match=said):
+        train(module, tmp_path)
+
+
+def test_workers_meet_if_tmpdir_is_too_long_for_a_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, module = tmp_path / ("x" * 100), Workers()
+    loader = DataLoader(TensorDataset(torch.ones(16, 1)), batch_size=2, num_workers=2)
+    config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setattr(module, "train_dataloader", lambda: loader)
+    monkeypatch.setitem(config, "tempdir", None)
+    train(module, tmp_path)
+    assert [*folder.iterdir()] == []
+    # It was taken from TMPDIR before.
+    monkeypatch.setitem(config, "tempdir", str(folder / "pymp-1"))
+    with pytest.raises(UserError, match=r" is too long for the sockets .* at most 70 characters$"):
+        train(module, tmp_path, run_name="again")
 
 
 class Unreachable(Dataset[Any]):

@@ -68,7 +68,7 @@ def source_job(
     return subprocess.run(
         ["bash", "-c", "\n".join(lines)],
         cwd=folder,
-        env={"PATH": "/usr/bin:/bin", "VENV": sys.prefix}
+        env={"PATH": "/usr/bin:/bin", "VENV": sys.prefix, "ENVIRONMENT": "BATCH"}
         | {f"SLURM_{name}": value for name, value in slurm.items()}
         | variables,
         capture_output=True,
@@ -79,7 +79,7 @@ def source_job(
 
 def test_a_child_that_is_killed_leaves_the_outcome(tmp_path: Path) -> None:
     lines = [
-        "source slurm/settings.sh; source slurm/job.sh",
+        "source slurm/job.sh",
         'echo finished > "$TRAINER_OUTCOME"',
         # Killed at once, it is not `sleep` yet but the shell still, with its traps.
         "for i in {1..50}; do sleep 9 & kill $!; wait $!; done 2> /dev/null",
@@ -116,7 +116,7 @@ def test_where_slurm_gave_gpus_they_are_asked_for(
 ) -> None:
     lines = [
         f"set -- {options}",
-        "source slurm/settings.sh; source slurm/job.sh",
+        "source slurm/job.sh",
         'echo "${fit[@]:2}"',
     ]
     done = source_job(tmp_path, lines, VENV=str(venv), **variables)
@@ -141,7 +141,7 @@ def test_a_cpu_build_of_torch_is_refused_where_slurm_gave_gpus(
 ) -> None:
     (tmp_path / "version").write_text("2.13.0+cpu\n")
     (tmp_path / "own.yaml").write_text("trainer:\n  accelerator: cpu\n")
-    lines = [f"set -- {options}", "source slurm/settings.sh; source slurm/job.sh"]
+    lines = [f"set -- {options}", "source slurm/job.sh"]
     done = source_job(tmp_path, lines, VENV=str(venv), SLURM_GPUS_ON_NODE="2")
     assert done.returncode == (2 if refused else 0)
     said = f"torch 2.13.0+cpu in {venv} is a CPU build: `make setup VARIANT=cuda`, or "
@@ -150,12 +150,12 @@ def test_a_cpu_build_of_torch_is_refused_where_slurm_gave_gpus(
 
 
 def test_prepare_runs_before_the_environment_is_looked_for(tmp_path: Path, venv: Path) -> None:
-    body = "prepare() {{ VENV={}; export LOADED=$NOT_SET; {}; }}"
-    lines = ["source slurm/settings.sh", body.format(venv, "true"), "source slurm/job.sh"]
+    body = "echo 'prepare() {{ VENV={}; export LOADED=$NOT_SET; {}; }}' >> slurm/settings.sh"
+    lines = [body.format(venv, "true"), "source slurm/job.sh"]
     done = source_job(tmp_path / "works", [*lines, 'echo "${python[@]} $-"'], VENV="nowhere")
     assert (done.returncode, done.stdout.split()[0]) == (0, f"{venv}/bin/python")
     assert "u" in done.stdout.split()[1]
-    lines[1] = body.format(venv, "false")
+    lines[0] = body.format(venv, "false")
     done = source_job(tmp_path / "fails", lines, SLURMD_NODENAME="node7")
     assert done.returncode == 2
     assert done.stderr == "fit: `prepare` in slurm/settings.sh has failed on node7\n"
@@ -163,7 +163,7 @@ def test_prepare_runs_before_the_environment_is_looked_for(tmp_path: Path, venv:
 
 def test_options_that_sbatch_did_not_read_are_said(tmp_path: Path) -> None:
     lines = ["sed -i 's/^# export SBATCH_QOS/export SBATCH_QOS/' slurm/settings.sh"]
-    lines += ["source slurm/settings.sh; source slurm/job.sh"]
+    lines += ["source slurm/job.sh"]
     said = "fit: note: sbatch does not read the SBATCH_ variables in slurm/settings.sh; "
     done = source_job(tmp_path / "sbatch", lines)
     assert (done.returncode, done.stderr) == (0, f"{said}slurm/submit.sh does\n")
@@ -186,7 +186,7 @@ def test_a_config_that_comes_later_says_otherwise(tmp_path: Path) -> None:
 @pytest.mark.parametrize("outcome", ["preempted SIGINT step 7", "failed interrupted"])
 def test_an_interrupted_run_is_not_requeued(tmp_path: Path, outcome: str) -> None:
     lines = [
-        "source slurm/settings.sh; source slurm/job.sh",
+        "source slurm/job.sh",
         f"echo '{outcome}' > \"$TRAINER_OUTCOME\"",
         "conclude 130",
     ]

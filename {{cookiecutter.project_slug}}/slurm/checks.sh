@@ -21,6 +21,13 @@ names_devices() { # OPTION of fit …
     option --trainer.gpus "$@" > /dev/null
 }
 
+# Unset SLURM's variables of this job, which do not apply to another one.
+leave_job() {
+    local name
+    [ -n "${SLURM_JOB_ID-}" ] || return 0
+    for name in "${!SLURM_@}"; do [[ $name == SLURM_@(CONF|CLUSTERS|JWT) ]] || unset "$name"; done
+}
+
 # Train the code of this project, not what an image has in /app/src, or what a copy of the project has installed in VENV.
 use_own_packages() {
     if [ "$CONTAINER" != none ]; then PYTHONPATH=; fi
@@ -43,4 +50,15 @@ check_torch() { # OPTION of fit …
     if [[ $version == *+cpu ]]; then
         fail "the job asks for GPUs, and torch $version in $VENV is a CPU build: \`make setup VARIANT=cuda\`, or --trainer.accelerator cpu"
     fi
+}
+
+# The options of `fit` can be read, as far as this machine knows.
+check_options() { # OPTION of fit …
+    local said code=0 config=(--config "$CONFIG")
+    if [ "$CONTAINER" != none ] || [ "${1-}" = reproduce ]; then return; fi
+    if option --config "$@" > /dev/null; then config=(); fi
+    use_own_packages
+    said=$("$VENV/bin/python" -m "$PACKAGE" fit "${config[@]}" "$@" --print_config 2>&1 > /dev/null < /dev/null) || code=$?
+    # Other errors may be of this machine.
+    if [ "$code" = 2 ]; then fail "fit refuses its options: $said"; fi
 }

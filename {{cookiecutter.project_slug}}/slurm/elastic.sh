@@ -41,8 +41,7 @@ if ! [ -f "${SLURM_SUBMIT_DIR-}/slurm/job.sh" ]; then
     echo "elastic.sh: submit it in the project's folder: sbatch slurm/elastic.sh …" >&2
     exit 2
 fi
-# shellcheck source=SCRIPTDIR/settings.sh
-source "$SLURM_SUBMIT_DIR/slurm/settings.sh"
+LAUNCH=torchrun
 # shellcheck source=SCRIPTDIR/job.sh
 source "$SLURM_SUBMIT_DIR/slurm/job.sh"
 
@@ -68,7 +67,7 @@ start_agent() { # NODE
         --export=ALL "${srun_options[@]}" "${python[@]}" "${torchrun[@]}" \
         --nnodes="$NODES_MIN:$NODES_MAX" --max-restarts=100 \
         --rdzv-backend="$RDZV_BACKEND" --rdzv-id="$run_name-$restarts" --rdzv-endpoint="$endpoint" \
-        --rdzv-conf="$conf" -m "${fit[@]}" > >(trap '' TERM USR1 && exec sed -u "s/^/$1: /") 2>&1 &
+        --rdzv-conf="$conf" --local-addr="$1" -m "${fit[@]}" > >(trap '' TERM USR1 && exec sed -u "s/^/$1: /") 2>&1 &
     agents[$1]=$!
     steps+=($!)
     boots[$1]=$(boot_seconds "$1")
@@ -111,7 +110,7 @@ replace_nodes() { # OPTION …
 }
 
 submit_replacement() { # OPTION …
-    local name more options
+    local more options
     options=(--nodes=1 --ntasks-per-node="$ranks" --no-requeue --job-name="$replacement"
         --output="slurm-$SLURM_JOB_ID-%j.out" --partition="$SLURM_JOB_PARTITION"
         --time="$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%l)")
@@ -121,10 +120,11 @@ submit_replacement() { # OPTION …
     if [ -n "${SLURM_JOB_ACCOUNT-}" ]; then options+=(--account="$SLURM_JOB_ACCOUNT"); fi
     read -r -a more <<< "$REPLACEMENT_OPTIONS"
     (
-        # SLURM's variables of this job do not apply to the other.
-        for name in "${!SLURM_@}"; do [ "$name" = SLURM_CONF ] || unset "$name"; done
+        leave_job
         export JOIN_JOB=$job JOIN_RESTARTS=$restarts JOIN_ENDPOINT=$endpoint NODES_MAX
-        sbatch --parsable --export=ALL "${options[@]}" "${more[@]}" slurm/elastic.sh "$@" > /dev/null
+        # A cluster without GPUs refuses these lines.
+        sbatch --parsable --export=ALL "${options[@]}" "${more[@]}" \
+            <(sed '/^#SBATCH --\(gpus-per-node\|cpus-per-gpu\)=/d' slurm/elastic.sh) "$@" > /dev/null
     )
 }
 

@@ -6,20 +6,49 @@ fail() {
     printf '%s: %s\n' "$SLURM_JOB_NAME" "$*" >&2
     exit 2
 }
+note() { echo "$SLURM_JOB_NAME: note: $*" >&2; }
+
+((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 404)) || fail "bash 4.4 or newer is needed; this is $BASH_VERSION"
+# salloc runs it on the login node, and srun once for each task; its step ids are the small ones.
+if [ "${ENVIRONMENT-}" != BATCH ] || [ "${SLURM_STEP_ID:-4294967295}" -lt 4294967280 ] || [ "${SLURM_HET_SIZE:-1}" != 1 ]; then
+    fail "this is a batch script of one component; submit it: bash slurm/submit.sh slurm/train.sh … (not salloc, srun or ':')"
+fi
 
 # sbatch runs a copy of the script, which does not know its original path. Since this file was
 # found, SLURM_SUBMIT_DIR is the project's folder.
 cd "$SLURM_SUBMIT_DIR" || fail "cannot enter $SLURM_SUBMIT_DIR on $SLURMD_NODENAME"
 
+# Settings are words before the options, too: many clusters export no variables to jobs.
+while [[ ${1-} =~ ^[A-Z][A-Z_]*= ]]; do export "${1?}" && shift; done
+# shellcheck source=SCRIPTDIR/settings.sh
+source slurm/settings.sh
 # shellcheck source=SCRIPTDIR/checks.sh
 source slurm/checks.sh
-if [ -z "${SUBMITTED_BY-}" ] && grep -q '^ *export SBATCH_' slurm/settings.sh; then
-    echo "$SLURM_JOB_NAME: note: sbatch does not read the SBATCH_ variables in slurm/settings.sh; slurm/submit.sh does" >&2
+if [ -z "${SUBMITTED_BY-}" ]; then
+    if grep -q '^ *export SBATCH_' slurm/settings.sh; then
+        note "sbatch does not read the SBATCH_ variables in slurm/settings.sh; slurm/submit.sh does"
+    fi
+    if [[ ${SLURM_EXPORT_ENV-ALL} != ALL* ]]; then
+        note "sbatch has exported no variables (--export): write settings after the script, or use slurm/submit.sh"
+    fi
+fi
+if [ -n "${SLURM_ARRAY_TASK_ID-}" ] && [ -z "${SWEEP_STUDY-}${SWEEP_PLAN-}" ]; then
+    note "all tasks of this array get the same options; slurm/sweep.sh gives each its own"
 fi
 # Scripts of modules and conda read variables that are not set.
 set +u
 prepare || fail "\`prepare\` in slurm/settings.sh has failed on $SLURMD_NODENAME"
 set -u
+
+# SLURM's controller may be unavailable for a moment, for example while it restarts.
+patiently() { # COMMAND …
+    local tries=1
+    until "$@"; do
+        [ "$tries" -lt 5 ] || return 1
+        tries=$((tries + 1))
+        sleep 4
+    done
+}
 
 restarts=${SLURM_RESTART_COUNT:-0}
 # A requeued job keeps its name. The last task of an array has the id of the array, which SLURM would
@@ -29,20 +58,42 @@ if [ -n "${SLURM_ARRAY_JOB_ID-}" ]; then job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_
 # A replacement for a lost node (elastic.sh) joins the run of another job.
 if [ -n "${JOIN_JOB-}" ]; then job=$JOIN_JOB restarts=$JOIN_RESTARTS; fi
 
-# One process per GPU, unless --ntasks-per-node is given; one without GPUs.
-ranks=${SLURM_NTASKS_PER_NODE:-${SLURM_GPUS_ON_NODE:-1}}
-if [ "$ranks" = 0 ]; then ranks=1; fi
+# Check that these are numbers: in arithmetic, bash would execute some other values.
+: "${NODES_MAX:=$SLURM_JOB_NUM_NODES}"
+on_node=${SLURM_GPUS_ON_NODE:-0}
+for name in MAX_REQUEUES SAVE_SECONDS NODES_MIN NODES_MAX MAX_REPLACEMENTS on_node restarts; do
+    [[ ${!name} =~ ^(0|[1-9][0-9]*)$ ]] || fail "$name=${!name}: must be a whole number"
+done
+
+# Tasks of all nodes, and at most of one, as SLURM plans them ("2(x3),1"): those that the job asks for, or one per CPU.
+tasks=0 most=0 uneven=
+for entry in $(tr , " " <<< "${SLURM_TASKS_PER_NODE-1}"); do
+    [[ $entry =~ ^([0-9]+)(\(x([0-9]+)\))?$ ]] || fail "SLURM_TASKS_PER_NODE=$SLURM_TASKS_PER_NODE is not understood"
+    if [ "$most" != 0 ]; then uneven=1; fi
+    tasks=$((tasks + BASH_REMATCH[1] * ${BASH_REMATCH[3]:-1}))
+    most=$((BASH_REMATCH[1] > most ? BASH_REMATCH[1] : most))
+done
+# Other variables may be inherited from a job in which sbatch was called.
+if [ "${SLURM_NTASKS-}" = "$tasks" ] && { [ "$LAUNCH" != torchrun ] || [ "$most" != 1 ] || [ "$on_node" = 0 ]; }; then
+    ranks=$most
+    if [ "$ranks" -lt "$on_node" ]; then note "the job asks for $ranks processes on a node with $on_node GPUs"; fi
+elif [ "${SLURM_NTASKS_PER_NODE-}" = "$most" ] && [ "${SLURM_NTASKS-}" != "$tasks" ]; then
+    fail "--ntasks=${SLURM_NTASKS-} is not --ntasks-per-node=$most on all nodes; give one of them"
+else
+    # One process per GPU, or one without GPUs. torchrun is one task itself.
+    ranks=$((on_node > 0 ? on_node : 1)) tasks=$((ranks * SLURM_JOB_NUM_NODES)) uneven=
+fi
+if [ -n "${SLURM_GPUS-}" ]; then
+    given=$(patiently scontrol --oneliner show job "$SLURM_JOB_ID" | sed -n 's/.* TresPerJob=[^ ]*gpu:\([^ :]*:\)*\([0-9]*\).*/\2/p')
+    [ "${given:=0}" = 0 ] || [ "$given" = $((on_node * SLURM_JOB_NUM_NODES)) ] ||
+        fail "--gpus=$given gives nodes different numbers of GPUs, this one $on_node; use --gpus-per-node"
+fi
 # GPUs of a node, with their type if SLURM says it. `--gres` replaces those of the #SBATCH line, but not this variable.
 gpus=${SLURM_GPUS_PER_NODE-}
 if [ "${gpus##*:}" != "${SLURM_GPUS_ON_NODE-}" ]; then gpus=${SLURM_GPUS_ON_NODE-}; fi
-# Without these, srun gives a step all GPUs of the job, and the CPUs that it is told below.
-unset SLURM_GPUS_PER_NODE SLURM_CPUS_PER_GPU
-
-# Check that these are numbers: in arithmetic, bash would execute some other values.
-: "${NODES_MAX:=$SLURM_JOB_NUM_NODES}"
-for name in MAX_REQUEUES SAVE_SECONDS NODES_MIN NODES_MAX MAX_REPLACEMENTS ranks restarts; do
-    [[ ${!name} =~ ^(0|[1-9][0-9]*)$ ]] || fail "$name=${!name}: must be a whole number"
-done
+# Without these, srun gives a step all GPUs of the job, and the tasks and CPUs that it is told below.
+unset "${!SLURM_GPUS_PER_@}" "${!SLURM_NTASKS@}" "${!SLURM_CPUS_PER_@}" SLURM_GPUS SLURM_NPROCS SLURM_TRES_PER_TASK
+export SLURM_EXPORT_ENV=ALL # srun, also that of mpirun, exports what was set here
 
 use_own_packages
 
@@ -74,7 +125,7 @@ run_python() { # ARGUMENT …
     if [ "$CONTAINER" = pyxis ]; then
         command=(srun --nodes=1 --ntasks=1 --export=ALL "${srun_options[@]}" "${command[@]}")
     fi
-    TRAINER_OUTCOME='' timeout --kill-after=10 300 "${command[@]}" < /dev/null
+    TRAINER_OUTCOME='' TRAINER_WORLD_SIZE='' timeout --kill-after=10 300 "${command[@]}" < /dev/null
 }
 
 # A task of slurm/sweep.sh has its own options: a line of a file of options, or a trial that it takes.
@@ -192,16 +243,6 @@ write_report() {
     local command=(-m "$PACKAGE" report "$root/$own")
     if ! [ -d "src/${PACKAGE}_trainer/tools/report" ] || ! [ -e "$root/$own/run.json" ]; then return; fi
     run_python "${command[@]}" || echo "$run_name: note: the report was not written; later: python ${command[*]}" >&2
-}
-
-# SLURM's controller may be unavailable for a moment, for example while it restarts.
-patiently() { # COMMAND …
-    local tries=1
-    until "$@"; do
-        [ "$tries" -lt 5 ] || return 1
-        tries=$((tries + 1))
-        sleep 4
-    done
 }
 
 is_preempted() {

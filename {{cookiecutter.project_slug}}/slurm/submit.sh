@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Check a job on this machine, and submit it with the options in settings.sh:
 #
-#   bash slurm/submit.sh [OPTION=VALUE of sbatch …] slurm/train.sh [option of `fit` …]
+#   bash slurm/submit.sh [option of sbatch …] slurm/train.sh [option of `fit` …]
 #   bash slurm/submit.sh --nodes=2 --gpus-per-node=4 slurm/train.sh --config configs/gpt.yaml
 #
 # By default SLURM accepts a job whose time limit its partition does not allow, and never starts it.
@@ -12,24 +12,35 @@ fail() {
     exit 2
 }
 
+((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 404)) || fail "bash 4.4 or newer is needed; this is $BASH_VERSION"
 [ -f slurm/settings.sh ] || fail "run it in the project's folder: bash slurm/submit.sh …"
+command -v sbatch > /dev/null || fail "sbatch is not on PATH: on this machine, is SLURM a module to load?"
+options=()
+until [[ ${1-} == *.sh && -f $1 ]]; do
+    [ $# != 0 ] || fail "there is no script in '${options[*]}': bash slurm/submit.sh [option of sbatch …] slurm/train.sh [option of fit …]"
+    options+=("$1")
+    shift
+done
+script=$1
+shift
+while [[ ${1-} =~ ^[A-Z][A-Z_]*= ]]; do export "${1?}" && shift; done
+# Settings of this job become words of its command line: many clusters export no variables to jobs.
+export SUBMITTED_BY=submit.sh
+settings=()
+for name in SUBMITTED_BY SWEEP_PLAN SWEEP_STUDY $(sed -n 's/^: "${\([A-Z_]*\)[:=].*/\1/p' slurm/settings.sh); do
+    if [ -n "${!name+set}" ]; then settings+=("$name=${!name}"); fi
+done
 # shellcheck source=SCRIPTDIR/settings.sh
 source slurm/settings.sh
 # shellcheck source=SCRIPTDIR/checks.sh
 source slurm/checks.sh
-options=()
-while [[ ${1-} == --* ]]; do
-    options+=("$1")
-    shift
-done
-[ -f "${1-}" ] ||
-    fail "there is no script '${1-}': bash slurm/submit.sh [OPTION=VALUE of sbatch …] slurm/train.sh [option of fit …]"
+leave_job
 
 # sbatch prints what the job asks for, from these options, settings.sh and the #SBATCH lines.
 declare -A asked=()
 while IFS= read -r line; do
     if [[ $line =~ ^sbatch:\ ([a-z-]+)\ +:\ (.+)$ ]]; then asked[${BASH_REMATCH[1]}]=${BASH_REMATCH[2]}; fi
-done < <(sbatch --verbose --test-only "${options[@]}" "$@" 2>&1)
+done < <(sbatch --verbose --test-only "${options[@]}" "$script" 2>&1)
 
 seconds() { # [DAYS-]HOURS:MINUTES:SECONDS
     [[ $1 =~ ^(([0-9]+)-)?([0-9]+):([0-9]+):([0-9]+)$ ]] || return
@@ -38,8 +49,11 @@ seconds() { # [DAYS-]HOURS:MINUTES:SECONDS
 
 # Fail if no partition of the job allows its time limit.
 check_time() {
-    local facts limit limits='' time
+    local facts lead limit limits='' time
     time=$(seconds "${asked[time]-}") || return 0
+    lead=${asked[signal]##*@}
+    [[ $lead != +([0-9]) ]] || [ "$time" -gt "$lead" ] ||
+        fail "--time=${asked[time]} is not more than the $lead s before its end at which the job saves (--signal): it would make no step"
     while IFS= read -r facts; do
         if [ -n "${asked[partition]-}" ]; then
             [[ ,${asked[partition]}, == *,${facts%% *},* ]] || continue
@@ -54,15 +68,32 @@ check_time() {
 }
 
 check_time
+for name in output error; do
+    path=${asked[$name]-}
+    [[ $path != */* || ${path%/*} == *%* || -d ${path%/*} ]] ||
+        fail "--$name=$path: there is no folder ${path%/*}, and SLURM makes none: the job would end without a word"
+done
+# A name such as docker://… is of a registry.
+[ "$CONTAINER" = none ] || [[ $IMAGE != *.s@(if|qsh) || $IMAGE == *://* ]] || [ -e "$IMAGE" ] ||
+    fail "there is no image $IMAGE (IMAGE in slurm/settings.sh)"
+grep -q 'slurm/job\.sh' "$script" || exec sbatch "${options[@]}" "$script" "$@" # of the user
+of_gpus="${asked[gpus]-} ${asked[gpus-per-node]-} ${asked[gpus-per-task]-} ${asked[gres]-}"
 (
     # Where it fails here, it may work on the nodes.
     set +u
     prepare > /dev/null 2>&1 || exit 0
     set -u
     check_venv
-    gpus="${asked[gpus]-} ${asked[gpus-per-node]-} ${asked[gpus-per-task]-} ${asked[gres]-}"
-    if [[ $gpus =~ (^|[ :])[1-9][0-9]* ]]; then check_torch "${@:2}"; fi
+    if [[ $of_gpus =~ (^|[ :])[1-9][0-9]* ]]; then check_torch "$@"; fi
+    check_options "$@"
 ) || exit
 
-export SUBMITTED_BY=submit.sh
-exec sbatch "${options[@]}" "$@"
+# Lines that options replace: sbatch would refuse them on a cluster without GPUs, and beside other ways to ask for GPUs.
+replaced=
+if [ -n "${asked[gpus]-}${asked[gpus-per-task]-}" ] || [[ ${asked[gres]-} == *gpu* ]]; then
+    replaced='gpus-per-node'
+elif [ "${asked[gpus-per-node]-}" = 0 ]; then
+    replaced='gpus-per-node\|cpus-per-gpu'
+fi
+[ -z "$replaced" ] || exec sbatch "${options[@]}" <(sed "/^#SBATCH --\($replaced\)=/d" "$script") "${settings[@]}" "$@"
+exec sbatch "${options[@]}" "$script" "${settings[@]}" "$@"

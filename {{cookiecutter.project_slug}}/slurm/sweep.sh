@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Train the runs of a sweep as a job array:
 #
-#   bash slurm/sweep.sh [--at-once=N] [OPTION=VALUE of sbatch …] FILE [option of `fit` …]
+#   bash slurm/sweep.sh [--at-once=N] [option of sbatch …] FILE [option of `fit` …]
 #   bash slurm/sweep.sh --at-once=4 --time=02:00:00 sweeps/digits.yaml
 #
 # With a FILE.yaml of sweeps/sweep.py, each task trains a trial of its study. There is a task for each
@@ -17,22 +17,25 @@ fail() {
     exit 2
 }
 
+((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 404)) || fail "bash 4.4 or newer is needed; this is $BASH_VERSION"
 [ -f slurm/train.sh ] || fail "run it in the project's folder: bash slurm/sweep.sh …"
 options=() at_once=
-while [[ ${1-} == -* ]]; do
+until [ -f "${1-}" ] || [ $# = 0 ]; do
     case $1 in
         --at-once=*) at_once=${1#*=} ;;
-        --*=*) options+=("$1") ;;
-        *) fail "$1: write sbatch's options as --NAME=VALUE" ;;
+        *) options+=("$1") ;;
     esac
     shift
 done
 [[ $at_once =~ ^([1-9][0-9]*)?$ ]] || fail "--at-once=$at_once: must be a whole number of at least 1"
-[ -f "${1-}" ] || fail "there is no file ${1-}: bash slurm/sweep.sh [OPTION=VALUE of sbatch …] FILE [option of fit …]"
+[ $# != 0 ] || fail "there is no file ${options[*]: -1}: bash slurm/sweep.sh [option of sbatch …] FILE [option of fit …]"
 grid=$1
 shift
 
 submit() { # NUMBER_OF_TASKS OPTION …
+    local most
+    most=$(scontrol show config 2> /dev/null | sed -n 's/^MaxArraySize *= //p')
+    [ "$1" -lt "${most:=1000000000}" ] || fail "$grid is $1 tasks, and this cluster allows $((most - 1)) in an array: split it"
     exec bash slurm/submit.sh --array="1-$1${at_once:+%$at_once}" --output=slurm-%A_%a.out "${options[@]}" slurm/train.sh "${@:2}"
 }
 
@@ -51,9 +54,12 @@ fi
 mkdir -p runs
 plan=$(mktemp -d "$PWD/runs/.sweep-XXXXXX")
 count=0 number=0
+comment='^(([^"'\''#]|"[^"]*"|'\''[^'\'']*'\''|[^[:space:]"'\'']#)*[[:space:]])#'
 while IFS= read -r line || [ -n "$line" ]; do
     number=$((number + 1))
-    if [[ $line =~ ^[[:space:]]*(#|$) ]]; then continue; fi
+    line=${line%$'\r'}
+    if [[ " $line" =~ $comment ]]; then line=${BASH_REMATCH[1]# }; fi
+    if [[ $line =~ ^[[:space:]]*$ ]]; then continue; fi
     count=$((count + 1))
     # xargs removes quotes, and interprets no other shell syntax.
     xargs printf '%s\n' <<< "$line" > "$plan/$count" 2> /dev/null || {

@@ -37,8 +37,6 @@ if ! [ -f "${SLURM_SUBMIT_DIR-}/slurm/job.sh" ]; then
     echo "train.sh: submit it in the project's folder: sbatch slurm/train.sh …" >&2
     exit 2
 fi
-# shellcheck source=SCRIPTDIR/settings.sh
-source "$SLURM_SUBMIT_DIR/slurm/settings.sh"
 # shellcheck source=SCRIPTDIR/job.sh
 source "$SLURM_SUBMIT_DIR/slurm/job.sh"
 {% if cookiecutter.horovod == "yes" %}
@@ -49,17 +47,24 @@ fi
 {%- endif %}
 # shellcheck disable=SC2153 # SLURM sets it
 cpus=$((SLURM_CPUS_ON_NODE / ranks))
+if [ "$cpus" = 0 ]; then cpus=1 srun_options+=(--overcommit); fi
+# A run with another number of processes ends at once, also one in a container that loses SLURM's variables.
+export TRAINER_WORLD_SIZE=$tasks APPTAINERENV_TRAINER_WORLD_SIZE=$tasks
 # Without --kill-on-bad-exit, which would kill ranks that are still saving. If a rank fails, the
 # trainer ends the others; --wait is for ranks that hang.
+[ -z "$uneven" ] || [ "$LAUNCH" = tasks ] || fail "LAUNCH=$LAUNCH starts as many processes on each node; SLURM plans $SLURM_TASKS_PER_NODE"
 step=(srun --nodes="$SLURM_JOB_NUM_NODES" --export=ALL --label --kill-on-bad-exit=0
     --wait="$((SAVE_SECONDS + 60))" "${srun_options[@]}")
 case $LAUNCH in
     tasks)
-        command=("${step[@]}" --ntasks-per-node="$ranks" --cpus-per-task="$((cpus > 0 ? cpus : 1))"
-            "${python[@]}" -m "${fit[@]}")
+        if [ -z "$uneven" ]; then step+=(--ntasks-per-node="$ranks"); fi
+        command=("${step[@]}" --ntasks="$tasks" --cpus-per-task="$cpus" "${python[@]}" -m "${fit[@]}")
         ;;
     torchrun)
+        # torchrun would compare host names, which may differ from the names of nodes.
+        # shellcheck disable=SC2016
         command=("${step[@]}" --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_ON_NODE"
+            sh -c 'export PET_RDZV_CONF=is_host=$((SLURM_NODEID == 0)) PET_LOCAL_ADDR=$SLURMD_NODENAME && exec "$@"' torchrun
             "${python[@]}" "${torchrun[@]}" --nnodes="$SLURM_JOB_NUM_NODES"
             --rdzv-backend=c10d --rdzv-id="$run_name-$restarts" --rdzv-endpoint="$SLURMD_NODENAME:$(free_port)"
             -m "${fit[@]}")
@@ -70,14 +75,14 @@ case $LAUNCH in
         # may still be saving.
         export MASTER_ADDR=$SLURMD_NODENAME
         command=(mpirun --allow-run-as-root --oversubscribe --bind-to none --tag-output
-            --mca orte_abort_on_non_zero_status 0 -np "$((ranks * SLURM_JOB_NUM_NODES))" --map-by "ppr:$ranks:node" -x MASTER_ADDR
-            -x PYTHONPATH -x APPTAINERENV_PYTHONPATH
+            --mca orte_abort_on_non_zero_status 0 -np "$tasks" --map-by "ppr:$ranks:node" -x MASTER_ADDR
+            -x PYTHONPATH -x APPTAINERENV_PYTHONPATH -x TRAINER_WORLD_SIZE -x APPTAINERENV_TRAINER_WORLD_SIZE
             "${python[@]}" -m "${fit[@]}")
         ;;
     *) fail "LAUNCH=$LAUNCH is unknown; use tasks, torchrun or mpirun" ;;
 esac
 
-echo "$run_name: $ranks × $SLURM_JOB_NUM_NODES processes by $LAUNCH on $SLURM_JOB_NODELIST"
+echo "$run_name: processes: $tasks (${uneven:+at most }$ranks per node) by $LAUNCH on $SLURM_JOB_NODELIST"
 "${command[@]}" &
 steps=($!)
 # SIGUSR1 may have arrived before the ranks were started.

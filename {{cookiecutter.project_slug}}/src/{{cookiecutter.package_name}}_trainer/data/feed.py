@@ -1,6 +1,5 @@
 """Feeds: iterate over the batches of an epoch, with sample counts and weights for the loop."""
 
-import multiprocessing
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
@@ -8,7 +7,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
 from ..errors import UserError
-from ..launch import collectives, signals
+from ..launch import collectives
 from . import randomness
 from .moving import is_empty
 from .sampling import BatchPlan, GlobalOrder, KeyedDataset, MicroBatch, Share
@@ -136,12 +135,12 @@ class OrderedFeed(Feed):
 
 
 def iterator(loader: Iterable[Any]) -> Iterator[Any]:
-    """Iterate over a loader; its workers ignore Ctrl-C, so that the run can save first."""
+    """Iterate over a loader."""
     if not getattr(loader, "num_workers", 0):
         return iter(loader)
-    context = getattr(loader, "multiprocessing_context", None) or multiprocessing
-    with signals.block_sigint_in_children(context.get_start_method()):
-        return iter(loader)
+    from .workers import start
+
+    return start(loader)
 
 
 def drawn(

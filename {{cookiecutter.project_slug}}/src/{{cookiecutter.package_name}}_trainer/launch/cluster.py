@@ -16,6 +16,8 @@ from itertools import accumulate
 from ..errors import ConfigurationError, nearest, shown
 
 OVERRIDE = "TRAINER_CLUSTER"
+# Set by a job's script: how many processes it starts.
+PLANNED = "TRAINER_WORLD_SIZE"
 # Set by our launcher on one node: path of the file store of its ranks.
 STORE = "TRAINER_STORE"
 STORE_FILE = "store"
@@ -235,8 +237,9 @@ def _environment(env: Environment) -> Layout | None:
 
 
 def _ranks(env: Environment, source: str) -> Layout:
-    address = env["MASTER_ADDR"]
-    if number(env, "MASTER_PORT") == 0 and STORE not in env:
+    is_alone = env["WORLD_SIZE"] == "1"  # then no rank has to be reached
+    address = Layout.main_address if is_alone else env["MASTER_ADDR"]
+    if not is_alone and number(env, "MASTER_PORT") == 0 and STORE not in env:
         raise ConfigurationError(f"{source}: MASTER_PORT is 0, so that no rank knows the port")
     node = {"GROUP_RANK": env["NODE_RANK"]} if "NODE_RANK" in env else {}
     defaults = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", **node}
@@ -346,7 +349,8 @@ def _hydra(env: Environment) -> Layout | None:
     if not is_started and _HYDRA.local_rank not in env:
         return None
     layout = check_filled(read_named(env, "hydra", _HYDRA))
-    if not {"MASTER_ADDR", "MASTER_PORT"} <= env.keys():  # nothing else identifies a launch
+    # Nothing else identifies a launch.
+    if layout.world_size > 1 and not {"MASTER_ADDR", "MASTER_PORT"} <= env.keys():
         raise ConfigurationError(
             "hydra: the address of rank 0 is unknown; start the ranks with "
             "mpiexec -genv MASTER_ADDR HOST_OF_RANK_0 -genv MASTER_PORT 29500"

@@ -100,5 +100,5 @@ _CHECKS: Mapping[str, Callable[[str], str | None]] = {
 }
 KNOWN = {
     *(name for name in (*_CHECKS, *registry.variables) if name.startswith(_PREFIX)),
-    *(cluster.OVERRIDE, reports.DIRECTORY, GPUS),
+    *(cluster.OVERRIDE, cluster.PLANNED, reports.DIRECTORY, GPUS),
 }

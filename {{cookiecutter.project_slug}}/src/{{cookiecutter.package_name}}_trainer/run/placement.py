@@ -98,7 +98,13 @@ def check(options: Options, where: Placement) -> list[str]:
     size = os.environ.get("WORLD_SIZE", ranks)
     says = "NUM_NODES or NNODES is" if is_by_node else f"{source} started"
     ignored = f"set {cluster.OVERRIDE}=none to ignore it"
+    planned = "" if reports.is_reported() else os.environ.get(cluster.PLANNED, "")
+    advice = "see docs/trouble.md#processes-and-devices-do-not-match"
     lines = {
+        f"{cluster.PLANNED}={planned} processes are started, but this one is one of "
+        f"{layout.world_size}, read from {source}; {advice}": (
+            planned not in ("", str(layout.world_size))
+        ),
         f"num_nodes={nodes}: nothing has started this process on several nodes; start it with srun "
         "or torchrun, or once on each node with MASTER_ADDR, MASTER_PORT and NODE_RANK": (
             source == "none" and nodes is not None and nodes > 1

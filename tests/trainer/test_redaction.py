@@ -2,6 +2,7 @@
 
 import json
 import stat
+import time
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,14 @@ from processes import at_root
         *("--model.token", "--model.api_key", "--data.init_args.db-password", "--model.hf_token"),
         *("--model.client_secret_file", "--model.aws_credentials", "--model.APIKEY", "password"),
         *("--model.accessToken", "--model.apiKey", "bearer", "jwt", "slack_webhook_url"),
-        *("Authorization", "X-Amz-Signature"),
+        *(
+            "Authorization",
+            "X-Amz-Signature",
+            "HFToken",
+            "db_pass",
+            "token2",
+            "--model.secrets.wandb",
+        ),
     ],
 )
 def test_a_name_that_is_secret(name: str) -> None:
@@ -31,6 +39,7 @@ def test_a_name_that_is_secret(name: str) -> None:
     [
         *("--model.max_tokens", "--model.tokenizer", "--model.key_size", "--model.monkey"),
         *("--token.layers", "--trainer.seed", "--model.author", "--model.maxTokens"),
+        *("--model.pad_token", "--model.hf_tokenizer", "pin_memory", "passes"),
     ],
 )
 def test_a_name_that_is_none(name: str) -> None:
@@ -59,6 +68,150 @@ def test_a_name_that_is_none(name: str) -> None:
 )
 def test_a_command_line_without_its_secrets(words: list[str], shown: list[str]) -> None:
     assert redaction.command(words) == shown
+
+
+# Of each form, one that no service has given.
+FORMS = {
+    "GitHub": "ghp_" + "aB3dE6gH9" * 4,
+    "GitHub, of a repository": "github_pat_" + "aB3dE6gH9_" * 6,
+    "GitLab": "glpat-aB3dE6gH9xYzAbCdEfGh",
+    "OpenAI": "sk-proj-" + "aB3dE6gH9" * 5,
+    "Anthropic": "sk-ant-api03-" + "aB3dE6gH9_" * 8,
+    "Stripe": "sk_live_aB3dE6gH9aB3dE6gH9",
+    "Hugging Face": "hf_" + "AbCdEfGhIj" * 3 + "KlMn",
+    "AWS": "AKIA" + "IOSFODNN7EXAMPLE",
+    "Slack": "xoxb-123456789012-123456789012-AbCdEfGhIjKl",
+    "Google": "AIza" + "SyA1b2C3d4E5f6G7h8I9j0K1l2M3n4O5p6Q",
+    "npm": "npm_" + "aB3dE6gH9" * 4,
+    "PyPI": "pypi-AgEIcHlwaS5vcmc" + "aB3dE6gH9" * 8,
+    "JWT": "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9",
+    "PEM": "-----BEGIN RSA PRIVATE KEY-----\nMIIEpA\nq83vEj\n-----END RSA PRIVATE KEY-----",
+}
+SECRET = "q7Vx9Kd2Lm4Pz8Rt"  # noqa: S105
+# Where a secret is <>: in a file, and as words of a command.
+FILES = r"""
+a.py password = '<>' || api_key: str | None = "<>" || def f(x, token: "str" = "<>"):
+a.py password = rb"<>"
+a.py def f(token: Annotated[str, "doc"] = "<>"): || k = os.getenv("API_KEY", "<>")
+a.py if password == "<>":
+a.py k = os.environ.get("API_KEY") or "<>" || os.environ["API_KEY"] = "<>" || if (token := "<>"):
+a.py os.environ.setdefault("API_KEY", "<>") || p.add_argument("--api-key", type=str, default="<>")
+a.py password = (\n    "<>"\n) || password = \\n    "<>" || password = '''\n<>\n'''
+a.py wandb.login(key="<>")
+a.py d = {\n    "token":\n        "<>"} || h = {"X-Api-Key": "<>"} || h = {"Cookie": "session=<>"}
+a.py h = {"Authorization": "Basic <>"} || user, password = "me", "<>"
+a.py auth = ("me",\n        "<>")
+a.py setattr(o, "token", "<>") || self.hfToken = "<>" || secret_key_2 = "<>" || apitoken = "<>"
+a.py u = "postgres://me:<>/x@h/d" || c = "Server=h;Password=<>;" || c = "Name=a;AccountKey=<>=="
+a.py x = f(token=token, password="<>") || u = "https://h/?a=1&api_key=<>" || u = "me:<>@host"
+a.js const apiKey: string = `<>` || apiKey = cond ? 'x' : '<>'
+a.cpp #define API_KEY "<>"
+a.ipynb "api_key = \"<>\"", || "os.environ[\"TOKEN\"] = \"<>\"", || "os.getenv(\"TOKEN\", \"<>\")"
+a.yaml api_key: <> || api_key: >-\n  <> || api_key:\n  <> || secrets:\n  wandb: <> || {api_key: <>}
+a.yaml 'api_key': '<>'
+a.yaml api_keys:\n- <> || - name: API_KEY\n  value: <> || api_key: &a <> || x: {token: <>, y: 1}
+a.json {"apiKey": "<>"} || {"name": "TOKEN", "value": "<>"} || "token":\n  "<>"
+a.toml token = "<>" || password = '''\n<>\n'''
+.env.local TOKEN=<> || export PGPASSWORD=<> || T=${TOKEN:-<>}
+a.sh run --token <> || run --token=<> || curl -H 'X-Api-Key: <>' u || curl -u me:<> https://h
+Dockerfile ENV TOKEN=<> || ENV TOKEN <> || ARG API_KEY=<>
+Makefile TOKEN := <> || TOKEN ?= <>
+.netrc machine h login me password <>
+.npmrc //r/:_authToken=<>
+a.xml <password><></password>
+notes.md The password: <> || the token=<>.
+"""
+WORDS = r"""
+--model.HFToken=<> || --model.api_key_1=<> || --model.secrets.wandb <>
+--model.credentials.user=<>
+--model.hf_tokens [<>] || --model.token+ <> || --model.token+=<> || -token <> || TOKEN=<>
++model.token=<>
+--o {token: <> || --o token=<> || --o [token=<>] || --o ["--token", "<>"] || --o [--token, <>]
+--o run --token <>
+--o {name: token, value: <>} || --o {token: [<>]} || --o {token: {value: <>}} || --o !x {token: <>}
+--o {a: "{\"token\": \"<>\"}"} || --o 'token': '<>', x: [ || --o a: 1\n---\ntoken: <>
+--o {d: 2024-13-45, key: <>}
+--u me:<>@host || --u postgres://me:<>/x@h || --u Server=h;Password=<>
+--u https://hooks.slack.com/services/T0/B0/<>
+--h Basic <> || --h X-Api-Key: <> || --h ['X-Api-Key: <>'] || --h {Cookie: a=<>}
+--h Authorization: token <>
+--l [{class_path: W, init_args: {api_key: <>}}] || --o passwd=x,<>
+--o password is x, password: <>
+"""
+
+
+def patch(name: str, content: str, sign: str) -> str:
+    """Return a diff of a file and of a line after its content."""
+    lines = "".join(f"{sign}{line}\n" for line in [*content.split("\n"), "ends = 1"])
+    new = "/dev/null" if sign == "-" else f"b/{name}"
+    return f"diff --git a/{name} b/{name}\n--- a/{name}\n+++ {new}\n@@ -1 +1 @@\n{lines}"
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_secret_is_recognized_by_its_form(form: str) -> None:
+    secret = FORMS[form]
+    for text in (f"x = load('{secret}', 1)", f"# {secret}", f'"a\\n{secret}"', f"a: {secret}, b"):
+        hidden = [redaction.message(text), *redaction.command(["--x", text, f"--y={text}"])]
+        hidden += [redaction.diff(patch("a.py", text, sign)) for sign in "+- "]
+        for each in hidden:
+            for line in secret.split("\n"):
+                assert line not in each
+    assert redaction.message(f"see {secret}: it is old") == "see ***: it is old"
+
+
+@pytest.mark.parametrize("row", FILES.strip().split("\n"))
+def test_a_diff_has_no_secrets(row: str) -> None:
+    name, _, texts = row.partition(" ")
+    for text in texts.split(" || "):
+        content = text.replace("<>", SECRET).replace(r"\n", "\n")
+        for sign in "+- ":
+            shown = redaction.diff(patch(name, content, sign))
+            assert SECRET not in shown, content
+            assert shown.endswith(f"{sign}ends = 1\n"), content
+
+
+@pytest.mark.parametrize("row", WORDS.strip().split("\n"))
+def test_a_command_line_has_no_secrets(row: str) -> None:
+    for text in row.split(" || "):
+        words = text.replace("<>", SECRET).replace(r"\n", "\n").split(" ", 1)
+        assert SECRET not in " ".join(redaction.command(words)), text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("image:1.0@sha256:abcdef", "--x=sk-learn-contrib-imbalanced", "skip-layer-norm", "12:30"),
+        *("key_size: 3", "{a: 1, b: 'c: d'}", "task-force-of-2024-models", "max_tokens: 5"),
+        *(
+            'x = batch["token"].to("cuda")',
+            "if token in vocabulary:",
+            "hf_hub_download(repository)",
+        ),
+        *("tokens = self.tokenizer(text)", "pad_token: <pad>"),
+    ],
+)
+def test_a_text_without_secrets_stays(text: str) -> None:
+    assert redaction.command([text]) == [text]
+    assert redaction.diff(patch("a.py", text, "+")) == patch("a.py", text, "+")
+
+
+def test_long_lines_take_seconds() -> None:
+    """Of 128 KiB, in which no expression may try each beginning with each end; by its own clock."""
+    parts = ("a", "token=", "token:", "a://b:c", "eyJ", "a@b:c", "-----BEGIN PRIVATE KEY", "x-")
+    began = time.process_time()
+    for part in (
+        *parts,
+        "cookie:" + " " * 5000,
+        "token'",
+        "[",
+        "bearer ",
+        "sk-",
+        "token" + " " * 999,
+    ):
+        long = part * (2**17 // len(part))
+        redaction.diff(patch("a.yaml", long, "+"))
+        redaction.command([f"--x={long}"])
+    assert time.process_time() - began < 100  # expires; 10^10 steps take longer
 
 
 def test_a_run_tells_no_other_user_its_secrets(tmp_path: Path) -> None:

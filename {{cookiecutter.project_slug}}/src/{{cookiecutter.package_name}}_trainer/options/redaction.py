@@ -1,58 +1,94 @@
 """Redact secrets before a command line, a configuration or a message is written or printed.
 
-Options are secret by name (``--model.api_key``). Inside of values, users and passwords of URLs,
-their parameters with such names (``?api_key=…``) and ``Authorization`` headers are redacted too.
+Secrets are recognized by their name (``--model.api_key``), and inside of values by their form
+(``ghp_…``, JWT, private keys), as user of a URL, and in headers such as ``Authorization``.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 HIDDEN = "***"
 _SECRET = re.compile(
-    r"secret|passw(or)?d|passphrase|credential|webhook|authorization"
-    r"|(^|_)(token|key|apikey|pwd|auth|bearer|jwt|sig|signature)$",
+    r"secret|passw(or)?d|passphrase|credential|webhook|authorization"  # in any section
+    r"|(api|auth|access|account|refresh|private|session|hf|gh)_?(key|token)s?(?![a-z])"
+    # Others are tokens of a vocabulary.
+    r"|(^|\.|(?<!pad|bos|eos|unk|cls|sep)(?<!mask)_)(token|key|apikey|pwd|auth|bearer|jwt|sig"
+    r"|signature|pass|pw|pat|pin|dsn|cookie)(_?\d+)?$",
     re.IGNORECASE,
 )
-_WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-_USER = re.compile(r"(?<=://)[^/\s]+(?=@)")
-_PARAMETER = re.compile(r"(?<=[?&;#])([^=?&;#\s]+)=[^&;#\s]+")
-_HEADER = re.compile(
-    r"(authorization[\"' ]*[:=][\"' ]*(\w+ +)?|bearer +)[^\s\"',}]+", re.IGNORECASE
+_WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_FORM = re.compile(
+    r"-----BEGIN [A-Z ]*PRIVATE KEY.*?(-----END [A-Z ]*PRIVATE KEY[A-Z -]*|(?=\ndiff --git )|\Z)"
+    r"|((?<![\w-])|(?<=\\n))(gh[opsur]_\w{30,}|github_pat_\w{30,}|glpat-[\w-]{20,}|hf_\w{30,}"
+    r"|sk-(?=[\w-]*\d)[\w-]{20,}|[prs]k_(live|test)_\w{16,}|xox[a-z]-[\w-]{20,}|AIza[\w-]{35}"
+    r"|(AKIA|ASIA)[A-Z0-9]{16}|npm_\w{36}|pypi-[\w-]{50,}|dapi[0-9a-f]{32}|ya29\.[\w-]{20,}"
+    r"|SG\.[\w-]{20,}\.[\w-]{20,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*)"
+    r"|(?<=hooks\.slack\.com/services/)[^\s\"']+|(?<=\s-u )[^\s:]+:\S+"
+    r"|(?<=://)([^/\s]+|[^/\s:]*:[^\s\"']{1,200})(?=@)"
+    r"|(?<![\w.+/@-])[\w.+-]{1,64}:[^\s:@/\"']{3,64}(?=@(?!sha\d)\w)",
+    re.DOTALL,
 )
-
-# In a diff: names before a literal in any file, and before any value in files of settings.
-_LITERAL = re.compile(r"""(\w[\w.-]*)["']?\]?\s*[:=]\s*["']""")
-_SETTING = re.compile(r"""(\w[\w.-]*)["']?\s*[:=]""")
-_SETTINGS = (".yaml", ".yml", ".toml", ".ini", ".cfg", ".json", ".sh", ".env")
+_HEADER = re.compile(
+    r"(((authorization|(?<![\w-])x-[\w-]{0,64}(key|token|secret)|\bcookie)[\"' ]*[:=][\"' ]*"
+    r"(\w+ +)?)|\bbearer +|\bbasic +(?=\S{8}))[^\s\"',}]+",
+    re.IGNORECASE,
+)
+_NAME = re.compile(r"(?<![\w.-])(--?|ENV\s+)?(\w[\w.-]*)")
+_VALUE = re.compile(
+    r"""\*{3}|\\?[bfru]{0,2}("[^"\n]*"?|'[^'\n]*'?|`[^`\n]*`?)|([^\s&;#,"'`)}\]]|,(?=\S))+""",
+    re.IGNORECASE,
+)
+# What stands between a name and its value: in any text, in YAML, in source code, in settings.
+_IN_TEXT = re.compile(r"""\+?=(?!=)|\\?["'`]?\s{0,3}[:=]\s{0,3}(?=\\?[bfru]?["'`])""")
+_IN_YAML = re.compile(r"""\\?["']?\s{0,3}[:=]\s*""")
+_IN_CODE = re.compile(r"""\\?["'`](\]?\s*[:=,]|\))|\s*[:=!]=?|\s+(?=["'`])""")
+_IN_SETTINGS = re.compile(r"""\\?["']?\]?\s*[?+:]?[:=>]""")
+_CODE = (
+    *(".c", ".cc", ".cpp", ".cu", ".cuh", ".go", ".h", ".hpp", ".java"),
+    *(".js", ".py", ".pyi", ".rs", ".ts"),
+)
+_SPACE = re.compile(r"\s+(?=\S)")
+_NAMED = re.compile(r"""\s*(?:- )?["']?name["']?\s*[:=]\s*["']?([\w.-]+)["',]*\s*$""")
+_CODE = (
+    *(".c", ".cc", ".cpp", ".cu", ".cuh", ".go", ".h", ".hpp", ".java"),
+    *(".js", ".py", ".pyi", ".rs", ".ts"),
+)
+_CONTINUES = re.compile(r"""(=|["']\s*[:,])\s*[(\[{\\]*$""")
+_OPEN = ("=", "(", "[", "{", ",", "\\", "+", "|")
+_OPEN_SETTINGS = (*_OPEN, ":", ">", "-")
+_QUOTES = ('"""', "'''")
 
 
 def is_secret(name: str) -> bool:
     """Whether the value of an option with this name, including its sections, is a secret."""
-    words = _WORD_START.sub("_", name.rpartition(".")[2]).replace("-", "_")
-    return _SECRET.search(words) is not None
+    return _SECRET.search(_WORD_START.sub("_", name.rstrip("+")).replace("-", "_")) is not None
 
 
 def command(words: Sequence[str]) -> list[str]:
     """A command line with the values of secret options redacted."""
-    redacted: list[str] = []
+    return _words(words, text)
+
+
+def _words(words: Sequence[Any], show: Callable[[Any], Any]) -> list[Any]:
+    redacted: list[Any] = []
     hides_next = False
     for word in words:
-        name, equals, given = word.partition("=")
-        is_option = word.startswith("--")
+        name, equals, given = word.partition("=") if isinstance(word, str) else ("", "", "")
+        is_option = name.startswith("-") and " " not in name
         if hides_next and not is_option:
             redacted.append(HIDDEN)
         elif is_option and equals:
-            redacted.append(f"{name}={HIDDEN if is_secret(name) else text(given)}")
+            redacted.append(f"{name}={HIDDEN if is_secret(name) else show(given)}")
         else:
-            redacted.append(text(word))
+            redacted.append(show(word))
         hides_next = is_option and not equals and is_secret(name)
     return redacted
 
 
 def text(given: str) -> str:
     """A command-line value with secrets inside it redacted."""
-    if ":" not in given:
+    if not re.search(r"[:\[]", given):
         return message(given)
     return document(given, default_flow_style=True, width=10**6).strip()
 
@@ -63,8 +99,8 @@ def document(given: str, **style: Any) -> str:
 
     try:
         parsed = yaml.safe_load(given)
-    except yaml.YAMLError:
-        parsed = None
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return _redacted(message(given), _IN_YAML)
     if not isinstance(parsed, Mapping | list):
         return message(given)
     shown = value(parsed)
@@ -76,30 +112,86 @@ def document(given: str, **style: Any) -> str:
 
 def message(given: str) -> str:
     """A text with secrets inside it redacted."""
-    given = _HEADER.sub(rf"\1{HIDDEN}", _USER.sub(HIDDEN, given))
-    return _PARAMETER.sub(
-        lambda found: f"{found[1]}={HIDDEN}" if is_secret(found[1]) else found[0], given
-    )
+    return _redacted(_without_forms(given), _IN_TEXT)
 
 
 def value(given: Any) -> Any:
     """A parsed value with secrets inside it redacted."""
     if isinstance(given, Mapping):
+        is_named = "value" in given and is_secret(str(given.get("name")))
         return {
-            key: HIDDEN if is_secret(str(key)) and each is not None else value(each)
+            key: HIDDEN
+            if each is not None and (is_secret(str(key)) or (is_named and key == "value"))
+            else value(each)
             for key, each in given.items()
         }
     if isinstance(given, list):
-        return [value(each) for each in given]
+        return _words(given, value)
     return message(given) if isinstance(given, str) else given
 
 
 def diff(given: str) -> str:
     """The output of ``git diff``, with its lines redacted from secret literals and settings on."""
-    lines, pattern = [], _LITERAL
-    for line in message(given).splitlines(keepends=True):
-        if line.startswith("+++ "):
-            pattern = _SETTING if line.rstrip().endswith(_SETTINGS) else _LITERAL
-        ends = [found.end() for found in pattern.finditer(line) if is_secret(found[1])]
-        lines.append(f"{line[: ends[0]]} {HIDDEN}\n" if ends else line)
+    lines: list[str] = []
+    is_code = False
+    until: str | int | None = None  # what ends a value of several lines: a text, an indentation
+    begin: int | None
+    for line in _without_forms(given).splitlines(keepends=True):
+        body, begin = line[1:], None
+        indent = len(body) - len(body.lstrip())
+        if line.startswith(("diff --git ", "@@ ")):
+            is_code = is_code if line[0] == "@" else line.rstrip('"\n').endswith(_CODE)
+            until = None
+        if isinstance(until, str):
+            begin = indent
+            until = None if until in body else until
+        elif until is not None and indent + (body.lstrip()[:2] == "- ") > until:
+            begin = indent
+        elif body.strip():
+            begin, until = _value_in(body, is_code), None
+            if begin is not None:
+                rest = body[begin:].rstrip()
+                quotes = (each for each in _QUOTES if rest.count(each) % 2)
+                is_open = not rest or rest.endswith(_OPEN if is_code else _OPEN_SETTINGS)
+                until = next(quotes, indent if is_open else None)
+            elif not is_code and (named := _NAMED.match(body)) and is_secret(named[1]):
+                until = "\n"  # the next line has its value
+        lines.append(line if begin is None else f"{line[0]}{body[:begin]}{HIDDEN}\n")
     return "".join(lines)
+
+
+def _value_in(line: str, is_code: bool) -> int | None:
+    """Where the value of the first secret in a line of a file begins."""
+    last_quote, continues = max(map(line.rfind, "\"'`")), _CONTINUES.search(line.rstrip())
+    for found in _NAME.finditer(line):
+        if not is_secret(found[2]):
+            continue
+        link = _IN_CODE.match(line, found.end())
+        if link and (last_quote >= link.end() or continues):
+            return link.end()
+        if not is_code and (link := _IN_SETTINGS.match(line, found.end()) or _after(found)):
+            return link.end()
+    return None
+
+
+def _after(option: re.Match[str]) -> re.Match[str] | None:
+    """The space between an option, or the word password, and its value."""
+    is_option = option[1] or option[2].startswith("passw")
+    return _SPACE.match(option.string, option.end()) if is_option else None
+
+
+def _without_forms(given: str) -> str:
+    return _HEADER.sub(rf"\1{HIDDEN}", _FORM.sub(HIDDEN, given))
+
+
+def _redacted(given: str, link: re.Pattern[str]) -> str:
+    """Redact the values that ``link`` connects with secret names."""
+    parts, end = [], 0
+    for found in _NAME.finditer(given):
+        if found.start() < end or not is_secret(found[2]):
+            continue
+        linked = link.match(given, found.end()) or (_after(found) if found[1] else None)
+        if linked and (secret := _VALUE.match(given, linked.end())):
+            parts += [given[end : linked.end()], HIDDEN]
+            end = secret.end()
+    return "".join([*parts, given[end:]])

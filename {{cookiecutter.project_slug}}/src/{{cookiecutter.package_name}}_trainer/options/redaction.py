@@ -50,10 +50,6 @@ _CODE = (
 )
 _SPACE = re.compile(r"\s+(?=\S)")
 _NAMED = re.compile(r"""\s*(?:- )?["']?name["']?\s*[:=]\s*["']?([\w.-]+)["',]*\s*$""")
-_CODE = (
-    *(".c", ".cc", ".cpp", ".cu", ".cuh", ".go", ".h", ".hpp", ".java"),
-    *(".js", ".py", ".pyi", ".rs", ".ts"),
-)
 _CONTINUES = re.compile(r"""(=|["']\s*[:,])\s*[(\[{\\]*$""")
 _OPEN = ("=", "(", "[", "{", ",", "\\", "+", "|")
 _OPEN_SETTINGS = (*_OPEN, ":", ">", "-")

@@ -189,7 +189,7 @@ fi
 
 at_exit() {
     end_replacements
-    tidy
+    tidy "$requeues"
 }
 trap 'signal=TERM; end_replacements' TERM
 is_told='' deadline=''

@@ -160,10 +160,24 @@ else
     if ! option --config "$@" > /dev/null; then fit+=(--config "$CONFIG"); fi
 fi
 fit+=(--trainer.run_name "$run_name" --trainer.resume auto "$@")
-# The user's --trainer.resume applies once: after a requeue the job resumes its own run.
-root=$(option --trainer.default_root_dir "$@") || root=runs
 own=$(option --trainer.run_name "$@") || own=$run_name
-if [ "$restarts" != 0 ] && [ -e "$root/$own/run.json" ]; then fit+=(--trainer.resume auto); fi
+
+# Print the run's directory, below the one that options, a config, ~ and variables say.
+run_directory() {
+    local root
+    root=$(option --trainer.default_root_dir "${fit[@]}") || root=
+    if [ "${fit[1]}" = fit ] && { [ -z "$root" ] || [[ $root == *[~\$]* ]]; }; then
+        root=$(run_python -c 'import os, sys, yaml
+print(os.path.expanduser(os.path.expandvars(yaml.safe_load(sys.argv[1])["trainer"]["default_root_dir"])))' \
+            "$(run_python -m "${fit[@]}" --print_config)" 2> /dev/null)
+    fi
+    printf %s "${root:-runs}/$own"
+}
+
+# The user's --trainer.resume applies once: after a requeue the job resumes its own run.
+if [ "$restarts" != 0 ] && option --trainer.resume "$@" > /dev/null && [ -e "$(run_directory)/run.json" ]; then
+    fit+=(--trainer.resume auto)
+fi
 
 # A free port of this node.
 free_port() {
@@ -180,10 +194,11 @@ export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 
 # How the run ended; the exit codes of srun, torchrun and mpirun do not say.
 export TRAINER_OUTCOME=$PWD/runs/.outcome-$job
+requeues=$PWD/runs/.requeues-$job # the last step, and how many attempts have not come further
 mkdir -p runs || fail "cannot make $PWD/runs"
 # Killed ranks leave the file with their port.
-tidy() { rm -f "$TRAINER_OUTCOME" ".rendezvous-$SLURM_JOB_ID."*; }
-at_exit() { tidy; }
+tidy() { rm -f "$TRAINER_OUTCOME" ".rendezvous-$SLURM_JOB_ID."* "$@"; }
+at_exit() { tidy "$requeues"; }
 if [ -z "${JOIN_JOB-}" ]; then
     tidy
     # A child that is killed before `exec` runs the trap of this shell.
@@ -240,9 +255,12 @@ record_trial() {
 
 # Write a page about the run, if the project has the command. The job has succeeded, even if this fails.
 write_report() {
-    local command=(-m "$PACKAGE" report "$root/$own")
-    if ! [ -d "src/${PACKAGE}_trainer/tools/report" ] || ! [ -e "$root/$own/run.json" ]; then return; fi
-    run_python "${command[@]}" || echo "$run_name: note: the report was not written; later: python ${command[*]}" >&2
+    local run command
+    [ -d "src/${PACKAGE}_trainer/tools/report" ] || return 0
+    run=$(run_directory)
+    [ -e "$run/run.json" ] || return 0
+    command=(-m "$PACKAGE" report "$run")
+    run_python "${command[@]}" || note "the report was not written; later: python ${command[*]}"
 }
 
 is_preempted() {
@@ -250,10 +268,18 @@ is_preempted() {
 }
 
 requeue() { # WHY
-    if [ "$restarts" -ge "$MAX_REQUEUES" ]; then
-        echo "$run_name: $1; not requeued again (MAX_REQUEUES=$MAX_REQUEUES). To resume: sbatch slurm/train.sh … --trainer.run_name $run_name" >&2
+    local attempts=0 before=0 step=0 why="MAX_REQUEUES=$MAX_REQUEUES"
+    # As for restarts of torchrun, three attempts without progress are enough.
+    read -r before attempts 2> /dev/null < "$requeues"
+    [[ "$before $attempts" =~ ^[0-9]+\ [0-9]+$ ]] || before=0 attempts=0
+    if [[ $1 == *" step "+([0-9]) ]]; then step=${1##* }; fi
+    if [ "$step" -gt "$before" ]; then before=$step attempts=0; else attempts=$((attempts + 1)); fi
+    if [ "$attempts" = 3 ]; then why="3 attempts without a step after step $before: --time leaves too little before --signal"; fi
+    if [ "$attempts" = 3 ] || [ "$restarts" -ge "$MAX_REQUEUES" ]; then
+        echo "$run_name: $1; not requeued again ($why). To resume: sbatch slurm/train.sh … --trainer.run_name $run_name" >&2
         exit 1
     fi
+    echo "$before $attempts" > "$requeues" && requeues=
     echo "$run_name: $1; requeued ($((restarts + 1)) of at most $MAX_REQUEUES)"
     patiently scontrol requeue "$job" || fail "scontrol requeue has failed"
     exit 0

@@ -115,6 +115,22 @@ def test_a_job_is_requeued_at_most_max_requeues_times(folder: Path, restarts: in
     assert conclude(folder, stopped) == (REQUEUED if restarts < 2 else (1, []))
 
 
+def test_a_job_without_progress_is_not_requeued_forever(folder: Path) -> None:
+    """Three attempts from the same step end it, whether or not its ranks were ready."""
+    tried, kept = [], folder / "runs" / ".requeues-1"
+    for step in (None, 4, 4, None, 7, 7, None, 7):
+        outcome = "" if step is None else f"preempted SIGUSR1 step {step}"
+        (folder / "calls").unlink(missing_ok=True)
+        tried.append(conclude(folder, Job(outcome, 1, "USR1")) == REQUEUED)
+    assert tried == [True] * 7 + [False]
+    assert not kept.exists()
+    kept.write_text("a[$(touch canary)] 1\n", encoding="utf-8")
+    (folder / "calls").unlink()
+    assert conclude(folder, Job("", 1, "USR1")) == REQUEUED
+    assert kept.read_text(encoding="utf-8") == "0 1\n"
+    assert not list(folder.rglob("canary"))
+
+
 @pytest.mark.parametrize(
     ("restarts", "has_run", "resumed"),
     [
@@ -127,10 +143,11 @@ def test_a_job_is_requeued_at_most_max_requeues_times(folder: Path, restarts: in
 def test_the_user_s_resume_applies_until_the_job_has_a_run_of_its_own(
     folder: Path, restarts: int, has_run: bool, resumed: str
 ) -> None:
+    root = "two words"
     if has_run:
-        (folder / "runs" / "job-1").mkdir(parents=True)
-        (folder / "runs" / "job-1" / "run.json").touch()
-    given = "set -- --trainer.resume runs/other"
+        (folder / root / "job-1").mkdir(parents=True)
+        (folder / root / "job-1" / "run.json").touch()
+    given = f"set -- --trainer.resume runs/other --trainer.default_root_dir '{root}'"
     variables = {"BASH_ENV": str(folder / "given.sh")}
     (folder / "given.sh").write_text(given + "\n", encoding="utf-8")
     done = run(folder, Job(restarts=restarts, variables=variables), 'printf "%s\\n" "${fit[@]}"')

@@ -43,7 +43,7 @@ def test_all_files_of_a_checkpoint_are_synced_before_it_is_renamed(
     checkpoints = writing.Checkpoints(tmp_path)
     events = Events(monkeypatch)
     checkpoints.save(7, {"model": {"weight": torch.ones(3)}}, {})
-    partial = ".step-00000007.partial"
+    partial = ".step-00000007.0.partial"
     assert events.names == [
         *("rank-00000.safetensors", partial),
         *("state.json", partial),

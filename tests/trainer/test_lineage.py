@@ -261,7 +261,7 @@ def test_a_save_that_fails_at_preemption_is_told(tmp_path: Path, processes: int)
         process.kill()
         process.communicate()
     line = "cannot be saved: File too large (rank 0); there is no checkpoint yet"
-    assert process.returncode == 2, output
+    assert process.returncode == 75, output
     assert line in error
     assert (tmp_path / "outcome").read_text().startswith("failed ")
     assert line in (tmp_path / "outcome").read_text()

@@ -2,21 +2,27 @@
 
 import fcntl
 import os
+import shutil
+import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from my_project_trainer import errors
+from my_project_trainer import Trainer, errors
 from my_project_trainer.checkpoint import reading as checkpoint
 from my_project_trainer.checkpoint import run_choice as choice
-from my_project_trainer.checkpoint import run_directory
+from my_project_trainer.checkpoint import run_directory, run_lock
 from my_project_trainer.checkpoint import writing as writer
+from my_project_trainer.launch import rank, reports
 from my_project_trainer.launch.cluster import Layout
 from tests.project import ROOT
+
+from test_lineage import Model, content
 
 
 def save(run: Path, *steps: int) -> Path:
@@ -28,7 +34,7 @@ def save(run: Path, *steps: int) -> Path:
 
 
 def choose(root: Path, name: str | None, resume: str | None, **more: Any) -> Any:
-    lock = run_directory.RunLock()
+    lock = run_lock.RunLock()
     try:
         return choice.choose(choice.Request(root, name, resume, **more), Layout(), lock)
     finally:
@@ -142,9 +148,10 @@ def test_one_without_a_checkpoint_cannot_be_resumed(tmp_path: Path) -> None:
 
 def test_overwriting_takes_the_directory_and_no_checkpoint(tmp_path: Path) -> None:
     newest, other = save(tmp_path / "mine", 3), save(tmp_path / "other", 1)
-    assert choose(tmp_path, "mine", None, overwrite=True) == choice.Selection(tmp_path / "mine")
+    mine = choice.Selection(tmp_path / "mine", overwrites=True)
+    assert choose(tmp_path, "mine", None, overwrite=True) == mine
     chosen = choose(tmp_path, "mine", str(other), overwrite=True)
-    assert chosen == choice.Selection(tmp_path / "mine", other, False)
+    assert chosen == replace(mine, checkpoint=other)
     assert newest.is_dir()  # until the new run begins
     assert refused(tmp_path, "mine", str(newest), overwrite=True) == [
         f"overwrite: {tmp_path / 'mine'} is the run that resume={str(newest)!r} resumes; leave out "
@@ -249,7 +256,7 @@ time.sleep(600)
 def test_a_second_training_in_the_same_directory_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_directory, "_LOCK_SECONDS", 0.3)
+    monkeypatch.setattr(run_lock, "_SECONDS", 0.3)
     save(tmp_path / "mine", 1)
     command = [sys.executable, "-c", HOLD, str(tmp_path / "mine" / ".lock")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as other:
@@ -268,7 +275,7 @@ def test_a_second_training_in_the_same_directory_is_refused(
 
 
 def test_a_child_that_is_left_does_not_hold_the_lock(tmp_path: Path) -> None:
-    lock = run_directory.RunLock()
+    lock = run_lock.RunLock()
     assert lock.acquire(tmp_path) is None
     child = os.fork()
     if child == 0:
@@ -277,23 +284,106 @@ def test_a_child_that_is_left_does_not_hold_the_lock(tmp_path: Path) -> None:
     try:
         lock.close()
         started = time.monotonic()
-        other = run_directory.RunLock()
+        other = run_lock.RunLock()
         assert other.acquire(tmp_path) is None
-        assert time.monotonic() - started < run_directory._LOCK_SECONDS
+        assert time.monotonic() - started < run_lock._SECONDS
         other.close()
     finally:
         os.kill(child, 9)
         os.waitpid(child, 0)
 
 
+@pytest.mark.parametrize("how", ["copied", "read"])
+def test_code_that_closes_the_file_does_not_release_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(run_lock, "_SECONDS", 0.3)
+    mine, lock = tmp_path / "mine", run_lock.RunLock()
+    save(mine, 1)
+    lock.acquire(mine)
+    shutil.copytree(mine, tmp_path / "copy") if how == "copied" else (mine / ".lock").read_bytes()
+    (line,) = refused(tmp_path, "mine", "auto")
+    assert f"(process {os.getpid()} on {socket.gethostname()}, attempt 1-" in line
+    lock.close()
+    assert choose(tmp_path, "mine", "auto").checkpoint is not None
+    assert (mine / ".lock").read_text().split()[5].startswith("2-")
+
+
+def test_what_is_resumed_is_decided_when_the_run_before_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, lock = tmp_path / "mine", run_lock.RunLock()
+    save(mine, 1, 2)
+    lock.acquire(mine)
+
+    def goes_on_and_ends(_: float) -> None:
+        writer.Checkpoints(mine / "checkpoints", keep=2, lock=lock).save(3, {}, {})
+        lock.close()
+
+    monkeypatch.setattr(run_lock.time, "sleep", goes_on_and_ends)
+    newest = mine / "checkpoints" / "step-00000003"
+    assert choose(tmp_path, "mine", "auto") == choice.Selection(mine, newest, True)
+    assert steps(newest.parent) == [2, 3]
+
+
+@pytest.mark.parametrize("how", ["removed", "no locks"])
+def test_a_run_that_has_lost_the_lock_writes_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    if how == "no locks":
+        monkeypatch.setattr(fcntl, "lockf", without_locks)
+        monkeypatch.setattr(fcntl, "fcntl", without_locks)
+    root, before = tmp_path / "runs", dict[str, bytes]()
+
+    class Taken(Model):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            run = root / "mine"
+            if self.global_step == 2:
+                if how == "removed":
+                    (run / ".lock").unlink()
+                run_lock.RunLock().acquire(run)
+                # Its own end is another attempt's.
+                run_directory.write_record(run, {"of": "another"})
+                before.update(content(run))
+            return super().training_step(batch, batch_idx)
+
+    trainer = Trainer(
+        **{"accelerator": "cpu", "devices": 1, "default_root_dir": root, "run_name": "mine"},
+        **{"checkpoint_every_n_steps": 1, "log_every_n_steps": 1, "enable_progress_bar": False},
+        **{"record_hashes": False, "max_steps": 4},
+    )
+    with pytest.raises(errors.TemporaryError) as raised:
+        trainer.fit(Taken())
+    assert "another training run writes to it now: this one, attempt 1-" in str(raised.value)
+    assert reports.exit_code(raised.value) == 75
+    assert content(root / "mine") == before
+    assert steps(root / "mine" / "checkpoints") == [1, 2]
+
+
+@pytest.mark.parametrize("more", [{"overwrite": True}, {"resume": "step-00000001"}, {}])
+def test_a_restart_goes_on_with_what_its_launch_has_begun(
+    tmp_path: Path, more: dict[str, Any]
+) -> None:
+    newest, now = save(tmp_path / "mine", 1, 2), time.time()
+    run_directory.write_record(tmp_path / "mine", {})
+    same, resume = choice.Selection(newest.parents[1], newest, True), more.pop("resume", None)
+    resume = resume and str(newest.with_name(resume))
+    assert choose(tmp_path, "mine", resume, launched=now - 60, **more) == same
+    if more:  # the run was there when another launch began
+        chosen = choose(tmp_path, "mine", None, launched=now + 60, **more)
+        assert chosen == choice.Selection(newest.parents[1], overwrites=True)
+    assert rank.launched_at() <= time.time()
+
+
+def without_locks(*_: object) -> None:
+    raise OSError(37, "No locks available")
+
+
 def test_a_file_system_without_locks_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(37, "No locks available")
-
-    monkeypatch.setattr(fcntl, "lockf", refuse)
-    assert run_directory.RunLock().acquire(tmp_path) == (
-        f"{tmp_path}: its file system has no locks (No locks available): a second training run "
-        "could write to it too"
+    monkeypatch.setattr(fcntl, "lockf", without_locks)
+    assert run_lock.RunLock().acquire(tmp_path) == (
+        f"{tmp_path}: its file system has no locks (No locks available): if another training "
+        "run starts to write to it, this one ends"
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from my_project_trainer import errors
 from my_project_trainer.checkpoint import run_directory as runs
+from my_project_trainer.checkpoint.run_lock import RunLock
 from my_project_trainer.launch import files
 
 
@@ -55,7 +56,7 @@ def test_a_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(errors.ConfigurationError) as raised:
         runs.create(tmp_path / "file" / "runs", None)
     (line,) = raised.value.problems
-    assert line.endswith("cannot be created (Not a directory)")
+    assert line.endswith("cannot be written (Not a directory)")
 
 
 def test_a_lock_that_is_a_link_is_refused_and_its_target_kept(tmp_path: Path) -> None:
@@ -63,7 +64,7 @@ def test_a_lock_that_is_a_link_is_refused_and_its_target_kept(tmp_path: Path) ->
     target.write_text("precious")
     lock.symlink_to(target)
     with pytest.raises(errors.UserError) as raised:
-        runs.RunLock().acquire(tmp_path)
+        RunLock().acquire(tmp_path)
     assert raised.value.problems == [f"{lock}: cannot be written (it is a link; remove it)"]
     assert target.read_text() == "precious"
 

@@ -93,7 +93,7 @@ def test_each_class_of_errors_is_on_the_page() -> None:
         for name, kind in [*vars(errors).items(), ("RankError", reports.RankError)]
         if inspect.isclass(kind) and issubclass(kind, Exception)
     ]
-    assert len(classes) == 5
+    assert len(classes) == 7
     assert [name for name in classes if f"| `{name}` |" not in PAGE] == []
 
 

@@ -1,6 +1,7 @@
 """User errors: one line per problem; all problems of a configuration are reported at once."""
 
 import difflib
+import errno
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -14,6 +15,9 @@ _WORKER = re.compile(r"DataLoader worker \(pid[^)]*(?:\(s\) [^)]*)?\) [^.]*")
 class UserError(Exception):
     """An error the user can fix. Printed without a traceback, one line per problem."""
 
+    code = 2
+    """The exit code of a process that it ends."""
+
     def __init__(self, problems: str | Sequence[str]) -> None:
         lines = [problems] if isinstance(problems, str) else problems
         self.problems = [shorten(line, _LONGEST_LINE) for line in lines]
@@ -26,6 +30,16 @@ class ConfigurationError(UserError):
 
 class CheckpointError(UserError):
     """A checkpoint is missing or corrupt, or contains objects that training did not write."""
+
+
+class TemporaryError(UserError):
+    """The machine, the network or another run was in the way: another try may succeed."""
+
+    code = 75  # EX_TEMPFAIL of sysexits.h
+
+
+class DiskError(CheckpointError, TemporaryError):
+    """A checkpoint cannot be saved, or read."""
 
 
 class EarlyExit(RuntimeError):
@@ -66,6 +80,24 @@ def refuse(lines: Sequence[str]) -> None:
     """Raise a :class:`ConfigurationError` with these problems, if there are any."""
     if lines:
         raise ConfigurationError(lines)
+
+
+def is_of_disk(error: BaseException) -> bool:
+    """Whether a disk has failed or is full; else a path is wrong, or no disk was used."""
+    of_path = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
+    lasting = (errno.EROFS, errno.ELOOP)
+    return isinstance(error, OSError) and not (isinstance(error, of_path) or error.errno in lasting)
+
+
+def refused(path: object, error: OSError) -> UserError:
+    """The error of a path that the system refuses to write."""
+    kind = TemporaryError if is_of_disk(error) else ConfigurationError
+    return kind(f"{path}: cannot be written ({error.strerror})")
+
+
+def user_error(problems: Sequence[str], code: int) -> UserError:
+    """The error of another process, which has told its problems and its exit code."""
+    return (TemporaryError if code == TemporaryError.code else UserError)(problems)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

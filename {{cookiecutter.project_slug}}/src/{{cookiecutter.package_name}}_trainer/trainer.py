@@ -17,7 +17,7 @@ from torch import Tensor
 from .checkpoint import find_link, is_link
 from .data import randomness, sources
 from .data.sources import Data
-from .errors import ConfigurationError, EarlyExit, Problems, UserError, refuse
+from .errors import ConfigurationError, EarlyExit, Problems, TemporaryError, UserError, refuse
 from .launch import hangs, reports, signals
 from .launch.devices import backends_set
 from .launch.rank import drop_inherited_variables, run_external
@@ -334,7 +334,7 @@ def _run(own: Plan, configuration: str | None, command: Command, is_started: boo
         except (OSError, RuntimeError) as error:
             if (line := reports.failure_of_machine(error, own.request.root)) is None:
                 raise
-            raise UserError(line) from None
+            raise TemporaryError(line) from None
         except SystemExit as error:
             if error.code:
                 raise  # the exit code shows the failure

@@ -3,16 +3,15 @@
 import math
 import operator
 import re
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from ..checkpoint.reading import DIRECTORY, step_name
-from ..checkpoint.run_directory import BEST, point
-from ..checkpoint.writing import copy_linked
+from ..checkpoint.run_directory import BEST
+from ..checkpoint.writing import keep_copies
 from ..errors import ConfigurationError, UserError, nearest, shown
-from ..launch import collectives
+from ..launch import collectives, files
 from ..module import Run, TrainingModule
 from .callback import Callback, check
 
@@ -157,15 +156,11 @@ class BestCheckpoint(Monitored):
     def _keep(self, checkpoint: Path, folder: Path, trainer: Run) -> None:
         if not trainer.is_global_zero:
             return
-        folder.mkdir(exist_ok=True)
         every = self._all(trainer)
         names = {step_name(step) for each in every for _, step in each.kept}
-        for each in folder.iterdir():
-            if each.name not in names:
-                shutil.rmtree(each)
-        copy_linked(checkpoint, folder)
+        keep_copies(checkpoint, folder, names)
         for link in [self.link, *[BEST] * (every[0] is self)]:
-            point(folder.parent.parent / link, folder / step_name(self.kept[0][1]))
+            files.point(folder.parent.parent / link, folder / step_name(self.kept[0][1]))
 
     def state_dict(self) -> dict[str, Any]:
         return {"kept": [list(each) for each in self.kept]}

@@ -13,8 +13,9 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import CheckpointError, one_line
+from ..launch import files
 from . import state_file
-from .stored_tensors import Stored, checksum, find_tensors, read_all
+from .stored_tensors import Stored, checksum, find_tensors, kind_of, read_all
 
 PREFIX = "step-"
 DIRECTORY = "checkpoints"
@@ -57,9 +58,7 @@ def candidates(path: str | Path) -> list[Path]:
     A run directory, or its directory of checkpoints, gives all, newest first, even without
     ``state.json``.
     """
-    given = Path(path)
-    if given.is_symlink():  # the name of what it points to has the step
-        given = given.resolve()
+    given = files.pointed(Path(path))  # the name of what it points to has the step
     if _is_checkpoint(given):
         return [given]
     for directory in (given / DIRECTORY, given):
@@ -102,7 +101,7 @@ class Checkpoint:
             head, self._tree = state_file.decode(file.read_bytes())
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
-            raise CheckpointError(f"{file}: {reason}") from None
+            raise kind_of(error)(f"{file}: {reason}") from None
         self.step, self.world_size, self._files = head.step, head.world_size, head.files
         if step_of(path) not in (-1, head.step):
             raise CheckpointError(
@@ -126,7 +125,7 @@ class Checkpoint:
                 crc32 = checksum(self.path / name)
             except OSError as error:
                 reason = f"cannot be read ({error.strerror})"
-                raise CheckpointError(f"{self.path / name}: {reason}") from None
+                raise kind_of(error)(f"{self.path / name}: {reason}") from None
             if crc32 != self._files[name].crc32:
                 what = "its content has changed since it was saved"
                 raise CheckpointError(f"{self.path}: {name}: {what}")

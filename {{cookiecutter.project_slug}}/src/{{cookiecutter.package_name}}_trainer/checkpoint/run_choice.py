@@ -9,22 +9,36 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import CheckpointError, ConfigurationError, Problems, UserError, shown
+from ..errors import (
+    CheckpointError,
+    ConfigurationError,
+    DiskError,
+    Problems,
+    UserError,
+    refused,
+    shown,
+    user_error,
+)
 from ..launch import collectives, files, rank
 from ..launch.cluster import Layout
 from ..options import Options
 from . import reading, run_directory
 from .reading import Checkpoint
+from .run_lock import RunLock
 
 
 @dataclass(frozen=True)
 class Request:
-    """The user's options for the run directory, as in :class:`Options`; paths are absolute."""
+    """The user's options for the run directory, as in :class:`Options`; paths are absolute.
+
+    ``launched``: when the program was started that restarts ranks, if one does.
+    """
 
     root: Path
     name: str | None = None
     resume: str | None = None
     overwrite: bool = False
+    launched: float | None = None
 
     @classmethod
     def of(cls, options: Options) -> "Request":
@@ -39,13 +53,15 @@ class Request:
 class Selection:
     """The selected run directory and checkpoint.
 
-    ``is_same_run``: whether the checkpoint belongs to this run; ``remarks``: notes to print.
+    ``is_same_run``: whether the checkpoint belongs to this run; ``remarks``: notes to print;
+    ``overwrites``: whether a run that is there is replaced.
     """
 
     directory: Path
     checkpoint: Path | None = None
     is_same_run: bool = False
     remarks: list[str] = field(default_factory=list)
+    overwrites: bool = False
 
 
 def check(options: Options, layout: Layout, problems: Problems) -> None:
@@ -55,17 +71,21 @@ def check(options: Options, layout: Layout, problems: Problems) -> None:
     _check_root(Path(options.default_root_dir), problems)
     if options.resume == "auto":
         _check_auto(options, layout, problems)
-    elif options.resume is not None and not Path(options.resume).is_dir():
+    elif options.resume is not None and not files.pointed(Path(options.resume)).is_dir():
         advice = "give a run directory or a checkpoint"
         problems.add(f"resume={shown(options.resume)}: no such directory; {advice}")
 
 
 def _check_root(root: Path, problems: Problems) -> None:
-    existing = next(each for each in (root, *root.absolute().parents) if each.exists())
-    if root.exists() and not root.is_dir():
-        problems.add(f"default_root_dir={shown(str(root))} is a file")
-    elif not os.access(existing, os.W_OK):
-        problems.add(f"default_root_dir={shown(str(root))} cannot be written")
+    given = f"default_root_dir={shown(str(root))}"
+    try:
+        existing = next(each for each in (root, *root.absolute().parents) if each.exists())
+        if root.exists() and not root.is_dir():
+            problems.add(f"{given} is a file")
+        elif not os.access(existing, os.W_OK):
+            problems.add(f"{given} cannot be written")
+    except OSError as error:
+        raise refused(given, error) from None
 
 
 def _check_auto(options: Options, layout: Layout, problems: Problems) -> None:
@@ -89,7 +109,7 @@ def refuse_existing(request: Request) -> None:
         _check_empty(request.root / request.name)
 
 
-def choose(request: Request, layout: Layout, lock: run_directory.RunLock) -> Selection:
+def choose(request: Request, layout: Layout, lock: RunLock) -> Selection:
     """Select the run directory and the checkpoint on rank 0, for all, and lock the directory.
 
     A UserError says if there is no valid checkpoint, the directory cannot be created, or another
@@ -100,15 +120,16 @@ def choose(request: Request, layout: Layout, lock: run_directory.RunLock) -> Sel
         try:
             answer = _choose(request, lock)
         except UserError as error:
-            answer = {"error": error.problems}
+            answer = {"error": [error.problems, error.code]}
     # Only rank 0 looks: at another moment, another rank could find another newest checkpoint.
     answer = collectives.broadcast(answer)
     if "error" in answer:
-        raise UserError(answer["error"])
+        raise user_error(*answer["error"])
+    lock.attempt = answer["attempt"]
     directory, remarks = Path(answer["directory"]), list(answer["remarks"])
     found = _first_whole([Path(each) for each in answer["candidates"]], remarks)
     is_same = found is not None and _is_of(found, directory)
-    return Selection(directory, found, is_same, remarks)
+    return Selection(directory, found, is_same, remarks, answer["overwrites"])
 
 
 def whole(path: Path) -> Checkpoint:
@@ -116,22 +137,23 @@ def whole(path: Path) -> Checkpoint:
 
     A CheckpointError says if it is corrupt, and names the previous one, if there is one.
     """
-    if (problem := _damage(path)) is not None:
+    if (damage := _damage(path)) is not None:
         step, saved = reading.step_of(path), reading.complete(path.parent)
         before = [each for each in saved if reading.step_of(each) < step]
-        raise CheckpointError(problem + (f"; the previous one is {before[-1]}" if before else ""))
+        previous = f"; the previous one is {before[-1]}" if before else ""
+        raise type(damage)(f"{damage}{previous}")
     return Checkpoint(path)
 
 
-def _choose(request: Request, lock: run_directory.RunLock) -> dict[str, Any]:
-    candidates = _candidates(request)
-    source = reading.run_of(candidates[0]) if candidates else None
-    is_same = source is not None and (
-        request.name is None or _is_of(candidates[0], request.root / request.name)
-    )
-    directory = source if is_same else None
+def _choose(request: Request, lock: RunLock) -> dict[str, Any]:
+    directory = _own_run(request, _candidates(request))
     directory = directory or run_directory.create(request.root, request.name)
     remark = lock.acquire(directory)
+    # All else only now: the run that had the lock may have saved, and removed what was there.
+    if request.launched and run_directory.was_begun_since(directory, request.launched):
+        request = Request(directory.parent, directory.name, "auto")  # whatever it began with
+    candidates = _candidates(request)
+    is_same = _own_run(request, candidates) is not None
     if is_same and request.overwrite:
         raise ConfigurationError(
             f"overwrite: {directory} is the run that resume={request.resume!r} resumes; leave out "
@@ -140,10 +162,20 @@ def _choose(request: Request, lock: run_directory.RunLock) -> dict[str, Any]:
     if not (is_same or request.overwrite or request.resume == "auto"):
         _check_empty(directory)
     return {
+        "attempt": lock.attempt,
         "directory": str(directory),
+        "overwrites": request.overwrite,
         "candidates": [str(path) for path in candidates],
         "remarks": [remark] if remark else [],
     }
+
+
+def _own_run(request: Request, candidates: list[Path]) -> Path | None:
+    """The run of the checkpoints, if it is the one that is asked for."""
+    source = reading.run_of(candidates[0]) if candidates else None
+    if source is None or request.name is None:
+        return source
+    return source if _is_of(candidates[0], request.root / request.name) else None
 
 
 def _candidates(request: Request) -> list[Path]:
@@ -164,30 +196,32 @@ def _candidates(request: Request) -> list[Path]:
 
 def _first_whole(candidates: list[Path], remarks: list[str]) -> Path | None:
     """The first checkpoint that is not corrupt."""
-    damage: list[str] = []
+    damage: list[CheckpointError] = []
     for path in candidates:
-        if (problem := _damage(path)) is None:
-            remarks += [f"damaged, and not used: {line}" for line in damage]
+        if (found := _damage(path)) is None:
+            remarks += [f"damaged, and not used: {each}" for each in damage]
             return path
-        damage.append(problem)
-    if len(damage) > 1:
-        damage.append(
-            f"none of these {len(damage)} checkpoints is complete: resume from another one; see "
+        damage.append(found)
+    lines = [str(each) for each in damage]
+    if len(lines) > 1:
+        lines.append(
+            f"none of these {len(lines)} checkpoints is complete: resume from another one; see "
             "docs/trouble.md#a-damaged-checkpoint"
         )
-    if damage:
-        raise CheckpointError(damage)
+    if lines:
+        raise type(max(damage, key=lambda each: each.code))(lines)
     return None
 
 
-def _damage(path: Path) -> str | None:
+def _damage(path: Path) -> CheckpointError | None:
     """Why a checkpoint is corrupt; each rank checks some of its files."""
-    problem = None
+    found = None
     try:
         Checkpoint(path).check_contents(collectives.rank(), collectives.world_size())
     except CheckpointError as error:
-        problem = str(error)
-    return next((each for each in collectives.gather(problem) if each is not None), None)
+        found = [str(error), isinstance(error, DiskError)]
+    found = next((each for each in collectives.gather(found) if each is not None), None)
+    return found and (DiskError if found[1] else CheckpointError)(found[0])
 
 
 def _is_of(checkpoint: Path, directory: Path) -> bool:

@@ -1,28 +1,26 @@
-"""The run directory: its name, record, lock, links to its checkpoints, and output of its ranks."""
+"""The run directory: its name, record, links to its checkpoints, and output of its ranks."""
 
 import contextlib
-import errno
-import fcntl
 import itertools
 import json
 import os
 import re
-import shutil
-import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, Any
+from typing import Any
 
-from ..errors import ConfigurationError, UserError
+from ..errors import ConfigurationError, refused
 from ..launch import files
 
 BEST = "best"
 LAST = "last"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _RECORD = "run.json"
+_TIME = "%Y-%m-%dT%H:%M:%S%z"
 OVERWRITTEN = "overwritten"
 """Folder of a run that was overwritten, until the new run has saved a checkpoint."""
 _OUTPUTS = (
@@ -33,11 +31,6 @@ _RECORDS = (
     *(_RECORD, "config.yaml", "config.*.yaml", "restarts.json", "report.html", "test-step-*.json"),
     *("validation-step-*.json", "predictions-step-*", "exported-step-*"),
 )
-
-# A rank that was just killed may still be exiting.
-_LOCK_SECONDS = 10.0
-_POLL_SECONDS = 0.1
-_TAKEN = (errno.EAGAIN, errno.EACCES)
 
 
 def check_name(name: str | None) -> None:
@@ -60,7 +53,7 @@ def create(root: Path, name: str | None) -> Path:
             if not path.is_dir():
                 raise ConfigurationError(f"{path} is a file; it cannot contain runs") from None
         except OSError as error:
-            raise ConfigurationError(f"{path}: cannot be created ({error.strerror})") from None
+            raise refused(path, error) from None
     return path
 
 
@@ -81,10 +74,7 @@ def clear(directory: Path, with_records: bool) -> None:
     ``with_records=False`` keeps ``run.json`` and the other records of earlier attempts.
     """
     for path in _written(directory, with_records):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+        files.discard(path)
 
 
 def keep_overwritten(directory: Path) -> None:
@@ -103,7 +93,7 @@ def keep_overwritten(directory: Path) -> None:
         for path in found:
             path.rename(moving / path.name)
     if moving.exists():
-        shutil.rmtree(kept, ignore_errors=True)
+        files.discard(kept)
         moving.rename(kept)
 
 
@@ -115,16 +105,6 @@ def _written(directory: Path, with_records: bool) -> list[Path]:
 # --- links to checkpoints ------------------------------------------------------------------------
 
 
-def point(link: Path, target: Path) -> None:
-    """Make a relative symbolic link, which replaces an older one in one step."""
-    new = link.with_name(f".{link.name}.new")
-    new.unlink(missing_ok=True)
-    new.symlink_to(target.relative_to(link.parent))
-    if link.is_dir() and not link.is_symlink():  # the run was copied by its contents
-        shutil.rmtree(link)
-    new.replace(link)
-
-
 def is_link(name: str | os.PathLike[str]) -> bool:
     """Whether the name of a checkpoint is that of a link, and not a path."""
     text = str(name)
@@ -134,8 +114,8 @@ def is_link(name: str | os.PathLike[str]) -> bool:
 def find_link(run: Path, name: str) -> Path:
     """The link to the best or the last checkpoint of a run; ConfigurationError if none."""
     link, reason = run / name, "no checkpoint there"
-    if link.is_dir():
-        return link
+    if (found := link if link.is_dir() else files.pointed(link)).is_dir():
+        return found
     if name != LAST and run.is_dir():
         reason = "the run kept none; train with the callback BestCheckpoint, or use 'last'"
     raise ConfigurationError(f"checkpoint={name!r}: {link}: {reason}")
@@ -181,6 +161,14 @@ def was_cut_off(directory: Path) -> bool:
     return any("ended" not in attempt for attempt in attempts(directory)[-1:])
 
 
+def was_begun_since(directory: Path, moment: float) -> bool:
+    """Whether the last attempt was begun at a time or later."""
+    with contextlib.suppress(LookupError, TypeError, ValueError):  # no record, or a damaged one
+        started = datetime.strptime(attempts(directory)[-1]["started"], _TIME)
+        return started.timestamp() >= moment
+    return False
+
+
 def first_resumed(directory: Path) -> str | None:
     """The checkpoint from which a run started, according to its record; ``None`` if none."""
     found = next(iter(attempts(directory)), {}).get("resumed_from")
@@ -203,65 +191,7 @@ def _write_attempts(directory: Path, written: Sequence[Mapping[str, Any]]) -> No
 
 
 def _now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
-
-
-# --- the lock -------------------------------------------------------------------------------------
-
-
-class RunLock:
-    """Lock of a run directory, held by the rank that writes to it until release or process exit.
-
-    Uses a POSIX record lock: network file systems support it, and a forked DataLoader worker that
-    outlives its rank does not hold it.
-    """
-
-    def __init__(self) -> None:
-        self._file: IO[str] | None = None
-
-    def acquire(self, directory: Path) -> str | None:
-        """Acquire the lock of a directory; return a note if its file system has no locks.
-
-        A UserError says if another process holds it, or the directory is not writable.
-        """
-        path = directory / ".lock"
-        try:
-            # Through a link, another file would be truncated.
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
-        except OSError as error:
-            reason = "it is a link; remove it" if error.errno == errno.ELOOP else error.strerror
-            raise UserError(f"{path}: cannot be written ({reason})") from None
-        self._file = file = os.fdopen(descriptor, "a+")
-        deadline = time.monotonic() + _LOCK_SECONDS
-        while True:
-            try:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError as error:
-                if error.errno not in _TAKEN:
-                    return (
-                        f"{directory}: its file system has no locks ({error.strerror}): a second "
-                        "training run could write to it too"
-                    )
-            if time.monotonic() > deadline:
-                file.seek(0)
-                holder = file.read(200).strip() or "unknown"
-                self.close()
-                raise UserError(
-                    f"{directory}: another training run writes to it ({holder}); wait until it "
-                    "ends, or use another run_name; see docs/trouble.md#another-run-writes-there"
-                )
-            time.sleep(_POLL_SECONDS)
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        file.flush()
-        return None
-
-    def close(self) -> None:
-        """Release the lock, if it is held."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+    return time.strftime(_TIME)
 
 
 # --- output --------------------------------------------------------------------------------------

@@ -4,8 +4,6 @@ import datetime
 import errno
 import itertools
 import json
-import os
-import shutil
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -15,10 +13,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..errors import CheckpointError, one_line
-from ..launch import collectives
+from ..errors import CheckpointError, DiskError, TemporaryError, one_line
+from ..launch import collectives, files
 from . import dtensors, run_directory, state_file, stored_tensors
 from .reading import DIRECTORY, PREFIX, complete, step_name, step_of
+from .run_lock import RunLock
 from .state_file import Head, Packing, StoredFile
 
 
@@ -34,11 +33,17 @@ class Checkpoints:
 
     ``directory`` has one subdirectory per step. ``keep``: at least two, so that one is always
     complete. ``asynchronous``: copy the state, and write it while training continues. The memory of
-    the copies is kept for the next save; for tensors of GPUs it is pinned.
+    the copies is kept for the next save; for tensors of GPUs it is pinned. ``lock``: of the run.
     """
 
-    def __init__(self, directory: Path, keep: int = 2, asynchronous: bool = False) -> None:
-        self._directory = directory
+    def __init__(
+        self,
+        directory: Path,
+        keep: int = 2,
+        asynchronous: bool = False,
+        lock: RunLock | None = None,
+    ) -> None:
+        self._directory, self._lock = directory, lock or RunLock()
         self._keep = max(keep, 2)
         self._executor = ThreadPoolExecutor(1, "checkpoint") if asynchronous else None
         self._pending: Future[None] | None = None
@@ -51,8 +56,9 @@ class Checkpoints:
         directory.parent.mkdir(parents=True, exist_ok=True)  # so that a save finds its removal
         # Here, not before each save: another rank may have started to write by then.
         if collectives.rank() == 0:
-            for partial in directory.glob(f".{PREFIX}*"):
-                shutil.rmtree(partial, ignore_errors=True)
+            left = (directory.glob(f".{PREFIX}*"), directory.parent.glob(files.TEMPORARY))
+            for each in itertools.chain(*left):  # by an attempt that was killed
+                _discard(each)
 
     def save(self, step: int, state: Mapping[str, Any], own: Mapping[str, Tensor]) -> None:
         """Save the state after so many optimizer steps; called by every rank.
@@ -93,43 +99,46 @@ class Checkpoints:
     def _write(self, step: int, tree: str, chunks: Mapping[str, _Chunk]) -> None:
         """Write a checkpoint on all ranks; all ranks raise an error if one fails."""
         path, is_first = self.path(step), collectives.rank() == 0
-        partial = path.with_name(f".{path.name}.partial")
-        files: dict[str, list[Any]] = {}
+        # Of this attempt: another one that writes this step, too, does not meet it.
+        partial = path.with_name(f".{path.name}.{self._lock.attempt}.partial")
+        written: dict[str, list[Any]] = {}
         problem = None
         try:
-            files = _write_own(partial, chunks)
-        except (OSError, CheckpointError) as error:
+            self._lock.check()
+            written = _write_own(partial, chunks)
+        except (OSError, CheckpointError, TemporaryError) as error:
             problem = f"{one_line(error)} (rank {collectives.rank()})"
-        reports = collectives.gather([problem, files], self._group)
+        reports = collectives.gather([problem, written], self._group)
         problem = next((each for each, _ in reports if each), None)
         if is_first and problem is None:
             merged = {name: StoredFile(*each) for _, part in reports for name, each in part.items()}
             try:
                 head = Head(step, collectives.world_size(), merged)
-                _finish(path, partial, state_file.encode(head, tree))
-            except OSError as error:
+                with files.synced(partial / state_file.FILE) as file:
+                    file.write(state_file.encode(head, tree))
+                files.sync(partial)
+                self._lock.check()
+                _replace(path, partial)
+            except (OSError, TemporaryError) as error:
                 problem = one_line(error)
         problem = collectives.broadcast(problem, self._group)
         if problem is not None:
             if is_first:
-                shutil.rmtree(partial, ignore_errors=True)
+                _discard(partial)
             found = "there is no checkpoint yet"
             if saved := complete(self._directory):
                 found = f"the newest checkpoint is {saved[-1]}"
-            raise CheckpointError(f"{path}: cannot be saved: {problem}; {found}")
+            raise DiskError(f"{path}: cannot be saved: {problem}; {found}")
         if is_first:
             self._prune(path)
             _point_last(path)
             if self._directory.name == DIRECTORY:
-                kept = self._directory.parent / run_directory.OVERWRITTEN
-                shutil.rmtree(kept, ignore_errors=True)
+                _discard(self._directory.parent / run_directory.OVERWRITTEN)
 
     def _prune(self, newest: Path) -> None:
         older = [path for path in complete(self._directory) if step_of(path) < step_of(newest)]
         for path in older[: -(self._keep - 1)]:
-            doomed = path.with_name(f".{path.name}.pruned")
-            path.rename(doomed)  # so that a kill leaves no incomplete checkpoint
-            shutil.rmtree(doomed, ignore_errors=True)
+            _discard(path)
 
     def path(self, step: int) -> Path:
         """Directory of the checkpoint of a step."""
@@ -179,27 +188,22 @@ def _write_own(partial: Path, chunks: Mapping[str, _Chunk]) -> dict[str, list[An
     metadata = {stored_tensors.SHARDING: json.dumps(offsets)} if has_offsets else {}
     tensors = {name: each.part for name, each in chunks.items()}
     crc32 = stored_tensors.write(file, tensors, metadata)
-    _sync(partial)
+    files.sync(partial)
     return {file.name: [file.stat().st_size, crc32]}
 
 
-def _finish(path: Path, partial: Path, state: bytes) -> None:
-    (partial / state_file.FILE).write_bytes(state)
-    _sync(partial / state_file.FILE)
-    _sync(partial)
-    old = path.with_name(f".{path.name}.replaced")
+def _discard(path: Path) -> None:
+    with files.optional("old checkpoints cannot be removed here ({})"):
+        files.discard(path)
+
+
+def _replace(path: Path, new: Path) -> None:
+    old = new.with_suffix(".replaced")
     if path.exists():
         path.rename(old)
-    partial.rename(path)
-    _sync(path.parent)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    """Have a file or directory written to its disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.close(descriptor)
+    new.rename(path)
+    files.sync(path.parent)
+    _discard(old)
 
 
 def set_aside(directory: Path, resumed: Path) -> list[Path]:
@@ -227,25 +231,25 @@ def _point_last(checkpoint: Path) -> None:
     """Make ``last`` of the run directory a link to a checkpoint."""
     directory = checkpoint.parent
     if directory.name == DIRECTORY:
-        run_directory.point(directory.parent / run_directory.LAST, checkpoint)
+        files.point(directory.parent / run_directory.LAST, checkpoint)
 
 
-def copy_linked(checkpoint: Path, folder: Path) -> Path:
-    """Copy a checkpoint into a folder, unless it is there; pruning it does not change the copy.
+def keep_copies(checkpoint: Path, folder: Path, names: set[str]) -> None:
+    """Have copies of the checkpoints with these names in a folder: of this one, and no others.
 
     Files are hard links where the file system supports them, so that nothing is written twice.
+    What is named otherwise than checkpoints is left.
     """
-    copy = folder / checkpoint.name
-    if not copy.exists():
-        partial = folder / f".{checkpoint.name}.partial"
-        shutil.rmtree(partial, ignore_errors=True)
-        shutil.copytree(checkpoint, partial, copy_function=_link)
-        partial.rename(copy)
-    return copy
-
-
-def _link(source: str, target: str) -> None:
     try:
-        os.link(source, target)
-    except OSError:  # this file system has no hard links
-        shutil.copy2(source, target)
+        folder.mkdir(exist_ok=True)
+        for each in folder.iterdir():
+            if each.name.lstrip(".").startswith(PREFIX) and each.name not in names:
+                _discard(each)
+        copy, partial = folder / checkpoint.name, folder / f".{checkpoint.name}.partial"
+        if not copy.exists():
+            partial.mkdir()
+            for each in checkpoint.glob("[!.]*"):
+                files.copy(each, partial / each.name)
+            partial.rename(copy)
+    except OSError as error:
+        raise DiskError(f"{folder}: {checkpoint.name} cannot be kept: {one_line(error)}") from None

@@ -16,14 +16,14 @@ from .configuration import Work
 from .imports import PACKAGE
 
 HELP = {**configuration.COMMANDS, export.COMMAND: export.HELP}
-_USAGE = 2
 _TOOLS = Path(__file__).parents[1] / "tools"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command (default: of this process' command line).
 
-    Exits with 0, 1 after a failure, 2 after a user error, 130 after Ctrl-C.
+    Exits with 0, 1 after a failure, 2 after a user error, 75 after one that may be temporary, 130
+    after Ctrl-C.
     """
     words = cluster.without_appended(sys.argv[1:] if arguments is None else arguments)
     # So that a console script finds the user's classes, too; last, because its files must not
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             line = str(interrupt) or signals.INTERRUPTED
             _end(line, signals.INTERRUPTED_CODE, shows=signals.is_main_rank())
         except Exception as error:
-            _end(reports.describe(error), _USAGE if isinstance(error, UserError) else 1)
+            _end(reports.describe(error), reports.exit_code(error))
 
 
 def _run(words: list[str]) -> None:

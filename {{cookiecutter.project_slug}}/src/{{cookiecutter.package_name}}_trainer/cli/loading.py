@@ -7,6 +7,7 @@ from typing import Any
 
 from ..checkpoint import Checkpoint, find_link, is_link, read_all, resolve, run_of
 from ..errors import CheckpointError, ConfigurationError, one_line, shown
+from ..launch import files
 from ..module import TrainingModule
 from ..options import Options, class_paths, values
 from . import config_files, imports
@@ -108,7 +109,7 @@ def find_checkpoint(sections: Mapping[str, Any]) -> Path | None:
 def resolve_given(name: str, given: str) -> Path:
     """The checkpoint of a path on the command line; ConfigurationError, with the option's name."""
     path = values.expand_path(name, given)
-    if not Path(path).is_dir():
+    if not files.pointed(Path(path)).is_dir():
         raise ConfigurationError(
             f"{name}={shown(given)}: no such directory; give a run directory or a checkpoint"
         )

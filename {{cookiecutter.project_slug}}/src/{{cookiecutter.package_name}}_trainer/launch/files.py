@@ -1,13 +1,25 @@
-"""Write files that other processes may read at the same time."""
+"""Files that other processes may read at the same time, and what not every file system can do.
+
+All symbolic and hard links, modes, syncs of folders and removals of whole folders are here: each is
+a convenience, so its failure is a note, and what it was for is there without it.
+"""
 
 import contextlib
+import functools
 import os
 import secrets
+import shutil
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from ..errors import UserError
+
+TEMPORARY = ".*." + "[0-9a-f]" * 16
+"""Pattern of names that replace others, and of what is removed."""
+_LONGEST_PATH = 4096
 
 
 def shown(path: Path, directory: Path) -> Path:
@@ -24,24 +36,33 @@ def replacing(path: Path) -> Iterator[Path]:
         yield beside
         beside.replace(path)
     finally:
-        beside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # must not replace the error
+            beside.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def synced(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """A new file to write in this context; after it the file is on its disk."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def write_atomically(path: Path, text: str, mode: int = 0o666) -> None:
     """Write a text file atomically: a reader sees the old or the new content."""
-    with replacing(path) as beside:
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+    with replacing(path) as beside, synced(beside, mode) as file:
+        file.write(text.encode())
 
 
 def write_first(path: Path, text: str) -> None:
     """Write a text file atomically unless it exists."""
     with contextlib.suppress(FileExistsError), replacing(path) as beside:
         write_atomically(beside, text)
-        os.link(beside, path)  # then replaced by itself
+        if not _link(beside, path) and path.exists():  # no hard links: two at once may both write
+            raise FileExistsError(path)
+        # A link is then replaced by itself.
 
 
 def check_private(folder: Path) -> None:
@@ -50,3 +71,83 @@ def check_private(folder: Path) -> None:
     is_private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077
     if not is_private or found.st_uid != os.geteuid():
         raise UserError(f"{folder} is not a folder that only this user can open; set TMPDIR")
+
+
+# --- conveniences --------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def optional(line: str) -> Iterator[None]:
+    """An OSError ends this context with a note, once in a process; ``{}`` in it is the reason."""
+    try:
+        yield
+    except OSError as error:
+        _note(line.format(error.strerror))
+
+
+@functools.cache
+def _note(line: str) -> None:
+    print(f"note: {line}", file=sys.stderr, flush=True)
+
+
+def sync(folder: Path) -> None:
+    """Have the names in a folder written to its disk."""
+    with optional("folders cannot be synced here ({}): a power cut may lose the newest checkpoint"):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def copy(source: Path, target: Path) -> None:
+    """Make a file another name of one that is not written any more; or copy it."""
+    if not _link(source, target):
+        with source.open("rb") as original, synced(target) as file:
+            shutil.copyfileobj(original, file)
+
+
+def _link(source: Path, target: Path) -> bool:
+    """Make a hard link; whether this file system has them. FileExistsError: there is a target."""
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        raise
+    except OSError:
+        return False
+    return True
+
+
+def discard(path: Path) -> None:
+    """Remove a file, or a folder with all in it, which nobody sees half removed.
+
+    What the file system does not remove, for example what NFS keeps of open files, stays hidden.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        if not path.is_dir() or path.is_symlink():
+            path.unlink()
+            return
+        if not path.name.startswith("."):
+            path = path.rename(path.with_name(f".{path.name}.{secrets.token_hex(8)}"))
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def point(link: Path, target: Path) -> None:
+    """Make a relative symbolic link, or a file with the path; it replaces an older one at once."""
+    path = target.relative_to(link.parent)
+    if link.is_dir() and not link.is_symlink():  # the run was copied by its contents
+        discard(link)
+    lost = optional(f"{link.name} cannot be written ({{}}): it may be of an earlier step")
+    with lost, replacing(link) as beside:
+        with optional("links cannot be made here ({}): files with their paths are written"):
+            beside.symlink_to(path)
+        if not beside.is_symlink():
+            beside.write_text(f"{path}\n")
+
+
+def pointed(link: Path) -> Path:
+    """What a link points to, or a file that :func:`point` has written instead; else the path."""
+    if not link.is_symlink() and link.is_file() and link.stat().st_size < _LONGEST_PATH:
+        found = link.parent / link.read_text(errors="replace").strip()
+        return found if found.is_dir() else link
+    return link.resolve() if link.is_symlink() else link

@@ -5,7 +5,9 @@ import ctypes
 import functools
 import gc
 import json
+import math
 import os
+import re
 import signal
 import sys
 import threading
@@ -133,6 +135,16 @@ def elastic_run_name(environment: Mapping[str, str] = os.environ) -> str | None:
     """Default name of the run: torchrun's ``--rdzv-id``; ``None`` if it is not set."""
     name = environment.get("TORCHELASTIC_RUN_ID", "none")
     return None if name == "none" else f"torchrun-{name}"
+
+
+def launched_at() -> float:
+    """When torchrun was started, in whole seconds; where it is not known, 0 in a restart."""
+    try:
+        ticks = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[19]
+        boot = re.search(r"^btime (\d+)", Path("/proc/stat").read_text(), re.MULTILINE)
+        return int(boot[1] if boot else 0) + int(ticks) // os.sysconf("SC_CLK_TCK")
+    except OSError:
+        return 0.0 if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0" else math.inf
 
 
 def count_attempt(directory: Path, step: int, layout: Layout) -> None:

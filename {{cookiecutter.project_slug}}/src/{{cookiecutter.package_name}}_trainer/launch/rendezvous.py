@@ -24,7 +24,7 @@ from resource import RLIMIT_NOFILE, getrlimit, setrlimit
 
 import torch.distributed as dist
 
-from ..errors import UserError
+from ..errors import TemporaryError, UserError
 from . import files
 from .cluster import STORE, STORE_FILE, Layout
 
@@ -115,8 +115,8 @@ def _join(store: dist.Store, layout: Layout, timeout: datetime.timedelta) -> dis
     return dist.PrefixStore(token, store)
 
 
-def _missing(ranks: list[int], timeout: datetime.timedelta) -> UserError:
-    return UserError(
+def _missing(ranks: list[int], timeout: datetime.timedelta) -> TemporaryError:
+    return TemporaryError(
         f"rank {', '.join(map(str, ranks))} did not join within {timeout.total_seconds():g} s "
         "(timeout_seconds of the strategy): it ended, or hangs, before the trainer was reached; "
         "see docs/trouble.md#a-rank-did-not-join"
@@ -163,7 +163,8 @@ def _tcp_store(layout: Layout, timeout: datetime.timedelta) -> dist.Store:
         )
     except dist.DistNetworkError as error:
         problem = "cannot be served" if serves else "was not found"
-        raise UserError(f"the store of rank 0 {problem} at {address}:{port}: {error}") from error
+        line = f"the store of rank 0 {problem} at {address}:{port}: {error}"
+        raise TemporaryError(line) from error
     if serves and port == 0:
         atexit.register(path.unlink, missing_ok=True)
         files.write_atomically(path, str(store.port), mode=0o600)
@@ -172,7 +173,7 @@ def _tcp_store(layout: Layout, timeout: datetime.timedelta) -> dist.Store:
 
 def _await_address(path: Path, timeout: datetime.timedelta) -> str:
     if not poll(path.exists, timeout.total_seconds(), _POLL_SECONDS):
-        raise UserError(
+        raise TemporaryError(
             f"rank 0 did not write its port to {path} within {timeout.total_seconds():g} s; "
             "set MASTER_PORT if the nodes do not share this directory"
         )

@@ -43,11 +43,12 @@ _SECONDS_FOR_PEER, _SECONDS_TO_END = 8.0, 60.0
 _POLL_SECONDS = 0.1
 _SECONDS_AT_EXIT = 5.0
 _SECONDS_FOR_SIGCHLD = 2.0
-_USER_ERROR = 2
 _INTERRUPTED = "interrupted.json"
 _TORCHELASTIC_FILE = "TORCHELASTIC_ERROR_FILE"
 _LOST_A_PEER = "lost-a-peer"
 _TRAINER = Path(__file__).parents[1]
+_LIBRARY = Path(os.__file__).parent
+_PYTHON = ("<frozen os>", *(f"{_LIBRARY}/{name}" for name in ("os", "pathlib", "shutil")))
 _LOST = ("closed by peer", "reset by peer", "pair closure", "Broken pipe", "gloo", "NCCL")
 
 keep_error: Callable[[BaseException, int], object] | None = None
@@ -217,7 +218,7 @@ def exit_code(error: BaseException | None) -> int:
         return code if isinstance(code, int) else int(code is not None)
     if isinstance(error, KeyboardInterrupt):
         return signals.INTERRUPTED_CODE
-    return _USER_ERROR if isinstance(error, UserError) else 1
+    return error.code if isinstance(error, UserError) else 1
 
 
 # --- the script that started the run -------------------------------------------------------------
@@ -330,16 +331,19 @@ def reason(error: BaseException) -> str:
 
 
 def failure_of_machine(error: BaseException, directory: Path) -> str | None:
-    """One line for a full disk, or a loader's worker that was killed; ``None`` for other errors.
+    """One line for a disk that fails, or a loader's worker that was killed; else ``None``.
 
     The trainer writes in ``directory``.
     """
-    full = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-    if isinstance(error, OSError) and error.errno in full:
-        last = traceback.extract_tb(error.__traceback__)[-1]
+    of_disk = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)
+    if isinstance(error, OSError) and error.strerror:
+        frames = traceback.extract_tb(error.__traceback__)
+        # Not Python's own, which open, rename and remove for their caller.
+        last = [each for each in frames if not each.filename.startswith(_PYTHON)][-1]
         is_ours = Path(last.filename).is_relative_to(_TRAINER)
         place = str(directory) if is_ours else f"{last.filename}, line {last.lineno}"
-        return f"{error.strerror}: {error.filename or place}"
+        if is_ours or error.errno in of_disk:
+            return f"{error.strerror}: {error.filename or place}"
     worker = lost_worker(error) or _unreachable_worker(error)
     if not worker:
         return None

@@ -20,7 +20,7 @@ from typing import Any, Literal, NoReturn, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from ..errors import UserError
+from ..errors import UserError, user_error
 from . import reports, signals
 from .cluster import Layout
 from .pickling import find_unpicklable
@@ -223,7 +223,7 @@ def _raise(failure: Failure, directory: Path) -> NoReturn:
         # Behave as if there were no watcher: run Python's default handler, or the user's.
         signal.raise_signal(failure.code - 128)
     if failure.problems:
-        raise UserError(failure.problems)
+        raise user_error(failure.problems, failure.code)
     raised, original = RankError(failure.message), None
     with contextlib.suppress(Exception):  # none was kept, or its class takes other arguments
         original = pickle.loads((directory / f"error-{failure.rank}").read_bytes())  # noqa: S301

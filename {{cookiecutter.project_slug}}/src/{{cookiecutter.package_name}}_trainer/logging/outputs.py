@@ -23,7 +23,8 @@ class Outputs:
     of the last step, if it is logged only because training ends with it; ``log_positions``:
     position of each log in the resumed checkpoint; ``measurements``: functions whose values are
     written with the speed; ``fresh``: names of the values that were computed since each kind of
-    consumer has acted on them: schedulers by step and by epoch, and ``on_validation_end``.
+    consumer has acted on them: schedulers by step and by epoch, and ``on_validation_end``;
+    ``check``: raises an error if nothing may be written any more.
     """
 
     recorder: Recorder
@@ -35,6 +36,7 @@ class Outputs:
     last_values: dict[str, float] = field(default_factory=dict)
     log_positions: dict[str, int] = field(default_factory=dict)
     measurements: list[Callable[[], Mapping[str, float]]] = field(default_factory=list)
+    check: Callable[[], object] = bool
     fresh: dict[str, set[str]] = field(
         default_factory=lambda: {"step": set(), "epoch": set(), "validation": set()}
     )
@@ -42,6 +44,7 @@ class Outputs:
     def write(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
         """Write values to the loggers, and keep them as the run's latest values."""
         if values:
+            self.check()
             self.latest.update(values)
             for names in self.fresh.values():
                 names.update(values)
@@ -65,14 +68,21 @@ class Outputs:
         """Write the speed of training, and other measurements; they are no result of the run."""
         if not self.loggers:
             return
+        self.check()
         measured = dict(values)
         for read in self.measurements:
             measured |= read()
         self._each(lambda _, logger: logger.write_speed(step, epoch, measured))
 
-    def log_to(self, loggers: Mapping[str, Logger], run: LoggedRun, resumed_at: int | None) -> None:
+    def log_to(
+        self,
+        loggers: Mapping[str, Logger],
+        run: LoggedRun,
+        resumed_at: int | None,
+        check: Callable[[], object] = bool,
+    ) -> None:
         """Write values to loggers from now on; ``resumed_at``: the step of a resumed checkpoint."""
-        self.loggers = dict(loggers)
+        self.loggers, self.check = dict(loggers), check
         self._each(lambda _, logger: logger.start(run))
         if resumed_at is not None:
             positions = self.log_positions

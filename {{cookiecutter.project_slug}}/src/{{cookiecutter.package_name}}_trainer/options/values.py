@@ -4,6 +4,7 @@ Scripts import this. jsonargparse, which converts arguments of classes, is as la
 and only :mod:`.conversion` imports it.
 """
 
+import errno
 import inspect
 import math
 import os
@@ -231,10 +232,10 @@ def expand_path(name: str, value: str | os.PathLike[str]) -> str:
         line = f"there is no home directory of {user}; write ./{user} for a folder of that name"
     try:
         Path(expanded).lstat()
-    except (FileNotFoundError, NotADirectoryError, PermissionError):
-        pass  # what reads or writes it says so
-    except (OSError, ValueError) as error:  # too long, a circle of links, a null byte
-        line = line or one_line(error)
+    except (OSError, ValueError) as error:  # a null byte
+        # Of others, what reads or writes it says so.
+        if getattr(error, "errno", errno.ELOOP) in (errno.ELOOP, errno.ENAMETOOLONG):
+            line = line or one_line(error)
     if line:
         raise ConfigurationError(f"{name}={shown(value)}: {line}")
     return expanded

@@ -12,14 +12,20 @@ from typing import TYPE_CHECKING, Any
 from ..callbacks.calls import calls_of, start_fresh
 from ..checkpoint import DIRECTORY, Checkpoint, Checkpoints, run_choice, run_directory
 from ..checkpoint.run_choice import Selection
-from ..checkpoint.run_directory import RunLock
+from ..checkpoint.run_lock import RunLock
 from ..checkpoint.writing import set_aside
 from ..data import Feed, sources
 from ..data.feed_creation import feed_first, feed_trained
 from ..data.sources import Data, LoadersByName
 from ..errors import UserError, refuse
 from ..launch import collectives, reports
-from ..launch.rank import count_attempt, elastic_run_name, reset_attempts, restarts_expected
+from ..launch.rank import (
+    count_attempt,
+    elastic_run_name,
+    launched_at,
+    reset_attempts,
+    restarts_expected,
+)
 from ..launch.signals import Interrupted, Preempted
 from ..logging import LoggedRun, Outputs, Progress
 from ..loop import hashes, saving
@@ -65,7 +71,7 @@ def fit(run: RankRun, module: TrainingModule, data: Data, val_dataloader: Loader
 
                 resuming.freeze_as_at_start(module, resumed)
             with _changed_layers(run, module) as compiled:
-                _Fit(run, module, data, feed, loaders, chosen, code, compiled).train()
+                _Fit(run, module, data, feed, loaders, chosen, lock, code, compiled).train()
 
 
 def _changed_layers(
@@ -82,10 +88,12 @@ def _changed_layers(
 def _choose(plan: Plan, lock: RunLock) -> Selection:
     """Select run directory and checkpoint; a restart by torchrun resumes its own run."""
     request, layout = plan.request, plan.layout
-    is_restarted = restarts_expected(layout) and not plan.options.fast_dev_run
-    if is_restarted and request.resume in (None, "auto"):
-        name = request.name or elastic_run_name()
-        request = replace(request, name=name, resume="auto")
+    if restarts_expected(layout) and not plan.options.fast_dev_run:
+        # Ranks that are there from the beginning tell it, also if others join.
+        request = replace(request, launched=min(collectives.gather(launched_at())))
+        if request.resume in (None, "auto"):
+            name, resume = request.name or elastic_run_name(), None if request.overwrite else "auto"
+            request = replace(request, name=name, resume=resume)
     return run_choice.choose(request, layout, lock)
 
 
@@ -100,6 +108,7 @@ class _Fit:
         feed: Feed,
         loaders: LoadersByName,
         chosen: Selection,
+        lock: RunLock,
         configured: dict[str, Any],
         compiled: "Compiled | None",
     ) -> None:
@@ -107,7 +116,7 @@ class _Fit:
         self._module, self._data = module, data
         self._feed, self._loaders = feed, loaders
         self._chosen, self._directory = chosen, chosen.directory
-        self._configured, self._compiled = configured, compiled
+        self._lock, self._configured, self._compiled = lock, configured, compiled
         self._own_optimizers: Sequence[Any] = ()  # an engine may have its own instead
         self._is_recorded = False
         """Whether this process has begun the record, and so ends it."""
@@ -142,7 +151,10 @@ class _Fit:
         self._run.optimizers = fit.optimization.optimizers
         self._run.schedulers = [each.scheduler for each in fit.optimization.schedulers]
         checkpoints = Checkpoints(
-            self._directory / DIRECTORY, options.keep_checkpoints, options.async_checkpoints
+            self._directory / DIRECTORY,
+            options.keep_checkpoints,
+            options.async_checkpoints,
+            self._lock,
         )
         validate = self._validation() if self._loaders else None
         self._check = self._validation_check()
@@ -274,7 +286,7 @@ class _Fit:
             shown = [plan.shown(path) for path in aside]
             self._console.note(*(f"later checkpoint set aside: {path}" for path in shown))
             hashes.truncate(directory, self._run.global_step)
-        elif plan.options.overwrite:
+        elif chosen.overwrites:
             run_directory.keep_overwritten(directory)
         else:
             run_directory.clear(directory, with_records=False)
@@ -302,7 +314,7 @@ class _Fit:
             self._data_record = record.DataRecord(directory, paths)
         logged = LoggedRun.of(directory, plan.options, configuration)
         resumed_at = self._run.global_step if chosen.is_same_run else None
-        loop.fit.outputs.log_to(plan.loggers, logged, resumed_at)
+        loop.fit.outputs.log_to(plan.loggers, logged, resumed_at, self._lock.check)
 
     def _note_overwritten(self) -> None:
         if (kept := self._directory / run_directory.OVERWRITTEN).is_dir():
@@ -354,6 +366,6 @@ class _Fit:
     def _record_end(self, how: str, error: BaseException | None) -> None:
         if self._data_record is not None:
             self._data_record.end(wait=error is None)
-        if self._is_recorded:
+        if self._is_recorded and not self._lock.is_lost():  # else the record is another attempt's
             facts = record.end(self._run.global_step, self._run.metrics, error)
             run_directory.record_end(self._directory, how, facts)

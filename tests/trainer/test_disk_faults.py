@@ -95,7 +95,7 @@ CONVENIENCES = [
 
 def test_what_a_file_system_does_not_know_is_a_note(fits: Fit) -> None:
     lines = fits(False, [(0, f" {kind} ", code, 0) for kind, code, _ in CONVENIENCES])
-    for line, (_, code, note) in zip(lines, CONVENIENCES, strict=True):
+    for line, (kind, code, note) in zip(lines, CONVENIENCES, strict=True):
         assert (line["code"], line["again"], line["differs"], line["hidden"]) == (0, 0, [], [])
-        assert line["failed"], line
+        assert line["failed"] or kind == "chmod", line  # a run changes no modes
         assert line["said"].splitlines() == [f"note: {note.format(os.strerror(code))}"] * bool(note)

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import threading
 import zlib
 from pathlib import Path
@@ -15,6 +16,7 @@ from my_project_trainer.checkpoint import stored_tensors, writing
 from my_project_trainer.checkpoint.reading import Checkpoint, complete
 from my_project_trainer.errors import CheckpointError
 from my_project_trainer.launch import collectives
+from tests.project import ROOT
 from torch import Tensor, nn
 
 
@@ -103,6 +105,29 @@ def test_equal_states_are_equal_files_that_the_umask_allows_to_read(tmp_path: Pa
     assert [path.stat().st_mode & 0o777 for path in paths] == [0o640, 0o640]
     assert paths[0].read_bytes() == paths[1].read_bytes()
     assert checksums == [f"{zlib.crc32(path.read_bytes()):08x}" for path in paths]
+
+
+def test_only_what_was_kept_is_removed_beside_what_is_kept(tmp_path: Path) -> None:
+    checkpoints, best = writing.Checkpoints(tmp_path, keep=9), tmp_path / "best"
+    for step in (1, 2):
+        checkpoints.save(step, {"a": torch.ones(step)}, {})
+        # As the Finder of macOS does, in whatever it shows.
+        for folder in (best, checkpoints.path(step)):
+            folder.mkdir(exist_ok=True)
+            (folder / ".DS_Store").touch()
+        (best / "notes").mkdir(exist_ok=True)
+        writing.keep_copies(checkpoints.path(step), best, {f"step-{step:08}"})
+    assert {path.name for path in best.iterdir()} == {".DS_Store", "notes", "step-00000002"}
+    assert Checkpoint(best / "step-00000002").state()["a"].equal(torch.ones(2))
+    assert Checkpoint(checkpoints.path(1)).state()["a"].equal(torch.ones(1))
+
+
+def test_one_module_does_what_a_file_system_may_refuse() -> None:
+    calls = re.compile(r"symlink_to|os\.link\(|hardlink|chmod|copy2|copystat|copytree|rmtree\(")
+    found = {
+        path.name for path in ROOT.glob("src/*_trainer/**/*.py") if calls.search(path.read_text())
+    }
+    assert found == {"files.py"}
 
 
 def test_checkpoints_are_set_aside_from_the_newest_on(

@@ -70,7 +70,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
 )
 def test_a_killed_rank_costs_at_most_the_steps_since_the_last_checkpoint(tmp_path, whole, attempt):
     store = {UNSHARED: "1"} if attempt % 2 else {}
-    arguments = [*torchrun(2), *slow_fit(tmp_path)]
+    overwrite = "false" if attempt % 2 else "true"  # which is of the first attempt only
+    arguments = [*torchrun(2), *slow_fit(tmp_path, "--trainer.overwrite", overwrite)]
     process = start(arguments, cwd=tmp_path, extra=at_root() | store, fresh=True)
     try:
         wait_for(lambda: len(steps_of(tmp_path)) > 2 * EVERY, process)

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any
 
+DISK = (errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""Errors of a disk that fails or is full, and not of the path."""
 _LONGEST, _LONGEST_LINE = 120, 1000
 # Of torch/utils/data/dataloader.py, and of its handler of SIGCHLD.
 _WORKER = re.compile(r"DataLoader worker \(pid[^)]*(?:\(s\) [^)]*)?\) [^.]*")
@@ -82,17 +84,15 @@ def refuse(lines: Sequence[str]) -> None:
         raise ConfigurationError(lines)
 
 
-def is_of_disk(error: BaseException) -> bool:
-    """Whether a disk has failed or is full; else a path is wrong, or no disk was used."""
-    of_path = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
-    lasting = (errno.EROFS, errno.ELOOP)
-    return isinstance(error, OSError) and not (isinstance(error, of_path) or error.errno in lasting)
-
-
 def refused(path: object, error: OSError) -> UserError:
-    """The error of a path that the system refuses to write."""
-    kind = TemporaryError if is_of_disk(error) else ConfigurationError
+    """The error of a path that cannot be written."""
+    kind = TemporaryError if error.errno in DISK else ConfigurationError
     return kind(f"{path}: cannot be written ({error.strerror})")
+
+
+def unreadable(line: str, error: Exception) -> CheckpointError:
+    """The error of a checkpoint that is damaged, or on a disk that fails."""
+    return (DiskError if getattr(error, "errno", 0) in DISK else CheckpointError)(line)
 
 
 def user_error(problems: Sequence[str], code: int) -> UserError:

@@ -12,18 +12,16 @@ from typing import Any
 
 from torch import Tensor
 
-from ..errors import CheckpointError, one_line
+from ..errors import CheckpointError, one_line, unreadable
 from ..launch import files
 from . import state_file
-from .stored_tensors import Stored, checksum, find_tensors, kind_of, read_all
+from .stored_tensors import Stored, checksum, find_tensors, read_all
 
 PREFIX = "step-"
 DIRECTORY = "checkpoints"
 AVERAGE = "average"
 """In the state of a callback: its average of the weights, by name."""
 _NAME = re.compile(r"step-(\d{1,16})")
-# What NFS and FUSE make of a file that is removed while a process has it open.
-_OF_FILE_SYSTEM = (".nfs", ".fuse_hidden")
 _USED = (
     "weights: the average of {}, which validations of the fit used; for those of training: "
     "--averaged false, or averaged=False"
@@ -101,14 +99,15 @@ class Checkpoint:
             head, self._tree = state_file.decode(file.read_bytes())
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
-            raise kind_of(error)(f"{file}: {reason}") from None
+            raise unreadable(f"{file}: {reason}", error) from None
         self.step, self.world_size, self._files = head.step, head.world_size, head.files
         if step_of(path) not in (-1, head.step):
             raise CheckpointError(
                 f"{file}: of step {head.step}, not of the step that the directory is named after"
             )
         names = {each.name for each in path.iterdir()} - {state_file.FILE}
-        found = {name for name in names if not name.startswith(_OF_FILE_SYSTEM)}
+        # Hidden ones are of the file system: .nfs0001, .DS_Store.
+        found = {name for name in names if not name.startswith(".")}
         for name in sorted(found | head.files.keys()):
             if name not in found:
                 raise CheckpointError(f"{path}: {name} is missing")
@@ -125,7 +124,7 @@ class Checkpoint:
                 crc32 = checksum(self.path / name)
             except OSError as error:
                 reason = f"cannot be read ({error.strerror})"
-                raise kind_of(error)(f"{self.path / name}: {reason}") from None
+                raise unreadable(f"{self.path / name}: {reason}", error) from None
             if crc32 != self._files[name].crc32:
                 what = "its content has changed since it was saved"
                 raise CheckpointError(f"{self.path}: {name}: {what}")

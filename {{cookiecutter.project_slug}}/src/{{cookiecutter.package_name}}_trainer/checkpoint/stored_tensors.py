@@ -25,7 +25,7 @@ from safetensors import SafetensorError, TensorSpec, safe_open
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from ..errors import CheckpointError, DiskError, is_of_disk, one_line
+from ..errors import CheckpointError, one_line, unreadable
 from . import dtensors
 
 SHARDING = "DCP_SHARDING_INFO"
@@ -285,12 +285,7 @@ def _checkpoint_errors(path: Path) -> Iterator[None]:
         yield
     except Exception as error:  # safetensors raises many types on corrupt files
         reason = f"{type(error).__name__}: {one_line(error)}"
-        raise kind_of(error)(f"{path}: damaged ({reason})") from error
-
-
-def kind_of(error: Exception) -> type[CheckpointError]:
-    """The class of the error of a checkpoint that cannot be read."""
-    return DiskError if is_of_disk(error) else CheckpointError
+        raise unreadable(f"{path}: damaged ({reason})", error) from error
 
 
 def read_all(tree: Any) -> Any:

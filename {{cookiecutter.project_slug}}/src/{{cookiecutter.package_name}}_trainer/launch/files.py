@@ -111,9 +111,9 @@ def _link(source: Path, target: Path) -> bool:
     """Make a hard link; whether this file system has them. FileExistsError: there is a target."""
     try:
         os.link(source, target)
-    except FileExistsError:
-        raise
-    except OSError:
+    except OSError as error:
+        if isinstance(error, FileExistsError):
+            raise
         return False
     return True
 

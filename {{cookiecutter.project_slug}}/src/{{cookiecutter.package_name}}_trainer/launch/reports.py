@@ -10,7 +10,6 @@ are whole seconds, so the rank that failed first cannot be told from those that 
 
 import atexit
 import contextlib
-import errno
 import json
 import os
 import re
@@ -27,7 +26,7 @@ from typing import Literal, NoReturn
 
 from torch.utils.data import dataloader
 
-from ..errors import EarlyExit, UserError, lost_worker
+from ..errors import DISK, EarlyExit, UserError, lost_worker
 from ..options import redaction
 from . import collectives, files, hangs, signals
 from .signals import Interrupted, Preempted
@@ -335,14 +334,13 @@ def failure_of_machine(error: BaseException, directory: Path) -> str | None:
 
     The trainer writes in ``directory``.
     """
-    of_disk = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)
     if isinstance(error, OSError) and error.strerror:
         frames = traceback.extract_tb(error.__traceback__)
         # Not Python's own, which open, rename and remove for their caller.
         last = [each for each in frames if not each.filename.startswith(_PYTHON)][-1]
         is_ours = Path(last.filename).is_relative_to(_TRAINER)
-        place = str(directory) if is_ours else f"{last.filename}, line {last.lineno}"
-        if is_ours or error.errno in of_disk:
+        if is_ours or error.errno in DISK:
+            place = directory if is_ours else f"{last.filename}, line {last.lineno}"
             return f"{error.strerror}: {error.filename or place}"
     worker = lost_worker(error) or _unreachable_worker(error)
     if not worker:

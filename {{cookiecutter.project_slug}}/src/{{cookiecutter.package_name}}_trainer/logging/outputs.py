@@ -74,15 +74,9 @@ class Outputs:
             measured |= read()
         self._each(lambda _, logger: logger.write_speed(step, epoch, measured))
 
-    def log_to(
-        self,
-        loggers: Mapping[str, Logger],
-        run: LoggedRun,
-        resumed_at: int | None,
-        check: Callable[[], object] = bool,
-    ) -> None:
+    def log_to(self, loggers: Mapping[str, Logger], run: LoggedRun, resumed_at: int | None) -> None:
         """Write values to loggers from now on; ``resumed_at``: the step of a resumed checkpoint."""
-        self.loggers, self.check = dict(loggers), check
+        self.loggers = dict(loggers)
         self._each(lambda _, logger: logger.start(run))
         if resumed_at is not None:
             positions = self.log_positions

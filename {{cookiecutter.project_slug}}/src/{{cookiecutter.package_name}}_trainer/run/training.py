@@ -151,10 +151,8 @@ class _Fit:
         self._run.optimizers = fit.optimization.optimizers
         self._run.schedulers = [each.scheduler for each in fit.optimization.schedulers]
         checkpoints = Checkpoints(
-            self._directory / DIRECTORY,
-            options.keep_checkpoints,
-            options.async_checkpoints,
-            self._lock,
+            *(self._directory / DIRECTORY, options.keep_checkpoints, options.async_checkpoints),
+            lock=self._lock,
         )
         validate = self._validation() if self._loaders else None
         self._check = self._validation_check()
@@ -314,7 +312,8 @@ class _Fit:
             self._data_record = record.DataRecord(directory, paths)
         logged = LoggedRun.of(directory, plan.options, configuration)
         resumed_at = self._run.global_step if chosen.is_same_run else None
-        loop.fit.outputs.log_to(plan.loggers, logged, resumed_at, self._lock.check)
+        loop.fit.outputs.check = self._lock.check
+        loop.fit.outputs.log_to(plan.loggers, logged, resumed_at)
 
     def _note_overwritten(self) -> None:
         if (kept := self._directory / run_directory.OVERWRITTEN).is_dir():

@@ -193,6 +193,69 @@ def test_a_grid_has_each_combination_once(script: ModuleType, tmp_path: Path) ->
     assert script.Sweep(file, alone=False).left == 0
 
 
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        ("trials: 3\n", "'trials' is given twice"),
+        ("x: &a [1]\ny: *a\n", "aliases are not supported: *a"),
+        ("search: {model.width: {choices: [.nan]}}", "search: model.width: "),
+        ("search: {model.width: {low: 0.1, high: .inf}}", "search: model.width: "),
+        ("search: {model.width: {low: 1, high: 1e999}}", "search: model.width: "),
+        ("search: {model.width: {choices: [4, 4]}}", "search: model.width: "),
+        (f"search: {{model.w: {{choices: &c {[*range(101)]}}}}}", "10201 combinations, more than"),
+        ("a: " + "[" * 5000, "recursion"),
+    ],
+)
+def test_a_file_that_yaml_would_misread_is_refused(
+    script: ModuleType, tmp_path: Path, damage: str, says: str
+) -> None:
+    file = write(tmp_path, trials=None if "combinations" in says else 2)
+    text = file.read_text()
+    if damage.startswith("search"):
+        text = text.partition("search:")[0]
+        damage = damage.replace("&c ", "").replace("}}", "}, model.v: {choices: [1, 2]}}")
+    if "combinations" in says:
+        damage = damage.replace("[1, 2]", str([*range(101)]))
+    file.write_text(f"{text}{damage}")
+    with pytest.raises(SystemExit) as caught:
+        script.Sweep(file, alone=True)
+    (line,) = str(caught.value).splitlines()
+    assert says in line
+
+
+def test_a_study_whose_last_line_was_cut_continues(script: ModuleType, tmp_path: Path) -> None:
+    file, log = write(tmp_path), Path("runs", "sweep-s", "study.log")
+    script.Sweep(file, alone=True).ask("")
+    record(0, "finished step 4", val_loss=0.5)
+    script.Sweep(file, alone=True)
+    whole = log.read_bytes()
+    for cut in range(1, 40):
+        log.write_bytes(whole[:-cut])
+        for _ in range(2):
+            script.Sweep(file, alone=True)
+        assert [each.value for each in trials(tmp_path)] == [0.5]
+    log.write_bytes(whole[:50] + b"x\n" + whole[50:])
+    with pytest.raises(SystemExit, match=r"study\.log: cannot be read .* delete runs/sweep-s"):
+        script.Sweep(file, alone=True)
+
+
+def test_links_and_damaged_runs_are_a_line(script: ModuleType, tmp_path: Path) -> None:
+    file, victim = write(tmp_path, trials=1), Path("victim")
+    victim.write_text("precious")
+    script.Sweep(file, alone=True).ask("")
+    lock = Path("runs", "sweep-s", ".lock")
+    lock.unlink()
+    lock.symlink_to(victim.absolute())
+    with pytest.raises(SystemExit, match=r"\.lock: Too many levels of symbolic links; remove it"):
+        script.Sweep(file, alone=True)
+    assert victim.read_text() == "precious"
+    lock.unlink()
+    record(0, "finished step 4", val_loss=None)
+    (Path("runs", "sweep-s", "trial-0", "run.json")).write_text('{"attempts": [{"end')
+    script.Sweep(file, alone=False).settle({""}, is_over=True)
+    assert [each.state.name for each in trials(tmp_path)] == ["FAIL"]
+
+
 def test_a_wrong_metric_ends_the_sweep_and_another_needs_another_study(
     script: ModuleType, tmp_path: Path
 ) -> None:

@@ -18,6 +18,7 @@ import hashlib
 import itertools
 import json
 import math
+import os
 import re
 import shlex
 import signal
@@ -25,29 +26,59 @@ import subprocess
 import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import yaml
 
 try:
     import optuna
-    from optuna.storages.journal import JournalFileBackend
+    from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
     from optuna.trial import TrialState
 except ModuleNotFoundError as missing:
     raise SystemExit(f"error: {missing.name} is not installed: make optuna") from None
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 OWN = ("--trainer.run_name", "--trainer.default_root_dir", "--trainer.resume")  # set for each trial
+MOST_BYTES, MOST_COMBINATIONS = 2**26, 10_000
+
+
+class Loader(yaml.SafeLoader):
+    """YAML without what it would silently drop or expand: repeated keys, and aliases."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """Refuse an alias."""
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError(f"aliases are not supported: *{self.peek_event().anchor}")
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        """Refuse a key that is given twice."""
+        keys = [key.value for key, _ in node.value]
+        if twice := [str(key) for key in keys if keys.count(key) > 1]:
+            raise yaml.YAMLError(f"{twice[0]!r} is given twice")
+        return super().construct_mapping(node, deep)
 
 
 def are_words(values: Any) -> bool:
     """Whether a value is a list of words, each on one line, without options that trials set."""
     return isinstance(values, list) and all(
         isinstance(each, str | int | float | None)
+        and not (isinstance(each, float) and not math.isfinite(each))
         and not re.match(f"{'|'.join(OWN)}|.*[\\n\\0]", str(each))
         for each in values
     )
+
+
+def content(path: Path, last: int = 0) -> str:
+    """Return the text of a regular file, or only its `last` bytes; ValueError if it is too large."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        if not path.is_file():
+            raise ValueError("is not a regular file")
+        file.seek(max(0, path.stat().st_size - last) if last else 0)
+        found = file.read(MOST_BYTES + 1)
+    if len(found) > MOST_BYTES:
+        raise ValueError(f"larger than {MOST_BYTES >> 20} MiB")
+    return found.decode(errors="replace" if last else "strict")
 
 
 KEYS: dict[str, tuple[str, Callable[[Any], object]]] = {
@@ -79,13 +110,16 @@ def fit(*words: object) -> list[str]:
 def suggest(trial: optuna.Trial, name: str, space: dict[str, Any]) -> None:
     """Let a trial choose the value of an option; raise TypeError or ValueError if it cannot."""
     if "choices" in space:
-        if not are_words(space["choices"]):
-            raise ValueError("choices are numbers, texts of one line, true, false and null")
+        words = space["choices"]
+        if not are_words(words) or len(set(map(text, words))) < len(words):
+            raise ValueError("choices are different numbers, texts of one line, true, false, null")
         trial.suggest_categorical(name, **space)
     else:  # YAML reads 1e-4 as a text.
         limits = {
             key: float(each) if isinstance(each, str) else each for key, each in space.items()
         }
+        if not all(math.isfinite(each) for each in limits.values()):
+            raise ValueError("limits are finite numbers")
         is_int = all(type(limits.get(key, 1)) is int for key in ("low", "high", "step"))
         (trial.suggest_int if is_int else trial.suggest_float)(name, **limits)
 
@@ -103,7 +137,7 @@ def problems(given: dict[str, Any], check: bool) -> list[str]:
             if not re.fullmatch(r"(trainer|model|data)(\.\w+)+", name) or f"--{name}" in OWN:
                 raise ValueError("this option cannot be searched")
             suggest(trial, name, space)
-        except (AttributeError, TypeError, ValueError) as error:
+        except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
             form = "expected {low: …, high: …} or {choices: […]}"
             found.append(f"search: {name}: {form}: {error}")
     if check and "command" not in wrong:
@@ -114,14 +148,10 @@ def problems(given: dict[str, Any], check: bool) -> list[str]:
 
 
 def read(path: Path, check: bool) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the content of a file, and all combinations of choices if it has no `trials`.
-
-    Raises:
-        SystemExit: With all mistakes, one per line.
-    """
+    """Return the content of a file, and all combinations of choices if it has no `trials`."""
     try:
-        given = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        given = yaml.load(content(path), Loader)  # noqa: S506 (a safe one)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise SystemExit(f"error: {path}: {' '.join(str(error).split())}") from None
     if not isinstance(given, dict):
         raise SystemExit(f"error: {path}: expected the keys {', '.join(KEYS)}")
@@ -130,6 +160,9 @@ def read(path: Path, check: bool) -> tuple[dict[str, Any], list[dict[str, Any]]]
     choices = [each for each in spaces if isinstance(each, list)]
     grid = []
     if "trials" not in given and choices and len(choices) == len(search):
+        if (count := math.prod(map(len, choices))) > MOST_COMBINATIONS:
+            what = f"search: {count} combinations, more than {MOST_COMBINATIONS}: give `trials`"
+            raise SystemExit(f"error: {path}: {what}, or fewer choices")
         grid = [dict(zip(search, each, strict=True)) for each in itertools.product(*choices)]
         given["trials"] = len(grid)
     given.setdefault("seed", 0)
@@ -141,51 +174,78 @@ def read(path: Path, check: bool) -> tuple[dict[str, Any], list[dict[str, Any]]]
 def outcome(run: Path) -> tuple[str, dict[str, Any]]:
     """Return how the newest attempt of a run ended, and its last values."""
     try:
-        attempt = json.loads((run / "run.json").read_text(encoding="utf-8"))["attempts"][-1]
+        attempt = json.loads(content(run / "run.json"))["attempts"][-1]
+        return str(attempt.get("ended", "killed")), dict(attempt.get("metrics", {}))
     except FileNotFoundError:
-        attempt = {"ended": "before the run began"}
-    return attempt.get("ended", "killed"), attempt.get("metrics", {})
+        return "before the run began", {}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        return f"its run.json is damaged: {error}", {}
+
+
+def number(value: Any) -> float:
+    """Return a metric as a number; NaN if it is none."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
 
 
 def last_line(log: Path) -> str:
     """Return the last line of a log; that of a job is elsewhere."""
-    lines = log.read_text(errors="replace").split("\n") if log.exists() else []
+    lines = content(log, last=2**16).split("\n") if log.is_file() else []
     return next(filter(None, map(str.strip, reversed(lines))), "")
 
 
 def living_jobs() -> set[str]:
     """Return the ids of SLURM's jobs."""
+    command = ["squeue", "--noheader", "--array", "--format=%i"]
     try:
-        command = ["squeue", "--noheader", "--array", "--format=%i"]
-        return set(
-            subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
-        )
+        return set(subprocess.check_output(command, text=True).split())
     except (OSError, subprocess.CalledProcessError) as error:
         raise SystemExit(f"error: whether the jobs of trials are over: {error}") from None
 
 
-class Sweep:
-    """The study of a file, and its runs.
+def without_torn_line(log: Path) -> JournalFileBackend:
+    """Open the log of a study without a last line in which a process was killed.
 
-    Args:
-        path: The file.
-        alone: Check its options, and create or repair the study, which no other process may do now.
+    Optuna leaves such a line out until it appends the next one to it.
     """
+    lock = JournalFileSymlinkLock(str(log))
+    lock.acquire()
+    try:
+        with log.open("a+b") as file:
+            size = file.tell()
+            file.seek(max(0, size - 2**20))
+            if (line := file.read().rpartition(b"\n")[2]) and file.seekable():
+                file.truncate(size - len(line))
+    finally:
+        lock.release()
+    return JournalFileBackend(str(log))
+
+
+class Sweep:
+    """The study of a file, and its runs; `alone`: check its options, and repair the study."""
 
     def __init__(self, path: Path, alone: bool) -> None:
         self.given, grid = read(path, check=alone)
         self.directory = Path("runs", f"sweep-{path.stem}")
         self.directory.mkdir(parents=True, exist_ok=True)
-        self.lock = (self.directory / ".lock").open("w")
+        log = self.directory / "study.log"
         try:
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+            self.lock = os.fdopen(os.open(self.directory / ".lock", flags, 0o666), "w")
             if alone:
                 fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.storage = optuna.storages.JournalStorage(without_torn_line(log))
+            about: dict[str, Any] = {"study_name": "sweep", "direction": self.given["direction"]}
+            self.study = optuna.create_study(storage=self.storage, load_if_exists=True, **about)
         except BlockingIOError:
             raise SystemExit(f"error: {self.directory}: another sweep trains in it") from None
-        file = JournalFileBackend(str(self.directory / "study.log"))
-        self.storage = optuna.storages.JournalStorage(file)
-        about: dict[str, Any] = {"study_name": "sweep", "direction": self.given["direction"]}
-        self.study = optuna.create_study(storage=self.storage, load_if_exists=True, **about)
+        except OSError as error:
+            raise SystemExit(f"error: {error.filename}: {error.strerror}; remove it") from None
+        except (ValueError, LookupError, TypeError) as error:
+            what = f"cannot be read ({error}); delete {self.directory}, or restore it"
+            raise SystemExit(f"error: {log}: {what}") from None
         # A hash: an option of the command may be a secret. Only `trials` may change.
         content = hashlib.sha256(text(self.given | {"trials": bool(grid)}).encode()).hexdigest()
         if self.study.user_attrs.get("file", content) != content:
@@ -224,11 +284,9 @@ class Sweep:
         return run, [*chosen, *(f"{name}={value}" for name, value in own)]
 
     def settle(self, jobs: Collection[str], is_over: bool) -> None:
-        """Record how the trials of jobs ended; those that were interrupted wait to be resumed.
+        """Record how the trials of jobs ended ("": without SLURM); interrupted ones wait.
 
-        Args:
-            jobs: Ids of jobs; "" stands for a sweep without SLURM.
-            is_over: Whether a run that did not record how it ended has failed.
+        `is_over`: a run that did not record how it ended has failed.
         """
         metric, study = self.given["metric"], self.storage.get_study_id_from_name("sweep")
         for trial in self.running():
@@ -239,7 +297,7 @@ class Sweep:
             is_finished = said.startswith("finished")
             if is_finished and metric not in metrics:
                 raise SystemExit(f"error: metric {metric}: {run} has only {', '.join(metrics)}")
-            value = float(metrics[metric]) if is_finished else math.nan
+            value = number(metrics[metric]) if is_finished else math.nan
             if math.isfinite(value):
                 said = f"{metric} {value:.6g}"
                 self.study.tell(trial.number, value)
@@ -258,7 +316,7 @@ class Sweep:
         child: subprocess.Popen[bytes] | None = None
         signals: list[int] = []
 
-        def stop(number: int, frame: FrameType | None) -> None:
+        def stop(number: int, _: object) -> None:
             signals.append(number)
             if child:
                 child.send_signal(number)

@@ -13,13 +13,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ..errors import ConfigurationError, refused
-from ..launch import files
+from ..errors import ConfigurationError, UserError, one_line, refused
+from ..launch import files, side_files
 
 BEST = "best"
 LAST = "last"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_RECORD = "run.json"
+_RECORD, _DAMAGED = "run.json", "run.damaged.json"
+_MOST_BYTES = 2**26
+_BEGIN, _BETWEEN = re.compile(r'\s*\{\s*"attempts"\s*:\s*\[\s*'), re.compile(r"\s*,?\s*")
+_END = re.compile(r"\]\s*\}\s*")
 _TIME = "%Y-%m-%dT%H:%M:%S%z"
 OVERWRITTEN = "overwritten"
 """Folder of a run that was overwritten, until the new run has saved a checkpoint."""
@@ -28,8 +31,8 @@ _OUTPUTS = (
     *("checkpoints", BEST, f"{BEST}-*", LAST),
 )
 _RECORDS = (
-    *(_RECORD, "config.yaml", "config.*.yaml", "restarts.json", "report.html", "test-step-*.json"),
-    *("validation-step-*.json", "predictions-step-*", "exported-step-*"),
+    *(_RECORD, _DAMAGED, "config.yaml", "config.*.yaml", "restarts.json", "report.html"),
+    *("test-step-*.json", "validation-step-*.json", "predictions-step-*", "exported-step-*"),
 )
 
 
@@ -126,24 +129,38 @@ def find_link(run: Path, name: str) -> Path:
 
 def write_record(
     directory: Path, attempt: Mapping[str, Any], configuration: str | None = None
-) -> None:
+) -> str | None:
     """Add an attempt to ``run.json``; it gets the time as ``started``.
+
+    A damaged ``run.json`` is kept, and the result says so.
 
     ``configuration``: the complete one as YAML, for ``config.yaml``; if it differs, that of an
     earlier attempt is kept as ``config.N.yaml``.
     """
-    earlier = attempts(directory)
+    earlier, damage = read_record(directory)
+    record, kept = directory / _RECORD, directory / _DAMAGED
+    if is_kept := damage is not None and os.path.lexists(record):
+        record.replace(kept)
     if configuration is not None:
         path = directory / "config.yaml"
-        if earlier and path.is_file() and path.read_text() != configuration:
+        has_config = (earlier or is_kept) and os.path.lexists(path)
+        if has_config and not _holds(path, configuration):
             path.rename(directory / f"config.{len(earlier)}.yaml")
         files.write_atomically(path, configuration, mode=0o600)
     _write_attempts(directory, [*earlier, {"started": _now(), **attempt}])
+    return f"{damage}; kept as {kept.name}" if is_kept else None
+
+
+def _holds(path: Path, text: str) -> bool:
+    with contextlib.suppress(OSError, ValueError):
+        return side_files.read(path, len(text.encode())) == text.encode()
+    return False
 
 
 def extend_record(directory: Path, facts: Mapping[str, Any]) -> None:
     """Add facts to the last attempt in ``run.json``; those that it has are replaced."""
-    if found := attempts(directory):
+    found, damage = read_record(directory)
+    if found and damage is None:
         found[-1] |= facts
         with contextlib.suppress(OSError):  # the directory was removed, or the disk is full
             _write_attempts(directory, found)
@@ -176,13 +193,29 @@ def first_resumed(directory: Path) -> str | None:
 
 
 def attempts(directory: Path) -> list[dict[str, Any]]:
-    """The attempts in ``run.json``, the first one first; none if there is no valid record."""
+    """The attempts in ``run.json``, the first one first; those that can be read."""
+    return read_record(directory)[0]
+
+
+def read_record(directory: Path) -> tuple[list[dict[str, Any]], str | None]:
+    """The attempts in ``run.json`` before any damage, and what is wrong with it."""
     try:
-        found = json.loads((directory / _RECORD).read_text())["attempts"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
-    is_list = isinstance(found, list) and all(isinstance(each, dict) for each in found)
-    return found if is_list else []
+        text = side_files.read(directory / _RECORD, _MOST_BYTES).decode()
+    except FileNotFoundError:
+        return [], f"{_RECORD}: does not exist"
+    except (OSError, ValueError) as error:
+        return [], f"{_RECORD}: cannot be read ({one_line(error)})"
+    found: list[dict[str, Any]] = []
+    rest = _BEGIN.match(text)
+    with contextlib.suppress(ValueError, RecursionError):
+        while rest and text.startswith("{", rest.end()):
+            each, end = json.JSONDecoder().raw_decode(text, rest.end())
+            side_files.refuse_deep(each)
+            found.append(each)
+            rest = _BETWEEN.match(text, end)
+    is_whole = rest is not None and _END.fullmatch(text, rest.end())
+    attempts = f"{len(found)} attempt{'s' * (len(found) != 1)}"
+    return found, None if is_whole else f"{_RECORD}: damaged; {attempts} of it can be read"
 
 
 def _write_attempts(directory: Path, written: Sequence[Mapping[str, Any]]) -> None:

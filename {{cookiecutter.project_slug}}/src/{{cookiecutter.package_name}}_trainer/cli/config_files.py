@@ -7,7 +7,6 @@ of aliases are checked before any value is created.
 import contextlib
 import itertools
 import re
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import yaml
 
 from ..errors import ConfigurationError, shorten
+from ..launch import side_files
 from ..options.values import Text, expand_path, plain
 
 _MOST_BYTES = 256 * 1024
@@ -66,15 +66,15 @@ def read(path: str) -> dict[Any, Any]:
 def read_file(name: str, file: Path) -> dict[Any, Any]:
     """Read the sections of a file; a ConfigurationError begins with ``name``."""
     try:
-        if not stat.S_ISREG(file.stat().st_mode):
-            what = "is a directory" if file.is_dir() else "is not a regular file"
-            raise ConfigurationError(f"{name}: {what}; name a YAML file")
-        with file.open("rb") as opened:
-            text = opened.read(_MOST_BYTES + 1).decode()
+        text = side_files.read(file, _MOST_BYTES).decode()
+    except IsADirectoryError:
+        raise ConfigurationError(f"{name}: is a directory; name a YAML file") from None
     except OSError as error:
         raise ConfigurationError(f"{name}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"{name}: not YAML ({error})") from None
+    except ValueError as error:
+        raise ConfigurationError(f"{name}: {error}; name a YAML file") from None
     content = _load(name, text)
     if not isinstance(content, dict):
         raise ConfigurationError(f"{name}: contains no sections; known: trainer, model, data")

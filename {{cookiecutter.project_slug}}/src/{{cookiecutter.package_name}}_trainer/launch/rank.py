@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..errors import UserError
-from . import collectives, files, reports
+from . import collectives, files, reports, side_files
 from .cluster import Layout
 from .reports import PARENT, RANK_PROCESS
 from .signals import Interrupted, Preempted
@@ -156,7 +156,7 @@ def count_attempt(directory: Path, step: int, layout: Layout) -> None:
     failures, path = 0, directory / _ATTEMPTS
     if layout.is_main:
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # none, or damaged
-            found = json.loads(path.read_text())
+            found = side_files.read_json(path, 2**16)
             failures = found["failures"] + 1 if found["step"] == step else 0
         files.write_atomically(path, json.dumps({"step": step, "failures": failures}))
     if collectives.broadcast(failures) < _MOST_FAILURES:

@@ -2,17 +2,22 @@
 
 import csv
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigurationError, Problems, shown
+from ..errors import ConfigurationError, Problems, one_line, shown
+from ..launch import side_files
 from ..options import class_paths
 from .logger import LoggedRun, Logger
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
+
+_HEADER = ["step", "epoch", "name", "value"]
+_MOST_ROWS, _MOST_BYTES = 5_000_000, 2**29  # that are read of a log
 
 
 class CSVLogger(Logger):
@@ -61,7 +66,7 @@ class _Table:
         self.file = path.open("a", newline="")
         self._rows = csv.writer(self.file, lineterminator="\n")
         if self.file.tell() == 0:
-            self.file.write("step,epoch,name,value\n")
+            self._rows.writerow(_HEADER)
 
     def append(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
@@ -77,13 +82,41 @@ class _Table:
 def _end_of_step(path: Path, step: int) -> int:
     """Offset of the end of the last row of a step."""
     position = 0
-    with path.open("rb") as file:
-        for index, line in enumerate(file):
+    with side_files.opened(path) as file:
+        for index, line in enumerate(iter(partial(file.readline, 2**16), b"")):
             number = line.split(b",", 1)[0]
-            if index and not (number.isdigit() and int(number) <= step):
+            if index and not (number.isdigit() and int(number[:20]) <= step):
                 break
             position += len(line)
     return position
+
+
+def read_rows(path: Path, notes: list[str]) -> Iterator[tuple[int, str, str, str]]:
+    """Step, epoch, name and value of the rows of a log; ``notes`` gets what is left out."""
+    damaged: list[int] = []
+    rows = csv.reader(side_files.lines(path, _MOST_BYTES))
+    try:
+        for row in islice(rows, _MOST_ROWS):
+            if rows.line_num == 1 and row == _HEADER:
+                continue
+            try:
+                step, epoch, name, value = row
+                float(value)
+                if not (step.isdecimal() and len(step) < 19):
+                    raise ValueError
+            except ValueError:
+                damaged.append(rows.line_num)
+            else:
+                yield int(step), epoch, name, value
+        if next(rows, None) is not None:
+            notes.append(f"{path.name}: more than {_MOST_ROWS:,} rows; the rest is left out")
+    except FileNotFoundError:
+        notes.append(f"{path.name}: does not exist; the logger csv writes it")
+    except (OSError, ValueError, csv.Error) as error:
+        notes.append(f"{path.name}: cannot be read to its end ({one_line(error)})")
+    if damaged:
+        lines = f"{len(damaged)} damaged row{'s' * (len(damaged) > 1)} left out"
+        notes.append(f"{path.name}: {lines}, first in line {damaged[0]}")
 
 
 class TensorBoardLogger(Logger):

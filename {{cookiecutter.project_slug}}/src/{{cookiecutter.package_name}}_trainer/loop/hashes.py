@@ -12,6 +12,7 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -27,14 +28,15 @@ from ..strategies.optimizers import Optimization
 from .parts import FitParts
 
 DIRECTORY = "hashes"
-_LINE = re.compile(rb'{"step": (\d+),.*}\n')
+_LINE = re.compile(rb'{"step": (\d{1,18}),.*}\n')
 
 
 def truncate(run: Path, step: int) -> None:
     """Remove the hashes of all ranks after a step, from which a run is resumed."""
-    for path in (run / DIRECTORY).glob("rank-*.jsonl"):
+    for path in filter(Path.is_file, (run / DIRECTORY).glob("rank-*.jsonl")):
         with path.open("rb+") as file:
-            steps = ((_LINE.fullmatch(line), len(line)) for line in file)
+            lines = iter(partial(file.readline, 2**16), b"")
+            steps = ((_LINE.fullmatch(line), len(line)) for line in lines)
             kept = takewhile(lambda each: each[0] is not None and int(each[0][1]) <= step, steps)
             file.truncate(sum(length for _, length in kept))
 

@@ -306,7 +306,8 @@ class _Fit:
         owners = [each for each in (self._data, self._module) if isinstance(each, DataHooks)]
         paths = [plan.started_in / each for owner in owners for each in owner.data_files()]
         facts |= {} if paths else {"data": [], "data_cut": False}
-        run_directory.write_record(directory, facts, configuration)
+        if (damage := run_directory.write_record(directory, facts, configuration)) is not None:
+            self._console.note(damage)
         self._is_recorded = True
         if paths:
             self._data_record = record.DataRecord(directory, paths)

@@ -31,6 +31,7 @@ def run(program: str, words: Sequence[str]) -> None:
     if len(set(names)) < len(names):
         names = list(map(str, paths))
     text = page.written(list(map(reading.read, paths, names)))
+    text = text.encode(errors="replace").decode()  # names of values may be half characters
     try:
         files.write_atomically(file, text)
     except OSError as error:

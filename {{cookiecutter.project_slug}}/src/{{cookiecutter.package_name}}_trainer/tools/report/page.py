@@ -47,7 +47,7 @@ def written(runs: Sequence[Run]) -> str:
     # Jinja's usual braces would be filled when the project is made from its template.
     signs, loader = ("<%", "%>", "[[", "]]", "[#", "#]"), FileSystemLoader(_FOLDER)
     made = Environment(*signs, autoescape=True, trim_blocks=True, loader=loader)
-    made.filters["duration"] = lambda seconds: timedelta(seconds=round(seconds))
+    made.filters["duration"] = lambda seconds: timedelta(seconds=round(min(max(0, seconds), 1e13)))
     made.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     return made.get_template("page.html").render(
         runs=[(run, run.spent, checks.check(run)) for run in runs],

@@ -1,12 +1,10 @@
 """What a run directory says of a run; what is missing or damaged is said in words, not raised."""
 
-import csv
-import gzip
-import json
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +13,8 @@ import numpy as np
 from ...checkpoint import run_directory
 from ...cli import config_files
 from ...errors import ConfigurationError, one_line
+from ...launch import side_files
+from ...logging.loggers import read_rows
 from ...logging.remote_loggers import flat
 from ...options import redaction
 
@@ -49,7 +49,7 @@ _KNOWN = ("data", "copy", "compute", "communication", "optimizer", "checkpoint",
 CATEGORIES = (*_KNOWN, "other")
 """``other``: the rest; Python, the launch of kernels, and waiting."""
 _MOMENTS = 1_000_000  # of a step
-_MOST_BYTES = 2**29
+_MOST_BYTES, _MOST_WORK = 2**27, 10**8  # of a trace; steps times spans
 
 Span = tuple[float, float]
 """Begin and end in microseconds."""
@@ -134,14 +134,18 @@ class Run(NamedTuple):
     @property
     def spent(self) -> Spent:
         """Where its time went, by its logs and attempts."""
-        attempts, waits = self.attempts or [{}], dict(self.speed.get("speed/data_wait", []))
+        attempts = self.attempts or [{}]
+        speed: Series = defaultdict(list)
+        for name, points in self.speed.items():  # without values that no run has
+            speed[name] = [(step, each) for step, each in points if each < 1e6]
+        waits = dict(speed["speed/data_wait"])
         first = last = _step(attempts[0], "first_step") or 0
         steps = data = 0.0
-        for step, each in sorted(dict(self.speed.get("speed/seconds_per_step", [])).items()):
+        for step, each in sorted(dict(speed["speed/seconds_per_step"]).items()):
             seconds, last = each * max(0, step - last), max(step, last)
             steps, data = steps + seconds, data + seconds * waits.get(step, 0.0)
         checkpoint, validation = (
-            sum(value for _, value in self.speed.get(f"speed/{what}_seconds", []))
+            sum(value for _, value in speed[f"speed/{what}_seconds"])
             for what in ("checkpoint", "validation")
         )
         lost = sum(lost or 0 for _, lost in self.restarts) * steps / max(1, last - first)
@@ -155,7 +159,7 @@ class Run(NamedTuple):
 
 def _step(attempt: Mapping[str, Any], name: str) -> int | None:
     found = attempt.get(name)
-    return found if isinstance(found, int) else None
+    return found if isinstance(found, int) and abs(found) < 2**53 else None
 
 
 def _time(attempt: Mapping[str, Any], name: str) -> float | None:
@@ -169,8 +173,9 @@ def read(directory: Path, name: str = "") -> Run:
     """Read a run directory; ``name``: how the page calls it."""
     notes: list[str] = []
     metrics, speed = (_series(directory / f"{log}.csv", notes) for log in ("metrics", "speed"))
-    if not (attempts := run_directory.attempts(directory)):
-        notes.append("run.json: missing or damaged; attempts and environment are unknown")
+    attempts, damage = run_directory.read_record(directory)
+    if damage is not None:
+        notes.append(damage)
     config: dict[Any, Any] = {}
     try:
         config = config_files.read_file("config.yaml", directory / "config.yaml")
@@ -184,31 +189,15 @@ def read(directory: Path, name: str = "") -> Run:
         metrics=metrics,
         speed=speed,
         traces=_traces(directory / "profile", notes),
-        written_at=max((path.stat().st_mtime for path in directory.glob("*.csv")), default=None),
+        written_at=max((path.lstat().st_mtime for path in directory.glob("*.csv")), default=None),
         notes=notes,
     )
 
 
 def _series(path: Path, notes: list[str]) -> Series:
-    """Values of a log; rows that are damaged are left out."""
     found: Series = {}
-    damaged: list[int] = []
-    try:
-        with path.open(newline="", encoding="utf-8", errors="replace") as file:
-            rows = csv.reader(file)
-            for row in islice(rows, 1, None):
-                try:
-                    step, _, name, value = row
-                    found.setdefault(name, []).append((int(step), float(value)))
-                except ValueError:
-                    damaged.append(rows.line_num)
-    except FileNotFoundError:
-        notes.append(f"{path.name}: does not exist; the logger csv writes it")
-    except (OSError, csv.Error) as error:
-        notes.append(f"{path.name}: cannot be read to its end ({one_line(error)})")
-    if damaged:
-        lines = f"{len(damaged)} damaged row{'s' * (len(damaged) > 1)} left out"
-        notes.append(f"{path.name}: {lines}, first in line {damaged[0]}")
+    for step, _, name, value in read_rows(path, notes):
+        found.setdefault(name, []).append((step, float(value)))
     return found
 
 
@@ -222,28 +211,35 @@ def _traces(directory: Path, notes: list[str]) -> list[Trace]:
                 traces.append(Trace(int(name.removeprefix("rank-")), steps))
             else:
                 notes.append(f"profile/{path.name}: no step was recorded")
-        except (OSError, EOFError, ValueError, LookupError, TypeError) as error:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             notes.append(f"profile/{path.name}: cannot be read ({one_line(error)})")
     return traces
 
 
 def _recorded(path: Path) -> list[Step]:
-    if path.stat().st_size > _MOST_BYTES:
-        raise ValueError(f"larger than {_MOST_BYTES >> 20} MiB; record fewer steps")
-    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-        events = [each for each in json.load(file)["traceEvents"] if each.get("ph") == "X"]
+    events = [
+        each
+        for each in side_files.read_json(path, _MOST_BYTES)["traceEvents"]
+        if each.get("ph") == "X"
+    ]
     patterns = _ON_GPU if _spans(events, "kernel/") else _ON_CPU
     spans = {category: _spans(events, pattern) for category, pattern in patterns.items()}
     paused = spans["checkpoint"] + spans["validation"]  # which must wait for the device
     found = _spans(events, _WAIT)
     waits = [each for each in found if not any(a <= each[0] < b for a, b in paused)]
-    return [_divided(each, spans, waits) for each in sorted(_spans(events, _STEP))]
+    steps = sorted(_spans(events, _STEP))
+    if len(steps) * (_MOMENTS // 100 + sum(map(len, spans.values()))) > _MOST_WORK:
+        raise ValueError(f"{len(steps)} steps with {len(events)} events; record fewer steps")
+    return [_divided(each, spans, waits) for each in steps]
 
 
 def _spans(events: Sequence[Mapping[str, Any]], pattern: str) -> list[Span]:
     matches = re.compile(pattern).match
     found = (each for each in events if matches(f"{each.get('cat', '')}/{each['name']}"))
-    return [(float(each["ts"]), float(each["ts"]) + float(each["dur"])) for each in found]
+    spans = [(float(each["ts"]), float(each["ts"]) + float(each["dur"])) for each in found]
+    if not all(0 <= time < 2**60 for span in spans for time in span):
+        raise ValueError("has an event at no time")
+    return spans
 
 
 def _divided(window: Span, spans: Mapping[str, Sequence[Span]], waits: Sequence[Span]) -> Step:

@@ -1,7 +1,6 @@
 """What differs between a record and this machine, and between two runs: hashes and values."""
 
 import contextlib
-import csv
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -12,11 +11,14 @@ from typing import Any
 import torch
 
 from ...checkpoint import run_directory
+from ...launch import side_files
 from ...launch.cluster import Layout
 from ...launch.start import threads_each
+from ...logging.loggers import read_rows
 from ...loop.hashes import DIRECTORY
 from ...run import record
 
+_MOST_BYTES = 2**27  # of a rank's hashes
 Attempt = Mapping[str, Any]
 # Ids of jobs and names of their nodes; and what torch and the trainer set when they start.
 _OWN = r"SLURM_|KMP_|CUBLAS_WORKSPACE_CONFIG$|PYTORCH_NVML_BASED_CUDA_CHECK$|\w+_SOCKET_IFNAME$"
@@ -177,9 +179,9 @@ def read(run: Path) -> dict[int, Steps]:
     found: dict[int, Steps] = {}
     for path in sorted((run / DIRECTORY).glob("rank-*.jsonl")):
         # The last line was cut if the process was killed.
-        with contextlib.suppress(ValueError, LookupError, TypeError):
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError, ArithmeticError):
             steps = found.setdefault(int(path.stem.removeprefix("rank-")), {})
-            for values in map(json.loads, path.read_text().splitlines()):
+            for values in map(json.loads, side_files.lines(path, _MOST_BYTES)):
                 steps[int(values["step"])] = values
     return found
 
@@ -200,15 +202,13 @@ def _first_difference(step: int, ranks: list[tuple[int, Steps, Steps]]) -> str |
 def _metrics(recorded: Path, reproduced: Path, last: int) -> tuple[int, list[str]]:
     """How many logged values both runs have, and the first of them that differs."""
     theirs, ours = _values(recorded), _values(reproduced)
-    common = [key for key in theirs if key in ours and int(key[0]) <= last]
+    common = [key for key in theirs if key in ours and key[0] <= last]
     for key in (key for key in common if ours[key] != theirs[key]):
         line = f"{key[2]} is {ours[key]}, recorded {theirs[key]}"
         return len(common), [f"metrics.csv differs first at step {key[0]}: {line}"]
     return len(common), []
 
 
-def _values(run: Path) -> dict[tuple[str, str, str], str]:
-    with contextlib.suppress(OSError, ValueError, LookupError):
-        rows = csv.DictReader((run / "metrics.csv").read_text().splitlines())
-        return {(row["step"], row["epoch"], row["name"]): row["value"] for row in rows}
-    return {}
+def _values(run: Path) -> dict[tuple[int, str, str], str]:
+    rows = read_rows(run / "metrics.csv", [])
+    return {(step, epoch, name): value for step, epoch, name, value in rows}

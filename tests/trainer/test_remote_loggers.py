@@ -4,6 +4,7 @@ import csv
 import importlib
 import importlib.util
 import json
+import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import my_project_trainer as trainer
 import pytest
 import torch
-from my_project_trainer.logging.remote_loggers import MLflowLogger
+from my_project_trainer.logging.remote_loggers import MLflowLogger, WandbLogger
 from tests.project import fit as fit_words
 from tests.project import run
 from torch.utils.data import DataLoader, TensorDataset
@@ -20,6 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import mlflow_server
 from processes import at_root
 
+LOADER: DataLoader[Any] = DataLoader(TensorDataset(torch.ones(4, 1)))
 AT_4 = "runs/run/checkpoints/step-00000004"
 
 
@@ -110,11 +112,10 @@ def test_mlflow_knows_that_a_run_failed_and_one_bad_name_loses_no_other(
 
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     options = {"accelerator": "cpu", "devices": 1, "log_every_n_steps": 1, "max_epochs": 1}
-    loader = DataLoader(TensorDataset(torch.ones(4, 1)))
     with pytest.raises(RuntimeError, match="broken"):
         trainer.Trainer(
             **options, loggers=[MLflowLogger(tracking_uri=uri)], default_root_dir=tmp_path
-        ).fit(Fails(), loader)
+        ).fit(Fails(), LOADER)
     client = MlflowClient(uri)
     (found,) = client.search_runs(["0"])
     assert found.info.status == "FAILED"
@@ -175,14 +176,20 @@ def records(data: bytes) -> Iterator[bytes]:
             record = b""
 
 
-def history(path: Path) -> list[dict[str, Any]]:
-    """The rows of a W&B file."""
+def parsed(path: Path) -> Iterator[Any]:
+    """The records of a W&B file."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    rows: list[dict[str, Any]] = []
     for data in records(path.read_bytes()):
         record = Record()
         record.ParseFromString(data)
+        yield record
+
+
+def history(path: Path) -> list[dict[str, Any]]:
+    """The rows of a W&B file."""
+    rows: list[dict[str, Any]] = []
+    for record in parsed(path):
         items = record.history.item
         rows.append({"".join(i.nested_key) or i.key: json.loads(i.value_json) for i in items})
     return rows
@@ -198,6 +205,31 @@ def test_wandb_s_newest_offline_folder_has_the_whole_run(tmp_path: Path) -> None
     assert [row["step"] for row in rows if "loss" in row] == [1, 2, 3, 4, 5, 6, 7, 8]
     assert [row["step"] for row in rows if "val_loss" in row] == [4, 6, 8]
     assert [row["loss"] for row in rows if "loss" in row] == logged(tmp_path, "loss")
+
+
+class Ends(Fails):
+    """Is asked to end in its third step."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        if batch_idx == 2:
+            signal.raise_signal(signal.SIGTERM)
+        return self.layer(batch[0]).mean()
+
+
+@pytest.mark.needs("wandb")
+@pytest.mark.parametrize(("kind", "code", "is_preempted"), [(Ends, 143, True), (Fails, 1, False)])
+def test_wandb_knows_that_a_run_is_preempted(
+    tmp_path: Path, kind: type[Fails], code: int, is_preempted: bool
+) -> None:
+    options = {"accelerator": "cpu", "devices": 1, "max_epochs": 1, "default_root_dir": tmp_path}
+    logger = WandbLogger(mode="offline")
+    with pytest.raises((SystemExit, RuntimeError)) as raised:
+        trainer.Trainer(**options, loggers=[logger]).fit(kind(), LOADER)
+    assert getattr(raised.value, "code", 1) == code
+    (path,) = tmp_path.rglob("run-*.wandb")
+    kinds = [each.WhichOneof("record_type") or "" for each in parsed(path)]
+    requests = [each.request.WhichOneof("request_type") for each in parsed(path)]
+    assert ("preempting" in [*kinds, *requests]) == is_preempted
 
 
 @pytest.mark.needs("wandb")

@@ -19,8 +19,11 @@ from user_changes_subject import Plain
 NAMES = (
     *("Plain", "Clamp", "ShrinkAfterEpoch", "Teacher", "TeacherOfAll"),
     *("ClampValidated", "NoGradient", "OwnOptimizer", "ClampGroups", "ClipGroups", "MasksRow"),
+    *("ResetsState", "AddsGroup", "FreezesHead", "Anchors"),
     *("ClipNorm", "ClipValue", "OptionsOnly", "ShrinkHeadInStep"),
 )
+GROUPS = {"AddsGroup": "SGD have changed since the fit began"}
+UNUSED = {"FreezesHead": "does not use head.bias"}
 GRADIENTS = dict.fromkeys(
     ("ClipNorm", "ClipValue", "NoGradient", "ClipGroups", "MasksRow"),
     "on_before_optimizer_step uses gradients",
@@ -32,6 +35,13 @@ WEIGHTS = {
     "TeacherOfAll": "on_after_optimizer_step uses weights",
     "ClampValidated": "on_train_batch_end uses weights",
     "ClampGroups": "on_after_optimizer_step uses weights",
+    "Anchors": "Anchored.step uses weights",
+}
+ZERO = {
+    **GROUPS,
+    **GRADIENTS,
+    "FreezesHead": "head.bias is frozen since the fit began",
+    "Anchors": "Anchored, which has a state before its first step",
 }
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 
@@ -56,11 +66,12 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("options", "refused"),
     [
-        pytest.param({"strategy": "ddp"}, {}, id="ddp"),
+        pytest.param({"strategy": "ddp"}, UNUSED, id="ddp"),
+        pytest.param({"strategy": "ddp_zero1"}, UNUSED, id="zero1"),
         pytest.param({"strategy": "dp", "devices": 2}, {}, id="dp"),
         pytest.param(
             {"strategy": "horovod", "strategy_options": {"scale_learning_rate": False}},
-            {},
+            GROUPS,
             id="horovod",
             marks=pytest.mark.needs("horovod"),
         ),
@@ -70,15 +81,18 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             id="parameter_server",
         ),
         pytest.param(
-            {"strategy": "ddp_sharded"}, NORM, id="sharded", marks=pytest.mark.needs("fairscale")
+            {"strategy": "ddp_sharded"},
+            {**NORM, "AddsGroup": "OSS have changed since the fit began"},
+            id="sharded",
+            marks=pytest.mark.needs("fairscale"),
         ),
         pytest.param({"strategy": "sequential"}, {**NORM, **WEIGHTS}, id="sequential"),
         *(
             pytest.param(options, refused, id=name, marks=pytest.mark.needs("deepspeed"))
             for name, options, refused in (
-                ("stage 1", {"strategy": "deepspeed_stage_1"}, GRADIENTS),
-                ("stage 2", {"strategy": "deepspeed_stage_2"}, GRADIENTS),
-                ("stage 3", {"strategy": "deepspeed_stage_3"}, GRADIENTS),
+                ("stage 1", {"strategy": "deepspeed_stage_1"}, ZERO),
+                ("stage 2", {"strategy": "deepspeed_stage_2"}, ZERO),
+                ("stage 3", {"strategy": "deepspeed_stage_3"}, ZERO),
             )
         ),
     ],
@@ -91,6 +105,8 @@ def test_hooks_change_what_they_change_in_one_process(
     # Stage 3 has other weights in a step; the others run the step on each part of a batch.
     in_step = name not in ("dp", "sequential", "deepspeed_stage_3")
     names = list(NAMES if in_step else NAMES[:-1])
+    if name == "parameter_server":
+        names.remove("AddsGroup")  # whose error ends the peers
     by = launchers.get(name, TORCHRUN)
     found = fits(tmp_path, names, by, **{"devices": 2, **options})
     for each in names:
@@ -100,6 +116,21 @@ def test_hooks_change_what_they_change_in_one_process(
             assert found[each] == pytest.approx(alone[each], rel=1e-6), each
 
 
+@pytest.mark.parametrize(
+    ("strategy", "name", "line"),
+    [
+        ("parameter_server", "AddsGroup", GROUPS["AddsGroup"]),
+        ("sequential", "Penalty", "training_step uses weights that are not whole in this process"),
+    ],
+)
+def test_the_error_of_one_rank_ends_all(tmp_path: Path, strategy: str, name: str, line: str):
+    words = [*TORCHRUN, "-m", "user_changes_subject", tmp_path]
+    options = json.dumps({"strategy": strategy, "devices": 2})
+    done = run([*words, options, name], cwd=tmp_path, extra=at_root())
+    assert done.returncode
+    assert line in done.stdout + done.stderr
+
+
 SHARDED = {
     "HooksGradient": "sequential_module.0.weight has a hook of its gradient",
     "ReadsNorms": "item(), float() or if of a sharded tensor",
@@ -107,14 +138,26 @@ SHARDED = {
 }
 
 
-@pytest.mark.parametrize("strategy", ["fsdp", "tensor_parallel"])
-def test_shards_are_what_the_module_keeps(tmp_path: Path, strategy: str):
-    names = ["KeepsParameters", "OwnOptimizer", "NoGradient", "ClipGroups"]
+COMPUTED = {"Prunes": "sequential_module.0 computes its weight from weight_orig"}
+
+
+@pytest.mark.parametrize(("strategy", "refused"), [("fsdp", {}), ("tensor_parallel", COMPUTED)])
+def test_shards_are_what_the_module_keeps(tmp_path: Path, strategy: str, refused: dict[str, str]):
+    names = [
+        "KeepsParameters",
+        "OwnOptimizer",
+        "NoGradient",
+        "ClipGroups",
+        "AddsGroup",
+        "Anchors",
+        "Prunes",
+    ]
+    refused = {**SHARDED, **refused}
     alone = fits(tmp_path, names, (), devices=1, run_name="alone")
     found = fits(tmp_path, [*names, *SHARDED], TORCHRUN, devices=2, strategy=strategy)
     for each in found:
-        if each in SHARDED:
-            assert SHARDED[each] in found[each]
+        if each in refused:
+            assert refused[each] in found[each]
         else:
             assert found[each] == pytest.approx(alone[each], rel=1e-6), each
 
@@ -126,12 +169,12 @@ def test_stage_3_evaluates_attention_with_a_mask(tmp_path: Path):
     assert found == pytest.approx(alone, rel=1e-6)
 
 
-def test_all_replicas_of_dp_have_the_buffers_of_before_the_step(tmp_path: Path):
-    found = [
-        fits(tmp_path, ["Counts"], (), **options)["Counts"]
-        for options in ({"devices": 1, "run_name": "1"}, {"strategy": "dp", "devices": 2})
-    ]
-    assert found[1] == pytest.approx(found[0], rel=1e-6)
+def test_replicas_of_dp_have_buffers_of_before_the_step_and_their_own_hooks(tmp_path: Path):
+    names = ["Counts", "KeepsFeatures", "KeepsByFunction"]
+    alone = fits(tmp_path, names, (), devices=1, run_name="1")
+    found = fits(tmp_path, names, (), strategy="dp", devices=2)
+    assert "set features of the module itself" in found.pop(names[2])
+    assert found == pytest.approx({each: alone[each] for each in names[:2]}, rel=1e-6)
 
 
 def test_fsdp_trains_in_half_precision_a_unit_that_was_frozen_at_first(tmp_path: Path):
@@ -148,7 +191,7 @@ def test_fsdp_trains_in_half_precision_a_unit_that_was_frozen_at_first(tmp_path:
 ENGINE = "DeepSpeed cannot compute this step"
 TWICE = {"Reentrant": "gets two gradients in one backward"}
 STAGE_2 = {"Reentrant": ENGINE, "ReentrantByHand": "manual optimization"}
-STAGE_3 = {**STAGE_2, "Functional": ENGINE, "Penalty": ENGINE}
+STAGE_3 = {**STAGE_2, **dict.fromkeys(("Functional", "Penalty"), "training_step uses weights")}
 
 
 @pytest.mark.parametrize(

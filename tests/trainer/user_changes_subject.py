@@ -14,6 +14,7 @@ from my_project_trainer.errors import UserError
 from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.nn import functional
+from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -109,6 +110,35 @@ class Counts(Plain):
         return super().training_step(batch, batch_idx) / self.count
 
 
+class Prunes(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        prune.l1_unstructured(self.sequential_module[0], "weight", 0.5)
+
+
+class KeepsFeatures(Plain):
+    """A hook keeps an output for the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = torch.zeros(1)
+        self.sequential_module.register_forward_hook(self.hook())
+
+    def hook(self) -> Any:
+        return self.keep
+
+    def keep(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
+        self.features = output
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return super().training_step(batch, batch_idx) + self.features.square().mean()
+
+
+class KeepsByFunction(KeepsFeatures):
+    def hook(self) -> Any:
+        return lambda _, __, output: setattr(self, "features", output)
+
+
 class ClampValidated(Plain):
     """Stage 3 frees weights in a step that is not like the one before, as after a validation."""
 
@@ -149,6 +179,56 @@ class ClampGroups(OwnOptimizer):
         for group in self.optimizer.param_groups:
             for each in group["params"]:
                 each.clamp_(-0.2, 0.2)
+
+
+class ResetsState(OwnOptimizer):
+    def on_train_epoch_start(self) -> None:
+        self.optimizer.state.clear()
+
+
+class AddsGroup(OwnOptimizer):
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        self.optimizer = torch.optim.SGD(self.sequential_module.parameters(), 0.1, momentum=0.5)
+        return self.optimizer
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            self.optimizer.add_param_group({"params": [self.head.weight], "lr": 0.2})
+
+
+class FreezesHead(Plain):
+    """Trained in the first epoch only, and its bias in the second only."""
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        self.head.bias.requires_grad_(False)
+        return super().configure_optimizers()
+
+    def on_train_epoch_start(self) -> None:
+        self.head.weight.requires_grad_(self.current_epoch == 0)
+        self.head.bias.requires_grad_(self.current_epoch == 1)
+
+
+class Anchored(torch.optim.SGD):
+    """Keeps its weights near the first ones, which it knows by their places."""
+
+    def __init__(self, params: Any, lr: float = 0.1, pull: float = 0.9) -> None:
+        super().__init__(params, lr)
+        self.pull = pull
+        self.start = [
+            [each.detach().clone() for each in own["params"]] for own in self.param_groups
+        ]
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        super().step()
+        for group, start in zip(self.param_groups, self.start, strict=False):
+            for each, first in zip(group["params"], start, strict=False):
+                each.lerp_(first, self.pull)
+
+
+class Anchors(Plain):
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return Anchored([each for each in self.parameters() if each.requires_grad], pull=0.3)
 
 
 class ClipGroups(Plain):
@@ -302,6 +382,7 @@ def fitted(module: TrainingModule, folder: Path, options: dict[str, Any]) -> flo
     try:
         Trainer(accelerator="cpu", **{**alone, **quiet, **options}).fit(module)
     except UserError as error:
+        print(error, flush=True)
         return str(error)
     name = options.get("run_name", "run")
     weights = Checkpoint(resolve(folder / name)).state()["model"].values()

@@ -8,6 +8,8 @@ from typing import Any, Literal
 from ..errors import shown
 from ..options import Options, redaction
 
+Outcome = Literal["finished", "failed", "stopped", "preempted"]
+
 
 @dataclass(frozen=True)
 class LoggedRun:
@@ -59,8 +61,9 @@ class Logger:
 
     name: str = ""
     """Name of this logger in the run, unique in ``Trainer(loggers=…)``; default: its class."""
-    outcome: Literal["finished", "failed", "stopped"] = "finished"
-    """How the fit has ended, when :meth:`close` is called; ``"stopped"``: by a signal."""
+    outcome: Outcome = "finished"
+    """How the fit has ended, when :meth:`close` is called; ``"preempted"``: by a signal, after it
+    saved a checkpoint; ``"stopped"``: by Ctrl-C or ``sys.exit``."""
 
     def start(self, run: LoggedRun) -> None:
         """Called before any other method, once per fit."""

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from ..errors import lost_worker, one_line
+from ..launch.signals import Preempted
 from ..options import redaction
-from .logger import LoggedRun, Logger
+from .logger import LoggedRun, Logger, Outcome
 from .metrics import Recorder
 from .progress import Progress
 
@@ -87,12 +88,17 @@ class Outputs:
         return self._each(lambda _, logger: int(logger.position()))
 
     def close(self, error: BaseException | None = None) -> None:
-        """Close the loggers once, which learn by what the fit has ended; ``None``: it finished."""
+        """Close each logger once, which learns by what the fit has ended; ``None``: it finished."""
+
+        def end(name: str, logger: Logger) -> None:
+            logger.close()
+            del self.loggers[name]  # one that a lost worker has interrupted is closed again
+
+        stopped: Outcome = "preempted" if isinstance(error, Preempted) else "stopped"
         for logger in self.loggers.values():
             is_failure = isinstance(error, Exception)
-            logger.outcome = "failed" if is_failure else "stopped" if error else "finished"
-        self._each(lambda _, logger: logger.close())
-        self.loggers = {}
+            logger.outcome = "failed" if is_failure else stopped if error else "finished"
+        self._each(end)
 
     def _each(self, call: Callable[[str, Logger], T]) -> dict[str, T]:
         """Call all loggers; one that raises is not called any more, which is said once."""

@@ -184,6 +184,8 @@ class WandbLogger(RemoteLogger):
     def close(self) -> None:
         """Finish the run; the exit code says how."""
         super().close()
+        if self.outcome == "preempted":  # to be resumed
+            self._run.mark_preempting()
         self._run.finish(exit_code=0 if self.outcome == "finished" else 1)
 
 
@@ -262,8 +264,8 @@ class MLflowLogger(RemoteLogger):
     def close(self) -> None:
         """Tell MLflow how the run has ended."""
         super().close()
-        status = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
-        self._client.set_terminated(self._id, status[self.outcome])
+        status = {"finished": "FINISHED", "failed": "FAILED"}.get(self.outcome, "KILLED")
+        self._client.set_terminated(self._id, status)
 
 
 def flat(prefix: str, value: Any) -> Iterator[tuple[str, str]]:

@@ -9,22 +9,19 @@ split differently, and takes ``fused`` from the checkpoint. Under FSDP it needs 
 on each rank, or on rank 0; here each rank reads its own shards.
 """
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..checkpoint import ShardedDict, Stored, dtensors, fill, stored_tensors
-from ..errors import ConfigurationError, one_line
-
-T = TypeVar("T", bound=Optimizer)
+from ..errors import ConfigurationError, UserError
 
 # Keys of torch's parameter groups that select an implementation, not the result.
 IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable")
-_STEPS_SHARD = "steps_shard"  # an attribute of optimizers that step a shard of the parameters
+STEPS_SHARD = "steps_shard"  # an attribute of optimizers that step a shard of the parameters
 
 
 def parameter_names(module: nn.Module) -> dict[int, str]:
@@ -76,7 +73,7 @@ def optimizer_state(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str,
     Of one that steps a shard of the parameters, with this process' shard only.
     """
     groups = group_names(optimizer, names)
-    if _STEPS_SHARD in vars(optimizer):
+    if STEPS_SHARD in vars(optimizer):
         inner: Any = vars(optimizer)["optim"]
         own = {names[id(each)]: dict(values) for each, values in inner.state.items()}
         return {
@@ -84,7 +81,13 @@ def optimizer_state(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str,
             "param_groups": named_groups(optimizer.param_groups, groups),
         }
     by_index = [name for own in groups for name in own]
-    state = optimizer.state_dict()
+    try:
+        state = optimizer.state_dict()
+    except KeyError:  # torch's, of a parameter's id
+        raise UserError(
+            f"{type(optimizer).__name__} has the state of a parameter that is in none of its "
+            "groups: remove it from optimizer.state, too"
+        ) from None
     return {
         "state": {by_index[index]: dict(values) for index, values in state["state"].items()},
         "param_groups": named_groups(state["param_groups"], groups),
@@ -102,7 +105,7 @@ def load_optimizer_state(
         ConfigurationError: The saved parameters are not those of this optimizer, or a value cannot
             be sharded like its parameter.
     """
-    is_shard = _STEPS_SHARD in vars(optimizer)
+    is_shard = STEPS_SHARD in vars(optimizer)
     own_names = group_names(optimizer, names)
     check_groups(state["param_groups"], own_names)
     indices = {name: index for index, name in enumerate(each for own in own_names for each in own)}
@@ -127,7 +130,9 @@ def load_optimizer_state(
                 "the optimizer of the checkpoint, or start a new run with weights=PATH"
             )
     if is_shard:
-        _load_shard(vars(optimizer)["optim"], state, names)
+        inner: Any = vars(optimizer)["optim"]
+        _load_shard(inner, state, names)
+        optimizer.state = inner.state
 
 
 def _state_like(parameter: Tensor, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,30 +158,6 @@ def _state_like(parameter: Tensor, values: Mapping[str, Any]) -> dict[str, Any]:
 def implementation(group: Mapping[str, Any]) -> dict[str, Any]:
     """The implementation options of a group, which belong to this run and not to a checkpoint."""
     return {name: group[name] for name in IMPLEMENTATION if name in group}
-
-
-def sharded_optimizer(sharded: Callable[..., T], optimizer: Optimizer) -> T:
-    """Create a sharded optimizer, whose inner one has the class and options of the user's.
-
-    It has all parameters in its groups; its inner one, ``optim``, has this process' shard of them
-    and their state (torch's ``ZeroRedundancyOptimizer``, and similar ones).
-
-    Raises:
-        ConfigurationError: The user's cannot be created again; some wrap another one.
-    """
-    kind, groups = type(optimizer), [dict(group) for group in optimizer.param_groups]
-    # Some optimizers have defaults that are no arguments (AdamW: decoupled_weight_decay).
-    takes = inspect.signature(kind).parameters
-    options = {name: value for name, value in optimizer.defaults.items() if name in takes}
-    try:
-        made = sharded(groups, kind, **options)
-    except Exception as error:  # the constructor of a user's class may raise anything
-        raise ConfigurationError(
-            f"configure_optimizers gave {kind.__name__}, which cannot be created again from its "
-            f"settings for a shard of the parameters ({one_line(error)}); use strategy='ddp'"
-        ) from None
-    vars(made)[_STEPS_SHARD] = True
-    return made
 
 
 def _load_shard(inner: Optimizer, saved: Mapping[str, Any], names: Mapping[int, str]) -> None:

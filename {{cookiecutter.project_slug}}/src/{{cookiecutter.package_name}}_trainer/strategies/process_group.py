@@ -3,7 +3,7 @@
 import datetime
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -19,9 +19,11 @@ from torch import Tensor
 from ..launch import collectives, hangs, rendezvous, reports
 from ..launch.cluster import Layout
 from .base import DataLayout, StepOutput, Strategy
+from .engine_optimizers import EngineGroups
 from .gradients.averaging import GradientAverage, accumulated_once
 from .gradients.same_use import SameUse
 from .limits import Limits
+from .optimizers import Optimization
 from .precision import Precision
 
 # torch's own timeouts should report first.
@@ -63,6 +65,8 @@ class ProcessGroupStrategy(Strategy):
     """Compares what ranks use, if their collectives depend on it."""
     averaged: GradientAverage | None = None
     """Averages the gradients that no engine averages."""
+    groups: EngineGroups | None = None
+    """The optimizers' groups, if the strategy has taken them over."""
     _has_run = False
 
     def __init__(self, timeout_seconds: float = 600.0) -> None:
@@ -148,11 +152,18 @@ class ProcessGroupStrategy(Strategy):
         if synchronize and self.averaged is not None and self.averaged.has_trained:
             self.averaged.average()
 
+    def step(
+        self, optimization: Optimization, *, ends: bool = True
+    ) -> Callable[[], dict[str, float]]:
+        if self.groups is not None:
+            self.groups.check()
+        return super().step(optimization, ends=ends)
+
     def teardown(self) -> None:
         for each in (self.same_use, self.averaged):
             if each is not None:
                 each.close()
-        self.same_use = self.averaged = None
+        self.same_use = self.averaged = self.groups = None
         hangs.timer.disarm()
         if dist.is_initialized():
             dist.destroy_process_group()

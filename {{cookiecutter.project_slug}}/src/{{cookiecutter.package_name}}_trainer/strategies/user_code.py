@@ -1,9 +1,9 @@
-"""Refuse what a hook does with weights and gradients that its process does not hold whole.
+"""Refuse what user code does with weights and gradients that its process does not hold whole.
 
-Without this, a hook would read and change something else, or nothing.
+Without this, it would read and change something else, or nothing.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, Literal
 
@@ -23,26 +23,13 @@ _ALLOWED = {
 }
 
 
-@contextmanager
-def steps_parameters(groups: Sequence[tuple[dict[str, Any], Any]]) -> Iterator[None]:
-    """Context in which groups of an optimizer have parameters, not what an engine steps."""
-    stepped = [group["params"] for group, _ in groups]
-    for group, parameters in groups:
-        group["params"] = parameters
-    try:
-        yield
-    finally:
-        for (group, _), own in zip(groups, stepped, strict=True):
-            group["params"] = own
-
-
 class HookGuard:
-    """Contexts of hooks, in which an operation raises UserError if its result would be wrong.
+    """Contexts of user code, in which an operation raises UserError if its result would be wrong.
 
     Args:
         module: The user's module.
         instead: What to do instead.
-        is_held: Whether this process has the values of a parameter now.
+        is_held: Whether this process has the values of a parameter or buffer now.
         gradients: ``"whole"``; ``"hidden"``, if they are not in the parameters; or ``"some"``, if
             other processes have those of other parameters: then they may be changed, each by
             itself, but not be reduced to a number, such as a norm.
@@ -68,15 +55,12 @@ class HookGuard:
     @contextmanager
     def __call__(self, hook: str) -> Iterator[None]:
         """Context of the call of a hook."""
-        self._hook, _Guarded.guard = hook, self
         parameters: list[Any] = list(self._module.parameters())
-        missing = [(each, type(each)) for each in parameters if not self.is_held(each)]
         memory = [(each, each.data) for each in parameters if self.is_held(each)]
-        for each, _ in missing:
-            each.__class__ = _Missing
         found = self._replaced(parameters) if hook == "on_before_optimizer_step" else []
         try:
-            yield
+            with self.weights(hook):
+                yield
             for each, _, stand_in in found:
                 if each.grad is not stand_in and self._stand_in is _Hidden:
                     raise self.error("gradients")
@@ -88,12 +72,24 @@ class HookGuard:
             for each, gradient, stand_in in found:
                 if each.grad is not None:  # the user may have removed it
                     each.grad = gradient if each.grad is stand_in else each.grad.as_subclass(Tensor)
-            for each, kind in missing:
-                each.__class__ = kind
         for each, own in memory:  # ``each.data = …``, of which the engine would not know
             if each.data_ptr() != own.data_ptr() and each.shape == own.shape:
                 own.copy_(each.data)
                 each.data = own
+
+    @contextmanager
+    def weights(self, name: str) -> Iterator[None]:
+        """Context of user code of this name, which may use the weights that are held then."""
+        self._hook, _Guarded.guard = name, self
+        tensors: Any = (*self._module.parameters(), *self._module.buffers())
+        missing = [(each, type(each)) for each in tensors if not self.is_held(each)]
+        for each, _ in missing:
+            each.__class__ = _Missing
+        try:
+            yield
+        finally:
+            for each, kind in missing:
+                each.__class__ = kind
 
     def _replaced(self, parameters: list[Any]) -> list[tuple[Any, Any, Any]]:
         """Replace gradients by stand-ins; the parameters with both."""
@@ -116,7 +112,7 @@ class _Guarded:
 
 
 class _Missing(_Guarded, nn.Parameter):
-    """A parameter whose values are not in this process."""
+    """A parameter or buffer whose values are not in this process."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -6,7 +6,7 @@ Source: Dean et al. 2012 (https://papers.nips.cc/paper/4687-large-scale-distribu
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -22,6 +22,7 @@ from ...module import TrainingModule
 from ...options import Options
 from ...options.values import NonNegativeInt
 from ..base import StepOutput
+from ..engine_optimizers import EngineGroups
 from ..gradients import sparse
 from ..gradients.averaging import reduce_used
 from ..limits import Limits
@@ -29,7 +30,6 @@ from ..memory import Memory, Sizes, memory
 from ..optimizer_state import load_optimizer_state, optimizer_state, parameter_names
 from ..optimizers import Optimization
 from ..process_group import ProcessGroupStrategy
-from ..user_code import steps_parameters
 from .server import MOST_TO_MEET, Clipping, RemoteServer, Server, pack, unpack
 
 _ON_SERVER = "optimizers step on the server; use strategy='ddp'"
@@ -94,7 +94,6 @@ class ParameterServer(ProcessGroupStrategy):
         self._has_pulled, self._has_averaged, self._received = False, False, 0
         self._note_weights()
         self._clipping: Clipping = (0.0, 0.0)
-        self._groups: list[tuple[dict[str, Any], list[Tensor]]] = []
         # Not the default one, which rank 0 uses while its server's threads use this one.
         group = dist.new_group(backend="gloo", timeout=MOST_TO_MEET)
         if self._layout.is_main:
@@ -102,6 +101,7 @@ class ParameterServer(ProcessGroupStrategy):
             self._server.serve(group)
         else:
             self._server = RemoteServer(self._parameters, group)
+            self.groups = EngineGroups(optimization.optimizers)
         return optimization
 
     def _make_server(self, optimization: Optimization) -> Server:
@@ -111,10 +111,11 @@ class ParameterServer(ProcessGroupStrategy):
             for each in self._parameters
         }
         self._names |= {id(copies[key]): self._names[key] for key in copies if key in self._names}
+        groups = [group for each in optimization.optimizers for group in each.param_groups]
+        self.groups = EngineGroups(optimization.optimizers, [group["params"] for group in groups])
+        for group in groups:
+            group["params"] = [copies[id(each)] for each in group["params"]]
         for optimizer in optimization.optimizers:
-            for group in optimizer.param_groups:
-                self._groups.append((group, group["params"]))
-                group["params"] = [copies[id(each)] for each in group["params"]]
             state = [(copies[id(each)], values) for each, values in optimizer.state.items()]
             optimizer.state.clear()
             optimizer.state.update(state)
@@ -166,7 +167,7 @@ class ParameterServer(ProcessGroupStrategy):
             if hook == "on_before_optimizer_step" and not self._has_averaged:
                 reduce_used(self._parameters, None, self._layout.world_size)
                 self._has_averaged = True
-        with steps_parameters(self._groups):
+        with self.groups.showing() if self.groups is not None else nullcontext():
             yield
 
     def clip(self, optimization: Optimization, value: float, algorithm: str) -> Tensor | None:
@@ -178,6 +179,8 @@ class ParameterServer(ProcessGroupStrategy):
         self, optimization: Optimization, *, ends: bool = True
     ) -> Callable[[], dict[str, float]]:
         self._check_weights()
+        if self.groups is not None:
+            self.groups.check()
         gradients = [each.grad for each in self._parameters]
         self._signal = self._server.step(self._layout.rank, gradients, self._clipping)
         self._has_pulled = self._has_latest = self._has_averaged = False

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ...launch import reports
 from ..clipping import clip_gradients
+from ..engine_optimizers import stepping
 from ..optimizers import Optimization
 
 # What a worker sends instead of a signal when it ends as intended.
@@ -116,7 +117,8 @@ class Server:
             if bound:
                 clip_gradients(self.parameters, bound, algorithm)
         for optimizer in self._optimizers:
-            optimizer.step()
+            with stepping(optimizer, "copies of the parameters, on a server"):
+                optimizer.step()
         self._version += 1
 
     def serve(self, group: Any) -> None:

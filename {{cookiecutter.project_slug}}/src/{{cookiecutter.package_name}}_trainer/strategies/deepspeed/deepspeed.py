@@ -9,7 +9,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -25,6 +25,7 @@ from ...module import TrainingModule
 from ...options import Options
 from ...options.values import PositiveInt
 from ..base import Stage, StepModule, StepOutput
+from ..engine_optimizers import EngineGroups, stepping
 from ..gradients import sparse
 from ..gradients.same_use import SameUse, trained
 from ..limits import Limits
@@ -33,7 +34,7 @@ from ..optimizer_state import group_names, parameter_names
 from ..optimizers import Optimization
 from ..precision import Precision
 from ..process_group import ProcessGroupStrategy
-from ..user_code import HookGuard, steps_parameters
+from ..user_code import HookGuard
 from . import ELSEWHERE, optimizers, process, settings
 from .onebit_adam import CompressionErrors, OneBitAdam
 from .slices import FlatSlices, ParameterSlices, clip_finite
@@ -252,10 +253,8 @@ class DeepSpeed(ProcessGroupStrategy):
         self.same_use = SameUse(lambda: trained(module), ELSEWHERE, self.timeout_seconds)
         self._guard = HookGuard(module, _INSTEAD, self.slices.has_whole, "hidden")
         named = dict(module.named_parameters())
-        self._groups = [
-            (own, [named[name] for name in names])
-            for own, names in zip(optimizer.param_groups, groups, strict=True)
-        ]
+        shown = [[named[name] for name in own] for own in groups]
+        self.groups = EngineGroups([optimizer], shown)
         self.around_hooks = self._around_hook
         if self.stage == 3:
             found = module.named_modules()
@@ -268,7 +267,7 @@ class DeepSpeed(ProcessGroupStrategy):
 
     @contextmanager
     def _around_hook(self, hook: str) -> Iterator[None]:
-        with steps_parameters(self._groups), self._guard(hook):
+        with self.groups.showing() if self.groups else nullcontext(), self._guard(hook):
             yield
         self.slices.keep_gathered()
 
@@ -309,7 +308,8 @@ class DeepSpeed(ProcessGroupStrategy):
             self.same_use.begin(stage)
         # Stage 3's engine gathers parameters in evaluation too; without training there is none.
         if self.engine is not None and (stage == "training" or self.stage == 3):
-            with process.explained(self.stage):
+            weights = self._guard.weights(f"{stage}_step") if self.stage == 3 else nullcontext()
+            with process.explained(self.stage), weights:
                 return self.engine(stage, batch, batch_idx)
         return self._step_module(stage, batch, batch_idx)
 
@@ -337,9 +337,13 @@ class DeepSpeed(ProcessGroupStrategy):
     def step(
         self, optimization: Optimization, *, ends: bool = True
     ) -> Callable[[], dict[str, float]]:
+        if self.groups is not None:
+            self.groups.check()
         if self.zero is not None:
             self.slices.take_weights()
-        self.engine.step()  # which resets the gradients
+        (optimizer,) = optimization.optimizers
+        with stepping(optimizer, "slices of parameters"):
+            self.engine.step()  # which resets the gradients
         if self.zero is not None:
             adapt_scale(self.precision.scaler, self.zero.overflow)
             self.slices.forget_gradients()

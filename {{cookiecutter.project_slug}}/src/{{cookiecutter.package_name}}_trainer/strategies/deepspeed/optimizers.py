@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from ...errors import ConfigurationError, refuse
 from ...module import TrainingModule
@@ -68,11 +70,19 @@ def _not_sliced(found: Sequence[Optimizer], config: Mapping[str, Any]) -> list[s
         "step, and ZeRO replaces its parameters by slices; create the state in step, or use "
         "strategy='ddp'"
         for each in found
-        if each.state and not isinstance(each, torch.optim.Adagrad)  # which DeepSpeed creates again
+        if _has_tensors(each) and type(each) is not torch.optim.Adagrad  # which it creates again
     ]
     if not config.get("zero_allow_untested_optimizer"):
         lines += elementwise.problems_of(found, "elements")
     return lines
+
+
+def _has_tensors(optimizer: Optimizer) -> bool:
+    """Whether it, or an optimizer in it, keeps tensors beside parameters, such as copies."""
+    names = vars(optimizer).keys() - {"param_groups", "defaults"}
+    kept = tree_leaves([vars(optimizer)[name] for name in names])
+    inner = any(_has_tensors(each) for each in kept if isinstance(each, Optimizer))
+    return inner or any(isinstance(each, Tensor) and each.ndim for each in kept)
 
 
 def one_bit_adam(config: Mapping[str, Any], module: TrainingModule) -> Optimizer:

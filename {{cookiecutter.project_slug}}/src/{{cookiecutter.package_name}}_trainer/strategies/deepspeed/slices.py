@@ -149,7 +149,8 @@ class ParameterSlices(_Slices):
         return Slice(parameter.ds_tensor.data.view(-1), 0, offset, length)
 
     def has_whole(self, parameter: Any) -> bool:
-        return bool(parameter.ds_status.name != "NOT_AVAILABLE")
+        status = getattr(parameter, "ds_status", None)  # none of a buffer
+        return status is None or status.name != "NOT_AVAILABLE"
 
     @torch.no_grad()
     def keep_gathered(self) -> None:

@@ -19,12 +19,13 @@ from ...options import Options
 from .. import elementwise
 from ..base import StepOutput
 from ..clipping import clip_distinct_gradients
+from ..engine_optimizers import EngineGroups, sharded_optimizer
 from ..gradients import sparse
 from ..gradients.averaging import GradientAverage
 from ..gradients.same_use import OPTION, SameUse, trained
 from ..limits import Limits
 from ..memory import Memory, Sizes, divided, memory
-from ..optimizer_state import parameter_names, sharded_optimizer
+from ..optimizer_state import parameter_names
 from ..optimizers import Optimization
 from ..precision import Precision
 from ..process_group import ProcessGroupStrategy
@@ -117,6 +118,7 @@ class DDPSharded(ProcessGroupStrategy):
                 instead = f"set gradient_clip_val instead, or {_ADVICE}"
                 self.around_hooks = HookGuard(module, instead, gradients="some")
         self._sharded = list(optimization.optimizers)
+        self.groups = EngineGroups(self._sharded)
         return optimization
 
     def forward_backward(

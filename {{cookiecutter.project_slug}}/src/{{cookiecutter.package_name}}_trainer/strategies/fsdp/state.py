@@ -69,22 +69,27 @@ def move_rest(module: nn.Module, device: torch.device) -> None:
 def groups_split(optimizer: Optimizer) -> Iterator[None]:
     """Split the parameter groups of an optimizer by mesh in this context, for its step.
 
-    torch's foreach and fused optimizers need all parameters of a group on one mesh.
+    torch's foreach and fused optimizers need all parameters of a group on one mesh. Others, which
+    may know parameters by their places or wrap an optimizer, step one parameter after the other.
     """
     groups = optimizer.param_groups
     parts = [_split(group) for group in groups]
     if all(len(own) <= 1 for own in parts):
         yield
         return
-    optimizer.param_groups = [part for own in parts for part in own]
+    names = {"foreach", "fused"}
+    kept = [{key: group[key] for key in names & group.keys()} for group in groups]
+    if type(optimizer).__module__.startswith("torch.optim"):
+        optimizer.param_groups = [part for own in parts for part in own]
+    else:
+        for group, options in zip(groups, kept, strict=True):
+            group.update(dict.fromkeys(options, False))
     try:
         yield
     finally:
         optimizer.param_groups = groups
-        for group, own in zip(groups, parts, strict=True):
-            # Some optimizers keep a state in their groups, which may be empty.
-            for part in own[:1]:
-                group.update({key: value for key, value in part.items() if key != "params"})
+        for group, options in zip(groups, kept, strict=True):
+            group.update(options)
 
 
 def _split(group: dict[str, Any]) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ from ...errors import UserError
 from ...launch.cluster import Layout
 from ...module import TrainingModule
 from ..base import StepOutput
+from ..engine_optimizers import EngineGroups, copy_settings, not_created
 from ..gradients.averaging import GradientAverage, copy_gradient
 from ..gradients.sparse import sparse_parameters
 from ..limits import Limits
@@ -111,6 +112,7 @@ class Horovod(ProcessGroupStrategy):
         for each in (*module.parameters(), *module.buffers()):
             each.data = each.data.contiguous()  # Horovod reduces and broadcasts no others
         hvd.broadcast_parameters(module.state_dict(), root_rank=0)
+        given = configure()  # it may freeze parameters
         self._hooks = [
             each.register_post_accumulate_grad_hook(self._copy_gradient)
             for each in module.parameters()
@@ -122,7 +124,8 @@ class Horovod(ProcessGroupStrategy):
         self._sparse = [each for each in found if each.requires_grad]
         self.averaged = GradientAverage([*frozen, *self._sparse])
         names = parameter_names(module)
-        self._optimization = configure().replaced(lambda each: self._wrap(each, names))
+        self._optimization = given.replaced(lambda each: self._wrap(each, names))
+        self.groups = EngineGroups(self._optimization.optimizers)
         return self._optimization
 
     def _wrap(self, optimizer: Optimizer, names: Mapping[int, str]) -> Any:
@@ -136,8 +139,12 @@ class Horovod(ProcessGroupStrategy):
         compression = getattr(hvd.Compression, self.compression)
         # It would create dense zeros if a process has no sparse gradient.
         with _frozen(self._sparse):
-            wrapped = hvd.DistributedOptimizer(optimizer, named, compression=compression)
+            try:
+                wrapped = hvd.DistributedOptimizer(optimizer, named, compression=compression)
+            except (AttributeError, TypeError) as error:
+                raise not_created(optimizer, error) from None
         # It creates the optimizer again, with its defaults: Adagrad's state has an initial value.
+        copy_settings(optimizer, wrapped)
         wrapped.state.update(optimizer.state)
         return wrapped
 
@@ -163,17 +170,13 @@ class Horovod(ProcessGroupStrategy):
 
     def _wait(self, optimizer: Any) -> None:
         """Wait for the averaged gradients of a step."""
-        trained = [
-            parameter
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-            if parameter.requires_grad
-        ]
-        used = torch.tensor([float(each.grad is not None) for each in trained])
+        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        used = torch.tensor([float(each.grad is not None) for each in parameters])
         used = self.reduce(used, "max")
         optimizer.synchronize()
-        # Horovod creates zeros for missing gradients, which momentum and weight decay would use.
-        for parameter, is_used in zip(trained, used.tolist(), strict=True):
+        # Horovod creates zeros for missing gradients, also of parameters that were frozen since:
+        # momentum and weight decay would use them.
+        for parameter, is_used in zip(parameters, used.tolist(), strict=True):
             if not is_used:
                 parameter.grad = None
 

@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 from ...errors import ConfigurationError, refuse
 from ...module import TrainingModule
 from .. import elementwise
+from ..engine_optimizers import EngineGroups, sharded_optimizer
 from ..memory import Memory, Sizes, divided
-from ..optimizer_state import sharded_optimizer
 from ..optimizers import Optimization
 from .ddp import DDP
 
@@ -27,7 +27,9 @@ class DDPZeRO1(DDP):
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         optimization = super().setup(module, configure)
         refuse(elementwise.problems_of(optimization.optimizers, "parameters"))
-        return optimization.replaced(_sharded)
+        sharded = optimization.replaced(_sharded)
+        self.groups = EngineGroups(sharded.optimizers, grows=True)
+        return sharded
 
     def memory(self, sizes: Sizes) -> Memory:
         share = sizes.largest_share()

@@ -5,6 +5,7 @@ works on GPUs only; this one works on any devices, even on the same one several 
 """
 
 import dataclasses
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from types import MethodType
@@ -66,6 +67,7 @@ class ReplicatedStep(StepModule):
             replicate(self.module, device, is_first=index == 0)
             for index, device in enumerate(self._devices[: len(pieces)])
         ]
+        before = dict(vars(self.module))
         outputs = []
         for index, (replica, piece) in enumerate(zip(replicas, pieces, strict=True)):
             device = self._devices[index]
@@ -76,6 +78,12 @@ class ReplicatedStep(StepModule):
             # The current one, for its kernels and new tensors.
             with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
                 outputs.append(getattr(replica, f"{stage}_step")(piece, batch_idx))
+        for name, value in vars(self.module).items():
+            if before.get(name) is not value:  # by a lambda, which has the original
+                raise UserError(
+                    f"{stage}_step on a replica set {name} of the module itself, as a hook that is "
+                    "a function may: register a method of the module, or use strategy='ddp'"
+                )
         if self.module.may_skip_batches and any(each is None for each in outputs):
             return None
         if stage == "predict":
@@ -162,21 +170,24 @@ def replicate(
     device: torch.device,
     *,
     is_first: bool,
-    copies: dict[int, Tensor] | None = None,
+    copies: dict[int, Any] | None = None,
 ) -> Any:
     """Replicate a module for one step; gradients flow to the parameters of the original.
 
     The first replica shares the buffers, so that its updates (running statistics of BatchNorm)
-    persist; others have copies. ``copies``: the replica's parameters by ids of the original's, so
-    that shared ones stay shared.
+    persist; others have copies. ``copies``: the replica's parameters and modules by ids of the
+    original's, so that shared ones stay shared.
     """
     copies = {} if copies is None else copies
     if hasattr(module, "metric_state") and hasattr(module, "_update_count"):  # of torchmetrics
         return module  # its state must outlive the step
     replica = module._replicate_for_data_parallel()
-    own = vars(module).get("forward")
-    if isinstance(own, MethodType):  # a bound method would use the original
-        replica.forward = MethodType(own.__func__, replica)
+    copies[id(module)] = replica
+    if isinstance(vars(module).get("forward"), MethodType):
+        replica.forward = _rebound(module.forward, copies)
+    for name in ("_forward_hooks", "_forward_pre_hooks"):
+        hooks = vars(module)[name].items()
+        vars(replica)[name] = OrderedDict((key, _rebound(hook, copies)) for key, hook in hooks)
     for name, child in module._modules.items():
         if child is not None:
             replica._modules[name] = replicate(child, device, is_first=is_first, copies=copies)
@@ -193,6 +204,13 @@ def replicate(
     if isinstance(replica, TrainingModule):
         replica.trainer_state = dataclasses.replace(replica.trainer_state, device=device)
     return replica
+
+
+def _rebound(call: Any, copies: Mapping[int, Any]) -> Any:
+    """A bound method of a module as one of its replica; it would use the original."""
+    if not isinstance(call, MethodType):
+        return call
+    return MethodType(call.__func__, copies.get(id(call.__self__), call.__self__))
 
 
 class _View(torch.autograd.Function):

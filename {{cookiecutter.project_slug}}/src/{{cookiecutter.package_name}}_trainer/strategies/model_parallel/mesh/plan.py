@@ -155,6 +155,12 @@ def _of_layer(layer: Layer, size: int) -> str:
     style = layer.inner
     if not isinstance(style, ColwiseParallel | RowwiseParallel):
         return ""
+    for name, _ in layer.module.named_parameters():
+        if name not in ("weight", "bias"):
+            return (
+                f"{ATTRIBUTE}: {layer.name} computes its weight from {name}, as when it is pruned, "
+                "and torch shards no such layer: leave it out, or use strategy='fsdp'"
+            )
     for each, kind, dimension in _DIMENSIONS:
         if isinstance(style, each) and isinstance(layer.module, kind):
             shape = tuple(layer.module.weight.shape)

@@ -1,6 +1,7 @@
 """``sequential``: pipeline parallelism over the children of ``sequential_module``."""
 
 import functools
+import itertools
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,6 +22,7 @@ from ....options import Options
 from ... import elementwise, memory
 from ...base import DataLayout, Stage, StepModule, StepOutput, check_loss
 from ...clipping import clip_distinct_gradients
+from ...engine_optimizers import stepping
 from ...gradients import sparse
 from ...gradients.averaging import reduce_used
 from ...limits import Limits
@@ -45,6 +47,10 @@ _REFUSED = {
     "uneven_inputs": "all stages must run the same micro-batches; use strategy='fsdp'",
     "activation_checkpointing": "stages checkpoint whole: use strategy_options.checkpoint",
 }
+_INSTEAD = (
+    "other stages have them: use strategy='ddp' or 'fsdp'; training_step may use those that are "
+    "attributes of the module itself, too; to clip, set gradient_clip_val"
+)
 
 
 class Sequential(ProcessGroupStrategy):
@@ -150,9 +156,7 @@ class Sequential(ProcessGroupStrategy):
                 del optimizer.state[each]
         self._divide(module)
         if self.processes.count > 1:
-            instead = "they are on the processes of other stages; use strategy='ddp' or 'fsdp'"
-            instead += ", or gradient_clip_val to clip"
-            self.around_hooks = HookGuard(module, instead, self.ownership.is_own, "some")
+            self.around_hooks = self._guard
         return optimization
 
     def place(self, module: TrainingModule) -> None:
@@ -202,6 +206,7 @@ class Sequential(ProcessGroupStrategy):
         parts = self.ownership.parts()
         self._stages = Stages(module, parts, self.processes, self.precision, self.device)
         module.trainer_state = replace(module.trainer_state, device=self.device)
+        self._guard = HookGuard(module, _INSTEAD, self.ownership.is_own, "some")
 
     # --- a micro-batch -------------------------------------------------------------------------
 
@@ -274,6 +279,10 @@ class Sequential(ProcessGroupStrategy):
         run = functools.partial(super().forward, stage, batch, batch_idx)
         return self._stages.evaluate(Step(run))
 
+    def _call_steps(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
+        with self._guard.weights(f"{stage}_step"):
+            return super()._call_steps(stage, batch, batch_idx)
+
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         # BatchNorm statistics differ between replicas after training; use those of the first.
@@ -287,6 +296,20 @@ class Sequential(ProcessGroupStrategy):
         if algorithm == "value" and all(each.grad is None for each in parameters):
             return None  # a stage may have no parameters, and torch refuses an empty list
         return clip_distinct_gradients(parameters, value, algorithm, self._counts)
+
+    def step(
+        self, optimization: Optimization, *, ends: bool = True
+    ) -> Callable[[], dict[str, float]]:
+        read_values = super().step(optimization, ends=ends)
+        for each in itertools.chain.from_iterable(own for own, _, _ in self._shared):
+            if not self.ownership.counts_here(each):
+                each.grad = None  # of one that no optimizer steps; the sum remains on one process
+        return read_values
+
+    def _step_optimizer(self, optimizer: Optimizer) -> None:
+        name = type(optimizer).__name__
+        with stepping(optimizer, "a stage alone"), self._guard.weights(f"{name}.step"):
+            super()._step_optimizer(optimizer)
 
     def _counts(self, parameter: Tensor) -> bool:
         """Whether this process adds a parameter to the norm, and no other one that holds it."""

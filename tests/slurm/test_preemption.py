@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from pathlib import Path
 
 import pytest
 
@@ -77,6 +78,24 @@ def test_requeues_are_bounded(on_cluster: Project) -> None:
     job.signal()
     assert job.finish(200) == "FAILED after 1 restarts"
     assert "; not requeued again (MAX_REQUEUES=1). To resume: sbatch " in job.log.splitlines()[-1]
+
+
+def test_a_job_that_makes_no_step_is_not_requeued_for_ever(
+    on_cluster: Project, tmp_path: Path
+) -> None:
+    """Its time limit is below the lead of its signal, which comes before the ranks are ready."""
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text("#!/bin/bash\necho started\nexec sleep 600\n")
+    python.chmod(0o755)
+    job = on_cluster.submit("train.sh", *PLAIN, sbatch=("--nodes=1",), VENV=str(tmp_path))
+    for start in (1, 2, 3):
+        until(lambda start=start: job.log.count("started") == start, lambda: job.log)
+        job.signal()
+    assert job.finish() == "FAILED after 2 restarts", job.log
+    said = "not requeued again (3 attempts without a step after step 0: --time leaves too little "
+    assert said in job.log.splitlines()[-1]
+    assert not list(on_cluster.folder.glob("runs/.requeues-*"))
 
 
 def test_a_canceled_job_does_not_come_back(on_cluster: Project) -> None:

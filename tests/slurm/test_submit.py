@@ -40,7 +40,7 @@ def refusal(project: Project, *words: str, **extra: str) -> str:
 
 
 def test_a_time_limit_that_no_partition_allows_is_refused(on_cluster: Project) -> None:
-    said = "--time={} is more than the partition allows (short: 00:10:00): the job would never "
+    said = "--time={} is more than the partition allows (short: 10:00): the job would never "
     short = ("--partition=short", "slurm/train.sh", CPU)
     assert refusal(on_cluster, *short).startswith(said.format("1-00:00:00"))
     assert refusal(on_cluster, *short, SBATCH_TIMELIMIT="11").startswith(said.format("00:11:00"))

@@ -27,12 +27,12 @@ HOSTILE = (
 )
 
 
-def sweep(project: Project, *arguments: str, succeeds: bool = True) -> str:
+def sweep(project: Project, *arguments: str, succeeds: bool = True, **extra: str) -> str:
     """Call sweep.sh in the project's folder and return what it prints."""
     if succeeds:
         path = str(project.folder / "src")
         command = ("bash", "slurm/sweep.sh", *arguments)
-        return project.cluster.slurm(*command, cwd=project.folder, PYTHONPATH=path)
+        return project.cluster.slurm(*command, cwd=project.folder, PYTHONPATH=path, **extra)
     done = subprocess.run(
         ["bash", "slurm/sweep.sh", *arguments],
         cwd=project.folder,
@@ -62,14 +62,15 @@ def test_each_line_of_the_grid_is_a_run(on_cluster: Project) -> None:
         "# width and rate\n"
         "--model.width 4 --model.learning_rate 0.001\n"
         "\n"
-        "--model.width 4 --model.learning_rate '0.01'\n"
+        "--model.width 4 --model.learning_rate '0.01'  # it's \"high\" # \r\n"
         '  --model.width=12 "--trainer.default_root_dir=runs/two words"'
     )
     common = (*PLAIN, "--trainer.max_epochs=1", "--model.learning_rate=0.5")
-    printed = sweep(on_cluster, "--at-once=2", "--nodes=1", "a grid.txt", *common)
+    options = ("--at-once=2", "-N", "1", "a grid.txt", *common)
+    printed = sweep(on_cluster, *options, SBATCH_EXPORT="NONE")
     assert printed.splitlines()[:3] == [
         "1: --model.width 4 --model.learning_rate 0.001",
-        "2: --model.width 4 --model.learning_rate '0.01'",
+        "2: --model.width 4 --model.learning_rate '0.01'  ",
         '3:   --model.width=12 "--trainer.default_root_dir=runs/two words"',
     ]
     # Tasks that begin later are not led astray by a file that has changed.
@@ -128,6 +129,16 @@ def test_tasks_share_a_study(on_cluster: Project) -> None:
     assert on_cluster.cluster.slurm(*left, cwd=on_cluster.folder, PYTHONPATH="src").startswith(
         "0\n"
     )
+
+
+def test_more_lines_than_an_array_may_have_are_a_line(on_cluster: Project) -> None:
+    grid, before = on_cluster.folder / "long.txt", {*on_cluster.folder.glob("runs/.sweep-*")}
+    grid.write_text("--model.width 4\n" * 1001)
+    words = "bash slurm/sweep.sh long.txt 2>&1 || true"
+    printed = on_cluster.cluster.slurm("bash", "-c", words, cwd=on_cluster.folder)
+    said = "sweep.sh: long.txt is 1001 tasks, and this cluster allows 1000 in an array: split it"
+    assert printed.splitlines()[-1] == said
+    assert {*on_cluster.folder.glob("runs/.sweep-*")} == before
 
 
 def test_a_stopped_task_brings_only_itself_back(on_cluster: Project) -> None:

@@ -16,11 +16,6 @@ option() { # NAME OPTION …
     return "$is_there"
 }
 
-# Whether options name the devices in an older way.
-names_devices() { # OPTION of fit …
-    option --trainer.gpus "$@" > /dev/null
-}
-
 # Unset SLURM's variables of this job, which do not apply to another one.
 leave_job() {
     local name
@@ -40,16 +35,41 @@ check_venv() {
     fail "there is no $VENV/bin/python in $PWD; \`make setup\`, or set VENV (slurm/settings.sh)"
 }
 
+# Prepare the environment of the ranks on this host, and set `python` to how it is called.
+find_python() {
+    set +u # scripts of modules and conda read variables that are not set
+    prepare < /dev/null || fail "\`prepare\` in slurm/settings.sh has failed on ${SLURMD_NODENAME-$HOSTNAME}"
+    set -u
+    check_venv
+    use_own_packages
+    case $CONTAINER in
+        none) python=("$VENV/bin/python") ;;
+        apptainer)
+            python=(apptainer exec --bind "$PWD${MOUNTS:+,$MOUNTS}" --pwd "$PWD")
+            # The GPU driver comes from the host.
+            if [ -n "${SLURM_GPUS_ON_NODE-}" ] || { [ -z "${SLURM_JOB_ID-}" ] && [ -e /dev/nvidiactl ]; }; then python+=(--nv); fi
+            python+=("$IMAGE" python)
+            ;;
+        pyxis)
+            [ -n "${SLURM_JOB_ID-}" ] || fail "CONTAINER=pyxis cannot be used without a scheduler; use none or apptainer"
+            srun_options+=(--container-image="$IMAGE" --container-mounts="$PWD:$PWD${MOUNTS:+,$MOUNTS}" --container-workdir="$PWD")
+            srun_options+=(--container-env=PYTHONPATH) # or the image's would replace it
+            python=(python)
+            ;;
+        *) fail "CONTAINER=$CONTAINER is unknown; use none, apptainer or pyxis" ;;
+    esac
+}
+
 # A job with GPUs trains on them, unless an option or its config says otherwise.
 check_torch() { # OPTION of fit …
     local accelerator config version
     config=$(option --config "$@") || config=$CONFIG
     accelerator=$(option --trainer.accelerator "$@") || accelerator=$(sed -n 's/^ *accelerator: *//p' "$config" 2> /dev/null)
-    if [ "$CONTAINER" != none ] || names_devices "$@" || [[ $accelerator != @(|gpu|cuda) ]]; then return; fi
+    # --trainer.gpus names devices in an older way.
+    if [ "$CONTAINER" != none ] || option --trainer.gpus "$@" > /dev/null || [[ $accelerator != @(|gpu|cuda) ]]; then return; fi
     version=$("$VENV/bin/python" -c 'from importlib.metadata import version; print(version("torch"))' 2> /dev/null)
-    if [[ $version == *+cpu ]]; then
+    [[ $version != *+cpu ]] ||
         fail "the job asks for GPUs, and torch $version in $VENV is a CPU build: \`make setup VARIANT=cuda\`, or --trainer.accelerator cpu"
-    fi
 }
 
 # The options of `fit` can be read, as far as this machine knows.

@@ -4,12 +4,10 @@
 #
 #   NODES_MIN=2 bash slurm/submit.sh --nodes=4 slurm/elastic.sh --trainer.checkpoint_every_n_steps 100
 #
-# SLURM removes a lost node from a job permanently. A replacement job therefore waits in the queue
-# for one node, joins the run, and ends with it. If the first node, which runs this script, is lost,
-# SLURM requeues the whole job.
+# SLURM removes a lost node from a job: a replacement job waits for one, joins the run, and ends with
+# it. If the first node, which runs this script, is lost, SLURM requeues the whole job.
 #
 # Options of sbatch override the lines below. For other settings see slurm/settings.sh.
-#
 #SBATCH --job-name={{ cookiecutter.project_slug }}
 #SBATCH --nodes=2
 # One process per GPU; on CPUs --ntasks-per-node sets the number.
@@ -37,10 +35,8 @@
 # shellcheck disable=SC2030,SC2031,SC2153,SC2317,SC2329 # set by SLURM, changed for one command, in a trap
 set -uo pipefail
 
-if ! [ -f "${SLURM_SUBMIT_DIR-}/slurm/job.sh" ]; then
-    echo "elastic.sh: submit it in the project's folder: sbatch slurm/elastic.sh …" >&2
-    exit 2
-fi
+[ -f "${SLURM_SUBMIT_DIR-}/slurm/job.sh" ] ||
+    { echo "elastic.sh: submit it in the project's folder: sbatch slurm/elastic.sh …" >&2 && exit 2; }
 LAUNCH=torchrun
 # shellcheck source=SCRIPTDIR/job.sh
 source "$SLURM_SUBMIT_DIR/slurm/job.sh"
@@ -114,9 +110,7 @@ submit_replacement() { # OPTION …
     options=(--nodes=1 --ntasks-per-node="$ranks" --no-requeue --job-name="$replacement"
         --output="slurm-$SLURM_JOB_ID-%j.out" --partition="$SLURM_JOB_PARTITION"
         --time="$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%l)")
-    if [ -n "${SLURM_GPUS_ON_NODE-}" ]; then
-        options+=(--gpus-per-node="$gpus" --cpus-per-gpu="$((SLURM_CPUS_ON_NODE / SLURM_GPUS_ON_NODE))")
-    fi
+    [ "$on_node" = 0 ] || options+=(--gpus-per-node="$gpus" --cpus-per-gpu="$((SLURM_CPUS_ON_NODE / on_node))")
     if [ -n "${SLURM_JOB_ACCOUNT-}" ]; then options+=(--account="$SLURM_JOB_ACCOUNT"); fi
     read -r -a more <<< "$REPLACEMENT_OPTIONS"
     (
@@ -132,11 +126,8 @@ submit_replacement() { # OPTION …
 # while SLURM's controller is unavailable.
 run_goes_on() {
     local facts
-    if facts=$(scontrol --oneliner show job "$job" 2>&1); then
-        [[ $facts =~ \ JobState=RUNNING\  && $facts =~ \ Restarts=$restarts\  ]]
-    else
-        [[ $facts != *"Invalid job id"* ]]
-    fi
+    facts=$(scontrol --oneliner show job "$job" 2>&1) || { [[ $facts != *"Invalid job id"* ]] && return; }
+    [[ $facts =~ \ JobState=RUNNING\  && $facts =~ \ Restarts=$restarts\  ]]
 }
 
 # Remove agents that have ended; sets `code` to the exit code of the last one.
@@ -157,9 +148,9 @@ check_agents() {
 
 start_missing_agents() {
     local node
-    while read -r node; do
+    for node in $(nodes); do
         if [ -z "${agents[$node]-}" ] && [ "${attempts[$node]-0}" -lt 10 ]; then start_agent "$node"; fi
-    done < <(nodes)
+    done
 }
 
 # Wait 5 s, or until an agent ends or a signal arrives.
@@ -170,9 +161,7 @@ pause() {
     wait $! 2> /dev/null
 }
 
-end_agents() { # SIGNAL
-    if [ -n "${agents[*]}" ]; then kill "-$1" "${agents[@]}" 2> /dev/null; fi
-}
+end_agents() { [ -z "${agents[*]}" ] || kill "-$1" "${agents[@]}" 2> /dev/null; } # SIGNAL
 
 end_replacements() { scancel --quiet --me --name="$replacement"; }
 
@@ -187,10 +176,7 @@ if [ -n "${JOIN_JOB-}" ]; then
     exit "$code"
 fi
 
-at_exit() {
-    end_replacements
-    tidy "$requeues"
-}
+at_exit() { end_replacements; tidy "$requeues"; }
 trap 'signal=TERM; end_replacements' TERM
 is_told='' deadline=''
 start_missing_agents

@@ -2,10 +2,7 @@
 # Shared by train.sh and elastic.sh: how to call Python, to wait for the ranks and to end the job.
 # Nothing is evaluated twice: options are kept in arrays and never joined to a string.
 
-fail() {
-    printf '%s: %s\n' "$SLURM_JOB_NAME" "$*" >&2
-    exit 2
-}
+fail() { echo "$SLURM_JOB_NAME: $*" >&2; exit 2; }
 note() { echo "$SLURM_JOB_NAME: note: $*" >&2; }
 
 ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 404)) || fail "bash 4.4 or newer is needed; this is $BASH_VERSION"
@@ -14,8 +11,7 @@ if [ "${ENVIRONMENT-}" != BATCH ] || [ "${SLURM_STEP_ID:-4294967295}" -lt 429496
     fail "this is a batch script of one component; submit it: bash slurm/submit.sh slurm/train.sh … (not salloc, srun or ':')"
 fi
 
-# sbatch runs a copy of the script, which does not know its original path. Since this file was
-# found, SLURM_SUBMIT_DIR is the project's folder.
+# sbatch runs a copy of the script. Since this file was found, SLURM_SUBMIT_DIR is the project's folder.
 cd "$SLURM_SUBMIT_DIR" || fail "cannot enter $SLURM_SUBMIT_DIR on $SLURMD_NODENAME"
 
 # Settings are words before the options, too: many clusters export no variables to jobs.
@@ -25,34 +21,25 @@ source slurm/settings.sh
 # shellcheck source=SCRIPTDIR/checks.sh
 source slurm/checks.sh
 if [ -z "${SUBMITTED_BY-}" ]; then
-    if grep -q '^ *export SBATCH_' slurm/settings.sh; then
+    ! grep -q '^ *export SBATCH_' slurm/settings.sh ||
         note "sbatch does not read the SBATCH_ variables in slurm/settings.sh; slurm/submit.sh does"
-    fi
-    if [[ ${SLURM_EXPORT_ENV-ALL} != ALL* ]]; then
+    [[ ${SLURM_EXPORT_ENV-ALL} == ALL* ]] ||
         note "sbatch has exported no variables (--export): write settings after the script, or use slurm/submit.sh"
-    fi
 fi
-if [ -n "${SLURM_ARRAY_TASK_ID-}" ] && [ -z "${SWEEP_STUDY-}${SWEEP_PLAN-}" ]; then
+[ -z "${SLURM_ARRAY_TASK_ID-}" ] || [ -n "${SWEEP_STUDY-}${SWEEP_PLAN-}" ] ||
     note "all tasks of this array get the same options; slurm/sweep.sh gives each its own"
-fi
-# Scripts of modules and conda read variables that are not set.
-set +u
-prepare || fail "\`prepare\` in slurm/settings.sh has failed on $SLURMD_NODENAME"
-set -u
 
 # SLURM's controller may be unavailable for a moment, for example while it restarts.
 patiently() { # COMMAND …
-    local tries=1
+    local tries=0
     until "$@"; do
-        [ "$tries" -lt 5 ] || return 1
-        tries=$((tries + 1))
+        ((++tries < 5)) || return 1
         sleep 4
     done
 }
 
 restarts=${SLURM_RESTART_COUNT:-0}
-# A requeued job keeps its name. The last task of an array has the id of the array, which SLURM would
-# take for all tasks.
+# The last task of an array has the id of the array, which SLURM would take for all tasks.
 job=$SLURM_JOB_ID
 if [ -n "${SLURM_ARRAY_JOB_ID-}" ]; then job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID; fi
 # A replacement for a lost node (elastic.sh) joins the run of another job.
@@ -66,13 +53,11 @@ for name in MAX_REQUEUES SAVE_SECONDS NODES_MIN NODES_MAX MAX_REPLACEMENTS on_no
 done
 
 # Tasks of all nodes, and at most of one, as SLURM plans them ("2(x3),1"): those that the job asks for, or one per CPU.
-tasks=0 most=0 uneven=
-for entry in $(tr , " " <<< "${SLURM_TASKS_PER_NODE-1}"); do
-    [[ $entry =~ ^([0-9]+)(\(x([0-9]+)\))?$ ]] || fail "SLURM_TASKS_PER_NODE=$SLURM_TASKS_PER_NODE is not understood"
-    if [ "$most" != 0 ]; then uneven=1; fi
-    tasks=$((tasks + BASH_REMATCH[1] * ${BASH_REMATCH[3]:-1}))
-    most=$((BASH_REMATCH[1] > most ? BASH_REMATCH[1] : most))
-done
+plan=${SLURM_TASKS_PER_NODE-1} uneven=
+[[ $plan =~ ^[0-9,x\(\)]+$ ]] || fail "SLURM_TASKS_PER_NODE=$plan is not understood"
+plan=${plan//(x/*} plan=${plan//)/}
+tasks=$((${plan//,/+})) most=${plan%%[*,]*}
+if [[ $plan == *,* ]]; then uneven=1; fi
 # Other variables may be inherited from a job in which sbatch was called.
 if [ "${SLURM_NTASKS-}" = "$tasks" ] && { [ "$LAUNCH" != torchrun ] || [ "$most" != 1 ] || [ "$on_node" = 0 ]; }; then
     ranks=$most
@@ -95,52 +80,27 @@ if [ "${gpus##*:}" != "${SLURM_GPUS_ON_NODE-}" ]; then gpus=${SLURM_GPUS_ON_NODE
 unset "${!SLURM_GPUS_PER_@}" "${!SLURM_NTASKS@}" "${!SLURM_CPUS_PER_@}" SLURM_GPUS SLURM_NPROCS SLURM_TRES_PER_TASK
 export SLURM_EXPORT_ENV=ALL # srun, also that of mpirun, exports what was set here
 
-use_own_packages
-
 read -r -a srun_options <<< "$SRUN_OPTIONS"
-python=()
-case $CONTAINER in
-    none)
-        check_venv
-        python=("$VENV/bin/python")
-        ;;
-    apptainer)
-        python=(apptainer exec --bind "$PWD${MOUNTS:+,$MOUNTS}" --pwd "$PWD")
-        # The GPU driver comes from the host.
-        if [ -n "${SLURM_GPUS_ON_NODE-}" ]; then python+=(--nv); fi
-        python+=("$IMAGE" python)
-        ;;
-    pyxis)
-        srun_options+=(--container-image="$IMAGE" --container-mounts="$PWD:$PWD${MOUNTS:+,$MOUNTS}" --container-workdir="$PWD")
-        srun_options+=(--container-env=PYTHONPATH) # or the image's would replace it
-        python=(python)
-        ;;
-    *) fail "CONTAINER=$CONTAINER is unknown; use none, apptainer or pyxis" ;;
-esac
+find_python
 
 # Call Python in the environment of the ranks. Its errors are not the run's outcome.
 run_python() { # ARGUMENT …
     local command=("${python[@]}" "$@")
     # This shell is not in pyxis' container.
-    if [ "$CONTAINER" = pyxis ]; then
-        command=(srun --nodes=1 --ntasks=1 --export=ALL "${srun_options[@]}" "${command[@]}")
-    fi
+    [ "$CONTAINER" != pyxis ] || command=(srun --nodes=1 --ntasks=1 --export=ALL "${srun_options[@]}" "${command[@]}")
     TRAINER_OUTCOME='' TRAINER_WORLD_SIZE='' timeout --kill-after=10 300 "${command[@]}" < /dev/null
 }
 
 # A task of slurm/sweep.sh has its own options: a line of a file of options, or a trial that it takes.
+words=()
 if [ -n "${SWEEP_STUDY-}" ]; then
     taken=$(run_python sweeps/sweep.py "$SWEEP_STUDY" ask "$job") || fail "$SWEEP_STUDY: no trial can be taken"
-    if [ -z "$taken" ]; then
-        echo "$SWEEP_STUDY: no trial is left"
-        exit 0
-    fi
+    [ -n "$taken" ] || { echo "$SWEEP_STUDY: no trial is left" && exit; }
     mapfile -t words <<< "$taken"
-    set -- "$@" "${words[@]}"
 elif [ -n "${SWEEP_PLAN-}" ]; then
     mapfile -t words < "$SWEEP_PLAN/$SLURM_ARRAY_TASK_ID" || exit 2
-    set -- "$@" "${words[@]}"
 fi
+set -- "$@" "${words[@]}"
 
 # Each job has its own run, the same after each requeue. Options of the user come last and override.
 run_name=job-${job//_/-}
@@ -151,11 +111,9 @@ if [ "${1-}" = reproduce ]; then
     shift "$(($# < 2 ? $# : 2))"
 else
     # With GPUs from SLURM, torch must not fall back to CPUs. A config or an option overrides this.
-    if [ "${SLURM_GPUS_ON_NODE:-0}" != 0 ] || [ -n "${SLURM_JOB_GPUS-}" ]; then
-        if ! names_devices "$@"; then
-            fit+=(--trainer.accelerator gpu)
-            check_torch "$@"
-        fi
+    if [ "$on_node${SLURM_JOB_GPUS-}" != 0 ] && ! option --trainer.gpus "$@" > /dev/null; then
+        fit+=(--trainer.accelerator gpu)
+        check_torch "$@"
     fi
     if ! option --config "$@" > /dev/null; then fit+=(--config "$CONFIG"); fi
 fi
@@ -166,11 +124,9 @@ own=$(option --trainer.run_name "$@") || own=$run_name
 run_directory() {
     local root
     root=$(option --trainer.default_root_dir "${fit[@]}") || root=
-    if [ "${fit[1]}" = fit ] && { [ -z "$root" ] || [[ $root == *[~\$]* ]]; }; then
-        root=$(run_python -c 'import os, sys, yaml
+    [[ $root != @(|*[~\$]*) || ${fit[1]} != fit ]] || root=$(run_python -c 'import os, sys, yaml
 print(os.path.expanduser(os.path.expandvars(yaml.safe_load(sys.argv[1])["trainer"]["default_root_dir"])))' \
-            "$(run_python -m "${fit[@]}" --print_config)" 2> /dev/null)
-    fi
+        "$(run_python -m "${fit[@]}" --print_config)" 2> /dev/null)
     printf %s "${root:-runs}/$own"
 }
 
@@ -240,18 +196,17 @@ conclude() { # EXIT_CODE
         # The signal came before the trainer was ready: restarting loses nothing.
         "") if [ "$signal" = USR1 ]; then requeue "stopped by SIGUSR1 before the first step"; fi ;;
         # SLURM does not requeue a preempted job that ends within its GraceTime.
-        "preempted SIGTERM"*) if is_preempted; then requeue "$outcome"; fi ;;
+        "preempted SIGTERM"*)
+            [[ ! $(patiently scontrol --oneliner show job "$job") =~ \ PreemptTime=[0-9] ]] || requeue "$outcome"
+            ;;
     esac
     record_trial
     echo "$run_name: ${outcome:-ended without reporting a reason (exit code $code)}" >&2
-    if [ "$code" = 0 ]; then code=1; fi
-    exit "$code"
+    exit "$((code > 0 ? code : 1))"
 }
 
 # Record the value of a sweep's trial, or that it failed.
-record_trial() {
-    if [ -n "${SWEEP_STUDY-}" ]; then run_python sweeps/sweep.py "$SWEEP_STUDY" tell "$job"; fi
-}
+record_trial() { [ -z "${SWEEP_STUDY-}" ] || run_python sweeps/sweep.py "$SWEEP_STUDY" tell "$job"; }
 
 # Write a page about the run, if the project has the command. The job has succeeded, even if this fails.
 write_report() {
@@ -261,10 +216,6 @@ write_report() {
     [ -e "$run/run.json" ] || return 0
     command=(-m "$PACKAGE" report "$run")
     run_python "${command[@]}" || note "the report was not written; later: python ${command[*]}"
-}
-
-is_preempted() {
-    [[ $(patiently scontrol --oneliner show job "$job") =~ \ PreemptTime=[0-9] ]]
 }
 
 requeue() { # WHY

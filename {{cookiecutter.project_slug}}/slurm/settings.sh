@@ -1,7 +1,6 @@
 # shellcheck shell=bash disable=SC2034
-# Settings of these scripts. Options of SLURM (nodes, GPUs, time, partition, account) are in the
-# #SBATCH lines of train.sh and elastic.sh, or below. Override all of them for a single job: variables
-# before the command, options of SLURM before the script.
+# Settings of these scripts; options of SLURM are in the #SBATCH lines of train.sh and elastic.sh, or
+# below. Override both for a single job: variables before the command, options before the script.
 #
 #   LAUNCH=torchrun MAX_REQUEUES=3 bash slurm/submit.sh --nodes=4 --time=02:00:00 slurm/train.sh --model.width 64
 
@@ -54,21 +53,17 @@ PACKAGE={{ cookiecutter.package_name }}
 # Further options of srun, separated by spaces.
 : "${SRUN_OPTIONS=}"
 
-# Seconds from SIGUSR1 or SIGTERM to the end of saving. It must be less than --signal in the #SBATCH
-# lines allows, and for SIGTERM less than the cluster's KillWait.
+# Seconds from SIGUSR1 to the end of saving: less than --signal allows; for SIGTERM, than KillWait.
 : "${SAVE_SECONDS=100}"
 
 # --- elastic.sh only -----------------------------------------------------------------------------
 
-# A job trains on the nodes that are available, from NODES_MIN to NODES_MAX (by default the nodes that
-# the job starts with).
+# A job trains on the available nodes, from NODES_MIN to NODES_MAX (by default those it starts with).
 : "${NODES_MIN=1}"
 : "${NODES_MAX=}"
-# The number of replacement jobs for lost nodes, and further options of sbatch for them, separated by
-# spaces. They use the partition, account, GPUs and time limit of the job.
+# The number of replacement jobs for lost nodes, and further options of sbatch for them, separated by spaces.
 : "${MAX_REPLACEMENTS=20}"
 : "${REPLACEMENT_OPTIONS=}"
-# The rendezvous backend: `c10d` needs nothing; `etcd-v2` needs an etcd server at RDZV_ENDPOINT
-# (HOST:PORT, started with --enable-v2) and python-etcd in the environment.
+# `c10d`, or `etcd-v2` with an etcd server at RDZV_ENDPOINT (HOST:PORT, --enable-v2) and python-etcd.
 : "${RDZV_BACKEND=c10d}"
 : "${RDZV_ENDPOINT=}"

@@ -7,10 +7,7 @@
 # By default SLURM accepts a job whose time limit its partition does not allow, and never starts it.
 set -uo pipefail
 
-fail() {
-    printf 'submit.sh: %s\n' "$*" >&2
-    exit 2
-}
+fail() { echo "submit.sh: $*" >&2; exit 2; }
 
 ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 404)) || fail "bash 4.4 or newer is needed; this is $BASH_VERSION"
 [ -f slurm/settings.sh ] || fail "run it in the project's folder: bash slurm/submit.sh …"
@@ -42,36 +39,32 @@ while IFS= read -r line; do
     if [[ $line =~ ^sbatch:\ ([a-z-]+)\ +:\ (.+)$ ]]; then asked[${BASH_REMATCH[1]}]=${BASH_REMATCH[2]}; fi
 done < <(sbatch --verbose --test-only "${options[@]}" "$script" 2>&1)
 
-seconds() { # [DAYS-]HOURS:MINUTES:SECONDS
-    [[ $1 =~ ^(([0-9]+)-)?([0-9]+):([0-9]+):([0-9]+)$ ]] || return
-    echo $((10#0${BASH_REMATCH[2]} * 86400 + 10#${BASH_REMATCH[3]} * 3600 + 10#${BASH_REMATCH[4]} * 60 + 10#${BASH_REMATCH[5]}))
+seconds() { # [DAYS-][HOURS:]MINUTES:SECONDS
+    [[ $1 =~ ^(([0-9]+)-)?(([0-9]+):)?([0-9]+):([0-9]+)$ ]] || return
+    echo $((10#0${BASH_REMATCH[2]} * 86400 + 10#0${BASH_REMATCH[4]} * 3600 + 10#${BASH_REMATCH[5]} * 60 + 10#${BASH_REMATCH[6]}))
 }
 
-# Fail if no partition of the job allows its time limit.
+# Fail if no partition of the job allows its time limit, or the job would save at once.
 check_time() {
-    local facts lead limit limits='' time
+    local name limit limits='' time lead=${asked[signal]-}
     time=$(seconds "${asked[time]-}") || return 0
-    lead=${asked[signal]##*@}
+    lead=${lead##*@}
     [[ $lead != +([0-9]) ]] || [ "$time" -gt "$lead" ] ||
         fail "--time=${asked[time]} is not more than the $lead s before its end at which the job saves (--signal): it would make no step"
-    while IFS= read -r facts; do
-        if [ -n "${asked[partition]-}" ]; then
-            [[ ,${asked[partition]}, == *,${facts%% *},* ]] || continue
-        else
-            [[ $facts == *" Default=YES "* ]] || continue
-        fi
-        [[ $facts =~ \ MaxTime=([^ ]+) ]] && limit=$(seconds "${BASH_REMATCH[1]}") && [ "$limit" -lt "$time" ] || return 0
-        limits+="${limits:+, }${facts%% *}: ${BASH_REMATCH[1]}"
-    done < <(scontrol --oneliner show partition 2> /dev/null | sed 's/^PartitionName=//')
+    while read -r name limit; do # the name of the default partition ends with *
+        [[ ,${asked[partition]-}, == *,${name%\*},* || (-z ${asked[partition]-} && $name == *\*) ]] || continue
+        [ "$(seconds "$limit" || echo "$time")" -lt "$time" ] || return 0
+        limits+="${limits:+, }${name%\*}: $limit"
+    done < <(sinfo --noheader --format='%P %l' 2> /dev/null)
     [ -z "$limits" ] ||
         fail "--time=${asked[time]} is more than the partition allows ($limits): the job would never start; give less, and it is requeued and resumes"
 }
 
 check_time
 for name in output error; do
-    path=${asked[$name]-}
-    [[ $path != */* || ${path%/*} == *%* || -d ${path%/*} ]] ||
-        fail "--$name=$path: there is no folder ${path%/*}, and SLURM makes none: the job would end without a word"
+    path=${asked[$name]-x} folder=${path%/*}
+    [[ $path != */* || $folder == *%* || -d $folder ]] ||
+        fail "--$name=$path: there is no folder $folder, and SLURM makes none: the job would end without a word"
 done
 # A name such as docker://… is of a registry.
 [ "$CONTAINER" = none ] || [[ $IMAGE != *.s@(if|qsh) || $IMAGE == *://* ]] || [ -e "$IMAGE" ] ||

@@ -12,10 +12,7 @@
 # Task I of the array trains line I, in the run job-ARRAY-I.
 set -euo pipefail
 
-fail() {
-    printf 'sweep.sh: %s\n' "$*" >&2
-    exit 2
-}
+fail() { [ -z "${plan-}" ] || rm -r "$plan"; echo "sweep.sh: $*" >&2; exit 2; }
 
 ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 404)) || fail "bash 4.4 or newer is needed; this is $BASH_VERSION"
 [ -f slurm/train.sh ] || fail "run it in the project's folder: bash slurm/sweep.sh …"
@@ -62,16 +59,11 @@ while IFS= read -r line || [ -n "$line" ]; do
     if [[ $line =~ ^[[:space:]]*$ ]]; then continue; fi
     count=$((count + 1))
     # xargs removes quotes, and interprets no other shell syntax.
-    xargs printf '%s\n' <<< "$line" > "$plan/$count" 2> /dev/null || {
-        rm -r "$plan"
+    xargs printf '%s\n' <<< "$line" > "$plan/$count" 2> /dev/null ||
         fail "$grid, line $number: a quote is not closed"
-    }
     printf '%d: %s\n' "$count" "$line"
 done < "$grid"
-if [ "$count" = 0 ]; then
-    rm -r "$plan"
-    fail "$grid has no line with options"
-fi
+[ "$count" != 0 ] || fail "$grid has no line with options"
 
 export SWEEP_PLAN=$plan
 submit "$count" "$@"

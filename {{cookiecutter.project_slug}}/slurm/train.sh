@@ -8,7 +8,6 @@
 {%- endif %}
 #
 # Options of sbatch override the lines below. For other settings see slurm/settings.sh.
-#
 #SBATCH --job-name={{ cookiecutter.project_slug }}
 #SBATCH --nodes=1
 # One process per GPU; on CPUs --ntasks-per-node sets the number.
@@ -33,26 +32,21 @@
 #SBATCH --open-mode=append
 set -uo pipefail
 
-if ! [ -f "${SLURM_SUBMIT_DIR-}/slurm/job.sh" ]; then
-    echo "train.sh: submit it in the project's folder: sbatch slurm/train.sh …" >&2
-    exit 2
-fi
+[ -f "${SLURM_SUBMIT_DIR-}/slurm/job.sh" ] ||
+    { echo "train.sh: submit it in the project's folder: sbatch slurm/train.sh …" >&2 && exit 2; }
 # shellcheck source=SCRIPTDIR/job.sh
 source "$SLURM_SUBMIT_DIR/slurm/job.sh"
 {% if cookiecutter.horovod == "yes" %}
-if [ -z "$LAUNCH" ]; then
-    LAUNCH=tasks
-    if [ "$(option --trainer.strategy "$@")" = horovod ]; then LAUNCH=mpirun; fi
-fi
+: "${LAUNCH:=$([ "$(option --trainer.strategy "$@")" = horovod ] && echo mpirun || echo tasks)}"
 {%- endif %}
 # shellcheck disable=SC2153 # SLURM sets it
 cpus=$((SLURM_CPUS_ON_NODE / ranks))
 if [ "$cpus" = 0 ]; then cpus=1 srun_options+=(--overcommit); fi
 # A run with another number of processes ends at once, also one in a container that loses SLURM's variables.
 export TRAINER_WORLD_SIZE=$tasks APPTAINERENV_TRAINER_WORLD_SIZE=$tasks
+[ -z "$uneven" ] || [ "$LAUNCH" = tasks ] || fail "LAUNCH=$LAUNCH starts as many processes on each node; SLURM plans $SLURM_TASKS_PER_NODE"
 # Without --kill-on-bad-exit, which would kill ranks that are still saving. If a rank fails, the
 # trainer ends the others; --wait is for ranks that hang.
-[ -z "$uneven" ] || [ "$LAUNCH" = tasks ] || fail "LAUNCH=$LAUNCH starts as many processes on each node; SLURM plans $SLURM_TASKS_PER_NODE"
 step=(srun --nodes="$SLURM_JOB_NUM_NODES" --export=ALL --label --kill-on-bad-exit=0
     --wait="$((SAVE_SECONDS + 60))" "${srun_options[@]}")
 case $LAUNCH in

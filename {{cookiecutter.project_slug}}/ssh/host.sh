@@ -5,32 +5,14 @@ set -uo pipefail
 id=$1 index=$2 nodes=$3 processes=$4
 shift 4
 
-fail() {
-    printf 'error: %s\n' "$*"
-    exit 2
-}
+fail() { echo "error: $*"; exit 2; }
 
 # shellcheck source=SCRIPTDIR/../slurm/settings.sh
 source slurm/settings.sh
 # shellcheck source=SCRIPTDIR/../slurm/checks.sh
 source slurm/checks.sh
-set +u # scripts of modules and conda read variables that are not set
-prepare < /dev/null || fail "\`prepare\` in slurm/settings.sh has failed"
-set -u
+find_python
 [[ $SAVE_SECONDS =~ ^(0|[1-9][0-9]*)$ ]] || fail "SAVE_SECONDS=$SAVE_SECONDS: must be a whole number"
-case $CONTAINER in
-    none)
-        check_venv
-        python=("$VENV/bin/python")
-        ;;
-    apptainer)
-        python=(apptainer exec --bind "$PWD${MOUNTS:+,$MOUNTS}" --pwd "$PWD")
-        if [ -e /dev/nvidiactl ]; then python+=(--nv); fi
-        python+=("$IMAGE" python)
-        ;;
-    *) fail "CONTAINER=$CONTAINER cannot be used without a scheduler; use none or apptainer" ;;
-esac
-use_own_packages
 
 tell() { printf '%s: %s\n' "$id" "$*"; } # train.sh
 

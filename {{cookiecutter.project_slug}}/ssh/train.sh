@@ -13,15 +13,12 @@
 #   MASTER_ADDR, MASTER_PORT  where the hosts reach the first; by default ssh's name of it, a free port
 set -uo pipefail
 
-fail() {
-    printf 'train.sh: %s\n' "$*" >&2
-    exit 2
-}
+fail() { echo "train.sh: $*" >&2; exit 2; }
 
 [ -f ssh/host.sh ] || fail "run it in the project's folder: bash ssh/train.sh HOSTS …"
 [ -f "${1-}" ] || fail "there is no file '${1-}' of hosts: bash ssh/train.sh HOSTS [option of fit …]"
 hosts=() counts=() nodes=0
-while read -r host count more || [ -n "$host" ]; do
+while IFS=$' \t\r' read -r host count more || [ -n "$host" ]; do
     if [[ $host == @(|\#*) ]]; then continue; fi
     # No option of ssh, and nothing that a shell or sed would read.
     [[ $host =~ ^[A-Za-z0-9_][A-Za-z0-9_.@:-]*$ && ${count:={{ cookiecutter.gpus_per_node if cookiecutter.gpus_per_node != "0" else "1" }}} =~ ^[1-9][0-9]{0,2}$ && $more == @(|\#*) ]] ||
@@ -73,9 +70,8 @@ stop() { # SIGNAL
     signal=${signal:-$1}
     echo "train.sh: SIG$1: the ranks are told to $([ "$(< "$dir/order")" = stop ] && echo save || echo end)" >&2
 }
-trap 'stop INT' INT
-trap 'stop TERM' TERM
-trap 'stop HUP' HUP
+# shellcheck disable=SC2064
+for name in INT TERM HUP; do trap "stop $name" "$name"; done
 
 order wait
 for index in "${!hosts[@]}"; do

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ..errors import ConfigurationError, UserError, one_line, refused
+from ..errors import ConfigurationError, one_line, refused
 from ..launch import files, side_files
 
 BEST = "best"

@@ -1,6 +1,7 @@
 """The optimizers of a user that an engine creates again, or gives something else to step."""
 
 import inspect
+import re
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -74,18 +75,22 @@ class EngineGroups:
 
 
 @contextmanager
-def stepping(optimizer: Optimizer, part: str) -> Iterator[None]:
-    """Context of an engine's step of ``part``, which a user's optimizer may not support."""
+def stepping(optimizer: Optimizer, part: str, signs: str = "") -> Iterator[None]:
+    """Context of an engine's step of ``part``, which an optimizer may not support.
+
+    ``signs``: a pattern of the errors that say so; default: all that a user's optimizer raises.
+    """
     try:
         yield
-    except (LookupError, RuntimeError) as error:
+    except (LookupError, RuntimeError, UserError) as error:
         frames = traceback.walk_tb(error.__traceback__)
         is_own = any(frame.f_locals.get("self") is optimizer for frame, _ in frames)
-        if not is_own or type(optimizer).__module__.startswith("torch.optim"):
+        is_own = is_own and not type(optimizer).__module__.startswith("torch.optim")
+        if not (re.search(signs, str(error)) if signs else is_own):
             raise
         raise UserError(
-            f"{type(optimizer).__name__} cannot step {part} ({type(error).__name__}: "
-            f"{one_line(error)}); use AdamW, or strategy='ddp'"
+            f"{type(optimizer).__name__} cannot step {part} ({one_line(error)}); use AdamW, or "
+            "strategy='ddp'"
         ) from error
 
 

@@ -1,12 +1,8 @@
 """Optimizer state by parameter name, which is the same with every strategy.
 
-Why not ``torch.distributed.checkpoint.state_dict`` (torch 2.13; the template's
-``tests/trainer/test_optimizer_state.py`` shows each point): to save before the first step, it steps
-the optimizer, and training continues with Adam's second step and other weights. It does not load if
-a parameter never had a gradient, drops the state of a parameter that is frozen at the moment, keeps
-one of two states if two optimizers have the same parameter, loses the options of groups that are
-split differently, and takes ``fused`` from the checkpoint. Under FSDP it needs the whole checkpoint
-on each rank, or on rank 0; here each rank reads its own shards.
+Why not ``torch.distributed.checkpoint.state_dict``: to save before the first step, it steps the
+optimizer; it loads no parameter without a gradient, and drops the state of frozen ones. The
+template's ``tests/trainer/test_optimizer_state.py`` shows these points, and more.
 """
 
 from collections.abc import Mapping, Sequence

@@ -6,7 +6,7 @@ Source: Dean et al. 2012 (https://papers.nips.cc/paper/4687-large-scale-distribu
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -167,7 +167,7 @@ class ParameterServer(ProcessGroupStrategy):
             if hook == "on_before_optimizer_step" and not self._has_averaged:
                 reduce_used(self._parameters, None, self._layout.world_size)
                 self._has_averaged = True
-        with self.groups.showing() if self.groups is not None else nullcontext():
+        with self.groups.showing():
             yield
 
     def clip(self, optimization: Optimization, value: float, algorithm: str) -> Tensor | None:
@@ -179,8 +179,7 @@ class ParameterServer(ProcessGroupStrategy):
         self, optimization: Optimization, *, ends: bool = True
     ) -> Callable[[], dict[str, float]]:
         self._check_weights()
-        if self.groups is not None:
-            self.groups.check()
+        self.groups.check()
         gradients = [each.grad for each in self._parameters]
         self._signal = self._server.step(self._layout.rank, gradients, self._clipping)
         self._has_pulled = self._has_latest = self._has_averaged = False

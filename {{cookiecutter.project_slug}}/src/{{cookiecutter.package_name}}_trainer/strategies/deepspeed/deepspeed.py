@@ -267,7 +267,7 @@ class DeepSpeed(ProcessGroupStrategy):
 
     @contextmanager
     def _around_hook(self, hook: str) -> Iterator[None]:
-        with self.groups.showing() if self.groups else nullcontext(), self._guard(hook):
+        with self.groups.showing(), self._guard(hook):
             yield
         self.slices.keep_gathered()
 
@@ -309,14 +309,14 @@ class DeepSpeed(ProcessGroupStrategy):
         # Stage 3's engine gathers parameters in evaluation too; without training there is none.
         if self.engine is not None and (stage == "training" or self.stage == 3):
             weights = self._guard.weights(f"{stage}_step") if self.stage == 3 else nullcontext()
-            with process.explained(self.stage), weights:
+            with process.explained(), weights:
                 return self.engine(stage, batch, batch_idx)
         return self._step_module(stage, batch, batch_idx)
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
         if self.same_use is not None:
             self.same_use.check(loss)
-        with process.explained(self.stage):
+        with process.explained():
             self.engine.backward(loss, scale_wrt_gas=False)
         if synchronize and self._accumulates and self.zero is not None:
             self.slices.finish_accumulation()
@@ -337,8 +337,7 @@ class DeepSpeed(ProcessGroupStrategy):
     def step(
         self, optimization: Optimization, *, ends: bool = True
     ) -> Callable[[], dict[str, float]]:
-        if self.groups is not None:
-            self.groups.check()
+        self.groups.check()
         if self.zero is not None:
             self.slices.take_weights()
         (optimizer,) = optimization.optimizers

@@ -31,6 +31,7 @@ from ...module import TrainingModule
 from ...options import Options
 from ..base import Stage, StepModule
 from ..clipping import clip_distinct_gradients, is_first_holder
+from ..engine_optimizers import stepping
 from ..gradients import sparse
 from ..gradients.averaging import GradientAverage
 from ..gradients.same_use import OPTION, SameUse, trained, unused, with_zeros
@@ -41,6 +42,7 @@ from ..optimizers import Optimization
 from ..process_group import ProcessGroupStrategy
 from ..weights import LocalWeights
 from . import state as sharded_state
+from .state import groups_split
 from .units import can_shard, choose_units, explain_sharded_use, outer_modules, unsharded
 
 # An engine's own environment may have an older one: its DTensors cannot be saved.
@@ -321,16 +323,9 @@ class FSDP(ProcessGroupStrategy):
         return clip_distinct_gradients(own, value, algorithm, is_first_holder)
 
     def _step_optimizer(self, optimizer: Optimizer) -> None:
-        try:
-            with sharded_state.groups_split(optimizer):
-                super()._step_optimizer(optimizer)
-        except (RuntimeError, UserError) as error:
-            if not re.search("DTensor|placement|sharding strategy|sharded", str(error)):
-                raise
-            raise UserError(
-                f"{type(optimizer).__name__} cannot step sharded parameters ({one_line(error)}); "
-                "use AdamW, or strategy='ddp'"
-            ) from None
+        signs = "DTensor|placement|sharding strategy|sharded"
+        with stepping(optimizer, "sharded parameters", signs), groups_split(optimizer):
+            super()._step_optimizer(optimizer)
 
     def weights(self) -> LocalWeights:
         def reshard() -> None:

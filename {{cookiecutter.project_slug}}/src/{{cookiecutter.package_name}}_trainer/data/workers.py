@@ -14,29 +14,18 @@ _LONGEST_TMPDIR = 70
 
 def start(loader: Any) -> Iterator[Any]:
     """Iterate over a loader; its workers ignore Ctrl-C, so that the run can save first."""
-    if len(tempfile.gettempdir()) > _LONGEST_TMPDIR:
-        _keep_sockets_short(tempfile.gettempdir())
+    folder = tempfile.gettempdir()
+    if len(folder) > _LONGEST_TMPDIR:  # by a socket with too long a path workers never meet
+        tempfile.tempdir = "/tmp"  # noqa: S108 (only this user can open the folder made in it)
+        try:
+            multiprocessing.util.get_temp_dir()
+        finally:
+            tempfile.tempdir = folder
     context = getattr(loader, "multiprocessing_context", None) or multiprocessing
     with signals.block_sigint_in_children(context.get_start_method()):
         batches = iter(loader)
     # 0: the user has set no `timeout`.
     return _limited(batches) if getattr(batches, "_timeout", None) == 0 else batches
-
-
-def _keep_sockets_short(folder: str) -> None:
-    """Let workers meet in /tmp: by the path of a socket that is too long they never would."""
-    tempfile.tempdir = "/tmp"  # noqa: S108 (it gets a folder that only this user can open)
-    try:
-        short = multiprocessing.util.get_temp_dir()
-    except OSError:
-        short = folder
-    finally:
-        tempfile.tempdir = folder
-    if short.startswith(folder):
-        raise UserError(
-            f"TMPDIR={folder} is too long for the sockets of a loader's workers, which would wait "
-            f"forever; set one of at most {_LONGEST_TMPDIR} characters"
-        )
 
 
 def _limited(batches: Any) -> Iterator[Any]:

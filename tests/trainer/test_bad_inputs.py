@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,13 @@ class Refuses(trainer.TrainingModule):
         super().__init__()
         if width < 1:
             raise ValueError(f"width must be at least 1, not {width}")
+
+
+class Exits(trainer.TrainingModule):
+    """Ends the process, without an error."""
+
+    def __init__(self) -> None:
+        sys.exit(0)
 
 
 class Crashes(trainer.TrainingModule):
@@ -287,6 +295,11 @@ def test_a_path_in_the_home_directory_and_in_a_variable(
             (),
             r"model: Crashes\(\) was refused: RuntimeError: Trying to create tensor with negative "
             r"dimension -3.* \(test_bad_inputs\.py, line \d+\)",
+        ),
+        (
+            "Exits",
+            (),
+            r"model: Exits\(\) was refused: SystemExit: 0 \(test_bad_inputs\.py, line \d+\)",
         ),
         ("NeedsWidth", ("--model.width", "null"), r"model\.width=None: expected int"),
     ],

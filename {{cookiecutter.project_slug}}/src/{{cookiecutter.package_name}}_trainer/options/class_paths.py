@@ -47,7 +47,7 @@ class Specified(Generic[T]):
         """Create the object; ConfigurationError if the class refuses its arguments."""
         try:
             return self.cls(**{name: each.create() for name, each in self.arguments.items()})
-        except Exception as error:  # the constructor of a user's class may raise anything
+        except (Exception, SystemExit) as error:  # a user's constructor may raise anything
             given = {name: each.given for name, each in self.arguments.items()}
             raise values.refused(self.where, self.cls, given, error) from None
 
@@ -110,7 +110,7 @@ def imported(where: str, path: str, base: type[T]) -> type[T]:
         raise ConfigurationError(f"{where}: give its module too: module.{shorten(name)}")
     try:
         found = getattr(importlib.import_module(module), name)
-    except Exception as error:  # importing a user's module may raise anything
+    except (Exception, SystemExit) as error:  # importing a user's module may raise anything
         frames = traceback.extract_tb(error.__traceback__)
         modules = (each for each in frames if each.name == "<module>")
         own = [each for each in modules if "site-packages" not in each.filename]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from my_project_trainer.cli import command as cli
 from my_project_trainer.launch.reports import describe
-from my_project_trainer.options import redaction
+from my_project_trainer.options import redacted_diff, redaction
 from tests.project import PACKAGE, fit, run
 
 from processes import at_root
@@ -152,7 +152,7 @@ def test_a_secret_is_recognized_by_its_form(form: str) -> None:
     secret = FORMS[form]
     for text in (f"x = load('{secret}', 1)", f"# {secret}", f'"a\\n{secret}"', f"a: {secret}, b"):
         hidden = [redaction.message(text), *redaction.command(["--x", text, f"--y={text}"])]
-        hidden += [redaction.diff(patch("a.py", text, sign)) for sign in "+- "]
+        hidden += [redacted_diff.redacted(patch("a.py", text, sign)) for sign in "+- "]
         for each in hidden:
             for line in secret.split("\n"):
                 assert line not in each
@@ -165,7 +165,7 @@ def test_a_diff_has_no_secrets(row: str) -> None:
     for text in texts.split(" || "):
         content = text.replace("<>", SECRET).replace(r"\n", "\n")
         for sign in "+- ":
-            shown = redaction.diff(patch(name, content, sign))
+            shown = redacted_diff.redacted(patch(name, content, sign))
             assert SECRET not in shown, content
             assert shown.endswith(f"{sign}ends = 1\n"), content
 
@@ -192,7 +192,7 @@ def test_a_command_line_has_no_secrets(row: str) -> None:
 )
 def test_a_text_without_secrets_stays(text: str) -> None:
     assert redaction.command([text]) == [text]
-    assert redaction.diff(patch("a.py", text, "+")) == patch("a.py", text, "+")
+    assert redacted_diff.redacted(patch("a.py", text, "+")) == patch("a.py", text, "+")
 
 
 def test_long_lines_take_seconds() -> None:
@@ -209,7 +209,7 @@ def test_long_lines_take_seconds() -> None:
         "token" + " " * 999,
     ):
         long = part * (2**17 // len(part))
-        redaction.diff(patch("a.yaml", long, "+"))
+        redacted_diff.redacted(patch("a.yaml", long, "+"))
         redaction.command([f"--x={long}"])
     assert time.process_time() - began < 100  # expires; 10^10 steps take longer
 

@@ -2,13 +2,12 @@
 
 import csv
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigurationError, Problems, one_line, shown
+from ..errors import ConfigurationError, Problems, shown
 from ..launch import side_files
 from ..options import class_paths
 from .logger import LoggedRun, Logger
@@ -16,8 +15,7 @@ from .logger import LoggedRun, Logger
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-_HEADER = ["step", "epoch", "name", "value"]
-_MOST_ROWS, _MOST_BYTES = 5_000_000, 2**29  # that are read of a log
+HEADER = ["step", "epoch", "name", "value"]
 
 
 class CSVLogger(Logger):
@@ -66,7 +64,7 @@ class _Table:
         self.file = path.open("a", newline="")
         self._rows = csv.writer(self.file, lineterminator="\n")
         if self.file.tell() == 0:
-            self._rows.writerow(_HEADER)
+            self._rows.writerow(HEADER)
 
     def append(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
@@ -89,34 +87,6 @@ def _end_of_step(path: Path, step: int) -> int:
                 break
             position += len(line)
     return position
-
-
-def read_rows(path: Path, notes: list[str]) -> Iterator[tuple[int, str, str, str]]:
-    """Step, epoch, name and value of the rows of a log; ``notes`` gets what is left out."""
-    damaged: list[int] = []
-    rows = csv.reader(side_files.lines(path, _MOST_BYTES))
-    try:
-        for row in islice(rows, _MOST_ROWS):
-            if rows.line_num == 1 and row == _HEADER:
-                continue
-            try:
-                step, epoch, name, value = row
-                float(value)
-                if not (step.isdecimal() and len(step) < 19):
-                    raise ValueError
-            except ValueError:
-                damaged.append(rows.line_num)
-            else:
-                yield int(step), epoch, name, value
-        if next(rows, None) is not None:
-            notes.append(f"{path.name}: more than {_MOST_ROWS:,} rows; the rest is left out")
-    except FileNotFoundError:
-        notes.append(f"{path.name}: does not exist; the logger csv writes it")
-    except (OSError, ValueError, csv.Error) as error:
-        notes.append(f"{path.name}: cannot be read to its end ({one_line(error)})")
-    if damaged:
-        lines = f"{len(damaged)} damaged row{'s' * (len(damaged) > 1)} left out"
-        notes.append(f"{path.name}: {lines}, first in line {damaged[0]}")
 
 
 class TensorBoardLogger(Logger):

@@ -34,26 +34,15 @@ _HEADER = re.compile(
     r"(\w+ +)?)|\bbearer +|\bbasic +(?=\S{8}))[^\s\"',}]+",
     re.IGNORECASE,
 )
-_NAME = re.compile(r"(?<![\w.-])(--?|ENV\s+)?(\w[\w.-]*)")
+NAME = re.compile(r"(?<![\w.-])(--?|ENV\s+)?(\w[\w.-]*)")
 _VALUE = re.compile(
     r"""\*{3}|\\?[bfru]{0,2}("[^"\n]*"?|'[^'\n]*'?|`[^`\n]*`?)|([^\s&;#,"'`)}\]]|,(?=\S))+""",
     re.IGNORECASE,
 )
-# What stands between a name and its value: in any text, in YAML, in source code, in settings.
+# What stands between a name and its value.
 _IN_TEXT = re.compile(r"""\+?=(?!=)|\\?["'`]?\s{0,3}[:=]\s{0,3}(?=\\?[bfru]?["'`])""")
 _IN_YAML = re.compile(r"""\\?["']?\s{0,3}[:=]\s*""")
-_IN_CODE = re.compile(r"""\\?["'`](\]?\s*[:=,]|\))|\s*[:=!]=?|\s+(?=["'`])""")
-_IN_SETTINGS = re.compile(r"""\\?["']?\]?\s*[?+:]?[:=>]""")
-_CODE = (
-    *(".c", ".cc", ".cpp", ".cu", ".cuh", ".go", ".h", ".hpp", ".java"),
-    *(".js", ".py", ".pyi", ".rs", ".ts"),
-)
 _SPACE = re.compile(r"\s+(?=\S)")
-_NAMED = re.compile(r"""\s*(?:- )?["']?name["']?\s*[:=]\s*["']?([\w.-]+)["',]*\s*$""")
-_CONTINUES = re.compile(r"""(=|["']\s*[:,])\s*[(\[{\\]*$""")
-_OPEN = ("=", "(", "[", "{", ",", "\\", "+", "|")
-_OPEN_SETTINGS = (*_OPEN, ":", ">", "-")
-_QUOTES = ('"""', "'''")
 
 
 def is_secret(name: str) -> bool:
@@ -108,7 +97,7 @@ def document(given: str, **style: Any) -> str:
 
 def message(given: str) -> str:
     """A text with secrets inside it redacted."""
-    return _redacted(_without_forms(given), _IN_TEXT)
+    return _redacted(without_forms(given), _IN_TEXT)
 
 
 def value(given: Any) -> Any:
@@ -126,67 +115,24 @@ def value(given: Any) -> Any:
     return message(given) if isinstance(given, str) else given
 
 
-def diff(given: str) -> str:
-    """The output of ``git diff``, with its lines redacted from secret literals and settings on."""
-    lines: list[str] = []
-    is_code = False
-    until: str | int | None = None  # what ends a value of several lines: a text, an indentation
-    begin: int | None
-    for line in _without_forms(given).splitlines(keepends=True):
-        body, begin = line[1:], None
-        indent = len(body) - len(body.lstrip())
-        if line.startswith(("diff --git ", "@@ ")):
-            is_code = is_code if line[0] == "@" else line.rstrip('"\n').endswith(_CODE)
-            until = None
-        if isinstance(until, str):
-            begin = indent
-            until = None if until in body else until
-        elif until is not None and indent + (body.lstrip()[:2] == "- ") > until:
-            begin = indent
-        elif body.strip():
-            begin, until = _value_in(body, is_code), None
-            if begin is not None:
-                rest = body[begin:].rstrip()
-                quotes = (each for each in _QUOTES if rest.count(each) % 2)
-                is_open = not rest or rest.endswith(_OPEN if is_code else _OPEN_SETTINGS)
-                until = next(quotes, indent if is_open else None)
-            elif not is_code and (named := _NAMED.match(body)) and is_secret(named[1]):
-                until = "\n"  # the next line has its value
-        lines.append(line if begin is None else f"{line[0]}{body[:begin]}{HIDDEN}\n")
-    return "".join(lines)
-
-
-def _value_in(line: str, is_code: bool) -> int | None:
-    """Where the value of the first secret in a line of a file begins."""
-    last_quote, continues = max(map(line.rfind, "\"'`")), _CONTINUES.search(line.rstrip())
-    for found in _NAME.finditer(line):
-        if not is_secret(found[2]):
-            continue
-        link = _IN_CODE.match(line, found.end())
-        if link and (last_quote >= link.end() or continues):
-            return link.end()
-        if not is_code and (link := _IN_SETTINGS.match(line, found.end()) or _after(found)):
-            return link.end()
-    return None
-
-
-def _after(option: re.Match[str]) -> re.Match[str] | None:
+def after(option: re.Match[str]) -> re.Match[str] | None:
     """The space between an option, or the word password, and its value."""
     is_option = option[1] or option[2].startswith("passw")
     return _SPACE.match(option.string, option.end()) if is_option else None
 
 
-def _without_forms(given: str) -> str:
+def without_forms(given: str) -> str:
+    """A text without what has the form of a secret."""
     return _HEADER.sub(rf"\1{HIDDEN}", _FORM.sub(HIDDEN, given))
 
 
 def _redacted(given: str, link: re.Pattern[str]) -> str:
     """Redact the values that ``link`` connects with secret names."""
     parts, end = [], 0
-    for found in _NAME.finditer(given):
+    for found in NAME.finditer(given):
         if found.start() < end or not is_secret(found[2]):
             continue
-        linked = link.match(given, found.end()) or (_after(found) if found[1] else None)
+        linked = link.match(given, found.end()) or (after(found) if found[1] else None)
         if linked and (secret := _VALUE.match(given, linked.end())):
             parts += [given[end : linked.end()], HIDDEN]
             end = secret.end()

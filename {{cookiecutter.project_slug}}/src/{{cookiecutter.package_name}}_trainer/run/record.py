@@ -194,13 +194,15 @@ def _of_repository(directory: Path) -> dict[str, Any] | None:
         diff = _output(directory, variables, *_DIFF) if len(changes) > len(untracked) else ""
     except (OSError, subprocess.SubprocessError):
         return None
+    from ..options import redacted_diff  # not before it is needed
+
     head = lines[0].removeprefix("# branch.oid ")
     if head == "(initial)":
         return None
     return {
         "commit": head,
         "dirty": bool(changes),
-        "diff": redaction.diff(diff[:_MOST_DIFF_BYTES]),
+        "diff": redacted_diff.redacted(diff[:_MOST_DIFF_BYTES]),
         "diff_cut": len(diff) > _MOST_DIFF_BYTES,
         "untracked": untracked[:_MOST_UNTRACKED],
     }

@@ -70,7 +70,7 @@ def are_words(values: Any) -> bool:
 
 
 def content(path: Path, last: int = 0) -> str:
-    """Return the text of a regular file, or only its `last` bytes; ValueError if it is too large."""
+    """Return the text of a regular file, or its `last` bytes; ValueError if it is too large."""
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
         if not path.is_file():
             raise ValueError("is not a regular file")

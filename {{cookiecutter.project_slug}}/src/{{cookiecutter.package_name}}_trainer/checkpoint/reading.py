@@ -44,6 +44,11 @@ def complete(directory: Path) -> list[Path]:
     return [path for path in _named(directory) if _is_checkpoint(path)]
 
 
+def before(path: Path) -> list[Path]:
+    """Complete checkpoints of earlier steps in the same directory, oldest first."""
+    return [each for each in complete(path.parent) if step_of(each) < step_of(path)]
+
+
 def _named(directory: Path) -> list[Path]:
     """Non-empty directories that are named like a checkpoint, oldest first."""
     found = (path for path in directory.glob(f"{PREFIX}*") if step_of(path) >= 0)

@@ -110,11 +110,7 @@ def refuse_existing(request: Request) -> None:
 
 
 def choose(request: Request, layout: Layout, lock: RunLock) -> Selection:
-    """Select the run directory and the checkpoint on rank 0, for all, and lock the directory.
-
-    A UserError says if there is no valid checkpoint, the directory cannot be created, or another
-    run exists there or writes to it.
-    """
+    """Select the run directory and the checkpoint on rank 0, for all, and lock the directory."""
     answer: dict[str, Any] = {}
     if layout.is_main:
         try:
@@ -133,15 +129,10 @@ def choose(request: Request, layout: Layout, lock: RunLock) -> Selection:
 
 
 def whole(path: Path) -> Checkpoint:
-    """Open a checkpoint and verify its content; each rank checks some of the files.
-
-    A CheckpointError says if it is corrupt, and names the previous one, if there is one.
-    """
+    """Open a checkpoint, or raise a CheckpointError that names the one before, if it is corrupt."""
     if (damage := _damage(path)) is not None:
-        step, saved = reading.step_of(path), reading.complete(path.parent)
-        before = [each for each in saved if reading.step_of(each) < step]
-        previous = f"; the previous one is {before[-1]}" if before else ""
-        raise type(damage)(f"{damage}{previous}")
+        before = reading.before(path)
+        raise type(damage)(f"{damage}; the previous one is {before[-1]}" if before else str(damage))
     return Checkpoint(path)
 
 
@@ -202,15 +193,13 @@ def _first_whole(candidates: list[Path], remarks: list[str]) -> Path | None:
             remarks += [f"damaged, and not used: {each}" for each in damage]
             return path
         damage.append(found)
+    if not damage:
+        return None
     lines = [str(each) for each in damage]
     if len(lines) > 1:
-        lines.append(
-            f"none of these {len(lines)} checkpoints is complete: resume from another one; see "
-            "docs/trouble.md#a-damaged-checkpoint"
-        )
-    if lines:
-        raise type(max(damage, key=lambda each: each.code))(lines)
-    return None
+        none = f"none of these {len(lines)} checkpoints is complete: resume from another one"
+        lines.append(f"{none}; see docs/trouble.md#a-damaged-checkpoint")
+    raise type(max(damage, key=lambda each: each.code))(lines)
 
 
 def _damage(path: Path) -> CheckpointError | None:

@@ -72,10 +72,7 @@ def is_run(directory: Path) -> bool:
 
 
 def clear(directory: Path, with_records: bool) -> None:
-    """Remove the files of an earlier training run, except the output of its ranks.
-
-    ``with_records=False`` keeps ``run.json`` and the other records of earlier attempts.
-    """
+    """Remove the files of an earlier training run, except its ranks' output and, maybe, records."""
     for path in _written(directory, with_records):
         files.discard(path)
 
@@ -144,17 +141,14 @@ def write_record(
     if configuration is not None:
         path = directory / "config.yaml"
         has_config = (earlier or is_kept) and os.path.lexists(path)
-        if has_config and not _holds(path, configuration):
+        own = None
+        with contextlib.suppress(OSError, ValueError):  # another one, in any case
+            own = side_files.read(path, len(configuration.encode()))
+        if has_config and own != configuration.encode():
             path.rename(directory / f"config.{len(earlier)}.yaml")
         files.write_atomically(path, configuration, mode=0o600)
     _write_attempts(directory, [*earlier, {"started": _now(), **attempt}])
     return f"{damage}; kept as {kept.name}" if is_kept else None
-
-
-def _holds(path: Path, text: str) -> bool:
-    with contextlib.suppress(OSError, ValueError):
-        return side_files.read(path, len(text.encode())) == text.encode()
-    return False
 
 
 def extend_record(directory: Path, facts: Mapping[str, Any]) -> None:

@@ -39,10 +39,7 @@ class RunLock:
         self._path, self._content = Path(), b""
 
     def acquire(self, directory: Path) -> str | None:
-        """Acquire the lock of a directory; return a note if its file system has no locks.
-
-        A TemporaryError says if another process holds it, or the directory is not writable.
-        """
+        """Acquire the lock of a directory; return a note if its file system has no locks."""
         self._path, deadline = directory / ".lock", time.monotonic() + _SECONDS
         self._open()
         while True:

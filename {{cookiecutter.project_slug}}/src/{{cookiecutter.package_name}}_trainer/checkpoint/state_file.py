@@ -151,9 +151,7 @@ class Packing:
     def _pack_sharded(self, value: ShardedDict, path: str) -> Any:
         keys = collectives.gather(list(value))
         earlier = {key for each in keys[: collectives.rank()] for key in each}
-        own = {
-            key: self.pack(each, f"{path}/{key}", key not in earlier) for key, each in value.items()
-        }
+        own = {key: self.pack(value[key], f"{path}/{key}", key not in earlier) for key in value}
         merged: dict[str, Any] = {}
         for part in collectives.gather(own):
             merged |= part | merged  # the lowest rank's
@@ -173,10 +171,7 @@ def from_tensors(tensors: Mapping[str, Tensor], name: str) -> Any:
 
 
 def unpack(tree: Any, tensors: Mapping[str, Any]) -> Any:
-    """Restore the value from which :meth:`Packing.pack` made a tree, with tensors by name.
-
-    A KeyError, TypeError, ValueError or RecursionError is raised if the tree is corrupt.
-    """
+    """Restore the value from which :meth:`Packing.pack` made a tree, with tensors by name."""
     if isinstance(tree, list):
         return [unpack(each, tensors) for each in tree]
     if not isinstance(tree, dict):

@@ -10,13 +10,12 @@ import itertools
 import json
 import math
 import mmap
-import os
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from ..errors import CheckpointError, one_line, unreadable
+from ..launch import files
 from . import dtensors
 
 SHARDING = "DCP_SHARDING_INFO"
@@ -53,7 +53,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     path.unlink(missing_ok=True)
-    with path.open("wb") as file, ThreadPoolExecutor(1, "checksum") as executor:
+    with files.synced(path) as file, ThreadPoolExecutor(1, "checksum") as executor:
         sums = deque([executor.submit(int)], _MOST_BEHIND)
         parts = (_content(tensors[name]) for name in order)
         head = memoryview(len(text).to_bytes(8, "little") + text)
@@ -62,8 +62,6 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
             sums.append(executor.submit(_sum, pieces, sums[-1]))
             file.writelines(pieces)
             sums[0].result()
-        file.flush()
-        os.fsync(file.fileno())
     return f"{sums[-1].result():08x}"
 
 
@@ -130,23 +128,17 @@ def checksum(path: Path) -> str:
     return f"{crc32:08x}"
 
 
-class _File:
-    """A file that is mapped when the first of its tensors is read, and then once for all."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    @cached_property
-    def content(self) -> mmap.mmap:
-        with self._path.open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+def _mapped(path: Path) -> mmap.mmap:
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
 
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
     """A tensor in a file, or a shard of one; ``start``: of its bytes in the file."""
 
-    file: _File
+    content: Callable[[], mmap.mmap]
+    """Maps the file when the first of its tensors is read, and then once for all."""
     start: int
     offsets: list[int]
     shape: torch.Size
@@ -158,7 +150,7 @@ class _Chunk:
     @contextlib.contextmanager
     def view(self) -> Iterator[Tensor]:
         """Its elements, which are read when they are used, and in memory until the context ends."""
-        content, count = self.file.content, self.shape.numel()
+        content, count = self.content(), self.shape.numel()
         flat = torch.frombuffer(content, dtype=self.dtype, count=count, offset=self.start)
         yield flat.view(self.shape)
         page = self.start // mmap.PAGESIZE * mmap.PAGESIZE
@@ -262,21 +254,18 @@ def find_tensors(path: Path) -> dict[str, Stored]:
             with safe_open(file, "pt"), file.open("rb") as opened:  # the one checks the header
                 length = int.from_bytes(opened.read(8), "little")
                 header = json.loads(opened.read(length))
-            content = _File(file)
+            content = cache(partial(_mapped, file))
             shards = json.loads(header.pop("__metadata__", {}).get(SHARDING, "{}"))
             for name, each in header.items():
                 shape, start = torch.Size(each["shape"]), 8 + length + each["data_offsets"][0]
                 offsets = shards[name]["saved_offsets"] if name in shards else [0] * len(shape)
                 chunk = _Chunk(content, start, offsets, shape, dtypes[each["dtype"]])
                 chunks.setdefault(name, []).append(chunk)
-        return {
-            name: Stored(path, name, each, _full_shape(each), each[0].dtype)
-            for name, each in chunks.items()
-        }
-
-
-def _full_shape(chunks: Sequence[_Chunk]) -> torch.Size:
-    return torch.Size(map(max, zip(*(each.ends() for each in chunks), strict=True)))
+        found = {}
+        for name, parts in chunks.items():
+            shape = torch.Size(map(max, zip(*(each.ends() for each in parts), strict=True)))
+            found[name] = Stored(path, name, parts, shape, parts[0].dtype)
+        return found
 
 
 @contextlib.contextmanager

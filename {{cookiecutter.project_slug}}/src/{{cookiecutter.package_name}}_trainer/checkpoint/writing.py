@@ -16,7 +16,7 @@ from torch import Tensor
 from ..errors import CheckpointError, DiskError, TemporaryError, one_line
 from ..launch import collectives, files
 from . import dtensors, run_directory, state_file, stored_tensors
-from .reading import DIRECTORY, PREFIX, complete, step_name, step_of
+from .reading import DIRECTORY, PREFIX, before, complete, step_name, step_of
 from .run_lock import RunLock
 from .state_file import Head, Packing, StoredFile
 
@@ -112,8 +112,8 @@ class Checkpoints:
         problem = next((each for each, _ in reports if each), None)
         if is_first and problem is None:
             merged = {name: StoredFile(*each) for _, part in reports for name, each in part.items()}
+            head = Head(step, collectives.world_size(), merged)
             try:
-                head = Head(step, collectives.world_size(), merged)
                 with files.synced(partial / state_file.FILE) as file:
                     file.write(state_file.encode(head, tree))
                 files.sync(partial)
@@ -130,15 +130,11 @@ class Checkpoints:
                 found = f"the newest checkpoint is {saved[-1]}"
             raise DiskError(f"{path}: cannot be saved: {problem}; {found}")
         if is_first:
-            self._prune(path)
+            for each in before(path)[: -(self._keep - 1)]:
+                _discard(each)
             _point_last(path)
             if self._directory.name == DIRECTORY:
                 _discard(self._directory.parent / run_directory.OVERWRITTEN)
-
-    def _prune(self, newest: Path) -> None:
-        older = [path for path in complete(self._directory) if step_of(path) < step_of(newest)]
-        for path in older[: -(self._keep - 1)]:
-            _discard(path)
 
     def path(self, step: int) -> Path:
         """Directory of the checkpoint of a step."""
@@ -235,11 +231,7 @@ def _point_last(checkpoint: Path) -> None:
 
 
 def keep_copies(checkpoint: Path, folder: Path, names: set[str]) -> None:
-    """Have copies of the checkpoints with these names in a folder: of this one, and no others.
-
-    Files are hard links where the file system supports them, so that nothing is written twice.
-    What is named otherwise than checkpoints is left.
-    """
+    """Have copies of the checkpoints with these names in a folder: of this one, and no others."""
     try:
         folder.mkdir(exist_ok=True)
         for each in folder.iterdir():

@@ -30,13 +30,11 @@ def evaluate(
         loaders = sources.evaluation_loaders(data, module, name)
         feeds = run.evaluation_feeds(loaders, name)
         _place(run, module, checkpoint, averaged)
+        given = (module, run.strategy, run.recorder, feeds)
         if kind == "predict":
-            is_written = run.configuration is not None
-            outputs = evaluation.predict(
-                module, run.strategy, run.recorder, feeds, is_written=is_written
-            )
+            outputs = evaluation.predict(*given, is_written=run.configuration is not None)
             return outputs.get("", outputs)
-        run.metrics = evaluation.evaluate(module, run.strategy, run.recorder, feeds, kind)
+        run.metrics = evaluation.evaluate(*given, kind)
     run.console.say(*(f"{name}: {value:.6g}" for name, value in run.metrics.items()))
     return run.metrics
 
@@ -66,10 +64,9 @@ def find_batch_size(run: RankRun, module: TrainingModule, data: Data) -> int:
         loader = sources.training_loader(data, module)
         run.training_feed(loader)
         device, precision = run.plan.device, run.plan.precision.name
+        given = (module, loader, device, precision, run.data_replicas)
         with activation_checkpointing.applied(module, run.checkpointing):
-            found, why = trials.find_batch_size(
-                module, loader, device, precision, run.data_replicas
-            )
+            found, why = trials.find_batch_size(*given)
     run.console.say(f"the largest batch that fits on every device: {found}{why}")
     return found
 

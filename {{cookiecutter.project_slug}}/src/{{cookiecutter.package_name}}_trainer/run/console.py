@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..checkpoint import run_directory
@@ -73,12 +73,10 @@ class Console:
         refuse([line for line, name in lines.items() if is_whole and _OF_VALIDATION.search(name)])
         self.note(*(f"{line}; it ends the run unless training logs it" for line in lines))
 
-    @contextlib.contextmanager
-    def output_of(self, directory: Path) -> Iterator[None]:
+    def output_of(self, directory: Path) -> contextlib.AbstractContextManager[None]:
         """Send the output of other ranks than the main one into the run directory."""
         log = directory / "logs" / f"rank-{self._plan.layout.rank}.log"
-        with contextlib.nullcontext() if self._is_main else run_directory.output_to(log):
-            yield
+        return contextlib.nullcontext() if self._is_main else run_directory.output_to(log)
 
 
 def warn_of_hidden_gpus(plan: Plan) -> None:

@@ -37,10 +37,8 @@ from .plan import Plan
 class RankRun(Run):
     """One rank's run, from the creation of its process group to the end.
 
-    Args:
-        plan: The run's.
-        configuration: The configuration of the command line, as YAML; ``None`` in a script.
-        is_started: Whether this process was started for one command, and returns the weights.
+    ``configuration``: that of the command line, as YAML; ``None`` in a script. ``is_started``:
+    whether this process was started for one command, and returns the weights.
     """
 
     def __init__(self, plan: Plan, configuration: str | None, is_started: bool) -> None:

@@ -170,11 +170,9 @@ def end(step: int, metrics: Mapping[str, float], error: BaseException | None) ->
 
 
 def commit(directory: Path) -> dict[str, Any] | None:
-    """The commit of a working directory, and its changes; ``None`` if unknown.
+    """The commit of a working directory, and its changes without secrets; ``None`` if unknown.
 
-    ``diff`` is that of tracked files, cut after 1 MiB (``diff_cut``), without secrets;
-    ``untracked`` names other files that are not ignored. In a container without git, only the
-    commit from which the image was built, and whether it had changes.
+    In a container without git, only the commit of the image, and whether it had changes.
     """
     found = _of_repository(directory)
     if found is None and (image := os.environ.get("IMAGE_COMMIT", "")):
@@ -266,8 +264,7 @@ def hash_of(path: Path, stopped: threading.Event | None = None) -> str | None:
 class DataRecord:
     """Lists and hashes files in a thread, and then writes ``data`` into ``run.json``.
 
-    At most 10,000 files; ``data_cut`` says whether there are more, or the run was stopped before.
-    At most 16 GiB are hashed: of files beyond that, and after a stop, ``sha256`` is ``None``.
+    Beyond the limits, and after a stop, ``sha256`` is ``None``; ``data_cut``: a file is left out.
     """
 
     def __init__(self, directory: Path, paths: Sequence[Path]) -> None:

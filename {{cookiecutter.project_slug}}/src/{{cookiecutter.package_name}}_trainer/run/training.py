@@ -5,7 +5,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -70,19 +70,13 @@ def fit(run: RankRun, module: TrainingModule, data: Data, val_dataloader: Loader
                 from ..loop import resuming
 
                 resuming.freeze_as_at_start(module, resumed)
-            with _changed_layers(run, module) as compiled:
+            layers: AbstractContextManager[Compiled | None] = contextlib.nullcontext()
+            if options.changes_layers:
+                from ..loop import compilation
+
+                layers = compilation.applied(module, options.compile, run.checkpointing)
+            with layers as compiled:
                 _Fit(run, module, data, feed, loaders, chosen, lock, code, compiled).train()
-
-
-def _changed_layers(
-    run: RankRun, module: TrainingModule
-) -> AbstractContextManager["Compiled | None"]:
-    """Context in which the module is compiled and recomputes activations, if options say so."""
-    if not run.plan.options.changes_layers:
-        return contextlib.nullcontext()
-    from ..loop import compilation
-
-    return compilation.applied(module, run.plan.options.compile, run.checkpointing)
 
 
 def _choose(plan: Plan, lock: RunLock) -> Selection:
@@ -97,33 +91,30 @@ def _choose(plan: Plan, lock: RunLock) -> Selection:
     return run_choice.choose(request, layout, lock)
 
 
+@dataclass
 class _Fit:
     """A fit whose loaders are known; with ``overfit_batches``, that of training also validates."""
 
-    def __init__(
-        self,
-        run: RankRun,
-        module: TrainingModule,
-        data: Data,
-        feed: Feed,
-        loaders: LoadersByName,
-        chosen: Selection,
-        lock: RunLock,
-        configured: dict[str, Any],
-        compiled: "Compiled | None",
-    ) -> None:
-        self._run, self._plan, self._console = run, run.plan, run.console
-        self._module, self._data = module, data
-        self._feed, self._loaders = feed, loaders
-        self._chosen, self._directory = chosen, chosen.directory
-        self._lock, self._configured, self._compiled = lock, configured, compiled
-        self._own_optimizers: Sequence[Any] = ()  # an engine may have its own instead
-        self._is_recorded = False
-        """Whether this process has begun the record, and so ends it."""
-        self._data_record: record.DataRecord | None = None
-        self._check: Validate | None = None
-        self._checks_all = False
-        """Whether the check reads all validation loaders."""
+    _run: RankRun
+    _module: TrainingModule
+    _data: Data
+    _feed: Feed
+    _loaders: LoadersByName
+    _chosen: Selection
+    _lock: RunLock
+    _configured: dict[str, Any]
+    _compiled: "Compiled | None"
+    _own_optimizers: Sequence[Any] = ()  # an engine may have its own instead
+    _is_recorded: bool = False
+    """Whether this process has begun the record, and so ends it."""
+    _data_record: record.DataRecord | None = None
+    _check: Validate | None = None
+    _checks_all: bool = False
+    """Whether the check reads all validation loaders."""
+
+    def __post_init__(self) -> None:
+        self._plan, self._console = self._run.plan, self._run.console
+        self._directory = self._chosen.directory
 
     def train(self) -> None:
         """Set the module up, resume, and run the loop; the record says how it ended."""

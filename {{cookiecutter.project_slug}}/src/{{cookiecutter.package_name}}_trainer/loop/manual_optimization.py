@@ -16,7 +16,7 @@ from ..strategies import Strategy
 from ..strategies.base import StepOutput, check_loss
 from ..strategies.gradients import sparse
 from ..strategies.limits import FEATURES
-from ..strategies.optimizers import Optimization
+from ..strategies.optimizers import Optimization, requiring_grad
 from .first_gradients import FirstGradients
 
 
@@ -177,15 +177,12 @@ class ManualOptimizer:
             parameter
             for other in self._optimization.optimizers
             for parameter in other.parameters
-            if id(parameter) not in own and parameter.requires_grad
+            if id(parameter) not in own
         ]
         run = self._optimization
         synchronizes, run.synchronizes = run.synchronizes, sync_grad
-        for parameter in others:
-            parameter.requires_grad_(False)
         try:
-            yield
+            with requiring_grad(others, False):
+                yield
         finally:
             run.synchronizes = synchronizes
-            for parameter in others:
-                parameter.requires_grad_(True)

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from ..errors import ConfigurationError, nearest, shown
+from ..errors import ConfigurationError, nearest, refuse, shown
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 # Maps the forward of a class to its compiled version, during a run that compiles it.
@@ -95,8 +95,7 @@ def select(
         for part in found.values()
         if "forward" in vars(part) and not _is_applied(part)
     ]
-    if problems:
-        raise ConfigurationError(problems)
+    refuse(problems)
     return list(found.values())
 
 

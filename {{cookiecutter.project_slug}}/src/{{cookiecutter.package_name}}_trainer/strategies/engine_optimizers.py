@@ -64,10 +64,9 @@ class EngineGroups:
             group["params"] = list(own)
         try:
             yield
-            if self._shown is not None:
-                shown = [[*map(id, own)] for own in self._shown]
-                if self._parameters() != shown:
-                    raise self._changed()
+            shown = [[*map(id, own)] for own in self._shown or ()]
+            if self._shown is not None and self._parameters() != shown:
+                raise self._changed()
         finally:
             for group, given in zip(groups, stepped, strict=False):
                 group["params"] = given
@@ -94,9 +93,6 @@ def sharded_optimizer(sharded: Callable[..., T], optimizer: Optimizer) -> T:
 
     It has all parameters in its groups; its inner one, ``optim``, has this process' shard of them
     and their state (torch's ``ZeroRedundancyOptimizer``, and similar ones).
-
-    Raises:
-        ConfigurationError: The user's cannot be created again; some wrap another one.
     """
     kind, groups = type(optimizer), [dict(group) for group in optimizer.param_groups]
     # Some optimizers have defaults that are no arguments (AdamW: decoupled_weight_decay).

@@ -92,7 +92,6 @@ class LocalSGD(ProcessGroupStrategy):
 
     def teardown(self) -> None:
         super().teardown()
-        self.averaged = None
         self._reset()
 
     # --- a step ----------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Start the workers of a loader, and limit the time to their first batch."""
 
+import contextlib
 import multiprocessing.util
 import tempfile
 from collections.abc import Iterator
@@ -25,13 +26,10 @@ def start(loader: Any) -> Iterator[Any]:
 
 def _keep_sockets_short(folder: str) -> None:
     """Let workers meet in /tmp: by the path of a socket that is too long they never would."""
-    tempfile.tempdir = "/tmp"  # noqa: S108 (it gets a folder that only this user can open)
-    try:
+    tempfile.tempdir, short = "/tmp", folder  # noqa: S108 (in a folder that only this user opens)
+    with contextlib.suppress(OSError):
         short = multiprocessing.util.get_temp_dir()
-    except OSError:
-        short = folder
-    finally:
-        tempfile.tempdir = folder
+    tempfile.tempdir = folder
     if short.startswith(folder):
         raise UserError(
             f"TMPDIR={folder} is too long for the sockets of a loader's workers, which would wait "

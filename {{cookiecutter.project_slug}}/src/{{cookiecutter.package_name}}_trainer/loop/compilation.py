@@ -156,7 +156,6 @@ def select(
     """Select the modules that are compiled, by name: the outermost ones that steps call.
 
     Modules that are checkpointed, contain checkpointed ones, or are inside them, are excluded.
-    Takes the arguments of :func:`applied`.
     """
     if value is False:
         return {}

@@ -84,7 +84,11 @@ def select(
     found: dict[int, nn.Module] = {}
     problems = []
     for name in names:
-        meant = [part for path, part in paths.items() if _matches(name, path, part)]
+        meant = [
+            part
+            for path, part in paths.items()
+            if type(part).__name__ == name or matches(path, name)
+        ]
         called = [part for part in meant if type(part).forward is not nn.Module.forward]
         if not called:
             problems.append(f"{option}: {_problem(name, paths, meant)}")
@@ -99,11 +103,10 @@ def select(
     return list(found.values())
 
 
-def _matches(name: str, path: str, part: nn.Module) -> bool:
-    patterns, steps = name.split("."), path.split(".")
-    return type(part).__name__ == name or (
-        len(patterns) == len(steps) and all(map(fnmatchcase, steps, patterns))
-    )
+def matches(path: str, pattern: str) -> bool:
+    """Whether each component of a module's path matches that of a pattern, as in a shell."""
+    steps, patterns = path.split("."), pattern.split(".")
+    return len(patterns) == len(steps) and all(map(fnmatchcase, steps, patterns))
 
 
 def _problem(name: str, paths: dict[str, nn.Module], meant: Sequence[nn.Module]) -> str:
@@ -122,20 +125,13 @@ def repeated_blocks(module: nn.Module) -> list[nn.Module]:
 
     Nested blocks come after the blocks that contain them.
     """
-    return list(dict.fromkeys(block for each in module.modules() for block in _blocks_in(each)))
-
-
-def _blocks_in(container: nn.Module) -> list[nn.Module]:
-    if not isinstance(container, _CONTAINERS):
-        return []
-    blocks = list(container.children())
-    is_repetition = (
-        len(blocks) > 1
-        and len({type(each) for each in blocks}) == 1
-        and not isinstance(blocks[0], _CONTAINERS)
-        and all(any(each.children()) for each in blocks)
-    )
-    return blocks if is_repetition else []
+    found = dict[nn.Module, None]()
+    for container in (each for each in module.modules() if isinstance(each, _CONTAINERS)):
+        blocks = list(container.children())
+        is_repetition = len(blocks) > 1 and len(set(map(type, blocks))) == 1
+        if is_repetition and not isinstance(blocks[0], _CONTAINERS):
+            found |= dict.fromkeys(blocks) if all(any(each.children()) for each in blocks) else {}
+    return list(found)
 
 
 def _is_applied(part: nn.Module) -> bool:

@@ -18,10 +18,8 @@ T = TypeVar("T", bound=Optimizer)
 class EngineGroups:
     """Parameter groups that an engine has taken over: which parameters they have may not change.
 
-    Args:
-        optimizers: Of the engine.
-        shown: What hooks find in each group, instead of what the engine steps.
-        grows: Whether the engine steps groups that are added.
+    ``shown``: what hooks find in each group of the engine's optimizers, instead of what it steps.
+    ``grows``: whether the engine steps groups that are added.
     """
 
     def __init__(

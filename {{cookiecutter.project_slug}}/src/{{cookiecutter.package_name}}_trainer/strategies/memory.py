@@ -164,8 +164,7 @@ def memory(
 def extrapolated(one: Sizes, two: Sizes, batch: float) -> Sizes:
     """The sizes at ``batch`` times the batch of ``one``; ``two`` is at twice that batch.
 
-    All that depends on a batch is linear in it, at each moment of backward. Negative slopes count
-    as none.
+    All that depends on a batch is linear in it, at each moment of backward.
     """
     later = dict(two.moments)
     moments = [

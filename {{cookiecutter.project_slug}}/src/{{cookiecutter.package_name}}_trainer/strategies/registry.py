@@ -76,10 +76,7 @@ def options_of(cls: type[Strategy]) -> list[str]:
 
 
 def create(name: object, options: dict[str, Any]) -> Strategy:
-    """Create a strategy by name or class path, with its own options.
-
-    A ConfigurationError has a line for each that is unknown or invalid.
-    """
+    """Create a strategy by name or class path, with its own options."""
     entry = find(name)
     cls = entry.cls
     known = options_of(cls)

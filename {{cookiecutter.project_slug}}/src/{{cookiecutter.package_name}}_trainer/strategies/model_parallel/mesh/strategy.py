@@ -46,9 +46,6 @@ class Mesh(FSDP):
         tensor: Number of ranks over which layers are sharded.
         options: As in :class:`FSDP`. Given with ``shard=1``, they make units, whose gradients
             replicas average during backward; without, they do so after backward.
-
-    Raises:
-        ConfigurationError: An option is invalid.
     """
 
     limits: Limits = Limits(shards_parameters=True)

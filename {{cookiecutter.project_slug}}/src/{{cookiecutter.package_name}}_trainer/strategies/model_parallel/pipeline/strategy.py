@@ -75,9 +75,6 @@ class Sequential(ProcessGroupStrategy):
             keep only their inputs, and recompute activations in backward.
         stages_per_process: With ``"interleaved"``, at least 2; default: 2.
         timeout_seconds: Timeout of collectives: if a rank does not join, they fail on its peers.
-
-    Raises:
-        ConfigurationError: Options that contradict each other; one line each.
     """
 
     limits: Limits = Limits(refused=_REFUSED, shards_parameters=True)

@@ -66,10 +66,8 @@ def note_unused(batches: int) -> str:
 class OrderedFeed(Feed):
     """Reads a ``DataLoader`` whose batch sampler is ``order``, from any batch on at no cost.
 
-    ``repeats``: read the first epoch again and again.
-
-    If batches may differ from the plan, they are counted: with a ``collate_fn``, which may drop
-    samples, a dataset that returns whole batches, or a hook of the module.
+    ``repeats``: read the first epoch again and again. Batches are counted if they may differ from
+    the plan: by a ``collate_fn`` or dataset that may drop samples, or a hook of the module.
     """
 
     has_plan = True
@@ -146,10 +144,7 @@ def iterator(loader: Iterable[Any]) -> Iterator[Any]:
 def drawn(
     batches: Iterator[Any], stream: randomness.Stream | None, number: int, total: int | None
 ) -> Iterator[Any]:
-    """Yield batches from ``number`` on, which draw their random numbers from a stream, if any.
-
-    A UserError says if one has no samples, or an epoch of so many batches in total ends early.
-    """
+    """Yield batches from ``number`` on, which draw their random numbers from a stream, if any."""
     for batch in batches if stream is None else _in_stream(batches, stream):
         if batch is None or is_empty(batch):
             what = "is None" if batch is None else "its tensors' first dimension is 0"

@@ -30,8 +30,7 @@ class BatchLimit:
     def of(self, batches: int | None, accumulate: int = 1) -> int | None:
         """The number of batches to read at most; ``None``: all.
 
-        A fraction is one of steps, rounded down. Raises UserError if it is less than one step, or
-        one of an unknown number of batches (``None``).
+        A fraction is one of steps, rounded down.
         """
         if type(self.value) is int:
             return self.value
@@ -53,9 +52,7 @@ class BatchLimit:
 
 ALL = BatchLimit("", 1.0)
 """No limit."""
-_UNUSED_GENERATOR = (
-    "the training loader's generator is not used: seed draws the samples of each epoch"
-)
+_UNUSED = "the training loader's generator is not used: seed draws the samples of each epoch"
 
 
 def device_batch_size(global_batch_size: int, replicas: int, accumulate: int) -> int:
@@ -99,9 +96,7 @@ def feed_training(
 
     ``in_global_order``: False reads the loader as it is, with ``uneven`` as in
     :class:`~.replay.ReplayFeed`. ``limit``: batches of each replica to read of an epoch, a multiple
-    of ``accumulate``. ``repeats``: read the first epoch again and again. Raises UserError if the
-    dataset is empty or smaller than a step, if the limit does not fit, or if a loader that is read
-    as it is repeats.
+    of ``accumulate``. ``repeats``: read the first epoch again and again.
     """
     if in_global_order and can_be_ordered(loader):
         batches = _batches_of(loader)
@@ -115,7 +110,7 @@ def feed_training(
         plan = replace(plan, most=None if most is None else most * plan.micro_batch)
         feed = _ordered(loader, plan, share, shuffle=True, fill=True, repeats=repeats)
         if getattr(batches.sampler, "generator", None) is not None:
-            feed.remarks = [_UNUSED_GENERATOR]
+            feed.remarks = [_UNUSED]
         return feed
     if repeats:
         raise UserError(
@@ -144,8 +139,7 @@ def feed_evaluation(
 
     ``together``: every replica gets the same number of batches; samples of padding batches do not
     count. ``limit``: batches of the loader, divided among the replicas, so that the samples depend
-    on no layout; of a loader that is read as it is, batches of each replica. Raises UserError if
-    the dataset is empty, or the limit does not fit.
+    on no layout; of a loader that is read as it is, batches of each replica.
     """
     if not (in_global_order and can_be_ordered(loader)):
         return _replayed(loader, share, 1, "join" if together else "allow", limit)

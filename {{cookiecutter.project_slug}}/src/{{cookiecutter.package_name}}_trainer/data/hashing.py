@@ -3,12 +3,9 @@
 The bits of a tensor are words of at most 32 bits, each times a fixed odd 64-bit number of its
 position, summed modulo 2^64: multilinear hashing (Lemire and Kaser 2014,
 https://arxiv.org/abs/1202.4961). The sums of pieces are the words of the next round. They are
-exact, in whatever order a device adds. (``torch.hash_tensor`` does not tell apart tensors in
-another order.) They are computed on the device without a copy of all tensors, and hashed by BLAKE2
-with data types and shapes.
-
-Every bit counts. Nothing is rounded: of many numbers that differ in the last bit, some always lie
-on two sides of a rounding.
+exact, in whatever order a device adds, and hashed by BLAKE2 with data types and shapes.
+(``torch.hash_tensor`` does not tell apart tensors in another order.) Nothing is rounded: of many
+numbers that differ in the last bit, some always lie on two sides of a rounding.
 """
 
 import functools
@@ -46,10 +43,7 @@ class Hash:
 
     @torch.no_grad()
     def add(self, values: Any, depth: int = _DEPTH) -> None:
-        """Add values of any nesting; of tensors the bits that this process holds.
-
-        ``depth``: how deep to look into objects, such as graphs.
-        """
+        """Add values of any nesting; of tensors the bits that this process holds."""
         for each in leaves(values):
             if isinstance(each, Tensor):
                 self._add_tensor(dtensors.local(each).detach())

@@ -36,8 +36,7 @@ _RESTARTED = (
 
 
 def _is_resumable(owner: object) -> bool:
-    methods = "state_dict", "load_state_dict"
-    return all(callable(getattr(owner, name, None)) for name in methods)
+    return all(callable(getattr(owner, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
 class Saved(NamedTuple):
@@ -122,8 +121,6 @@ class ReplayFeed(Feed):
 
     Starting in the middle reads and skips the earlier batches, unless the loader's position is
     loaded. Random numbers drawn in this process are seeded from (seed, epoch, replica).
-    The batches of a step are read ahead, and by several ranks those of a few steps: see
-    :func:`~.weighing.weighed`.
 
     ``uneven``: for different numbers of batches on the ranks. ``"refuse"`` raises an error with the
     number of each. With ``"join"``, ranks whose loader has ended take part with weight 0, so that

@@ -245,10 +245,9 @@ def _is_component(value: Any) -> bool:
 
 
 class KeyedDataset(Dataset[Any]):
-    """A dataset whose samples draw the same random numbers in every process and run.
+    """A dataset that seeds the generators from (seed, epoch, index) before a sample is loaded.
 
-    The generators are seeded from (seed, epoch, index) before a sample is loaded. A worker that
-    lives for several epochs tells the dataset, and ``collate_fn``, when one begins.
+    A worker that lives for several epochs tells the dataset, and ``collate_fn``, when one begins.
     """
 
     def __init__(self, dataset: Dataset[Any], seed: int, collate_fn: Any = None) -> None:
@@ -256,16 +255,17 @@ class KeyedDataset(Dataset[Any]):
         self._epoch = -1
 
     def set_epoch(self, epoch: int) -> None:
-        """Call ``set_epoch`` of the dataset and its parts, and of ``collate_fn``."""
         self._epoch = epoch
         set_epoch(epoch, self.dataset, self._collate_fn)
 
+    def _begin(self, key: tuple[int, int]) -> None:
+        if key[0] != self._epoch:
+            self.set_epoch(key[0])
+        randomness.seed_sample(randomness.mix(self.seed, *key))
+
     def __getitem__(self, key: tuple[int, int]) -> Any:
-        epoch, index = key
-        if epoch != self._epoch:
-            self.set_epoch(epoch)
-        randomness.seed_sample(randomness.mix(self.seed, epoch, index))
-        return self.dataset[index]
+        self._begin(key)
+        return self.dataset[key[1]]
 
     def __len__(self) -> int:
         return len(self.dataset)  # type: ignore[arg-type]
@@ -275,10 +275,7 @@ class KeyedBatchDataset(KeyedDataset):
     """The same for a dataset with ``__getitems__``: keyed by the first index of the batch."""
 
     def __getitems__(self, keys: Sequence[tuple[int, int]]) -> Any:
-        epoch, first = keys[0]
-        if epoch != self._epoch:
-            self.set_epoch(epoch)
-        randomness.seed_sample(randomness.mix(self.seed, epoch, first))
+        self._begin(keys[0])
         return self.dataset.__getitems__([index for _, index in keys])  # type: ignore[attr-defined]
 
 

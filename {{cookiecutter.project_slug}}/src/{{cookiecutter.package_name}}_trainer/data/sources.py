@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from ..errors import ConfigurationError, UserError, shown
+from ..errors import UserError, refuse, shown
 from ..module import (
     DataHooks,
     DataModule,
@@ -56,9 +56,7 @@ def missing(module: TrainingModule, names: Sequence[str]) -> list[str]:
 def check(module: TrainingModule, *names: str) -> None:
     """Raise ConfigurationError if a module does not override a hook, or one cannot be called."""
     lines = missing(module, names) + problems_of_signatures(module, DataHooks)
-    lines += [line for name in names for line in _with_index(module, name, is_needed=True)]
-    if lines:
-        raise ConfigurationError(lines)
+    refuse(lines + [x for name in names for x in _with_index(module, name, is_needed=True)])
 
 
 def _with_index(module: TrainingModule, step: str, *, is_needed: bool) -> list[str]:
@@ -101,9 +99,7 @@ def validation_loaders(data: Data, module: TrainingModule, given: Data) -> Loade
 def check_given(data: Data, *, is_training: bool = False) -> None:
     """Check an argument: loaders of batches, or a data module without hooks of other trainers."""
     if isinstance(data, DataModule):
-        lines = problems_of_names(type(data), DataModule) + problems_of_signatures(data, DataHooks)
-        if lines:
-            raise ConfigurationError(lines)
+        refuse(problems_of_names(type(data), DataModule) + problems_of_signatures(data, DataHooks))
     elif data is not None and is_training:
         _check_loader(data, _GIVEN)
         _check_repeats(data, _GIVEN)
@@ -113,8 +109,8 @@ def check_given(data: Data, *, is_training: bool = False) -> None:
 
 def _named(made: object, source: str, module: TrainingModule, stage: _Evaluation) -> LoadersByName:
     named = _by_name(made, source)
-    if "" not in named and (lines := _with_index(module, _STEPS[stage], is_needed=False)):
-        raise ConfigurationError(lines)
+    if "" not in named:
+        refuse(_with_index(module, _STEPS[stage], is_needed=False))
     return named
 
 

@@ -81,16 +81,12 @@ def weighed(
 ) -> Iterator[MicroBatch]:
     """Yield micro-batches whose weights make each step the mean over all that it contains.
 
-    The micro-batches of a step are read before its first is yielded, and several ranks tell each
-    other what these count. They do so for one step, then for more, up to
-    :data:`MOST_AHEAD` batches.
+    The micro-batches of a step are read before its first is yielded, and ``ranks`` tell each other
+    what these count: for one step, then for more, up to :data:`MOST_AHEAD` batches.
 
-    Args:
-        batches: Of this replica, from number ``first`` on; those before ``start`` are skipped. With
-            several micro-batches or ranks it must be :func:`endless`.
-        ranks: How many exchange counts.
-        known: Batches of this rank's loader.
-        is_refused: Whether loaders must end together.
+    ``batches``: of this replica, from number ``first`` on; those before ``start`` are skipped. With
+    several micro-batches or ranks it must be :func:`endless`. ``known``: batches of this rank's
+    loader. ``is_refused``: whether loaders must end together.
     """
     most = accumulate * max(1, MOST_AHEAD // accumulate) if ranks > 1 else accumulate
     ahead, index = deque(islice(batches, accumulate)), first

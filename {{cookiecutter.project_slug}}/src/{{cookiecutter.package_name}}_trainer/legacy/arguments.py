@@ -1,7 +1,6 @@
-"""Translate the arguments of Lightning 1.x's ``Trainer`` to today's.
+"""Translate the arguments of Lightning 1.x's ``Trainer``; both spellings of one are an error.
 
-An older argument that is ``None`` was not given, because that was its default; only ``gpus=None``
-has a meaning: no GPU. Giving both spellings is an error.
+An older one that is ``None``, its default, was not given; only ``gpus=None`` has a meaning: no GPU.
 """
 
 import os

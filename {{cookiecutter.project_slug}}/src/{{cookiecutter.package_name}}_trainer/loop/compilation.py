@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import ConfigurationError, Problems, UserError, nearest, shorten, shown
+from ..errors import ConfigurationError, Problems, UserError, nearest, refuse, shorten, shown
 from ..launch import collectives
 from ..logging import progress
 from ..memory import activation_checkpointing
@@ -57,8 +57,7 @@ def check_compiler(value: bool | Mapping[str, Any]) -> None:
         lines.append("compile needs a C++ compiler: install g++, or name one in CXX")
     if not Path(sysconfig.get_path("include"), "Python.h").is_file():
         lines.append("compile needs the headers of Python: install python3-dev")
-    if lines:
-        raise ConfigurationError(lines)
+    refuse(lines)
 
 
 class Compiled:
@@ -157,7 +156,6 @@ def select(
     """Select the modules that are compiled, by name: the outermost ones that steps call.
 
     Modules that are checkpointed, contain checkpointed ones, or are inside them, are excluded.
-    Takes the arguments of :func:`applied`.
     """
     if value is False:
         return {}

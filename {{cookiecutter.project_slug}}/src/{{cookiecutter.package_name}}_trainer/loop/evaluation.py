@@ -27,8 +27,7 @@ def evaluate(
 ) -> dict[str, float]:
     """Run all batches of a stage and reduce the logged values, those of each loader by themselves.
 
-    ``feeds`` has the batches by name of their loader, ``""`` for a single one. The values are the
-    same on every rank.
+    ``feeds`` has the batches by name of their loader, ``""`` for a single one.
     """
     values: dict[str, float] = {}
     with _evaluating(module, strategy, recorder):
@@ -69,10 +68,7 @@ def _run_batches(
 def check_validation(
     module: TrainingModule, strategy: Strategy, recorder: Recorder, feeds: Mapping[str, Feed]
 ) -> dict[str, float]:
-    """Run some validation batches before training, and restore all that they have changed.
-
-    Its arguments are those of :func:`evaluate`; every replica has the same number of batches.
-    """
+    """Run some validation batches before training, and restore all that they have changed."""
     with torchmetrics_state.unchanged(module), _same_buffers(module):
         try:
             return evaluate(module, strategy, recorder, feeds, "validation")
@@ -115,8 +111,8 @@ def predict(
 ) -> dict[str, list[Any]]:
     """Run all batches and collect the outputs of ``predict_step``: by loader, one per batch.
 
-    They are gathered from all ranks, in the dataset's order. ``is_written``: refuse what cannot be
-    written when it is returned, as on several ranks, and not when all has been computed.
+    They are gathered from all ranks, in the dataset's order. ``is_written``: refuse at once what
+    cannot be written, as on several ranks.
     """
     from . import predictions  # not for a fit
 

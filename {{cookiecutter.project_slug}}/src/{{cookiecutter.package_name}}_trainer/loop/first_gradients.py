@@ -17,7 +17,6 @@ class FirstGradients:
 
     Autograd tells it of parameters whose gradients an engine takes away; ``grad`` tells it of those
     that an engine computes with other tensors. ``is_waiting``: the check is not made yet.
-    ``optimization``: what the strategy's ``setup`` returned.
     """
 
     def __init__(self, strategy: Strategy, optimization: Optimization) -> None:

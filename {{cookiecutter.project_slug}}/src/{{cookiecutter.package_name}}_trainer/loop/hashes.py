@@ -129,10 +129,7 @@ class StepHashes:
 
 
 def _state(optimizer: Any, own: set[int]) -> list[Any]:
-    """What an optimizer has in this process: its state, and parameters that are not the module's.
-
-    ``own``: the ``id`` of the module's.
-    """
+    """What an optimizer has here: its state, and parameters that are not the module's ``own``."""
     optimizer = getattr(optimizer, "optim", optimizer)  # a sharded optimizer's own shard
     given = [each for group in optimizer.param_groups for each in group["params"]]
     # Some engines step other tensors than those in the groups.

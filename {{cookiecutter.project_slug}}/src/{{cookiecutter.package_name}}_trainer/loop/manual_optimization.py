@@ -16,7 +16,7 @@ from ..strategies import Strategy
 from ..strategies.base import StepOutput, check_loss
 from ..strategies.gradients import sparse
 from ..strategies.limits import FEATURES
-from ..strategies.optimizers import Optimization
+from ..strategies.optimizers import Optimization, requiring_grad
 from .first_gradients import FirstGradients
 
 
@@ -58,10 +58,7 @@ def problems_of(
 
 
 class ManualOptimization:
-    """Backward, clipping and optimizer steps, called by the user's training step.
-
-    The strategy is set up; ``context`` returns the context of the current batch.
-    """
+    """Backward, clipping and optimizer steps, called by the user's training step."""
 
     def __init__(
         self,
@@ -130,7 +127,7 @@ class ManualOptimizer:
 
     def __init__(self, optimizer: Optimizer, optimization: ManualOptimization) -> None:
         self.optimizer = optimizer
-        self._optimization = optimization
+        self._optimization, self._alone = optimization, Optimization([optimizer], [])
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -140,11 +137,11 @@ class ManualOptimizer:
     @property
     def parameters(self) -> list[Tensor]:
         """The optimizer's parameters."""
-        return Optimization([self.optimizer], []).parameters
+        return self._alone.parameters
 
     def step(self) -> None:
         """Step the optimizer."""
-        run, own = self._optimization, Optimization([self.optimizer], [])
+        run, own = self._optimization, self._alone
         run.before_step(own)
         with own.rates_multiplied(run.context().rate_factor):
             run.strategy.step(own, ends=False)
@@ -161,8 +158,7 @@ class ManualOptimizer:
             The norm before clipping, on the device, to be logged; ``None`` if it is not computed.
             ``clip_gradients(math.inf)`` only computes it.
         """
-        own = Optimization([self.optimizer], [])
-        return self._optimization.strategy.clip(own, value, algorithm)
+        return self._optimization.strategy.clip(self._alone, value, algorithm)
 
     @contextlib.contextmanager
     def toggle_model(self, sync_grad: bool = True) -> Iterator[None]:
@@ -177,15 +173,12 @@ class ManualOptimizer:
             parameter
             for other in self._optimization.optimizers
             for parameter in other.parameters
-            if id(parameter) not in own and parameter.requires_grad
+            if id(parameter) not in own
         ]
         run = self._optimization
         synchronizes, run.synchronizes = run.synchronizes, sync_grad
-        for parameter in others:
-            parameter.requires_grad_(False)
         try:
-            yield
+            with requiring_grad(others, False):
+                yield
         finally:
             run.synchronizes = synchronizes
-            for parameter in others:
-                parameter.requires_grad_(True)

@@ -27,10 +27,7 @@ _BLOCK = 64
 
 
 class LossRecord:
-    """Records the first step with a non-finite loss, on the device of the losses.
-
-    ``block``: number of losses that are checked together.
-    """
+    """Records the first step with a non-finite loss, on the device of the losses."""
 
     def __init__(self, device: torch.device, position: Position, block: int | None = None) -> None:
         self._position = position
@@ -77,10 +74,7 @@ class NonfinitePolicy:
         self._skipped = self._skipped_in_a_row = self._checked_at = 0
 
     def skips(self, norm: Tensor | None) -> bool:
-        """Whether a step is skipped, because the norm of its gradients is not finite; reads it.
-
-        A UserError says if so many steps in a row were skipped that training cannot recover.
-        """
+        """Whether a step is skipped, because the norm of its gradients is not finite; reads it."""
         if norm is None:  # no batch of the step has gradients
             return False
         if math.isfinite(float(dtensors.whole(norm))):

@@ -60,10 +60,7 @@ class FitParts:
 def read(
     strategy: Strategy, feed: Feed, epoch: int, start: int, speed: Speed | None = None
 ) -> Iterator[MicroBatch]:
-    """Read the batches of an epoch, from a number on, on the devices of a strategy.
-
-    ``speed`` measures how long each is waited for.
-    """
+    """Read the batches of an epoch on a strategy's devices; ``speed`` measures the waits."""
     devices, dtype = strategy.data.devices, strategy.precision.parameter_dtype
     batches, clock = transfer.read(feed, epoch, start, devices, dtype), time.perf_counter
     started = clock()

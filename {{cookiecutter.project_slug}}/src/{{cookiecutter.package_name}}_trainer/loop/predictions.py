@@ -27,11 +27,7 @@ class Packed(NamedTuple):
 
 
 def pack(batch: int, output: Any) -> Packed:
-    """Convert what ``predict_step`` returned.
-
-    Raises:
-        UserError: It contains an object of another type; the message names it.
-    """
+    """Convert what ``predict_step`` returned; refuse objects of other types."""
     packed = Packed(batch, None, [])
     return packed._replace(tree=_tree(output, packed.tensors))
 

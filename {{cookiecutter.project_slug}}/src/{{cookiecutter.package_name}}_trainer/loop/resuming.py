@@ -26,8 +26,7 @@ def resume(fit: FitParts, checkpoint: Checkpoint, layout: Layout, same_run: bool
     """Resume from a checkpoint; return notes on what could not be restored exactly.
 
     With another world size in ``layout``, random states are new. ``same_run``: the checkpoint is
-    this run's, which is saved again only after a step. A CheckpointError says if it belongs to
-    another model, or contains invalid values.
+    this run's, which is saved again only after a step.
     """
     saved = checkpoint.stored_state()
     try:

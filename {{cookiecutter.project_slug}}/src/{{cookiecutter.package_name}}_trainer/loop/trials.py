@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count, islice, pairwise
 from typing import Any, NamedTuple
 
@@ -40,8 +40,7 @@ def _alone(device: torch.device, precision: str) -> Strategy:
 def _copied(module: TrainingModule) -> TrainingModule:
     """Copy a module, with the same run; attributes that cannot be copied, as locks, are shared."""
     state = module.trainer_state
-    # Neither the run nor weights can be copied.
-    known: dict[int, Any] = {id(state): replace(state, run=None, weights={})}
+    known: dict[int, Any] = {id(state): state}  # neither the run nor weights can be copied
     if not _can_copy(module, dict(known)):
         submodules = {id(submodule): submodule for submodule in module.modules()}
         attributes = [value for owner in module.modules() for value in vars(owner).values()]
@@ -72,10 +71,9 @@ def find_batch_size(
 ) -> tuple[int, str]:
     """Find the largest batch on which a device can train, the same on every process.
 
-    Each process tries on its own, on a copy of the module and without collectives, so that one that
-    runs out of memory does not block its peers; then all agree. Two steps are tried for each size:
-    the second one includes the optimizer state. Also return why no larger one was tried, if that is
-    so: ``replicas`` bound the batch.
+    Each process tries on its own, on a copy of the module and without collectives. Two steps are
+    tried for each size: the second one includes the optimizer state. Also return why no larger one
+    was tried, if that is so: ``replicas`` bound the batch.
     """
     if not isinstance(loader, DataLoader) or not hasattr(loader.dataset, "__getitem__"):
         what = "give a DataLoader of a data set that can be indexed"
@@ -176,10 +174,9 @@ class Tried(NamedTuple):
 def try_rates(
     module: TrainingModule, feed: Feed, device: torch.device, options: Options, sweep: Sweep
 ) -> list[Tried]:
-    """Make a step at each rate; the ranks average their gradients, as under ``ddp``.
+    """Make a step at each rate on a copy; ranks average their gradients, as under ``ddp``.
 
-    The user's module is not changed. Return losses over the global batch before each step, the same
-    on every rank; of fewer steps than the sweep has if the loss has diverged.
+    Return losses over the global batch before each step, of fewer steps if the loss has diverged.
     """
     trained, untrained = (_alone(device, str(options.precision)) for _ in range(2))
     tried = _copied(module)

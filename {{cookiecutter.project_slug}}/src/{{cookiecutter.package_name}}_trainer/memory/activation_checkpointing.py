@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from ..errors import ConfigurationError, nearest, shown
+from ..errors import ConfigurationError, nearest, refuse, shown
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 # Maps the forward of a class to its compiled version, during a run that compiles it.
@@ -84,7 +84,11 @@ def select(
     found: dict[int, nn.Module] = {}
     problems = []
     for name in names:
-        meant = [part for path, part in paths.items() if _matches(name, path, part)]
+        meant = [
+            part
+            for path, part in paths.items()
+            if type(part).__name__ == name or matches(path, name)
+        ]
         called = [part for part in meant if type(part).forward is not nn.Module.forward]
         if not called:
             problems.append(f"{option}: {_problem(name, paths, meant)}")
@@ -95,16 +99,14 @@ def select(
         for part in found.values()
         if "forward" in vars(part) and not _is_applied(part)
     ]
-    if problems:
-        raise ConfigurationError(problems)
+    refuse(problems)
     return list(found.values())
 
 
-def _matches(name: str, path: str, part: nn.Module) -> bool:
-    patterns, steps = name.split("."), path.split(".")
-    return type(part).__name__ == name or (
-        len(patterns) == len(steps) and all(map(fnmatchcase, steps, patterns))
-    )
+def matches(path: str, pattern: str) -> bool:
+    """Whether each component of a module's path matches that of a pattern, as in a shell."""
+    steps, patterns = path.split("."), pattern.split(".")
+    return len(patterns) == len(steps) and all(map(fnmatchcase, steps, patterns))
 
 
 def _problem(name: str, paths: dict[str, nn.Module], meant: Sequence[nn.Module]) -> str:
@@ -123,20 +125,13 @@ def repeated_blocks(module: nn.Module) -> list[nn.Module]:
 
     Nested blocks come after the blocks that contain them.
     """
-    return list(dict.fromkeys(block for each in module.modules() for block in _blocks_in(each)))
-
-
-def _blocks_in(container: nn.Module) -> list[nn.Module]:
-    if not isinstance(container, _CONTAINERS):
-        return []
-    blocks = list(container.children())
-    is_repetition = (
-        len(blocks) > 1
-        and len({type(each) for each in blocks}) == 1
-        and not isinstance(blocks[0], _CONTAINERS)
-        and all(any(each.children()) for each in blocks)
-    )
-    return blocks if is_repetition else []
+    found = dict[nn.Module, None]()
+    for container in (each for each in module.modules() if isinstance(each, _CONTAINERS)):
+        blocks = list(container.children())
+        is_repetition = len(blocks) > 1 and len(set(map(type, blocks))) == 1
+        if is_repetition and not isinstance(blocks[0], _CONTAINERS):
+            found |= dict.fromkeys(blocks) if all(any(each.children()) for each in blocks) else {}
+    return list(found)
 
 
 def _is_applied(part: nn.Module) -> bool:

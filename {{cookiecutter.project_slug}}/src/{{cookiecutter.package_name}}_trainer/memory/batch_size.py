@@ -28,9 +28,8 @@ _MEMORY_MESSAGES = (
 def largest_that_fits(fits: Callable[[int], bool], start: int, limit: int) -> int:
     """Find the largest batch size that fits on every rank: double it until it fails, then bisect.
 
-    Every rank tries the same sizes, at most ``2 * log2(limit)`` of them; ones that are smaller than
-    the first only if it does not fit. ``fits`` tries a size on this rank alone; the least ``start``
-    (at least 1) and ``limit`` of all ranks are used. UserError if no size fits.
+    Every rank tries the same sizes; ones that are smaller than the first only if it does not fit.
+    ``fits`` tries a size on this rank alone; the least ``start`` and ``limit`` of ranks are used.
     """
     start, limit = _minimum(start, limit)
     fitting, too_large = 0, limit + 1
@@ -56,11 +55,11 @@ def fits_in_memory(trial: Callable[[], object]) -> bool:
     If the operating system overcommits memory, as Linux does, running out of it on the CPU kills
     the process instead of raising an error: there, only ``limit`` prevents this.
     """
-    fits = False
+    fits = True
     try:
         trial()
-        fits = True
     except Exception as error:
+        fits = False
         if not is_out_of_memory(error):
             raise
     # After the except block: the traceback keeps the trial's tensors alive.

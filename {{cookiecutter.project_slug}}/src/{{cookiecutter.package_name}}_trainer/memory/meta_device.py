@@ -23,16 +23,10 @@ from ..module import TrainingModule
 
 @contextlib.contextmanager
 def building() -> Iterator[None]:
-    """Create the parameters of modules on the meta device in this context.
-
-    Buffers and other attributes are created as usual.
-    """
+    """Create the parameters of modules, and nothing else, on the meta device in this context."""
     empty: Callable[..., Any] = _to_meta
-    hook = register_module_parameter_registration_hook(empty)
-    try:
+    with register_module_parameter_registration_hook(empty):
         yield
-    finally:
-        hook.remove()
 
 
 def _to_meta(module: nn.Module, name: str, parameter: Tensor | None) -> Tensor | None:
@@ -44,10 +38,9 @@ def _to_meta(module: nn.Module, name: str, parameter: Tensor | None) -> Tensor |
 class Initializer:
     """Allocates and initializes the meta parameters of a module, each layer on one of its ranks.
 
-    A layer is initialized with random numbers from (seed, its name): the same on every rank and
-    with every strategy. So each rank initializes its share of the layers before the first one is
-    needed; the caller broadcasts them. ``ranks``: number of processes that hold the module
-    together; with one, a layer is initialized when it is materialized.
+    A layer is initialized with random numbers from (seed, its name), the same with every strategy.
+    So each rank initializes its share of the layers before the first one is needed; the caller
+    broadcasts them. With one of ``ranks``, a layer is initialized when it is materialized.
     """
 
     def __init__(self, module: TrainingModule, rank: int = 0, ranks: int = 1) -> None:

@@ -58,10 +58,7 @@ def create(where: str, given: object, base: type[T], built_in: Mapping[str, str]
 
 
 def read(where: str, given: object, base: type[T], built_in: Mapping[str, str]) -> Specified[T]:
-    """Read a class path, a built-in name, or a dict with ``class_path`` and ``init_args``.
-
-    ConfigurationError has one line per error.
-    """
+    """Read a class path, a built-in name, or a dict with ``class_path`` and ``init_args``."""
     entry = {"class_path": given} if isinstance(given, str) else given
     if not isinstance(entry, Mapping) or not isinstance(path := entry.get("class_path"), str):
         raise ConfigurationError(
@@ -80,8 +77,8 @@ def read(where: str, given: object, base: type[T], built_in: Mapping[str, str]) 
     cls = imported(named, built_in.get(path, path), base)
     arguments = entry.get("init_args") or {}
     if not isinstance(arguments, Mapping):
-        shown_arguments = shown(values.plain(arguments))
-        raise ConfigurationError(f"{where}.init_args={shown_arguments}: give them by name")
+        given = shown(values.plain(arguments))
+        raise ConfigurationError(f"{where}.init_args={given}: give them by name")
     return Specified(where, cls, path, _checked(where, cls, arguments))
 
 
@@ -101,10 +98,7 @@ def _checked(where: str, cls: type, given: Mapping[str, Any]) -> Mapping[str, "A
 
 
 def imported(where: str, path: str, base: type[T]) -> type[T]:
-    """Import the subclass of ``base`` that a class path ``"module.Class"`` names.
-
-    ConfigurationError, which begins with ``where``, has the line of the user's file that raised.
-    """
+    """Import the subclass of ``base`` that a class path ``"module.Class"`` names."""
     module, _, name = path.rpartition(".")
     if not module:
         raise ConfigurationError(f"{where}: give its module too: module.{shorten(name)}")

@@ -123,8 +123,7 @@ def convert(
 ) -> dict[str, W]:
     """Convert values by ``read``, which raises ConfigurationError, and return the valid ones.
 
-    ``problems`` collects a line for each unknown name, with similar ones of ``known`` (default: of
-    all), and for each invalid value.
+    ``problems`` gets a line for each unknown name, with similar ones of ``known``, or of all.
     """
     good: dict[str, W] = {}
     for name, value in given.items():

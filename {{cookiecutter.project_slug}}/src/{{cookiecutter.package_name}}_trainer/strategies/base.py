@@ -355,11 +355,7 @@ class Strategy:
 
 
 def read_loss(outputs: Any) -> Tensor:
-    """Get the loss from the output of a training step.
-
-    Raises:
-        UserError: There is none, it is not a scalar, or there are values to log beside it.
-    """
+    """Get the loss from the output of a training step; refuse values to log beside it."""
     if isinstance(outputs, Tensor) and outputs.numel() == 1:
         return outputs
     if outputs is None:

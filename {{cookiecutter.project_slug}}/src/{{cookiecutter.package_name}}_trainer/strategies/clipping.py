@@ -13,12 +13,8 @@ from ..launch import collectives
 def clip_gradients(parameters: Sequence[Tensor], value: float, algorithm: str) -> Tensor | None:
     """Clip the gradients of a model, which are replicated, or sharded as DTensors.
 
-    As the other functions, it returns the norm before clipping, on the device; by value ``None``.
-
-    Args:
-        parameters: Parameters; those without a gradient are skipped.
-        value: Maximum norm, or maximum value. An infinite norm changes no gradient.
-        algorithm: ``"norm"`` or ``"value"``.
+    ``algorithm``: ``"norm"`` or ``"value"``. As the other functions, it returns the norm before
+    clipping, on the device; by value ``None``. An infinite norm changes no gradient.
     """
     if algorithm == "norm":
         dense = [_with_dense_gradient(each) for each in parameters]

@@ -19,10 +19,8 @@ T = TypeVar("T", bound=Optimizer)
 class EngineGroups:
     """Parameter groups that an engine has taken over: which parameters they have may not change.
 
-    Args:
-        optimizers: Of the engine.
-        shown: What hooks find in each group, instead of what the engine steps.
-        grows: Whether the engine steps groups that are added.
+    ``shown``: what hooks find in each group of the engine's optimizers, instead of what it steps.
+    ``grows``: whether the engine steps groups that are added.
     """
 
     def __init__(
@@ -65,10 +63,9 @@ class EngineGroups:
             group["params"] = list(own)
         try:
             yield
-            if self._shown is not None:
-                shown = [[*map(id, own)] for own in self._shown]
-                if self._parameters() != shown:
-                    raise self._changed()
+            shown = [[*map(id, own)] for own in self._shown or ()]
+            if self._shown is not None and self._parameters() != shown:
+                raise self._changed()
         finally:
             for group, given in zip(groups, stepped, strict=False):
                 group["params"] = given
@@ -99,9 +96,6 @@ def sharded_optimizer(sharded: Callable[..., T], optimizer: Optimizer) -> T:
 
     It has all parameters in its groups; its inner one, ``optim``, has this process' shard of them
     and their state (torch's ``ZeroRedundancyOptimizer``, and similar ones).
-
-    Raises:
-        ConfigurationError: The user's cannot be created again; some wrap another one.
     """
     kind, groups = type(optimizer), [dict(group) for group in optimizer.param_groups]
     # Some optimizers have defaults that are no arguments (AdamW: decoupled_weight_decay).

@@ -137,18 +137,14 @@ def memory(
     step: int | None = None,
     buckets: int = 0,
     gathered: int = 0,
-    host: int = 0,
     mark: Mark = "derived",
     note: str = "",
 ) -> Memory:
-    """The memory of a rank.
+    """The memory of a rank, which holds ``own`` parameters, gradients and states.
 
-    Args:
-        own: What the rank holds of parameters, gradients and states.
-        work: The most in forward and backward beside parameters, states and buckets; default: all
-            gradients as they come, and what else is alive then.
-        step: Likewise while the optimizers step; default: gradients and temporary results.
-        buckets, gathered, host, mark, note: As in :class:`Memory`; ``work`` has ``gathered``.
+    ``work``: the most in forward and backward beside parameters, states and buckets, and with
+    ``gathered``; default: all gradients as they come, and what else is alive then. ``step``:
+    likewise while the optimizers step; default: gradients and temporary results.
     """
     work = own.work() if work is None else work
     step = own.gradients + own.step if step is None else step
@@ -160,7 +156,6 @@ def memory(
         activations=own.activations,
         buckets=buckets,
         gathered=gathered,
-        host=host,
         mark=mark,
         note=note,
     )
@@ -169,8 +164,7 @@ def memory(
 def extrapolated(one: Sizes, two: Sizes, batch: float) -> Sizes:
     """The sizes at ``batch`` times the batch of ``one``; ``two`` is at twice that batch.
 
-    All that depends on a batch is linear in it, at each moment of backward. Negative slopes, such
-    as of an algorithm that changes with the batch, count as none.
+    All that depends on a batch is linear in it, at each moment of backward.
     """
     later = dict(two.moments)
     moments = [

@@ -47,11 +47,7 @@ def named_groups(
 
 
 def check_groups(saved: Sequence[Mapping[str, Any]], names: Sequence[Sequence[str]]) -> None:
-    """Check that a checkpoint's groups have the parameters of an optimizer's, in any order.
-
-    Raises:
-        ConfigurationError: They differ.
-    """
+    """Check that a checkpoint's groups have the parameters of an optimizer's, in any order."""
     theirs = [set(group["params"]) for group in saved]
     ours = [set(own) for own in names]
     if set().union(*theirs) != set().union(*ours):
@@ -96,10 +92,6 @@ def load_optimizer_state(
     """Load a state of :func:`optimizer_state`; stored tensors are read one at a time.
 
     Each is read to the device of its parameter; of a DTensor, only what this rank's shard needs.
-
-    Raises:
-        ConfigurationError: The saved parameters are not those of this optimizer, or a value cannot
-            be sharded like its parameter.
     """
     is_shard = STEPS_SHARD in vars(optimizer)
     own_names = group_names(optimizer, names)

@@ -5,7 +5,7 @@ import inspect
 import re
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -139,6 +139,19 @@ class Optimization:
                 group["lr"] = rate
 
 
+@contextlib.contextmanager
+def requiring_grad(parameters: Iterable[Tensor], value: bool) -> Iterator[None]:
+    """Set ``requires_grad`` of parameters in this context."""
+    changed = [each for each in parameters if each.requires_grad is not value]
+    for each in changed:
+        each.requires_grad_(value)
+    try:
+        yield
+    finally:
+        for each in changed:
+            each.requires_grad_(not value)
+
+
 def rates_to_log(rates: Sequence[float | Tensor], factor: float) -> dict[str, float]:
     """Learning rates by name, times a factor that schedulers do not see."""
     if len(rates) == 1:
@@ -206,11 +219,7 @@ def replace_kept(module: TrainingModule, replaced: Mapping[int, Any]) -> None:
 
 
 def configured(module: TrainingModule) -> Optimization:
-    """What ``configure_optimizers`` of a module returns.
-
-    Raises:
-        ConfigurationError: As in :func:`read_optimization`, or it would not train the module.
-    """
+    """What ``configure_optimizers`` of a module returns; refused if it would not train it."""
     run = module.trainer_state.run
     is_unknown = run is not None and run.total_steps is None
     before = {id(each) for each in module.parameters()}
@@ -236,11 +245,7 @@ def configured(module: TrainingModule) -> Optimization:
 
 
 def read_optimization(returned: Any) -> Optimization:
-    """Normalize the result of ``configure_optimizers``.
-
-    Raises:
-        ConfigurationError: The result has an unsupported form, or an optimizer needs a closure.
-    """
+    """Normalize the result of ``configure_optimizers``; refuse optimizers that need a closure."""
     # torch's warning about the order of optimizer and scheduler steps is wrong where another
     # optimizer has replaced the scheduler's, and where a gradient scaler skips the first step.
     warnings.filterwarnings("ignore", "(Seems like|Detected call)", module=_STEPPING)

@@ -71,9 +71,6 @@ class Precision:
             use 1e-4), and values above 65504 infinite.
         device_type: ``"cpu"`` or ``"cuda"``.
 
-    Raises:
-        ConfigurationError: The name is unknown.
-
     Source: https://docs.pytorch.org/docs/stable/amp.html
     """
 

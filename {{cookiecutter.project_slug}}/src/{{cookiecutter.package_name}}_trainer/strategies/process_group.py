@@ -87,11 +87,7 @@ class ProcessGroupStrategy(Strategy):
         return datetime.timedelta(seconds=self.timeout_seconds + margin)
 
     def init_process_group(self, layout: Layout, device: torch.device) -> None:
-        """Initialize the process group: gloo on CPUs; NCCL on GPUs, with gloo for CPU tensors.
-
-        An override takes its store from ``launch.rendezvous.connect_store``: on one node the ranks
-        share a file, and ``layout.main_port`` may be 0.
-        """
+        """Initialize the process group; an override uses ``launch.rendezvous.connect_store``."""
         variables = collectives.BACKENDS
         requested = next((os.environ[name] for name in variables if os.environ.get(name)), None)
         names = backends(requested, device.type)

@@ -11,12 +11,6 @@ from .base import Launcher, Strategy
 from .limits import Limits
 
 
-def imported(path: str) -> Any:
-    """Import ``"module:name"``, with the module's full path."""
-    module, _, name = path.partition(":")
-    return getattr(importlib.import_module(module), name)
-
-
 @dataclass(frozen=True)
 class Entry:
     """A strategy's name in the registry: a class, or a class with a preset.
@@ -46,7 +40,8 @@ class Entry:
         """The class; imports it."""
         if not isinstance(self.strategy, str):
             return self.strategy
-        found: type[Strategy] = imported(self.strategy)
+        module, _, name = self.strategy.partition(":")
+        found: type[Strategy] = getattr(importlib.import_module(module), name)
         return found
 
     @property

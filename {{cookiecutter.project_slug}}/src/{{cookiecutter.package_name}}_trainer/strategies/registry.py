@@ -1,7 +1,5 @@
 """All strategies by name: those that folders and files declare here, and the user's own.
 
-It also creates them; all errors in their options are reported at once.
-
 It finds each file, and each folder's ``__init__.py``, that has a ``REGISTRATION``. Deleting a
 folder removes its names; no other file has to change.
 """
@@ -45,11 +43,7 @@ def names() -> list[str]:
 
 
 def find(name: object) -> Entry:
-    """The entry of a name or a class path.
-
-    Raises:
-        ConfigurationError: The name is unknown; the nearest names are suggested.
-    """
+    """The entry of a name or a class path."""
     if isinstance(name, type):
         raise ConfigurationError(
             f"strategy={name.__name__} is a class: create an instance, {name.__name__}(), or give "
@@ -82,15 +76,7 @@ def options_of(cls: type[Strategy]) -> list[str]:
 
 
 def create(name: object, options: dict[str, Any]) -> Strategy:
-    """Create a strategy by name.
-
-    Args:
-        name: A registered name, or a class path.
-        options: The strategy's own options.
-
-    Raises:
-        ConfigurationError: The name is unknown, or options are unknown or invalid; one line each.
-    """
+    """Create a strategy by name or class path, with its own options."""
     entry = find(name)
     cls = entry.cls
     known = options_of(cls)

@@ -12,8 +12,7 @@ from ..launch import collectives
 def convert(module: nn.Module, accelerator: str) -> nn.Module:
     """Synchronize every BatchNorm in a module over all ranks, in place; return the module.
 
-    Parameters, buffers and hooks stay. Call this on every rank, before the module is wrapped. With
-    ``accelerator="cuda"``, PyTorch's SyncBatchNorm is used, which does not run on the CPU.
+    With ``accelerator="cuda"``, PyTorch's SyncBatchNorm is used, which does not run on the CPU.
     """
     kind = _FusedSyncBatchNorm if accelerator == "cuda" else SyncBatchNorm
     for each in module.modules():
@@ -46,11 +45,7 @@ class SyncBatchNorm(_BatchNorm):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalize a part of the batch, of shape (N, C) or (N, C, ...).
-
-        Raises:
-            ValueError: Fewer than two dimensions, or fewer than two values per channel in total.
-        """
+        """Normalize a part of the batch, of shape (N, C) or (N, C, ...)."""
         if not self.training or collectives.world_size() == 1:
             return super().forward(input)
         self._check_input_dim(input)

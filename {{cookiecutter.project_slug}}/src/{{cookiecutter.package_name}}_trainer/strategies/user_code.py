@@ -26,13 +26,9 @@ _ALLOWED = {
 class HookGuard:
     """Contexts of user code, in which an operation raises UserError if its result would be wrong.
 
-    Args:
-        module: The user's module.
-        instead: What to do instead.
-        is_held: Whether this process has the values of a parameter or buffer now.
-        gradients: ``"whole"``; ``"hidden"``, if they are not in the parameters; or ``"some"``, if
-            other processes have those of other parameters: then they may be changed, each by
-            itself, but not be reduced to a number, such as a norm.
+    ``is_held``: whether this process has the values of a parameter or buffer now. ``gradients`` are
+    ``"whole"``; ``"hidden"``, if they are not in the parameters; or ``"some"``, if other processes
+    have those of other parameters: then they may be changed, but not be reduced to a number.
     """
 
     def __init__(

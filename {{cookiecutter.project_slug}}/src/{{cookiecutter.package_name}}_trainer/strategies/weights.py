@@ -10,12 +10,11 @@ from ..checkpoint import ShardedDict, Stored, dtensors, fill
 
 
 class LocalWeights:
-    """Parameters by name, as far as this process holds them (:class:`~..module.Weights`).
+    """Parameters by name, as far as this process holds them; methods as in ``module.Weights``.
 
-    Args:
-        named: Full parameters, or DTensors; of several names of one, the first counts.
-        before_put: Called before parameters are overwritten, to free what was gathered from them.
-        is_sharded: Whether other processes hold other parameters.
+    ``named``: full parameters, or DTensors; of several names of one, the first counts.
+    ``before_put`` frees what was gathered from parameters, before they are overwritten.
+    ``is_sharded``: whether other processes hold other parameters.
     """
 
     def __init__(
@@ -35,24 +34,20 @@ class LocalWeights:
         self._is_sharded = is_sharded
 
     def trained(self) -> list[str]:
-        """Names of the parameters that are trained now."""
         return [name for name, each in self.parameters.items() if each.requires_grad]
 
     @torch.no_grad()
     def shards(self, names: Iterable[str]) -> list[Tensor]:
-        """This process' shards of parameters: not copies, and not to be modified."""
         return [dtensors.local(self.parameters[name]) for name in names]
 
     @torch.no_grad()
     def put(self, values: Mapping[str, Tensor]) -> None:
-        """Overwrite this process' shards; called by every process."""
         if self._before_put is not None:
             self._before_put()
         if values:  # torch refuses empty lists
             torch._foreach_copy_(self.shards(values), list(values.values()))
 
     def state(self, shards: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Convert shards to what a checkpoint contains; called by every process."""
         whole = {own: self._whole(own, each) for own, each in shards.items()}
         kept = {name: each for own, each in whole.items() for name in self._names[own]}
         return ShardedDict(kept) if self._is_sharded else kept
@@ -73,7 +68,6 @@ class LocalWeights:
 
     @torch.no_grad()
     def load(self, saved: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Read this process' shards from a state of :meth:`state` of any strategy."""
         return {name: self._read(name, saved[name]) for name in self.parameters if name in saved}
 
     def _read(self, name: str, value: Tensor | Stored) -> Tensor:

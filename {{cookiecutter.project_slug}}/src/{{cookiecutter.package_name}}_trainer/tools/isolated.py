@@ -38,11 +38,7 @@ class Child(Generic[T]):
         results.close()
 
     def result(self) -> T:
-        """Wait for the result; UserError and SystemExit are raised as the function raised them.
-
-        Raises:
-            Failure: It raised another error, ended its process, or was :class:`Exhausted`.
-        """
+        """Wait for the result; UserError and SystemExit are raised as the function raised them."""
         try:
             if not self._results.poll(max(0.0, self._deadline - time.monotonic())):
                 raise Exhausted(f"it took longer than {self._seconds:g} s")

@@ -92,7 +92,6 @@ class LocalSGD(ProcessGroupStrategy):
 
     def teardown(self) -> None:
         super().teardown()
-        self.averaged = None
         self._reset()
 
     # --- a step ----------------------------------------------------------------------------------
@@ -145,10 +144,7 @@ class LocalSGD(ProcessGroupStrategy):
         self._has_diverged = False
 
     def _advance(self, name: str, progress: Tensor) -> None:
-        """Move the start of a period to that of the next.
-
-        ``progress`` is how far a parameter has moved in the period, averaged over ranks.
-        """
+        """Move the start of a period to that of the next, by the progress averaged over ranks."""
         if self.outer_momentum:
             # The update of torch.optim.SGD(nesterov=True), which subtracts a gradient.
             momentum = self._momenta.setdefault(name, torch.zeros_like(progress))
@@ -222,11 +218,10 @@ class LocalSGD(ProcessGroupStrategy):
 
     def load_state(self, state: Mapping[str, Any], optimization: Optimization | None) -> None:
         super().load_state(state, optimization)
-        if optimization is not None:
-            # A checkpoint of another strategy has none: all steps are still to come.
-            self._load_shared(state.get(_SHARED, {"steps": 0, "starts": {}}))
-
-    def _load_shared(self, saved: Mapping[str, Any]) -> None:
+        if optimization is None:
+            return
+        # A checkpoint of another strategy has none: all steps are still to come.
+        saved = state.get(_SHARED, {"steps": 0, "starts": {}})
         self._steps = check_count("steps", saved["steps"], 0, MOST_STEPS)
         self._begin_period()
         self._has_diverged = bool(saved["starts"])

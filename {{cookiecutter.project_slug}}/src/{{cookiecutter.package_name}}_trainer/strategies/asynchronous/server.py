@@ -162,14 +162,12 @@ class RemoteServer:
         self.parameters, self._group = parameters, group
 
     def pull(self, rank: int, signal: int = 0) -> Tensor:
-        """Start a step; return the packed weights."""
         dist.send(torch.tensor([signal]), 0, self._group)
         content = pack(self.parameters)
         dist.recv(content, 0, self._group)
         return content
 
     def step(self, rank: int, gradients: Gradients, clipping: Clipping) -> int:
-        """Apply the gradients."""
         used = [each is not None for each in gradients]
         dist.send(torch.tensor([*clipping, *used], dtype=torch.float64), 0, self._group)
         pairs = zip(gradients, self.parameters, strict=True)

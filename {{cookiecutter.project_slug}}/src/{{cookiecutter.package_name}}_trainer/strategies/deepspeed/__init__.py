@@ -40,28 +40,23 @@ _DEEPSPEED = Entry(
 )
 
 
-def _preset(summary: str, **options: Any) -> Entry:
-    return replace(_DEEPSPEED, summary=summary, preset=options, base="deepspeed")
+def _preset(stage: int, what: str, **options: Any) -> Entry:
+    summary, preset = f"DeepSpeed ZeRO {stage}{what}", {"stage": stage, **options}
+    return replace(_DEEPSPEED, summary=summary, preset=preset, base="deepspeed")
 
 
 REGISTRATION = Registration(
     {
         "deepspeed": _DEEPSPEED,
-        "deepspeed_stage_1": _preset(
-            "DeepSpeed ZeRO 1: optimizer states sharded over the processes", stage=1
-        ),
-        "deepspeed_stage_2": _preset(
-            "DeepSpeed ZeRO 2: optimizer states and gradients sharded", stage=2
-        ),
-        "deepspeed_stage_3": _preset(
-            "DeepSpeed ZeRO 3: optimizer states, gradients and parameters sharded", stage=3
-        ),
+        "deepspeed_stage_1": _preset(1, ": optimizer states sharded over the processes"),
+        "deepspeed_stage_2": _preset(2, ": optimizer states and gradients sharded"),
+        "deepspeed_stage_3": _preset(3, ": optimizer states, gradients and parameters sharded"),
         "deepspeed_stage_2_offload": _preset(
-            "DeepSpeed ZeRO 2 with the optimizer states on the CPU", stage=2, offload_optimizer=True
+            2, " with the optimizer states on the CPU", offload_optimizer=True
         ),
         "deepspeed_stage_3_offload": _preset(
-            "DeepSpeed ZeRO 3 with parameters and optimizer states on the CPU",
-            stage=3,
+            3,
+            " with parameters and optimizer states on the CPU",
             offload_optimizer=True,
             offload_parameters=True,
         ),

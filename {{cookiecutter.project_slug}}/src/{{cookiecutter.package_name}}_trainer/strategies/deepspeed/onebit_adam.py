@@ -23,12 +23,7 @@ class OneBitAdam(Optimizer):
 
     For ``freeze_step`` steps, gradients must be averaged. After that, each process must keep its
     own gradients (see :attr:`compresses`): it adds them to the momentum, sends signs and one scale
-    per parameter, and adds the compression error to the next step.
-
-    Args:
-        params, lr, betas, eps: As in torch's AdamW.
-        freeze_step: Warm-up steps, after which the variance must be stable.
-        weight_decay: Decoupled weight decay, as in AdamW; added to the update.
+    per parameter, and adds the compression error to the next step. Weight decay is decoupled.
     """
 
     def __init__(
@@ -100,11 +95,10 @@ class CompressionErrors:
 
 
 def compressed_average(tensor: Tensor, errors: CompressionErrors) -> Tensor:
-    """Average compressed tensors over all processes.
+    """Average compressed tensors over all processes; ``errors``, of earlier averages, are updated.
 
     Each process is responsible for one chunk: it receives the signs of that chunk and the scales of
     all processes, averages them, and sends the signs and the scale of the average to all.
-    ``errors`` are those of earlier averages; they are updated.
     """
     world, own = collectives.world_size(), collectives.rank()
     lengths = _lengths(tensor.numel())

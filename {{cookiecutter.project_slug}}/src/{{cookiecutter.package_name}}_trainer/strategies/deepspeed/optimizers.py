@@ -22,18 +22,12 @@ from .onebit_adam import OneBitAdam
 def configured(
     config: Mapping[str, Any], module: TrainingModule, configure: Callable[[], Optimization]
 ) -> Optimization:
-    """Check the module's optimizers; empty if the configuration has an optimizer.
-
-    Raises:
-        ConfigurationError: Several optimizers or schedulers, or an optimizer that cannot be
-            sharded.
-    """
-    named = settings.kind(config, "optimizer")
+    """Check the module's optimizers; empty if the configuration has an optimizer."""
+    found, named = Optimization([], []), settings.kind(config, "optimizer")
     has_none = type(module).configure_optimizers is TrainingModule.configure_optimizers
-    if named is not None and has_none:
-        return Optimization([], [])
-    found = configure()
-    refuse(problems_of(found, config))
+    if named is None or not has_none:
+        found = configure()
+        refuse(problems_of(found, config))
     if named is not None:
         return Optimization([], [])
     if settings.kind(config, "scheduler") is not None:

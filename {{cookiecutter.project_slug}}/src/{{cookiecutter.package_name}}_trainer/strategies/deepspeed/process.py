@@ -136,10 +136,7 @@ def adopt_process_group(timeout: timedelta) -> None:
 
 
 def clean(module: nn.Module, untouched: Mapping[str, set[str]]) -> None:
-    """Remove DeepSpeed's attributes from a module, including references to its process group.
-
-    ``untouched``: the attributes of its parameters before DeepSpeed, by name.
-    """
+    """Remove DeepSpeed's attributes from a module, including references to its process group."""
     for name, parameter in module.named_parameters():
         parameter.grad = None
         for attribute in vars(parameter).keys() - untouched[name]:

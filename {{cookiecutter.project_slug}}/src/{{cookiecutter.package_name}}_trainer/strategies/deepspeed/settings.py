@@ -56,15 +56,7 @@ _NOT_TAKEN = {
 
 
 def read(given: Mapping[str, Any] | str | os.PathLike[str] | None) -> dict[str, Any] | None:
-    """Read the user's configuration; ``None`` if there is none.
-
-    Args:
-        given: A dict, or the path of a JSON file; ``None``: the file named by one of the
-            environment variables :data:`VARIABLES`.
-
-    Raises:
-        ConfigurationError: The file does not exist, or is not a JSON object.
-    """
+    """Read a dict or a JSON file, given or named by a variable; ``None`` if there is none."""
     name = "strategy_options.config"
     if given is None:
         variable = next((each for each in VARIABLES if os.environ.get(each)), None)
@@ -92,11 +84,7 @@ def defaults(
     reduce_bucket_size: int | None,
     allgather_bucket_size: int | None,
 ) -> dict[str, Any]:
-    """The configuration of a strategy's options; :func:`sized` sets sizes that are ``None``.
-
-    Raises:
-        ConfigurationError: Inconsistent options.
-    """
+    """The configuration of a strategy's options; :func:`sized` sets sizes that are ``None``."""
     lines = []
     if offload_parameters and stage != 3:
         lines.append(f"offload_parameters: stage {stage} does not shard them; use 3")
@@ -253,10 +241,8 @@ def sized(config: Mapping[str, Any], device_type: str, elements: int) -> dict[st
 
 
 def zero_memory(sizes: Sizes, stage: int, zero: Mapping[str, Any]) -> Memory:
-    """The memory of a rank, with the section ``zero_optimization`` of its configuration.
-
-    A rank steps one flat copy, in float32, of its part of the parameters.
-    """
+    """The memory of a rank, with the section ``zero_optimization`` of its configuration."""
+    # A rank steps one flat copy, in float32, of its part of the parameters.
     if stage == 0:
         return memory(sizes, work=sizes.gradients + sizes.activations, mark="unverified")
     part = 1 / sizes.ranks

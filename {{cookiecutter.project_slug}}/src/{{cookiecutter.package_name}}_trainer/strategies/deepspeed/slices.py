@@ -1,14 +1,14 @@
 """Locate a parameter's elements in ZeRO's flat tensors in this process.
 
 Stages 1 and 2 flatten the parameters of a group into one tensor, of which each process has a slice.
-Stage 3 slices each parameter, and concatenates the slices. The functions
-``deepspeed.utils.safe_get_full_fp32_param`` etc. do similar look-ups, but gather on every process,
-do not support step counts, and return nothing before the first step.
+Stage 3 slices each parameter, and concatenates the slices. ``deepspeed.utils`` has such look-ups,
+but they gather on every process, without step counts, and not before the first step.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -52,13 +52,11 @@ class _Slices:
         """Shape of the full parameter; stage 3 keeps it beside the parameter."""
         return torch.Size(getattr(parameter, "ds_shape", parameter.shape))
 
-    def gradients(self) -> Iterator[Tensor]:
+    def gradients(self) -> Iterable[Tensor]:
         """This process' shard of the averaged gradients of a step, to modify in place."""
         if self.are_offloaded:
-            yield from (flat.grad for flat in self._flats)
-        else:
-            for group in self._zero.averaged_gradients.values():
-                yield from group
+            return [flat.grad for flat in self._flats]
+        return chain.from_iterable(self._zero.averaged_gradients.values())
 
     def forget_gradients(self) -> None:
         """Reset gradients after a step: DeepSpeed would reuse them for unused parameters."""

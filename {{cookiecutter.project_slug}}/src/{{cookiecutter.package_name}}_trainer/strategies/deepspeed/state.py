@@ -87,11 +87,7 @@ class ShardedState:
     # --- load ------------------------------------------------------------------------------------
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Load a state of any strategy.
-
-        Raises:
-            ConfigurationError: The saved model or optimizer has other parameters.
-        """
+        """Load a state of any strategy."""
         if isinstance(self._slices, ParameterSlices):
             self._load_parts(state["model"], self._slices)
         else:
@@ -99,7 +95,10 @@ class ShardedState:
             for name, part in self._trained(self._parameters):
                 part.within(part.flat.data).copy_(part.cut(self._parameters[name].data))
         (saved,) = state["optimizers"]
-        self._load_groups(saved["param_groups"])
+        check_groups(saved["param_groups"], self._groups)
+        for group, values in zip(self._optimizer.param_groups, saved["param_groups"], strict=True):
+            given = {key: read_all(values[key]) for key in values if key != "params"}
+            group.update(given | implementation(group))
         self._load_values(saved["state"])
 
     def _load_parts(self, model: Mapping[str, Any], slices: ParameterSlices) -> None:
@@ -120,12 +119,6 @@ class ShardedState:
                     part.within(part.flat.data).copy_(own)
             if parameter.shape == shape:  # small parameters are also kept in full
                 parameter.data.copy_(whole)
-
-    def _load_groups(self, saved: list[Mapping[str, Any]]) -> None:
-        check_groups(saved, self._groups)
-        for group, values in zip(self._optimizer.param_groups, saved, strict=True):
-            given = {key: read_all(values[key]) for key in values if key != "params"}
-            group.update(given | implementation(group))
 
     def _load_values(self, saved: Mapping[str, Any]) -> None:
         self._optimizer.state.clear()

@@ -1,8 +1,6 @@
 """FairScale's sharded data parallel, as ``ddp_sharded`` uses it.
 
 Imported when it is used, and before there is a process group: FairScale need not be installed.
-
-Source: https://fairscale.readthedocs.io/en/stable/api/nn/sharded_ddp.html
 """
 
 from collections.abc import Callable, Sequence

@@ -3,9 +3,8 @@
 Source: https://fairscale.readthedocs.io/en/stable/api/nn/sharded_ddp.html
 """
 
-import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,7 @@ from ..gradients.same_use import OPTION, SameUse, trained
 from ..limits import Limits
 from ..memory import Memory, Sizes, divided, memory
 from ..optimizer_state import parameter_names
-from ..optimizers import Optimization
+from ..optimizers import Optimization, requiring_grad
 from ..precision import Precision
 from ..process_group import ProcessGroupStrategy
 from ..user_code import HookGuard
@@ -107,7 +106,8 @@ class DDPSharded(ProcessGroupStrategy):
         _check(given, parameter_names(module))
         refuse(elementwise.problems_of(given.optimizers, "parameters"))
         if self.find_unused_parameters or not module.automatic_optimization:
-            with _all_trainable(given.parameters):
+            # OSS broadcasts those that are trainable when it is created; others may be unfrozen.
+            with requiring_grad(given.parameters, True):
                 optimization = given.replaced(partial(sharded_optimizer, OSS))
             self.averaged = GradientAverage(module.parameters())
         else:
@@ -177,16 +177,3 @@ def _check(optimization: Optimization, names: Mapping[int, str]) -> None:
                 "dtype an optimizer, or use strategy='ddp_zero1'"
             )
     refuse(lines)
-
-
-@contextlib.contextmanager
-def _all_trainable(parameters: Sequence[Tensor]) -> Iterator[None]:
-    """OSS broadcasts parameters that are trainable when it is created; others may be unfrozen."""
-    frozen = [each for each in parameters if not each.requires_grad]
-    for each in frozen:
-        each.requires_grad_()
-    try:
-        yield
-    finally:
-        for each in frozen:
-            each.requires_grad_(False)

@@ -50,11 +50,7 @@ def read_number(operation: Callable[[Tensor], Any], given: tuple[Any, ...], _: A
 
 
 def move_rest(module: nn.Module, device: torch.device) -> None:
-    """Move everything in a module except the parameters that are about to be sharded.
-
-    Those are moved one unit at a time. The rest are buffers, parameters without dimensions, and
-    other state that modules move themselves, such as that of torchmetrics.
-    """
+    """Move everything in a module except the parameters that are sharded, unit by unit, later."""
     for each in module.parameters():
         each.grad = None  # it would move without its parameter, and is not sharded with it
 
@@ -102,10 +98,9 @@ def _split(group: dict[str, Any]) -> list[dict[str, Any]]:
 def cast_calls(module: nn.Module, half: torch.dtype) -> list[RemovableHandle]:
     """Cast inputs of layers in half precision, and to float32 what a step gets from the model.
 
-    Units gather their float32 parameters in half precision, without autocast, and free them after
-    their forward: no whole weight is kept for backward. torch's ``MixedPrecisionPolicy`` casts the
-    inputs of units only, but a layer may be outside of units, or get a float32 tensor that was
-    created in between.
+    Units gather their float32 parameters in half precision, without autocast. torch's
+    ``MixedPrecisionPolicy`` casts the inputs of units only, but a layer may be outside of units, or
+    get a float32 tensor that was created in between.
     """
 
     def enter(layer: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -118,12 +113,9 @@ def cast_calls(module: nn.Module, half: torch.dtype) -> list[RemovableHandle]:
 
     # With parameters of its own, the user's module is called itself.
     outer = [module] if _has_own(module) else outer_modules(module)
+    layers = filter(_has_own, module.modules())
     return [
-        *(
-            each.register_forward_pre_hook(enter, with_kwargs=True)
-            for each in module.modules()
-            if _has_own(each)
-        ),
+        *(each.register_forward_pre_hook(enter, with_kwargs=True) for each in layers),
         *(each.register_forward_hook(leave) for each in outer),
     ]
 

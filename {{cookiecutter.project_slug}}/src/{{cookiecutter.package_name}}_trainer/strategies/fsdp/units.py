@@ -18,10 +18,7 @@ _OTHER_DTYPE = ("same dtype", "should be the same", "expected scalar type")
 
 
 def can_shard(parameter: Tensor) -> bool:
-    """Whether torch can shard it; parameters without dimensions or elements, and complex ones, no.
-
-    These are replicated.
-    """
+    """Whether torch can shard it; others are replicated."""
     return parameter.dim() > 0 and parameter.numel() > 0 and not parameter.is_complex()
 
 
@@ -31,9 +28,7 @@ def unsharded(module: nn.Module, half: torch.dtype | None) -> list[nn.Parameter]
     With ``half``, in which others are gathered, also those of layers with running statistics
     (BatchNorm), which must have these' data type.
     """
-    norms = [
-        each for each in module.modules() if half is not None and hasattr(each, "running_mean")
-    ]
+    norms = [each for each in module.modules() if half and hasattr(each, "running_mean")]
     whole = {id(each) for norm in norms for each in norm.parameters(recurse=False)}
     return [each for each in module.parameters() if id(each) in whole or not can_shard(each)]
 
@@ -43,17 +38,10 @@ def choose_units(
 ) -> list[tuple[str, nn.Module]]:
     """Choose the modules of a model that become units, with their names, inner ones first.
 
-    A parameter that is shared stays with the module that contains all its uses.
-
-    Args:
-        module: The whole model.
-        classes: Names of classes whose modules become units; ``None``: select by size.
-        smallest: By size: minimum number of parameters of a unit, without those of inner units.
-        whole_blocks: By size: no unit inside a repeated block (a transformer layer). Each unit
-            has its own collectives: a few large units are faster, but need more memory.
-
-    Raises:
-        UserError: A class has no modules in the model.
+    A parameter that is shared stays with the module that contains all its uses. ``classes``: names
+    of classes whose modules become units; ``None``: select by size, then ``smallest`` is the
+    minimum number of parameters, without those of inner units, and with ``whole_blocks`` no unit is
+    inside a repeated block: a few large units are faster, but need more memory.
     """
     known = {type(each).__name__ for each in module.modules() if each is not module}
     if lines := [
@@ -117,10 +105,7 @@ def outer_modules(module: nn.Module) -> list[nn.Module]:
 
 @contextlib.contextmanager
 def explain_sharded_use(half: torch.dtype | None = None) -> Iterator[None]:
-    """Raise UserError with an explanation if parameters are used while their unit is sharded.
-
-    ``half``: the data type in which units compute without autocast: explain errors of dtypes, too.
-    """
+    """Raise UserError with an explanation if parameters are used while their unit is sharded."""
     try:
         yield
     except RuntimeError as error:

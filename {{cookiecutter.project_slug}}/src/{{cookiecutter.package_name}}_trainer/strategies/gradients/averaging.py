@@ -30,10 +30,9 @@ class GradientAverage:
 
     Gradients of parameters that are toggled off are not averaged until their own backward.
 
-    Args:
-        parameters: In the same order on every process; of DTensors, local shards are averaged.
-        group: The processes that average; default: all. Dense gradients only.
-        add_up: Sums a dense tensor over these processes, perhaps in place; default: over the group.
+    ``parameters`` have the same order on every process; of DTensors, local shards are averaged.
+    ``group``: the processes that average; default: all; dense gradients only. ``add_up``: sums a
+    dense tensor over these processes, perhaps in place; default: over the group.
     """
 
     def __init__(
@@ -148,10 +147,8 @@ def accumulated_once(module: nn.Module) -> Iterator[None]:
 
 
 def copy_gradient(parameter: Tensor) -> None:
-    """Copy a gradient during backward, before an engine averages it in place.
-
-    It may share memory with a gradient that backward still uses: that of a bias, or of a view of a
-    parameter, if it is added to a single sample.
-    """
+    """Copy a gradient during backward, before an engine averages it in place."""
+    # It may share memory with a gradient that backward still uses: that of a bias, or of a view of
+    # a parameter, if it is added to a single sample.
     if parameter.grad is not None:
         parameter.grad = parameter.grad.clone()

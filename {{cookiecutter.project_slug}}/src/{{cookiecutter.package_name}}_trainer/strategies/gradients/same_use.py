@@ -1,8 +1,7 @@
 """Detect parameters that only some ranks use in a step, as in a mixture of experts.
 
 Sharding engines reduce gradients in the order in which they are computed. If ranks use different
-parameters, their collectives do not match: the run aborts, hangs, or adds gradients of different
-parameters that have the same size.
+parameters, their collectives do not match: the run aborts, hangs, or adds other gradients.
 """
 
 import json
@@ -69,11 +68,8 @@ class SameUse:
     through the process group's store, and waits until all have asked the same. One that does what
     was expected never asks: it waits in a collective of the engine.
 
-    Args:
-        parameters: The trainable parameters by name: leaves of the loss' graph.
-        advice: What to do if ranks differ.
-        timeout_seconds: How long a rank that asks waits for its peers; a quarter of it, if they may
-            do what was expected.
+    ``parameters``: the trainable ones by name, leaves of the loss' graph. ``timeout_seconds``: how
+    long a rank that asks waits for its peers; a quarter of it, if they may do what was expected.
     """
 
     def __init__(

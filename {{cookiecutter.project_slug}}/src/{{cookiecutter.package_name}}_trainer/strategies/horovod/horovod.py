@@ -3,9 +3,8 @@
 Source: https://horovod.readthedocs.io/en/stable/pytorch.html
 """
 
-import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -24,7 +23,7 @@ from ..gradients.sparse import sparse_parameters
 from ..limits import Limits
 from ..memory import Memory, Sizes, memory
 from ..optimizer_state import parameter_names
-from ..optimizers import Optimization
+from ..optimizers import Optimization, requiring_grad
 from ..precision import Precision
 from ..process_group import ProcessGroupStrategy
 
@@ -137,8 +136,8 @@ class Horovod(ProcessGroupStrategy):
             for parameter in group["params"]
         ]
         compression = getattr(hvd.Compression, self.compression)
-        # It would create dense zeros if a process has no sparse gradient.
-        with _frozen(self._sparse):
+        # It would hook into these, and create dense zeros if a process has no sparse gradient.
+        with requiring_grad(self._sparse, False):
             try:
                 wrapped = hvd.DistributedOptimizer(optimizer, named, compression=compression)
             except (AttributeError, TypeError) as error:
@@ -194,15 +193,3 @@ class Horovod(ProcessGroupStrategy):
 def _is_exact(device_type: str) -> bool:
     """Whether runs must be bit-identical: which gradients are fused depends on timing."""
     return device_type == "cpu" or torch.are_deterministic_algorithms_enabled()
-
-
-@contextlib.contextmanager
-def _frozen(parameters: Sequence[Tensor]) -> Iterator[None]:
-    """Freeze parameters that Horovod must not hook into."""
-    for each in parameters:
-        each.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for each in parameters:
-            each.requires_grad_()

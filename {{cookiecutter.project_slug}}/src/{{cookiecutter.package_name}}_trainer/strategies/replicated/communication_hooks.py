@@ -23,10 +23,8 @@ _SEED = 0
 class CommunicationHook:
     """One of torch's communication hooks, with its state for checkpoints.
 
-    Args:
-        name: Which one.
-        rank: Rank of PowerSGD's matrices (Vogels et al. 2019, https://arxiv.org/abs/1905.13727).
-        start_step: First step that PowerSGD compresses, at least the second.
+    ``rank``: of PowerSGD's matrices (Vogels et al. 2019, https://arxiv.org/abs/1905.13727);
+    ``start_step``: the first one that it compresses, at least the second.
     """
 
     def __init__(self, name: Name, rank: int = 1, start_step: int = 1000) -> None:

@@ -5,11 +5,11 @@ Source: https://docs.pytorch.org/docs/stable/distributed.optim.html#torch.distri
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.optim import Optimizer
 
-from ...errors import ConfigurationError, refuse
+from ...errors import refuse
 from ...module import TrainingModule
 from .. import elementwise
 from ..engine_optimizers import EngineGroups, sharded_optimizer
@@ -27,7 +27,7 @@ class DDPZeRO1(DDP):
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         optimization = super().setup(module, configure)
         refuse(elementwise.problems_of(optimization.optimizers, "parameters"))
-        sharded = optimization.replaced(_sharded)
+        sharded = optimization.replaced(partial(sharded_optimizer, ZeroRedundancyOptimizer))
         self.groups = EngineGroups(sharded.optimizers, grows=True)
         return sharded
 
@@ -35,14 +35,3 @@ class DDPZeRO1(DDP):
         share = sizes.largest_share()
         own = replace(divided(sizes, optimizer=share), step=sizes.step_of(share))
         return super().memory(own)
-
-
-def _sharded(optimizer: Optimizer) -> ZeroRedundancyOptimizer:
-    parameters = [each for group in optimizer.param_groups for each in group["params"]]
-    if len(dtypes := sorted({str(each.dtype) for each in parameters})) > 1:
-        raise ConfigurationError(
-            f"configure_optimizers: {type(optimizer).__name__} has parameters of "
-            f"{', '.join(dtypes)}, and torch shards those of one dtype; give each dtype an "
-            "optimizer, or use strategy='ddp'"
-        )
-    return sharded_optimizer(ZeroRedundancyOptimizer, optimizer)

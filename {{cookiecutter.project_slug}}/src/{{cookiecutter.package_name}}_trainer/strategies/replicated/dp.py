@@ -158,10 +158,8 @@ class DDP2(_Scatters, DDP):
 
 
 def of_first_device(sizes: Sizes) -> Sizes:
-    """The sizes of the first of a process' devices, which computes a part of its batch.
-
-    CPUs are one device, whose memory the parts share.
-    """
+    """The sizes of the first of a process' devices, which computes a part of its batch."""
+    # CPUs are one device, whose memory the parts share.
     return sizes if sizes.is_on_host else sizes.computing(1 / sizes.devices)
 
 
@@ -250,11 +248,7 @@ def gather(outputs: Sequence[Any], device: torch.device) -> Any:
 
 
 def join_rows(outputs: Sequence[Any], sizes: Sequence[int], device: torch.device) -> Any:
-    """Join the predictions of a batch's parts: in one process, they would be those of the batch.
-
-    Raises:
-        UserError: They are not tensors with a row for each sample, or ``None``.
-    """
+    """Join the predictions of a batch's parts: in one process, they would be those of the batch."""
     columns = list(zip(*map(moving.leaves, outputs), strict=False))
     if len({len(moving.leaves(each)) for each in outputs}) > 1 or not all(
         all(each is None for each in column) or _are_rows(column, sizes) for column in columns

@@ -15,27 +15,19 @@ _GOOGLE = "0x1ae0"
 
 
 def count_chips() -> int | None:
-    """Number of TPU chips of this machine; ``None`` without a torch_xla that fits torch.
-
-    The chips are counted on the PCI bus: this process does not open them, because a chip belongs to
-    one process at a time.
-    """
+    """Number of TPU chips of this machine; ``None`` without a torch_xla that fits torch."""
     if importlib.util.find_spec(PACKAGE) is None or mismatch() is not None:
         return None
     if os.environ.get(DEVICE, "TPU").upper() != "TPU":
         return 0
-    if not _has_google_device():
+    vendors = _PCI_DEVICES.glob("*/vendor")  # of chips, and of network cards of Google's cloud
+    if not any(each.read_text().strip() == _GOOGLE for each in vendors):
         return 0  # importing torch_xla takes seconds, sets PJRT_DEVICE, and prints a warning
     from torch_xla._internal import tpu
 
+    # It counts them on the PCI bus, and opens none: a chip belongs to one process at a time.
     found: int = tpu.num_available_chips()
     return found
-
-
-def _has_google_device() -> bool:
-    """Whether there is a PCI device by Google: a TPU chip, or a network card of its cloud."""
-    vendors = _PCI_DEVICES.glob("*/vendor")
-    return any(each.read_text().strip() == _GOOGLE for each in vendors)
 
 
 def mismatch() -> str | None:

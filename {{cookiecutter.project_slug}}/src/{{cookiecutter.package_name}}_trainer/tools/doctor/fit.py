@@ -181,10 +181,7 @@ def _compared(read_again: Callable[[], Work], first: Order) -> Iterator[Check]:
 
 
 def _read(work: Work, workers: int, seconds: float = 0.0) -> tuple[Order, float, int | None]:
-    """Read the first batches with so many workers, and measure others for some seconds.
-
-    Returns: The first batches, seconds for another one, and a DataLoader's own ``num_workers``.
-    """
+    """The first batches, seconds for another one, and a DataLoader's own ``num_workers``."""
     trainer = _alone(work, accelerator="cpu", precision="32-true", max_steps=1)
     rank = RankRun(trainer._plan, None, is_started=False)
     rank.connect()

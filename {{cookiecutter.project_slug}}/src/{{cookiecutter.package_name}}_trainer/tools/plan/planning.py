@@ -89,10 +89,7 @@ def _bytes(text: str | None, problems: Problems) -> int:
 
 
 def _placed(accelerator: str, options: Options, problems: Problems) -> placement.Placement:
-    """Find where a run will be: not on this machine.
-
-    ``options`` have the number of devices on a node, as CPUs.
-    """
+    """Find where a run will be: not on this machine, whose CPUs stand for a node's devices."""
     if str(options.devices) in ("auto", "-1"):
         problems.add("devices: a plan needs their number on a node; give --devices N")
     with mock.patch.dict("os.environ", {cluster.OVERRIDE: "none"}):
@@ -135,11 +132,7 @@ def disagreements(root: Path, devices: int, nodes: int, accelerator: str) -> lis
 
 
 def make(asked: Request, problems: Problems, program: str) -> dict[str, Any]:
-    """Read the options as ``fit`` does, and plan: plain values, for JSON; UserError for any error.
-
-    ``facts``: names and values of the run; ``rows``: a strategy each, with its memory, whether that
-    fits, and the batches of a rank; ``left_out``: by reason.
-    """
+    """Read the options as ``fit`` does, and plan: plain values, for JSON."""
     with configuration.read_sections(program, "fit", asked.words, problems) as checked:
         given = reading.read(checked.trainer, problems)
         options = replace(given, accelerator="cpu", auto_select_gpus=False)

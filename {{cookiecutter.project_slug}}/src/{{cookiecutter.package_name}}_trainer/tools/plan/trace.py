@@ -254,9 +254,8 @@ def trace(
 ) -> Trace:
     """Trace a step of each batch; the first one lets optimizers create their states.
 
-    ``plan``: of the run, with its strategy, a :class:`FSDP` or one of a process alone; ``build``
-    creates the module; ``batches``: two micro-batches on the CPU. Unless ``is_fake``, real steps
-    are made.
+    ``plan``: of the run, with its strategy, a :class:`FSDP` or one of a process alone; ``batches``:
+    two micro-batches on the CPU. Unless ``is_fake``, real steps are made.
     """
     torch.set_num_threads(1)
     gc.disable()  # it takes long, and would make what is alive depend on when it runs

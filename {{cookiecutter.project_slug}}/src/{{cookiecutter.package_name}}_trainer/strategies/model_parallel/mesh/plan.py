@@ -5,7 +5,6 @@ What torch's DTensors compute wrong, or wait for without end, is refused in a fo
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +27,7 @@ from torch.utils._pytree import tree_leaves
 from ....checkpoint import dtensors
 from ....errors import UserError, nearest
 from ....launch import collectives
+from ....memory import activation_checkpointing
 from ....module import TrainingModule
 from .sizes import Sizes
 from .styles import ShardedRandomness
@@ -88,22 +88,14 @@ def _read(module: TrainingModule, sizes: Sizes) -> dict[str, ParallelStyle]:
 
 
 def layers(module: TrainingModule, sizes: Sizes) -> list[Layer]:
-    """The modules that the plan of a module names, in its order.
-
-    Raises:
-        UserError: The module has no plan, or refuses the sizes.
-    """
+    """The modules that the plan of a module names, in its order."""
     named = dict(module.named_modules())
     return [
         Layer(key, name, each, style)
         for key, style in _read(module, sizes).items()
         for name, each in named.items()
-        if _matches(name.split("."), key.split("."))
+        if activation_checkpointing.matches(name, key)
     ]
-
-
-def _matches(parts: list[str], patterns: list[str]) -> bool:
-    return len(parts) == len(patterns) and all(map(fnmatchcase, parts, patterns))
 
 
 def problems_of(module: TrainingModule, sizes: Sizes) -> list[str]:
@@ -269,11 +261,7 @@ def _refuse_second_order(_: Any) -> None:
 
 
 def compare_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
-    """Compare the gradients of the parameters that all ranks of a tensor group hold.
-
-    Raises:
-        UserError: They differ. Activations are sharded, and the module's style does not say so.
-    """
+    """Refuse gradients that differ in a tensor group, of parameters that all of its ranks hold."""
     norms: dict[str, Tensor] = {}
     for name, each in module.named_parameters():
         mesh: Any = getattr(each, "device_mesh", None)

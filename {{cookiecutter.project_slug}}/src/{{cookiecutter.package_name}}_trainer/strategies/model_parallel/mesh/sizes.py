@@ -13,10 +13,7 @@ DIMENSIONS = ("data", "shard", "tensor")
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of the dimensions of a mesh, as in :class:`.strategy.Mesh`.
-
-    One may be -1: all remaining processes.
-    """
+    """Sizes of the dimensions of a mesh, as in :class:`.strategy.Mesh`."""
 
     data: int = -1
     shard: int = 1
@@ -39,25 +36,20 @@ class Sizes:
         return lines
 
     def on(self, processes: int) -> "Sizes":
-        """The sizes on a number of processes, without -1.
-
-        Raises:
-            ConfigurationError: They do not multiply to it.
-        """
+        """The sizes on a number of processes, without -1; refused if they do not multiply to it."""
         known = math.prod(size for _, size in self if size != -1)
         free = next((name for name, size in self if size == -1), None)
         whole = self if free is None else replace(self, **{free: processes // known})
         if math.prod(size for _, size in whole) == processes:
             return whole
         given = " x ".join(f"{name}={size}" for name, size in self if size != 1 or name == "data")
+        line = f"{given}: {processes} processes are not divisible by {known}"
         if free is None:
-            raise ConfigurationError(
-                f"strategy_options: {given} is a mesh of {known} processes, and there are "
-                f"{processes}; make one size -1, or change devices"
+            line = (
+                f"{given} is a mesh of {known} processes, and there are {processes}; make one size "
+                "-1, or change devices"
             )
-        raise ConfigurationError(
-            f"strategy_options: {given}: {processes} processes are not divisible by {known}"
-        )
+        raise ConfigurationError(f"strategy_options: {line}")
 
     @property
     def replicas(self) -> int:

@@ -16,7 +16,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 from torch.utils._pytree import tree_map
 
 from ....checkpoint import dtensors
-from ....errors import ConfigurationError, UserError
+from ....errors import UserError, refuse
 from ....launch import collectives
 from ....launch.collectives import How
 from ....logging import torchmetrics_state
@@ -46,9 +46,6 @@ class Mesh(FSDP):
         tensor: Number of ranks over which layers are sharded.
         options: As in :class:`FSDP`. Given with ``shard=1``, they make units, whose gradients
             replicas average during backward; without, they do so after backward.
-
-    Raises:
-        ConfigurationError: An option is invalid.
     """
 
     limits: Limits = Limits(shards_parameters=True)
@@ -58,8 +55,7 @@ class Mesh(FSDP):
     def __init__(self, data: int = -1, shard: int = 1, tensor: int = 1, **options: Any) -> None:
         super().__init__(**options)
         self.sizes = Sizes(data, shard, tensor)
-        if lines := self.sizes.problems():
-            raise ConfigurationError(lines)
+        refuse(self.sizes.problems())
         self.has_units = shard != 1 or bool(options.keys() - {"timeout_seconds"})
         self._until_teardown = contextlib.ExitStack()
 

@@ -42,11 +42,7 @@ class Spec(NamedTuple):
 
     @classmethod
     def of(cls, output: Any, where: str) -> "Spec":
-        """Describe the output of a stage, whose last child is at ``where``.
-
-        Raises:
-            UserError: It contains anything but tensors.
-        """
+        """Describe the output of a stage, whose last child is at ``where``."""
         specs = []
         for each in output if isinstance(output, tuple) else (output,):
             if not isinstance(each, Tensor):

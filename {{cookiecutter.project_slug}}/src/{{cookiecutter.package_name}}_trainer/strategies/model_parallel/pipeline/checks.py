@@ -60,11 +60,10 @@ class Shape:
         if not isinstance(self.balance, str):
             return list(self.balance)
         # A shared parameter counts where it is first used.
-        costs, seen = [], set[int]()
+        costs, seen = list[float](), set[int]()
         for child in getattr(module, ATTRIBUTE):
-            own = {id(each): each.numel() for each in child.parameters() if id(each) not in seen}
-            seen.update(own)
-            costs.append(float(sum(own.values())))
+            costs.append(sum(each.numel() for each in child.parameters() if id(each) not in seen))
+            seen.update(map(id, child.parameters()))
         return divide(total(costs), len(costs), stages)
 
     def measured_sizes(self, found: Sequence[Measured], stages: int) -> list[int]:

@@ -39,10 +39,7 @@ class Measured:
 def measure(
     module: TrainingModule, run_step: Callable[[], Any], autocast: Context, device: torch.device
 ) -> list[Measured]:
-    """Measure each child on a device, with a step that runs on the CPU, as the module does.
-
-    The module and the random states are the same afterward.
-    """
+    """Measure each child on a device, with a step that runs on the CPU, as the module does."""
     state = module.trainer_state
     # Those of a checkpoint come later, and steps need numbers.
     weights = {name: each for name, each in state.weights.items() if each is not None}

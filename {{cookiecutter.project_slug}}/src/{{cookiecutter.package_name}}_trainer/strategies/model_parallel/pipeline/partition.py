@@ -47,10 +47,7 @@ class Processes:
         return self._ranks[self.replica][position % self.count]
 
     def among(self, positions: Iterable[int]) -> dist.ProcessGroup | None:
-        """Group of the processes at some positions of this pipeline; ``None`` on other processes.
-
-        All processes must call it at once.
-        """
+        """Group of the processes at some positions, ``None`` on others; all call it at once."""
         key = tuple(sorted(positions))
         group = self._group(key, [[own[place] for place in key] for own in self._ranks])
         return group if self.position in key else None

@@ -178,10 +178,7 @@ class Stages:
         return alias(pack(output, spec, self._device, self._uses[index, spec]), source)
 
     def evaluate(self, step: Step, *, to_end: bool = True) -> Any:
-        """Run a step on a batch, stage after stage, each with a description of what it gives.
-
-        Return its result on the process with the last stage, which only runs ``to_end``.
-        """
+        """Run a step, stage after stage; return its result on the last one, if ``to_end``."""
         self._specs = {}
         for index in self._parts:
             received = self._receive(index) if index else torch.zeros(())

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from ....checkpoint import ShardedDict, fill_module
 from ....data import moving, randomness
 from ....data.samples import Splitter, batch_length, counts_of, part_sizes
-from ....errors import ConfigurationError, UserError, refuse
+from ....errors import UserError, refuse
 from ....launch import collectives
 from ....launch.collectives import How
 from ....module import TrainingModule
@@ -75,9 +75,6 @@ class Sequential(ProcessGroupStrategy):
             keep only their inputs, and recompute activations in backward.
         stages_per_process: With ``"interleaved"``, at least 2; default: 2.
         timeout_seconds: Timeout of collectives: if a rank does not join, they fail on its peers.
-
-    Raises:
-        ConfigurationError: Options that contradict each other; one line each.
     """
 
     limits: Limits = Limits(refused=_REFUSED, shards_parameters=True)
@@ -97,8 +94,7 @@ class Sequential(ProcessGroupStrategy):
     ) -> None:
         super().__init__(timeout_seconds)
         self.shape = Shape(stages, balance, microbatches, schedule, checkpoint, stages_per_process)
-        if lines := self.shape.problems():
-            raise ConfigurationError(lines)
+        refuse(self.shape.problems())
         self._run_processes = 1
         self._splitter = Splitter()
 
@@ -106,8 +102,7 @@ class Sequential(ProcessGroupStrategy):
 
     def replicas(self, devices: int, nodes: int) -> int:
         self._run_processes = processes = super().replicas(devices, nodes)
-        if lines := self.shape.problems_with(processes):
-            raise ConfigurationError(lines)
+        refuse(self.shape.problems_with(processes))
         return max(1, processes // self.shape.processes(processes))
 
     def memory(self, sizes: memory.Sizes) -> memory.Memory:
@@ -171,8 +166,7 @@ class Sequential(ProcessGroupStrategy):
                 "previous fit; create it again, and give a checkpoint, as in test(module, "
                 "checkpoint=trainer.run_directory)"
             )
-        if problems := problems_of_module(module, self.shape, self._layout.world_size):
-            raise ConfigurationError(problems)
+        refuse(problems_of_module(module, self.shape, self._layout.world_size))
         self.module, self._step_module = module, StepModule(module)
         self.ownership = Ownership(module, self._sizes(module), self.processes)
         self.ownership.materialize()

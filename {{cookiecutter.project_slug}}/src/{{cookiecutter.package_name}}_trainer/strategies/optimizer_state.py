@@ -1,7 +1,7 @@
 """Optimizer state by parameter name, which is the same with every strategy.
 
 Why not ``torch.distributed.checkpoint.state_dict`` (torch 2.13; the template's
-``tests/trainer/test_optimizer_state.py`` shows each point): to save before the first step, it steps
+``tests/trainer/test_optimization.py`` shows each point): to save before the first step, it steps
 the optimizer, and training continues with Adam's second step and other weights. It does not load if
 a parameter never had a gradient, drops the state of a parameter that is frozen at the moment, keeps
 one of two states if two optimizers have the same parameter, loses the options of groups that are

@@ -110,21 +110,6 @@ def test_it_removes_the_components_that_pyproject_does_not_list(folder: Path) ->
     }
 
 
-def test_it_removes_the_packages_of_examples_that_were_left_out(folder: Path) -> None:
-    kept = [f"src/mine/tasks/{name}.py" for name in EXAMPLES]  # the user's
-    for file in (*kept, *(f"requirements/{name}.txt" for name in EXAMPLES)):
-        (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        (folder / file).touch()
-    before, settings = tree(folder), folder / "pyproject.toml"
-    assert run_hook(folder).returncode == 0
-    assert tree(folder) == before
-    text = settings.read_text()
-    settings.write_text(text.replace(json.dumps(list(EXAMPLES)), '["graph"]'))
-    assert run_hook(folder).returncode == 0
-    gone = {f"requirements/{name}.txt" for name in EXAMPLES if name != "graph"}
-    assert before - tree(folder) == gone
-
-
 def test_it_removes_pages_that_were_rendered_empty(folder: Path) -> None:
     empty = {"docs/plan.md", "docs/strategies/family/one.md", "docs/strategies/family/two.md"}
     kept = {"docs/index.md", "docs/strategies/index.md", "README.md", "a.md"}

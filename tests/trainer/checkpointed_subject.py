@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
+import fitting
+
 STOP = 3
 FEATURES = 8
 
@@ -93,21 +95,8 @@ def train(
 ) -> tuple[dict[str, Tensor], Path]:
     """Weights and metrics after a run, and where it lies."""
     Block.forwards = 0
-    run = trainer.Trainer(
-        **{
-            "accelerator": "cpu",
-            "max_epochs": 1,
-            "global_batch_size": 12,
-            "loggers": [],
-            "enable_progress_bar": False,
-            "default_root_dir": folder,
-            "run_name": name,
-            **options,
-            **more,
-        }
-    )
-    model = Model()
-    run.fit(model)
+    model, shared = Model(), {"max_epochs": 1, "global_batch_size": 12, "devices": "auto"}
+    run = fitting.fit(model, folder, **{**shared, "run_name": name, **options, **more})
     metrics = {f"metrics.{key}": torch.tensor(value) for key, value in run.metrics.items()}
     found = {**_weights(model, run), **metrics}
     if run.global_rank == 0:

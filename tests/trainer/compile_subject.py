@@ -20,6 +20,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInpu
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
+from fitting import quiet
 from my_project.tasks.language_model import LanguageModel
 
 CONTEXT, SAMPLES, BATCH, STEPS = 8, 16, 8, 3
@@ -116,14 +117,11 @@ def use_backend(name: str) -> None:
 
 
 def train(folder: Path, devices: int, strategy: str, way: str, options: dict[str, Any]) -> Any:
-    run = trainer.Trainer(
+    run = quiet(
         **{
-            "accelerator": "cpu",
             "global_batch_size": BATCH,
             "max_steps": STEPS,
             "gradient_clip_val": 0.5,
-            "loggers": [],
-            "enable_progress_bar": False,
             "default_root_dir": folder,
             "run_name": way,
             "strategy": strategy,

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from fitting import quiet
+
 
 class Lars(torch.optim.Optimizer):
     """A step is in proportion to the norm of its parameter."""
@@ -126,23 +128,20 @@ def main(folder: Path, devices: int, names: list[str]) -> None:
         strategy, optimizer = name.split(":")
         torch.manual_seed(1)
         module = Model(optimizer)
-        run = trainer.Trainer(
-            accelerator="cpu",
-            devices=devices,
-            strategy=strategy,
-            global_batch_size=4,
-            max_steps=4,
-            default_root_dir=folder,
-            run_name=f"{devices}-{strategy}-{optimizer}",
-            enable_progress_bar=False,
-        )
-        found = ""
-        try:
-            run.fit(module)
-        except trainer.UserError as error:
-            found = str(error)
-        if os.environ.get("RANK", "0") == "0":
-            print(json.dumps({name: found}), flush=True)
+        where = {"default_root_dir": folder, "run_name": f"{devices}-{strategy}-{optimizer}"}
+        limits = {"global_batch_size": 4, "max_steps": 4}
+        tell_end(name, quiet(devices=devices, strategy=strategy, **limits, **where), module)
+
+
+def tell_end(name: str, run: trainer.Trainer, module: trainer.TrainingModule) -> None:
+    """Fit; rank 0 prints the error, or ``""`` after a fit that trains."""
+    found = ""
+    try:
+        run.fit(module)
+    except trainer.UserError as error:
+        found = str(error)
+    if os.environ.get("RANK", "0") == "0":
+        print(json.dumps({name: found}), flush=True)
 
 
 if __name__ == "__main__":

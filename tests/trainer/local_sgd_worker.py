@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
+from fitting import quiet
 from live_storages import Live
 
 SAMPLES, GLOBAL_BATCH = 26, 8  # four steps an epoch, the last of two samples
@@ -184,11 +185,10 @@ class Subject(trainer.TrainingModule):
 
 def fit(case: Case, folder: Path, devices: int, **arguments: Any) -> tuple[Subject, Any]:
     """Train, with a checkpoint and a validation after each step."""
-    run = trainer.Trainer(
+    run = quiet(
         **{
             "strategy": case.strategy,
             "strategy_options": dict(case.options),
-            "accelerator": "cpu",
             "devices": devices,
             "max_epochs": EPOCHS,
             "global_batch_size": GLOBAL_BATCH,
@@ -197,7 +197,6 @@ def fit(case: Case, folder: Path, devices: int, **arguments: Any) -> tuple[Subje
             "val_every_n_steps": 1,
             "loggers": ["csv"],
             "log_every_n_steps": 1,
-            "enable_progress_bar": False,
             "default_root_dir": folder,
             **case.trainer,
             **arguments,

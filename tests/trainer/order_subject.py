@@ -22,6 +22,7 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
 from collectives_record import recorded
+from fitting import quiet
 
 SAMPLES, WIDTH, BLOCKS = 37, 8, 4
 all_reduce = dist.all_reduce
@@ -237,9 +238,8 @@ def fit(folder: Path, name: str, case: Case, devices: int) -> None:
     strategy = case.strategy or name.partition(",")[0]
     records = folder / name
     records.mkdir(parents=True, exist_ok=True)
-    run = trainer.Trainer(
+    run = quiet(
         **{
-            "accelerator": "cpu",
             "devices": devices,
             "strategy": strategy,
             "strategy_options": dict(case.options) or None,
@@ -251,8 +251,6 @@ def fit(folder: Path, name: str, case: Case, devices: int) -> None:
             "async_checkpoints": True,
             "val_every_n_steps": 1,
             "log_every_n_steps": 1,
-            "loggers": [],
-            "enable_progress_bar": False,
             "default_root_dir": folder / "runs",
             "run_name": name.replace(", ", "-").replace(" ", "-"),
             **case.trainer,

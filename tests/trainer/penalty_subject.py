@@ -3,8 +3,6 @@
 ``python -m penalty_subject FOLDER DEVICES NAME …`` fits once for each, and prints its error.
 """
 
-import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.utils.data import DataLoader, TensorDataset
+
+from cut_subject import tell_end
+from fitting import quiet
 
 RUNS: dict[str, dict[str, Any]] = {
     "alone": {},
@@ -58,23 +59,9 @@ class Critic(trainer.TrainingModule):
 def main(folder: Path, devices: int, names: list[str]) -> None:
     for name in names:
         module = Critic(name)
-        run = trainer.Trainer(
-            accelerator="cpu",
-            devices=devices,
-            global_batch_size=4,
-            max_epochs=2,
-            default_root_dir=folder,
-            run_name=name.replace(", ", "-").replace(" ", "-"),
-            enable_progress_bar=False,
-            **RUNS[name],
-        )
-        found = ""
-        try:
-            run.fit(module)
-        except trainer.UserError as error:
-            found = str(error)
-        if os.environ.get("RANK", "0") == "0":
-            print(json.dumps({name: found}), flush=True)
+        where = {"default_root_dir": folder, "run_name": name.replace(", ", "-").replace(" ", "-")}
+        run = quiet(devices=devices, global_batch_size=4, max_epochs=2, **where, **RUNS[name])
+        tell_end(name, run, module)
 
 
 if __name__ == "__main__":

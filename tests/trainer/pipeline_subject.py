@@ -26,6 +26,7 @@ from torch.nn.functional import mse_loss
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
+from fitting import quiet
 from pipeline_children import Decays, Shrinks, body
 
 SAMPLES, BATCH, STOP = 53, 12, 3  # the last batch of an epoch has 5 samples
@@ -206,7 +207,6 @@ def dashed(name: str) -> str:
 def make_trainer(folder: Path, name: str, case: Case, **more: Any) -> trainer.Trainer:
     """The trainer of a case."""
     options: dict[str, Any] = {
-        "accelerator": "cpu",
         "strategy": "sequential",
         "strategy_options": dict(case.options),
         "devices": case.processes,
@@ -214,11 +214,10 @@ def make_trainer(folder: Path, name: str, case: Case, **more: Any) -> trainer.Tr
         "global_batch_size": BATCH,
         "log_every_n_steps": 1,
         "loggers": ["csv"],
-        "enable_progress_bar": False,
         "default_root_dir": folder,
         "run_name": dashed(name),
     }
-    return trainer.Trainer(**(options | dict(case.trainer) | more))
+    return quiet(**(options | dict(case.trainer) | more))
 
 
 def train(folder: Path, name: str, case: Case, **more: Any) -> Path:

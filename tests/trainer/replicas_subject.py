@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
+from fitting import quiet
+
 OPTIONS: dict[str, Any] = {"sequential": {"microbatches": 2}}
 
 
@@ -75,16 +77,9 @@ def main(folder: Path, names: list[str]) -> None:
         strategy, split = name.split(":")
         torch.manual_seed(0)
         module = Model(split)
-        run = trainer.Trainer(
-            accelerator="cpu",
-            devices=2,
-            strategy=strategy,
-            strategy_options={**OPTIONS.get(strategy, {}), "timeout_seconds": 600},
-            max_epochs=1,
-            default_root_dir=folder,
-            run_name=name.replace(":", "-"),
-            enable_progress_bar=False,
-        )
+        options = {**OPTIONS.get(strategy, {}), "timeout_seconds": 600}
+        how = {"devices": 2, "strategy": strategy, "strategy_options": options, "max_epochs": 1}
+        run = quiet(default_root_dir=folder, run_name=name.replace(":", "-"), **how)
         print(f"{name} begins", file=sys.stderr, flush=True)
         run.fit(module, Data(split))
         rank = os.environ.get("RANK", "0")

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.utils.data import DataLoader, TensorDataset
 
+from fitting import quiet
 from live_storages import Live, Pair
 
 LAYERS, WIDTH, STEPS = 4, 128, 5
@@ -153,9 +154,8 @@ def counting(live: Live, asks: list[int], copies: list[float]) -> Iterator[None]
 
 def fit(folder: Path, name: str, case: Case, devices: int) -> None:
     """Train, and write what was counted."""
-    run = trainer.Trainer(
+    run = quiet(
         **{
-            "accelerator": "cpu",
             "devices": devices,
             "strategy": name.partition(",")[0],
             "strategy_options": dict(case.options) or None,
@@ -163,8 +163,6 @@ def fit(folder: Path, name: str, case: Case, devices: int) -> None:
             "max_steps": STEPS,
             "accumulate_grad_batches": 1,
             "checkpoint_every_n_steps": 1,
-            "loggers": [],
-            "enable_progress_bar": False,
             "default_root_dir": folder / "runs",
             "run_name": name.replace(", ", "-").replace(" ", "-"),
             **case.trainer,

@@ -127,33 +127,24 @@ def test_the_largest_batch_is_found_with_it(monkeypatch, tmp_path):
         assert sizes.count(48) == 2 * times  # steps
 
 
+UNKNOWN = "nothing in the model is named"
+KNOWN = (
+    "known: BatchNorm1d, Block, Dropout, InstanceNorm1d, Linear, ModuleList, Network, Sequential"
+)
+LAYERS = "did you mean 'network.layers.2' or 'network.layers.1' or 'network.layers.0'?"
+NEVER_CALLED = (
+    "'network.layers' is a ModuleList, which is never called itself; name what is in it: "
+    "'network.layers.*'"
+)
+
+
 @pytest.mark.parametrize(
     ("names", "lines"),
     [
-        (["Blok"], ["nothing in the model is named 'Blok'; did you mean 'Block'?"]),
-        (
-            ["netwrk.layers.*"],
-            [
-                "nothing in the model is named 'netwrk.layers.*'; did you mean 'network.layers.2' "
-                "or 'network.layers.1' or 'network.layers.0'?"
-            ],
-        ),
-        (
-            ["layers.*"],
-            [
-                "nothing in the model is named 'layers.*'; known: BatchNorm1d, Block, Dropout, "
-                "InstanceNorm1d, Linear, ModuleList, Network, Sequential, Tanh"
-            ],
-        ),
-        (
-            ["network.layers", "x"],
-            [
-                "'network.layers' is a ModuleList, which is never called itself; name what is in "
-                "it: 'network.layers.*'",
-                "nothing in the model is named 'x'; known: BatchNorm1d, Block, Dropout, "
-                "InstanceNorm1d, Linear, ModuleList, Network, Sequential, Tanh",
-            ],
-        ),
+        (["Blok"], [f"{UNKNOWN} 'Blok'; did you mean 'Block'?"]),
+        (["netwrk.layers.*"], [f"{UNKNOWN} 'netwrk.layers.*'; {LAYERS}"]),
+        (["layers.*"], [f"{UNKNOWN} 'layers.*'; {KNOWN}, Tanh"]),
+        (["network.layers", "x"], [NEVER_CALLED, f"{UNKNOWN} 'x'; {KNOWN}, Tanh"]),
     ],
 )
 def test_a_name_that_means_nothing_is_refused_before_anything_starts(names, lines):

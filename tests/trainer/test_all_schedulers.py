@@ -1,6 +1,5 @@
 """Each of torch's schedulers, by step and epoch, whole and resumed, against a plain torch loop."""
 
-import csv
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -8,9 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from my_project_trainer import Trainer, TrainingModule
+from my_project_trainer import TrainingModule
 from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler, swa_utils
+
+from fitting import logged, quiet
 
 BATCHES = 4  # of an epoch
 EPOCHS = 4
@@ -129,14 +130,11 @@ def plain_loop(make: Make, interval: str) -> tuple[list[float], Tensor]:
 
 def fit(folder: Path, module: Scheduled, **options: Any) -> list[float]:
     """Train; the learning rates that were logged."""
-    quiet = {"loggers": ["csv"], "enable_progress_bar": False, "default_root_dir": folder}
-    saves = {"checkpoint_every_n_steps": 1, "keep_checkpoints": 99, "log_every_n_steps": 1}
-    shared = {"accelerator": "cpu", "devices": 1, "max_epochs": EPOCHS, "run_name": "run"}
-    trainer = Trainer(**{**quiet, **saves, **shared, **options})
-    trainer.fit(module, batches())
-    assert trainer.run_directory is not None
-    with (trainer.run_directory / "metrics.csv").open() as file:
-        return [float(row["value"]) for row in csv.DictReader(file) if row["name"] == "lr"]
+    saves = {"checkpoint_every_n_steps": 1, "keep_checkpoints": 99, "max_epochs": EPOCHS}
+    shown = {"loggers": ["csv"], "log_every_n_steps": 1, "default_root_dir": folder}
+    made = quiet(**{"run_name": "run", **saves, **shown, **options})
+    made.fit(module, batches())
+    return logged(made.run_directory, "lr")
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import averaging_subject as subject
 
+pytestmark = pytest.mark.usefixtures("apart")
+
 STATE = "EMA"
 STEPS = 9  # of eight in an epoch
 
@@ -54,11 +56,6 @@ def by_hand(batches: Sequence[Any], every: int = 1) -> Reference:
                 losses.append(mse_loss(averaged.module.sequential_module(x), y).item())
     average: Any = averaged.module
     return Reference(model.state_dict(), average.state_dict(), losses)
-
-
-@pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,11 @@ from my_project_trainer.callbacks import BestCheckpoint, EarlyStopping, Stochast
 from tests.project import run
 
 import callback_subject as subject
+from fitting import quiet
 
 
 def fit(model: trainer.TrainingModule, *callbacks: Any, **options: Any) -> trainer.Trainer:
-    options = {"accelerator": "cpu", "devices": 1, "enable_progress_bar": False} | options
-    made = trainer.Trainer(callbacks=callbacks, **options)
+    made = quiet(callbacks=callbacks, **options)
     with made.building():
         made.fit(model)
     return made
@@ -197,28 +197,28 @@ class _Foreign(trainer.Callback):
         """Without the outputs."""
 
 
+BY_CLASS = {"class_path": "EarlyStopping"}
+UNKNOWN = "is no built-in callback and no class path"
+
+
 @pytest.mark.parametrize(
     ("callbacks", "lines"),
     [
-        (
-            ["StopOnNaN"],
-            ["callbacks[0]='StopOnNaN' is no built-in callback and no class path; known: Best"],
-        ),
-        (["EarlyStop"], ["callbacks[0]='EarlyStop' is no built-in callback and no class path"]),
-        (["EarlyStopping"], ["callbacks[0].monitor: not given, and it has no default"]),
+        (["StopOnNaN"], [f"callbacks[0]='StopOnNaN' {UNKNOWN}; known: Best"]),
+        (["EarlyStop"], [f"callbacks[0]='EarlyStop' {UNKNOWN}"]),
         (["os.path"], ["callbacks[0]='os.path' is not a Callback"]),
         (["no_such_module.Callback"], ["callbacks[0]='no_such_module.Callback': No module named"]),
         ("EarlyStopping", ["callbacks='EarlyStopping': give a list of callbacks, or of class"]),
         ([3], ["callbacks[0]=3: give a Callback, its class path, or class_path and init_args"]),
         (
-            [{"class_path": "EarlyStopping", "init_args": {"monitr": "x", "patience": "many"}}],
+            [{**BY_CLASS, "init_args": {"monitr": "x", "patience": "many"}}],
             [
                 "callbacks[0].monitr: there is no such option; did you mean 'monitor'",
                 "callbacks[0].patience='many': expected int",
                 "callbacks[0].monitor: not given, and it has no default",
             ],
         ),
-        ([{"class_path": "EarlyStopping", "args": {}}], ["callbacks[0] has no 'args'"]),
+        ([{**BY_CLASS, "args": {}}], ["callbacks[0] has no 'args'"]),
         (
             [{"class_path": "BestCheckpoint", "init_args": {"monitor": "x", "k": 0}}],
             ["BestCheckpoint: k=0: give at least 1"],

@@ -13,7 +13,6 @@ from my_project_trainer.checkpoint import reading as checkpoints
 from my_project_trainer.checkpoint.reading import Checkpoint
 from my_project_trainer.checkpoint.writing import Checkpoints
 from my_project_trainer.errors import CheckpointError
-from safetensors.torch import load_file
 
 from checkpoint_subject import OWN, STATE, names, read, save
 
@@ -197,31 +196,6 @@ def test_a_partial_checkpoint_of_the_same_step_is_overwritten(tmp_path: Path) ->
     (partial / "junk.safetensors").write_text("junk")
     Checkpoints(tmp_path).save(1, STATE, OWN)
     assert read(tmp_path / "step-00000001")["epoch"] == 3
-
-
-def test_a_save_that_failed_half_way_can_be_repeated(tmp_path: Path) -> None:
-    writer = Checkpoints(tmp_path)
-    partial = tmp_path / ".step-00000001.partial"
-    partial.mkdir(parents=True)
-    (partial / "rank-00000.safetensors").write_text("the beginning of a file")
-    writer.save(1, STATE, OWN)
-    assert read(tmp_path / "step-00000001")["epoch"] == 3
-
-
-def test_asynchronous_files_equal_synchronous_ones(tmp_path: Path) -> None:
-    state = {"tensors": [torch.ones(9), torch.tensor(1)], "numbers": [0.1, (1, 2)]}
-    one, other = (
-        save(tmp_path / "one", state=state),
-        save(tmp_path / "other", state=state, asynchronous=True),
-    )
-    assert names(one) == names(other)
-    assert (one / "state.json").read_bytes() == (other / "state.json").read_bytes()
-    for file in one.glob("*.safetensors"):
-        # The order of keys in a file's header is by chance; all else is not.
-        found, wanted = load_file(other / file.name), load_file(file)
-        assert found.keys() == wanted.keys()
-        assert all(torch.equal(found[key], wanted[key]) for key in wanted)
-        assert file.stat().st_size == (other / file.name).stat().st_size
 
 
 def test_asynchronous_writing_does_not_see_later_changes(tmp_path: Path) -> None:

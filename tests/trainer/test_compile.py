@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from checkpointed_subject import FEATURES, Model
+from fitting import quiet
 
 # --- with a backend that needs no compiler --------------------------------------------------------
 
@@ -188,9 +189,7 @@ def fitted(folder: Path, how: str, value: Any, **options: Any) -> Calls:
     """A module after three steps."""
     torch.manual_seed(0)
     module = Calls(how)
-    shared = {"accelerator": "cpu", "max_steps": 3, "loggers": [], "enable_progress_bar": False}
-    asked = trainer.Trainer(**shared, default_root_dir=folder, compile=value, **options)
-    asked.fit(module)
+    quiet(max_steps=3, default_root_dir=folder, compile=value, **options).fit(module)
     return module
 
 
@@ -284,36 +283,33 @@ def problems(value: Any) -> list[str]:
     return raised.value.problems
 
 
+NAMES = "give true, or a list of names, for example ['Block']"
+
+
 @pytest.mark.parametrize(
     ("value", "lines"),
     [
-        ({}, ["compile={}: give true, or options"]),
-        ({"mod": "default"}, ["compile has no option 'mod'; did you mean 'mode'?"]),
+        ({}, ["={}: give true, or options"]),
+        ({"mod": "default"}, [" has no option 'mod'; did you mean 'mode'?"]),
         (
             {"mode": "max-autotun", "dynamic": 2},
             [
-                "compile.mode='max-autotun' is unknown; did you mean 'max-autotune'?",
-                "compile.dynamic=2: give true, false or null",
+                ".mode='max-autotun' is unknown; did you mean 'max-autotune'?",
+                ".dynamic=2: give true, false or null",
             ],
         ),
-        (
-            {"regional": "Block"},
-            ["compile.regional='Block': give true, or a list of names, for example ['Block']"],
-        ),
-        (
-            {"regional": []},
-            ["compile.regional=[]: give true, or a list of names, for example ['Block']"],
-        ),
+        ({"regional": "Block"}, [f".regional='Block': {NAMES}"]),
+        ({"regional": []}, [f".regional=[]: {NAMES}"]),
         (
             {"regional": ["Blok"]},
-            ["compile.regional: nothing in the model is named 'Blok'; did you mean 'Block'?"],
+            [".regional: nothing in the model is named 'Blok'; did you mean 'Block'?"],
         ),
     ],
 )
 def test_what_cannot_be_is_said_in_a_line(monkeypatch, value, lines):
     # A machine without a compiler has more problems.
     monkeypatch.setattr(compilation, "check_compiler", lambda _: None)
-    assert problems(value) == lines
+    assert problems(value) == [f"compile{line}" for line in lines]
 
 
 def test_a_model_without_repeated_blocks_is_refused():

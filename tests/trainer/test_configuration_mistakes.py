@@ -16,81 +16,59 @@ pytestmark = pytest.mark.usefixtures("nothing_runs")
 # --- one mistake -----------------------------------------------------------------------------
 
 
+NOPE = f"{TASKS}.image_classifier.Nope"
+OPTION = "there is no such option; did you mean"
+
+
 @pytest.mark.parametrize(
-    ("arguments", "line"),
+    ("words", "line"),
     [
+        ("--trainer.max_epoch 3", f"trainer.max_epoch: {OPTION} 'max_epochs' or 'max_steps'?"),
+        ("--model.widht 3", f"model.widht: {OPTION} 'width'?"),
+        ("--trainer.max_epochs three", "trainer.max_epochs='three': expected int >= 1 | None"),
         (
-            ["--trainer.max_epoch", "3"],
-            "trainer.max_epoch: there is no such option; did you mean 'max_epochs' or 'max_steps'?",
-        ),
-        (["--model.widht", "3"], "model.widht: there is no such option; did you mean 'width'?"),
-        (["--trainer.max_epochs", "three"], "trainer.max_epochs='three': expected int >= 1 | None"),
-        (
-            ["--trainer.max_epochs", "null"],
+            "--trainer.max_epochs null",
             "give max_epochs, max_steps or max_time: training would not end",
         ),
-        (["--trainer.strategy", "dpd"], "strategy='dpd' is unknown; did you mean 'dp' or 'ddp'?"),
+        ("--trainer.strategy dpd", "strategy='dpd' is unknown; did you mean 'dp' or 'ddp'?"),
         (
-            ["--trainer.strategy", "ddp", "--trainer.strategy_options", "{bucket_cap: 3}"],
+            "--trainer.strategy=ddp --trainer.strategy_options.bucket_cap=3",
             "strategy_options: ddp has no option 'bucket_cap'; did you mean 'bucket_cap_mb'?",
         ),
         (
-            ["--trainer.strategy=ddp", "--trainer.strategy_options.timeout_seconds=.nan"],
+            "--trainer.strategy=ddp --trainer.strategy_options.timeout_seconds=.nan",
             "strategy_options.timeout_seconds=nan: expected a finite number",
         ),
         (
-            ["--trainer.strategy=single_device", "--trainer.strategy_options.bucket=3"],
-            "strategy_options: single_device has no option 'bucket'; it has none",
-        ),
-        (
-            ["--trainer.devices", "3"],
+            "--trainer.devices 3",
             "global_batch_size=64 is not divisible by 3 replicas times "
             "accumulate_grad_batches=1; the nearest divisible sizes are 63 and 66",
         ),
         (
-            ["--trainer.loggers", "[cvs]"],
-            "loggers[0]='cvs' is no built-in logger and no class path; did you mean 'csv'?",
-        ),
-        (
-            ["--trainer.resume", "gone"],
-            "resume='gone': no such directory; give a run directory or a checkpoint",
-        ),
-        (
-            ["--trainer.resume", "auto"],
+            "--trainer.resume auto",
             "resume='auto' needs run_name, the run to look for: add --trainer.run_name NAME, or "
             "set resume to a run directory",
         ),
         (
-            ["--trainer.gradient_clip_algorithm", "nrm"],
+            "--trainer.gradient_clip_algorithm nrm",
             "trainer.gradient_clip_algorithm='nrm': expected Literal['norm', 'value']",
         ),
         (
-            ["--data", f"{TASKS}.text.TextFiles", "--data.path", "/gone"],
-            "data.path='/gone': there is no such file or folder",
+            f"--model {NOPE}",
+            f"model.class_path='{NOPE}': module '{TASKS}.image_classifier' has no attribute 'Nope'",
         ),
         (
-            ["--model", f"{TASKS}.image_classifier.Nope"],
-            f"model.class_path='{TASKS}.image_classifier.Nope': module "
-            f"'{TASKS}.image_classifier' has no attribute 'Nope'",
-        ),
-        (
-            ["--model", f"{TASKS}.digits.Digits"],
+            f"--model {TASKS}.digits.Digits",
             f"model.class_path='{TASKS}.digits.Digits' is not a TrainingModule",
         ),
-        (["--model", "configuration_subject.FailsByItself"], "model: this one never works"),
-        (
-            ["--optimizer.lr", "3"],
-            "optimizer: there is no such section; known: data, model, trainer",
-        ),
-        (
-            ["--trianer.max_epochs", "3"],
-            "trianer: there is no such section; did you mean 'trainer'?",
-        ),
-        (["fast"], "'fast' is not an option; options begin with --"),
+        ("--model configuration_subject.FailsByItself", "model: this one never works"),
+        ("--optimizer.lr 3", "optimizer: there is no such section; known: data, model, trainer"),
+        ("--trianer.lr 3", "trianer: there is no such section; did you mean 'trainer'?"),
+        ("fast", "'fast' is not an option; options begin with --"),
     ],
 )
-def test_a_mistake_is_one_line(arguments: list[str], line: str) -> None:
-    assert mistakes(*DIGITS, *CPU, *arguments) == [line]
+def test_a_mistake_is_one_line(words: str, line: str) -> None:
+    assert mistakes(*DIGITS, *CPU, *words.split()) == [line]
 
 
 def test_an_argument_that_is_required_and_missing() -> None:

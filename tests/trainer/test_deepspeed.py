@@ -1,6 +1,5 @@
 """DeepSpeed: its configuration, its launcher, and what only it does. The rest is in the matrix."""
 
-import csv
 import json
 import os
 import sys
@@ -15,6 +14,7 @@ from tests.conformance.test_conformance import difference
 from tests.project import ROOT, fit, missing, require, run
 
 from deepspeed_subject import GROUPED, RESUMED, WARMUP, WAYS, warmed_up
+from fitting import logged
 
 SHORT = [
     *("--trainer.max_epochs", "1", "--trainer.loggers", "[csv]", "--trainer.accelerator", "cpu"),
@@ -58,12 +58,6 @@ def train(folder: Path, processes: int, *ways: str, **more: Any) -> None:
     arguments = [folder, str(processes), json.dumps(more), *ways]
     done = run(["-m", "deepspeed_subject", *arguments], engine="deepspeed")
     assert done.returncode == 0, done.stderr
-
-
-def logged(folder: Path, name: str) -> list[float]:
-    """All values of a name in a run's log."""
-    with (folder / "metrics.csv").open() as file:
-        return [float(row["value"]) for row in csv.DictReader(file) if row["name"] == name]
 
 
 slow = pytest.mark.slow

@@ -110,26 +110,22 @@ def test_clipping_is_off_unless_the_trainer_clips():
 
 def test_a_file_that_cannot_be_read_is_one_line(tmp_path, monkeypatch):
     (tmp_path / "broken.json").write_text("{")
-    missing, broken = tmp_path / "missing.json", tmp_path / "broken.json"
+    missing, broken = str(tmp_path / "missing.json"), str(tmp_path / "broken.json")
     listed = written(tmp_path / "list.json", [1])
-    assert problems(config=str(missing)) == [
-        f"strategy_options.config={str(missing)!r}: No such file or directory; give DeepSpeed's "
-        "JSON file"
-    ]
-    assert problems(config=str(broken))[0].startswith(
-        f"strategy_options.config={str(broken)!r} is not JSON: "
-    )
-    assert problems(config=listed) == [
-        f"strategy_options.config={listed!r} holds a list; give a JSON object"
-    ]
-    assert problems(config=3) == [
-        "strategy_options.config=3: expected Mapping[str, Any] | str | PathLike[str] | None"
-    ]
-    monkeypatch.setenv("TRAINER_DEEPSPEED_CONFIG", str(missing))
-    assert problems() == [
-        f"TRAINER_DEEPSPEED_CONFIG={str(missing)!r}: No such file or directory; give DeepSpeed's "
-        "JSON file"
-    ]
+    gone = f"={missing!r}: No such file or directory; give DeepSpeed's JSON file"
+    for config, line in (
+        (missing, gone),
+        (broken, f"={broken!r} is not JSON: "),
+        (listed, f"={listed!r} holds a list; give a JSON object"),
+        (3, "=3: expected Mapping[str, Any] | str | PathLike[str] | None"),
+    ):
+        (found,) = problems(config=config)
+        assert found.startswith(f"strategy_options.config{line}")
+    monkeypatch.setenv("TRAINER_DEEPSPEED_CONFIG", missing)
+    assert problems() == [f"TRAINER_DEEPSPEED_CONFIG{gone}"]
+
+
+ON, ONE_BIT = {"enabled": True}, {"optimizer": {"type": "OneBitAdam"}}
 
 
 @pytest.mark.parametrize(
@@ -139,29 +135,17 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path, monkeypatch):
         ({"gradient_accumulation_steps": 4}, {}, ["accumulate_grad_batches=1"]),
         ({"train_batch_size": 64}, {"global_batch_size": 32}, ["global_batch_size=32"]),
         ({"train_micro_batch_size_per_gpu": 8}, {}, ["what the loader gives"]),
+        ({"fp16": ON}, {}, ["fp16.enabled=True in", "precision='32-true'", "give precision='16-"]),
+        ({"bf16": ON}, {"precision": "16-mixed"}, ["bf16.enabled=True in", "give precision='bf16"]),
+        ({"bfloat16": ON}, {}, ["bfloat16.enabled=True", "'bf16-mixed'"]),
+        ({"bf16": {"enabled": False}}, {"precision": "bf16-mixed"}, ["give precision='32-true'"]),
         (
-            {"fp16": {"enabled": True, "hysteresis": 2}},
-            {},
-            ["fp16.enabled=True in", "but precision='32-true'", "give precision='16-mixed'"],
-        ),
-        (
-            {"bf16": {"enabled": True}},
-            {"precision": "16-mixed"},
-            ["bf16.enabled=True in", "but precision='16-mixed'", "give precision='bf16-mixed'"],
-        ),
-        ({"bfloat16": {"enabled": True}}, {}, ["bfloat16.enabled=True", "'bf16-mixed'"]),
-        (
-            {"bf16": {"enabled": False}},
-            {"precision": "bf16-mixed"},
-            ["bf16.enabled=False in", "give precision='32-true'"],
-        ),
-        (
-            {"fp16": {"loss_scale": 128, "hysteresis": 2, "initial_scale_power": 8}},
+            {"fp16": {"loss_scale": 128, "hysteresis": 2}},
             {"precision": 16},
-            ["fp16.loss_scale=128, fp16.hysteresis=2, fp16.initial_scale_power=8 in", "leave it"],
+            ["fp16.loss_scale=128, fp16.hysteresis=2 in", "leave it"],
         ),
         (
-            {"bf16": {"enabled": True, "check_grad_overflow": False}},
+            {"bf16": {**ON, "check_grad_overflow": False}},
             {"precision": "bf16"},
             ["bf16.check_grad_overflow=False in"],
         ),
@@ -176,15 +160,11 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path, monkeypatch):
             ["offload_param to 'nvme'", "use 'cpu'"],
         ),
         (
-            {"optimizer": {"type": "OneBitAdam"}, "zero_optimization": {"stage": 2}},
+            {**ONE_BIT, "zero_optimization": {"stage": 2}},
             {},
             ["OneBitAdam", "ZeRO stage 2", "set zero_optimization.stage to 0"],
         ),
-        (
-            {"optimizer": {"type": "OneBitAdam"}},
-            {"gradient_clip_val": 1.0},
-            ["OneBitAdam", "leave gradient_clip_val out"],
-        ),
+        (ONE_BIT, {"gradient_clip_val": 1.0}, ["OneBitAdam", "leave gradient_clip_val out"]),
     ],
 )
 def test_a_contradiction_is_one_line(own, given, parts):
@@ -203,17 +183,6 @@ def test_what_agrees_is_taken():
     }
     given = {"gradient_clip_val": 0.5, "accumulate_grad_batches": 2, "global_batch_size": 64}
     assert problems(config=own, trainer=given) == []
-
-
-def test_all_mistakes_are_said_at_once():
-    own = {"gradient_clipping": 1.0, "fp16": {"enabled": True}, "scheduler": {}}
-    found = problems(config=own, trainer={"max_steps": 0})
-    assert [line.split(" ")[0] for line in found] == [
-        "max_steps=0:",
-        "gradient_clipping=1.0",
-        "fp16.enabled=True",
-        "scheduler",
-    ]
 
 
 @pytest.mark.parametrize(

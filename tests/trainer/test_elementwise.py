@@ -78,9 +78,9 @@ def test_a_mark_overrides_the_name() -> None:
     assert refused(own(parameters())) == (True, True)
 
 
-def fitted(folder: Path, devices: int, *names: str) -> dict[str, str]:
+def fitted(subject: str, folder: Path, devices: int, *names: str) -> dict[str, str]:
     """The errors of fits; "" for those that train."""
-    done = run(["-m", "cut_subject", folder, str(devices), *names])
+    done = run(["-m", subject, folder, str(devices), *names])
     assert done.returncode == 0, done.stderr
     found: dict[str, str] = {}
     for line in done.stdout.splitlines():
@@ -123,7 +123,7 @@ def test_optimizers_that_are_not_refused_equal_one_process(
 ) -> None:
     if engine != "torch":
         require(missing(engine))
-    found = fitted(tmp_path, 2, *equal, *refused)
+    found = fitted("cut_subject", tmp_path, 2, *equal, *refused)
     assert {name: error for name, error in found.items() if error}.keys() == set(refused)
     for name in refused:
         strategy, _, optimizer = name.partition(":")
@@ -136,7 +136,7 @@ def test_optimizers_that_are_not_refused_equal_one_process(
         known = f"{optimizer.title()}, which uses other {other} than those that a process steps"
         assert reasons.get(optimizer, known) in found[name]
     alone = dict.fromkeys(f"single_device:{name.split(':')[1]}" for name in equal)
-    assert set(fitted(tmp_path, 1, *alone).values()) == {""}
+    assert set(fitted("cut_subject", tmp_path, 1, *alone).values()) == {""}
     for name in equal:
         expected = weights(tmp_path, f"1-single_device-{name.split(':')[1]}")
         assert float((weights(tmp_path, f"2-{name}") - expected).abs().max()) < 1e-5, name

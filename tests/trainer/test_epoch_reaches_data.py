@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from my_project_trainer import Trainer, TrainingModule
+from my_project_trainer import TrainingModule
 from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
@@ -17,6 +17,8 @@ from torch.utils.data import (
     Subset,
     get_worker_info,
 )
+
+from fitting import quiet
 
 
 class Told:
@@ -94,18 +96,8 @@ class Model(TrainingModule):
 
 
 def fit(tmp_path: Path, *loaders: Any, **options: Any) -> Model:
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=1,
-        strategy="single_device",
-        default_root_dir=str(tmp_path),
-        loggers=(),
-        max_epochs=3,
-        enable_progress_bar=False,
-        sanity_check=0,
-        **options,
-    )
-    trainer.fit(model := Model(), *loaders)
+    made = quiet(default_root_dir=tmp_path, max_epochs=3, sanity_check=0, **options)
+    made.fit(model := Model(), *loaders)
     return model
 
 

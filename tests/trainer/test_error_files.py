@@ -1,14 +1,12 @@
-"""Why failure reports are ours: what torchelastic's own error files do not tell."""
+"""Failure reports: which of two is the first, and what torchelastic's own files tell of them."""
 
 import json
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from my_project_trainer.errors import UserError
 from my_project_trainer.launch import reports
-from torch.distributed.elastic.multiprocessing.errors.error_handler import ErrorHandler
 
 # A rank fails, and a fraction of a second later another one, which has lost it.
 MOMENTS = {1: 100.2, 0: 100.7}
@@ -33,28 +31,6 @@ def test_the_first_of_two_failures_within_a_second_is_known(
         _fail(rank, UserError(f"from {rank}"), monkeypatch)
     first = reports.failures(tmp_path)[0]
     assert (first.rank, first.code, first.problems) == (1, 2, ["from 1"])
-
-
-def _recorded(path: Path, error: Exception, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What torch's own handler writes."""
-    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
-    try:
-        raise error
-    except Exception as raised:
-        ErrorHandler().record_exception(raised)
-    return json.loads(path.read_text())["message"]
-
-
-def test_torch_s_handler_tells_neither_the_order_nor_whose_mistake_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = []
-    for rank, moment in MOMENTS.items():
-        monkeypatch.setattr(time, "time", lambda moment=moment: moment)
-        found.append(_recorded(tmp_path / str(rank), UserError(f"from {rank}"), monkeypatch))
-    assert {each["extraInfo"]["timestamp"] for each in found} == {"100"}
-    assert found[0].keys() == {"message", "extraInfo"}  # no exit code
-    assert found[0]["extraInfo"]["py_callstack"].startswith("Traceback (most recent call last):")
 
 
 @pytest.mark.parametrize(

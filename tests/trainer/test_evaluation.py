@@ -12,10 +12,11 @@ from my_project_trainer.loop import trials
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from fitting import quiet
+
 
 def make(folder: Path, **options: Any) -> Trainer:
-    shared = {"accelerator": "cpu", "devices": 1, "max_epochs": 2, "enable_progress_bar": False}
-    return Trainer(**{**shared, "loggers": [], "default_root_dir": folder, **options})
+    return quiet(**{"max_epochs": 2, "default_root_dir": folder, **options})
 
 
 class Draws(TrainingModule):

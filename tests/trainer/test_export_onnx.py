@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 from my_project_trainer import TrainingModule
-from my_project_trainer.checkpoint import Checkpoints
 from my_project_trainer.cli import command as cli
 from my_project_trainer.cli import load_module
 from tests.conformance.rows import ROUNDING
 from tests.project import fit, run
-from torch import Tensor, nn
+from torch import Tensor
 
 from my_project.tasks.gan import GAN
 from my_project.tasks.language_model import LanguageModel
+from test_export import ByName, Depends, save
 
 pytestmark = pytest.mark.usefixtures("apart")
 needs_onnx = pytest.mark.needs("onnx")
@@ -51,40 +51,11 @@ def computed(file: Path | str, *inputs: Tensor) -> Tensor:
     return torch.from_numpy(result)
 
 
-def save(cls: type[TrainingModule]) -> tuple[Any, Path]:
-    """Create a run without a fit, with a checkpoint of a new module."""
-    module, directory = cls(), Path("runs/made")
-    Checkpoints(directory / "checkpoints").save(1, {"model": module.state_dict()}, {})
-    section = f"model: {{class_path: {cls.__module__}.{cls.__qualname__}}}\n"
-    (directory / "config.yaml").write_text(section)
-    return module.eval(), directory
-
-
-class ByName(TrainingModule):
-    """Takes two arguments by name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 2)
-        self.example_input_array = {"factor": torch.zeros(1, 1), "x": torch.zeros(1, 3)}
-
-    def forward(self, x: Tensor, factor: Tensor) -> Tensor:
-        result: Tensor = self.layer(x) * factor
-        return result
-
-
 class NotInOnnx(ByName):
     """Uses an operator that ONNX does not have."""
 
     def forward(self, x: Tensor, factor: Tensor) -> Tensor:
         return torch.special.bessel_j0(self.layer(x)) * factor
-
-
-class Depends(ByName):
-    """Branches on a value."""
-
-    def forward(self, x: Tensor, factor: Tensor) -> Tensor:
-        return x if factor.sum() > 0 else -x
 
 
 @needs_onnx

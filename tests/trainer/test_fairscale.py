@@ -183,14 +183,3 @@ run = Trainer(accelerator="cpu", strategy="ddp_sharded", default_root_dir=folder
 run.fit(Tied(folder))
 print(*[(each / "comm").read_text().strip() for each in Path("/proc/self/task").iterdir()])
 """
-
-
-@pytest.mark.slow
-@pytest.mark.needs("fairscale")
-def test_no_thread_of_a_process_group_is_left(tmp_path):
-    # FairScale, if imported while there is a group, keeps it in default arguments of functions.
-    done = run(["-c", AFTER_A_FIT, tmp_path], extra=at_root(), fresh=True)
-    assert done.returncode == 0, done.stderr
-    threads = done.stdout.splitlines()[-1]
-    assert "python" in threads
-    assert "gloo" not in threads

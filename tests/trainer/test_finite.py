@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import my_project_trainer as trainer
 import pytest
 import torch
 from my_project_trainer import errors
@@ -11,18 +10,14 @@ from my_project_trainer.checkpoint import reading as checkpoint
 from my_project_trainer.loop import nonfinite, position
 from tests.project import PACKAGE, run
 
+import fitting
 from nonfinite_subject import Diverges
 from processes import at_root
 
 
 def fit(folder: Path, module: Any, **options: Any) -> Any:
     """Train for an epoch of twelve steps; log the first and the last."""
-    shared = {"accelerator": "cpu", "devices": 1, "max_epochs": 1, "enable_progress_bar": False}
-    made = trainer.Trainer(
-        **{**shared, "loggers": [], "default_root_dir": folder, "run_name": "run", **options}
-    )
-    made.fit(module)
-    return made
+    return fitting.fit(module, folder, **{"max_epochs": 1, **options})
 
 
 def saved(folder: Path) -> list[str]:

@@ -11,6 +11,7 @@ from my_project_trainer.launch import start
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+import fitting
 import manual_subject
 
 
@@ -44,11 +45,8 @@ OPERATIONS = 32.0 * (2 + 2 + 1)
 
 
 def fit(folder: Path, module: Any = None, **options: Any) -> Any:
-    shared = {"accelerator": "cpu", "devices": 1, "enable_progress_bar": False, "max_steps": 4}
-    shared |= {"default_root_dir": folder, "run_name": "run", "loggers": ["csv"]}
-    made = trainer.Trainer(**{**shared, "log_every_n_steps": 1, **options})
-    made.fit(module or Net())
-    return made
+    shown = {"loggers": ["csv"], "log_every_n_steps": 1, "max_steps": 4}
+    return fitting.fit(module or Net(), folder, **{**shown, **options})
 
 
 def mfu_and_rate(folder: Path) -> tuple[float, float]:

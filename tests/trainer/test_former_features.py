@@ -23,31 +23,25 @@ SEQUENCES = (
     "processes do not split sequences; for long ones use strategy='fsdp' with "
     "activation_checkpointing"
 )
+FAIRSCALE = "strategy='fairscale_fsdp' is unknown; use 'fsdp', which is PyTorch's own"
 
 
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        (
-            {"strategy": "fairscale_fsdp", "strategy_options": {"min_num_params": 1}},
-            "strategy='fairscale_fsdp' is unknown; use 'fsdp', which is PyTorch's own",
-        ),
-        (
-            {"plugins": "fairscale_fsdp"},
-            "strategy='fairscale_fsdp' is unknown; use 'fsdp', which is PyTorch's own",
-        ),
+        ({"strategy": "fairscale_fsdp", "strategy_options": {"min_num_params": 1}}, FAIRSCALE),
+        ({"plugins": "fairscale_fsdp"}, FAIRSCALE),
         (
             {"strategy": "mesh", "strategy_options": {"pipeline": 2}},
             "strategy_options: mesh has no option 'pipeline': use strategy='sequential' and its "
             "stages, which keeps data parallelism",
         ),
-        (
-            {"strategy": "mesh", "strategy_options": {"context": 2}},
-            f"strategy_options: mesh has no option 'context': {SEQUENCES}",
-        ),
-        (
-            {"strategy": "tensor_parallel", "strategy_options": {"context": 2}},
-            f"strategy_options: tensor_parallel has no option 'context': {SEQUENCES}",
+        *(
+            (
+                {"strategy": name, "strategy_options": {"context": 2}},
+                f"strategy_options: {name} has no option 'context': {SEQUENCES}",
+            )
+            for name in ("mesh", "tensor_parallel")
         ),
         (
             {"float8": ["Block"]},

@@ -16,6 +16,7 @@ from my_project_trainer.strategies.precision import Precision
 from tests.conformance.horovod_rows import horovodrun
 from tests.project import ROOT, fit, mpirun, run
 
+from fitting import logged
 from test_fairscale import difference
 
 SHORT = [
@@ -24,12 +25,6 @@ SHORT = [
     *("--trainer.global_batch_size", "64"),
 ]
 HOROVOD = ["--trainer.strategy", "horovod"]
-
-
-def logged(folder: Path, name: str) -> list[float]:
-    """All values of a name in a run's log."""
-    rows = (folder / "run" / "metrics.csv").read_text().splitlines()
-    return [float(row.split(",")[3]) for row in rows if row.split(",")[2] == name]
 
 
 def trained(folder: Path, *options: str, processes: int = 1) -> Path:
@@ -73,12 +68,14 @@ def test_rates_are_multiplied_by_the_size_unless_told_not_to(tmp_path):
         tmp_path / "twice",
         *("--trainer.learning_rate_scaling", "linear", "--trainer.reference_batch_size", "32"),
     )
-    assert set(logged(scaled, "lr")) == {0.006}
-    assert set(logged(not_scaled, "lr")) == {0.003}
-    assert len(logged(scaled, "loss")) == 44
+    assert set(logged(scaled / "run", "lr")) == {0.006}
+    assert set(logged(not_scaled / "run", "lr")) == {0.003}
+    assert len(logged(scaled / "run", "loss")) == 44
     # Forty steps of Adam carry roundings of 1e-7 to 3e-4.
-    assert logged(not_scaled, "loss") == pytest.approx(logged(alone, "loss"), abs=1e-3)
-    assert logged(scaled, "loss") == pytest.approx(logged(twice, "loss"), abs=1e-3)
+    assert logged(not_scaled / "run", "loss") == pytest.approx(
+        logged(alone / "run", "loss"), abs=1e-3
+    )
+    assert logged(scaled / "run", "loss") == pytest.approx(logged(twice / "run", "loss"), abs=1e-3)
 
 
 @pytest.mark.slow

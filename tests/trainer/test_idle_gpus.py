@@ -37,11 +37,6 @@ def test_the_most_idle_are_chosen(gpus: list[Any], count: int, chosen: list[int]
     assert idle_gpus.choose_idle(gpus, count) == chosen
 
 
-def test_the_order_in_which_gpus_are_read_does_not_matter() -> None:
-    gpus = [gpu(0, processes=1), gpu(1), gpu(2), gpu(3, free=90)]
-    assert idle_gpus.choose_idle(gpus, 3) == idle_gpus.choose_idle(gpus[::-1], 3) == [3, 1, 2]
-
-
 def test_too_few_are_refused_with_what_is_wrong_with_each() -> None:
     gpus = [gpu(0, "exclusive", processes=1), gpu(1), gpu(2, "prohibited")]
     with pytest.raises(ConfigurationError) as raised:

@@ -15,14 +15,15 @@ from tests.project import run
 from torch import Tensor, nn
 
 import averaging_subject
+import fitting
+from fitting import assert_close
 from initial_weights_subject import STEPS, Net, fit
 
 pytestmark = pytest.mark.usefixtures("apart")
 
 
 def saved(name: str) -> dict[str, Tensor]:
-    model: dict[str, Tensor] = Checkpoint(resolve(Path("runs") / name)).state()["model"]
-    return model
+    return fitting.saved(Path("runs") / name)
 
 
 @pytest.fixture
@@ -35,16 +36,10 @@ def expected(apart: None) -> dict[str, Tensor]:
     return saved("expected")
 
 
-def check(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, atol=1e-6, rtol=0)
-
-
 def train(expected: dict[str, Tensor], *words: str) -> None:
     run(["-m", "initial_weights_subject", "runs/source", *words], cwd=Path.cwd())
     for word in words:
-        check(saved(word.replace(":", "-")), expected)
+        assert_close(saved(word.replace(":", "-")), expected)
 
 
 def test_two_ranks_start_from_weights_as_one_does(expected: dict[str, Tensor]) -> None:
@@ -77,7 +72,7 @@ def test_a_file_and_the_average_of_a_run(expected: dict[str, Tensor], capsys: An
     made = fit(Net(), "file", weights=Path("all.safetensors"), global_batch_size=4)
     assert made.global_step == STEPS
     assert "weights: 8 of 8 from all.safetensors\n" in capsys.readouterr().err
-    check(saved("file"), expected)
+    assert_close(saved("file"), expected)
     # What other programs write: of shared weights one name only, in several files.
     weights = load_file("all.safetensors")
     del weights["sequential_module.2.weight"]
@@ -85,7 +80,7 @@ def test_a_file_and_the_average_of_a_run(expected: dict[str, Tensor], capsys: An
     for name, value in weights.items():
         save_file({name: value}, f"several/{name}.safetensors")
     fit(Net(), "several", weights="several", global_batch_size=4)
-    check(saved("several"), expected)
+    assert_close(saved("several"), expected)
 
     fit(averaging_subject.Net(), "averages", callbacks=[EMA(0.9)])
     state = Checkpoint(resolve(Path("runs/averages"))).state()
@@ -178,7 +173,7 @@ def test_a_run_that_resumes_does_not_start_from_weights(
         assert "note: weights=runs/source is not used: the run is resumed\n" in said
         assert f"resumed from runs/requeued/checkpoints/step-0000000{steps - 1}" in said
         if steps == STEPS:
-            check(saved("requeued"), expected)
+            assert_close(saved("requeued"), expected)
 
 
 def test_learning_rates_are_tried_from_the_weights(expected: dict[str, Tensor]) -> None:

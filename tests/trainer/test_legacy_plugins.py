@@ -26,6 +26,8 @@ def plugin(name: str, *arguments: Any, **options: Any) -> Any:
     return cls(*arguments, **options)
 
 
+UNUSED = {"find_unused_parameters": True, "bucket_cap_mb": 5}
+OWN = {"config": {"zero_optimization": {"stage": 2}}}
 SIZES = {"allgather_bucket_size": 5e8, "reduce_bucket_size": 5e8}
 OFFLOAD = {"offload_optimizer": True}
 PIPELINE = {"microbatches": 8, "checkpoint": "except_last"}
@@ -35,33 +37,19 @@ PIPELINE = {"microbatches": 8, "checkpoint": "except_last"}
     ("name", "options", "strategy", "expected"),
     [
         ("DDPPlugin", {}, "ddp", {}),
-        (
-            "DDPPlugin",
-            {"find_unused_parameters": True, "bucket_cap_mb": 5},
-            "ddp",
-            {"find_unused_parameters": True, "bucket_cap_mb": 5},
-        ),
+        ("DDPPlugin", UNUSED, "ddp", UNUSED),
         # "By default we enable ZeRO-Offload."
         ("DeepSpeedPlugin", {}, "deepspeed", OFFLOAD),
         (
-            "DeepSpeedPlugin",
-            SIZES,
-            "deepspeed",
+            *("DeepSpeedPlugin", SIZES, "deepspeed"),
             {**OFFLOAD, **dict.fromkeys(SIZES, 500_000_000)},
         ),
         (
-            "DeepSpeedPlugin",
-            {"cpu_offload": False, "stage": 3},
-            "deepspeed",
+            *("DeepSpeedPlugin", {"cpu_offload": False, "stage": 3}, "deepspeed"),
             {"offload_optimizer": False, "stage": 3},
         ),
         # "Custom DeepSpeed Config": "All plugin default parameters will be ignored"
-        (
-            "DeepSpeedPlugin",
-            {"config": {"zero_optimization": {"stage": 2}}},
-            "deepspeed",
-            {"config": {"zero_optimization": {"stage": 2}}},
-        ),
+        ("DeepSpeedPlugin", OWN, "deepspeed", OWN),
         ("DeepSpeedPlugin", {"config": "a.json"}, "deepspeed", {"config": "a.json"}),
         # "Sequential Model Parallelism with Checkpointing"
         (
@@ -86,9 +74,8 @@ def test_a_plugin_means_a_strategy_and_its_options(
 
 
 def test_the_first_argument_of_deepspeed_is_its_configuration() -> None:
-    config = {"zero_optimization": {"stage": 2}}
-    translated = translate(plugins=plugin("DeepSpeedPlugin", config))
-    assert translated["strategy_options"] == {"config": config}
+    translated = translate(plugins=plugin("DeepSpeedPlugin", OWN["config"]))
+    assert translated["strategy_options"] == OWN
 
 
 def test_a_string_means_the_same_as_its_plugin() -> None:
@@ -136,10 +123,6 @@ class Hooked(legacy.DDPPlugin):
         (
             lambda: {"plugins": legacy.DDPPlugin(), "strategy": "fsdp"},
             ["plugins=DDPPlugin and strategy='fsdp' each name a strategy; give only strategy"],
-        ),
-        (
-            lambda: {"plugins": legacy.DDPPlugin(), "accelerator": "dp"},
-            ["accelerator='dp' and plugins=DDPPlugin each name a strategy; give only strategy"],
         ),
         (
             lambda: {"plugins": [legacy.DDPPlugin(), "ddp2"]},

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
+import fitting
 from test_preemption import told_in
 
 
@@ -44,22 +45,9 @@ class Model(trainer.TrainingModule):
 
 
 def train(root: Path, name: str | None = "run", width: int = 4, **options: Any) -> Any:
-    made = trainer.Trainer(
-        **{
-            "accelerator": "cpu",
-            "max_steps": 6,
-            "loggers": ["csv"],
-            "log_every_n_steps": 1,
-            "checkpoint_every_n_steps": 1,
-            "keep_checkpoints": 100,
-            "enable_progress_bar": False,
-            "default_root_dir": root,
-            "run_name": name,
-            **options,
-        }
-    )
-    made.fit(Model(width))
-    return made
+    shown = {"loggers": ["csv"], "log_every_n_steps": 1, "max_steps": 6, "run_name": name}
+    saves = {"checkpoint_every_n_steps": 1, "keep_checkpoints": 100}
+    return fitting.fit(Model(width), root, **{**shown, **saves, **options})
 
 
 def steps(directory: Path) -> list[int]:
@@ -113,20 +101,6 @@ def test_a_second_run_of_the_same_name_is_refused_and_changes_nothing(root: Path
     with pytest.raises(errors.ConfigurationError, match="there is a run already"):
         train(root)
     assert content(root / "run") == before
-
-
-def test_a_run_is_overridden_where_that_is_asked_for(root: Path) -> None:
-    mine = root / "run" / "mine.txt"
-    mine.touch()
-    (root / "run" / "test-step-00000006.json").touch()
-    train(root, overwrite=True, max_steps=2, seed=1)
-    assert steps(root / "run" / "checkpoints") == [1, 2]
-    (attempt,) = json.loads((root / "run" / "run.json").read_text())["attempts"]
-    assert attempt["seed"] == 1
-    rows = (root / "run" / "metrics.csv").read_text().splitlines()
-    assert [int(row.split(",")[0]) for row in rows[1:]] == [1, 1, 2, 2]
-    assert mine.exists()
-    assert not (root / "run" / "test-step-00000006.json").exists()
 
 
 def test_a_refused_resume_changes_nothing(root: Path) -> None:

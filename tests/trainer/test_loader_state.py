@@ -9,11 +9,14 @@ import my_project_trainer as trainer
 import numpy as np
 import pytest
 import torch
-from my_project_trainer import CheckpointError, checkpoint
+from my_project_trainer import CheckpointError
 from my_project_trainer.data import Feed, Share, replay
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
+
+import fitting
+from fitting import saved
 
 SAMPLES, SIZE = 24, 4
 
@@ -110,14 +113,8 @@ class Net(trainer.TrainingModule):
 
 
 def fit(folder: Path, module: Net, **options: Any) -> dict[str, Tensor]:
-    made = trainer.Trainer(
-        **{"accelerator": "cpu", "devices": 1, "max_epochs": 2, "default_root_dir": folder},
-        **{"checkpoint_every_n_steps": 1, "loggers": [], **options},
-    )
-    made.fit(module)
-    found = checkpoint.Checkpoint(checkpoint.resolve(made.run_directory)).state()["model"]
-    weights: dict[str, Tensor] = found
-    return weights
+    saves = {"checkpoint_every_n_steps": 1, "max_epochs": 2, "run_name": None}
+    return saved(fitting.fit(module, folder, **{**saves, **options}).run_directory)
 
 
 @pytest.mark.usefixtures("apart")

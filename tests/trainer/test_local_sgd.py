@@ -312,29 +312,19 @@ def test_other_strategies_and_numbers_of_ranks_resume_from_the_average(trained_b
         assert_close(end, expected, torch.float64)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "options", "lines"),
-    [
-        (
-            "diloco",
-            {"every_n_steps": 0, "outer_learning_rate": 0.0, "outer_momentum": 1.0},
-            [
-                "strategy_options.every_n_steps=0: expected int >= 1",
-                "strategy_options.outer_learning_rate=0.0: expected float > 0",
-                "strategy_options.outer_momentum=1.0: expected float >= 0 and < 1",
-            ],
-        ),
-        (
-            "diloco",
-            {"find_unused_parameters": True},
-            [
-                "strategy_options: diloco has no option 'find_unused_parameters': it is not "
-                "needed: ranks may use different parameters"
-            ],
-        ),
-    ],
-)
-def test_options_out_of_range_are_reported_at_once(strategy, options, lines):
-    with pytest.raises(trainer.ConfigurationError) as caught:
-        trainer.Trainer(max_epochs=EPOCHS, strategy=strategy, strategy_options=options)
-    assert caught.value.problems == lines
+def test_options_out_of_range_are_reported_at_once():
+    wrong = {"every_n_steps": 0, "outer_learning_rate": 0.0, "outer_momentum": 1.0}
+    ranges = ("int >= 1", "float > 0", "float >= 0 and < 1")
+    lines = [
+        f"strategy_options.{name}={value}: expected {range_of}"
+        for (name, value), range_of in zip(wrong.items(), ranges, strict=True)
+    ]
+    why = "diloco has no option 'find_unused_parameters': it is not needed: ranks may use"
+    other = {"find_unused_parameters": True}
+    for options, told in (
+        (wrong, lines),
+        (other, [f"strategy_options: {why} different parameters"]),
+    ):
+        with pytest.raises(trainer.ConfigurationError) as caught:
+            trainer.Trainer(max_epochs=EPOCHS, strategy="diloco", strategy_options=options)
+        assert caught.value.problems == told

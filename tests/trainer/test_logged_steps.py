@@ -180,14 +180,6 @@ def test_a_run_that_is_extended_logs_what_one_fit_does(tmp_path, shorter):
     assert rows(second) == rows(whole)
 
 
-def test_resuming_a_finished_run_leaves_its_log_as_it_was(tmp_path):
-    first = fit(tmp_path, run_name="run", max_epochs=1)
-    log = rows(first)
-    again = fit(tmp_path, run_name="run", max_epochs=1, resume="auto")
-    assert rows(again) == log
-    assert again.metrics == first.metrics
-
-
 @pytest.mark.parametrize(
     ("umask", "file", "folder"), [(0o027, 0o640, 0o750), (0o002, 0o664, 0o775)]
 )

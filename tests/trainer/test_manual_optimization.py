@@ -14,24 +14,13 @@ from torch.nn.functional import mse_loss
 from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import StepLR
 
+import fitting
 from manual_subject import SAMPLES, Accumulates, ByHand
 
 
 def fit(module: ByHand, folder: Path, **options: Any) -> Any:
     """Train in this process; the trainer."""
-    alone = trainer.Trainer(
-        **{
-            "accelerator": "cpu",
-            "devices": 1,
-            "max_epochs": 1,
-            "loggers": [],
-            "enable_progress_bar": False,
-            "default_root_dir": folder,
-            **options,
-        }
-    )
-    alone.fit(module)
-    return alone
+    return fitting.fit(module, folder, **{"max_epochs": 1, "run_name": None, **options})
 
 
 def weights(module: nn.Module) -> dict[str, Tensor]:
@@ -324,43 +313,22 @@ def test_an_overflow_skips_the_one_optimizer_and_halves_the_scale_once(tmp_path)
 # --- what is refused -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "lines"),
-    [
-        (
-            {"gradient_clip_val": 1.0},
-            [
-                "gradient_clip_val: ByHand uses manual optimization; call clip_gradients of its "
-                "optimizers instead"
-            ],
-        ),
-        (
-            {"accumulate_grad_batches": 2},
-            [
-                "accumulate_grad_batches: ByHand uses manual optimization; let it step in every "
-                "n-th "
-                "batch instead"
-            ],
-        ),
-        (
-            {"gradient_clip_val": 1.0, "accumulate_grad_batches": 2, "strategy": "dp"},
-            [
-                "strategy='dp' does not support manual optimization, and ByHand uses manual "
-                "optimization: "
-                "training_step runs once per replica; use strategy='ddp'",
-                "gradient_clip_val: ByHand uses manual optimization; call clip_gradients of its "
-                "optimizers instead",
-                "accumulate_grad_batches: ByHand uses manual optimization; let it step in every "
-                "n-th "
-                "batch instead",
-            ],
-        ),
-    ],
-)
-def test_what_the_trainer_cannot_do_for_it(tmp_path, options, lines):
-    with pytest.raises(trainer.ConfigurationError) as raised:
-        fit(ByHand(), tmp_path, **options)
-    assert raised.value.problems == lines
+def test_what_the_trainer_cannot_do_for_it(tmp_path):
+    options = {"gradient_clip_val": 1.0, "accumulate_grad_batches": 2}
+    refusals = [
+        "gradient_clip_val: ByHand uses manual optimization; call clip_gradients of its optimizers "
+        "instead",
+        "accumulate_grad_batches: ByHand uses manual optimization; let it step in every n-th batch "
+        "instead",
+    ]
+    of_dp = (
+        "strategy='dp' does not support manual optimization, and ByHand uses manual optimization: "
+        "training_step runs once per replica; use strategy='ddp'"
+    )
+    for more, lines in (({}, refusals), ({"strategy": "dp"}, [of_dp, *refusals])):
+        with pytest.raises(trainer.ConfigurationError) as raised:
+            fit(ByHand(), tmp_path, **options, **more)
+        assert raised.value.problems == lines
 
 
 def test_what_is_automatic_may_be_asked_for(tmp_path):

@@ -170,16 +170,8 @@ def refused(module: Any, strategy: str = "tensor_parallel", **options: Any) -> l
 def test_a_plan_that_does_not_fit_is_refused_before_processes_start():
     (line,) = refused(Planned())
     assert line.startswith("Planned has no parallelize_plan, which tensor=2 needs: give it a dict")
-    assert refused(
-        Planned(
-            {
-                "upp": ColwiseParallel(),
-                "down": "rows",
-                "d*": RowwiseParallel(),
-                "norm": ColwiseParallel(),
-            }
-        )
-    ) == [
+    wrong = {"upp": ColwiseParallel(), "down": "rows", "d*": RowwiseParallel()}
+    assert refused(Planned({**wrong, "norm": ColwiseParallel()})) == [
         "parallelize_plan['down'] is a str: give a style of torch.distributed.tensor.parallel",
         "parallelize_plan names 'upp', and Planned has no such module; did you mean 'up'?",
         "down.weight of shape (6, 9) is sharded along dimension 1: 9 is not divisible by tensor=2",
@@ -218,18 +210,12 @@ def test_embeddings_that_torch_cannot_compile_are_refused():
 
 def test_sizes_that_do_not_multiply_to_the_processes_are_refused():
     plan = Planned({"norm": SequenceParallel()})
-    for options, line in {
-        (
-            "data",
-            1,
-            "tensor",
-            2,
-        ): "data=1 x tensor=2 is a mesh of 2 processes, and there are 4; make",
-        ("tensor", 3): "data=-1 x tensor=3: 4 processes are not divisible by 3",
-        ("shard", 0): "shard=0: give a number above 0, or -1 for all remaining processes",
-        ("shard", -1): "data and shard are -1; only one size may be",
-    }.items():
-        given = dict(zip(options[::2], options[1::2], strict=True))
+    for given, line in (
+        ({"data": 1, "tensor": 2}, "data=1 x tensor=2 is a mesh of 2 processes, and there are 4;"),
+        ({"tensor": 3}, "data=-1 x tensor=3: 4 processes are not divisible by 3"),
+        ({"shard": 0}, "shard=0: give a number above 0, or -1 for all remaining processes"),
+        ({"shard": -1}, "data and shard are -1; only one size may be"),
+    ):
         (found,) = refused(plan, "mesh", devices=4, strategy_options=given)
         assert line in found
 

@@ -16,6 +16,7 @@ from tests.project import fit, run
 from torch import nn
 
 import initial_weights_subject
+from fitting import quiet
 from my_project.tasks import language_model
 from sharding_subject import Tied
 
@@ -140,9 +141,8 @@ LAYERS = [f"sequential_module.{index}" for index in (0, 2, 3, 4)]
 def drawn_by(strategy: str, run: str, command: str = "fit", **options: object) -> Drawn:
     """A module after a command on one process; ``run``: where it is saved."""
     units = {"strategy_options": {"unit_parameters": 1}} if strategy == "fsdp" else {}
-    fixed = {"accelerator": "cpu", "devices": 1, "loggers": [], "enable_progress_bar": False}
-    fixed |= {"meta_device": True, "limit_val_batches": 0, "max_steps": 1}
-    made = trainer.Trainer(**{**fixed, "strategy": strategy, "run_name": run, **units, **options})
+    fixed = {"meta_device": True, "limit_val_batches": 0, "max_steps": 1}
+    made = quiet(**{**fixed, "strategy": strategy, "run_name": run, **units, **options})
     with made.building():
         module = Drawn()
     given = {} if command == "fit" else {"checkpoint": f"runs/{run}"}

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchmetrics import SumMetric
 
+from fitting import quiet
+
 
 def loader(*numbers: float, size: int = 2) -> DataLoader[Any]:
     return DataLoader(torch.tensor(numbers).float(), batch_size=size)
@@ -67,9 +69,8 @@ class Net(TrainingModule):
 
 
 def make(folder: Path, **options: Any) -> Trainer:
-    shared = {"accelerator": "cpu", "devices": 1, "max_epochs": 3, "enable_progress_bar": False}
     named = {"default_root_dir": folder, "run_name": "run", "loggers": ["csv"]}
-    return Trainer(**shared | named | options)
+    return quiet(**{"max_epochs": 3} | named | options)
 
 
 def test_values_are_logged_by_name_over_their_own_loader(tmp_path: Path) -> None:

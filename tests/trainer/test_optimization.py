@@ -22,36 +22,28 @@ PLATEAU = ReduceLROnPlateau(FIRST)
 @pytest.mark.parametrize(
     ("returned", "optimizers", "schedules"),
     [
-        pytest.param(FIRST, [FIRST], [], id="one"),
-        pytest.param([FIRST, SECOND], [FIRST, SECOND], [], id="list"),
-        pytest.param((FIRST, SECOND), [FIRST, SECOND], [], id="tuple"),
-        pytest.param(([FIRST], []), [FIRST], [], id="lists, the second empty"),
-        pytest.param(([FIRST], [STEPS]), [FIRST], [(STEPS, "epoch", None)], id="two lists"),
-        pytest.param([[FIRST], (STEPS,)], [FIRST], [(STEPS, "epoch", None)], id="list of two"),
-        pytest.param(
+        (FIRST, [FIRST], []),
+        ([FIRST, SECOND], [FIRST, SECOND], []),
+        ((FIRST, SECOND), [FIRST, SECOND], []),
+        (([FIRST], []), [FIRST], []),
+        (([FIRST], [STEPS]), [FIRST], [(STEPS, "epoch", None)]),
+        ([[FIRST], (STEPS,)], [FIRST], [(STEPS, "epoch", None)]),
+        (
             ([FIRST, SECOND], [{"scheduler": STEPS, "interval": "step"}]),
             [FIRST, SECOND],
             [(STEPS, "step", None)],
-            id="two lists, the scheduler a dict",
         ),
-        pytest.param({"optimizer": FIRST}, [FIRST], [], id="dict"),
-        pytest.param(
-            {"optimizer": FIRST, "lr_scheduler": STEPS},
-            [FIRST],
-            [(STEPS, "epoch", None)],
-            id="dict with a scheduler",
-        ),
-        pytest.param(
+        ({"optimizer": FIRST}, [FIRST], []),
+        ({"optimizer": FIRST, "lr_scheduler": STEPS}, [FIRST], [(STEPS, "epoch", None)]),
+        (
             {"optimizer": FIRST, "lr_scheduler": {"scheduler": PLATEAU, "monitor": "val_loss"}},
             [FIRST],
             [(PLATEAU, "epoch", "val_loss")],
-            id="dict with a plateau",
         ),
-        pytest.param(
+        (
             [{"optimizer": FIRST, "lr_scheduler": STEPS}, {"optimizer": SECOND}],
             [FIRST, SECOND],
             [(STEPS, "epoch", None)],
-            id="dicts",
         ),
     ],
 )
@@ -61,58 +53,36 @@ def test_accepted(returned: Any, optimizers: list[Optimizer], schedules: list[An
     assert [(each.scheduler, each.interval, each.monitor) for each in found.schedulers] == schedules
 
 
-ANYTHING_ELSE = (
-    "; return an optimizer, a list of optimizers, ([optimizers], [schedulers]), or dicts with "
-    "'optimizer' and 'lr_scheduler'"
+RETURNED = (
+    "configure_optimizers returned {}; return an optimizer, a list of optimizers, ([optimizers], "
+    "[schedulers]), or dicts with 'optimizer' and 'lr_scheduler'"
 )
-A_SCHEDULER = ": give a scheduler, or a dict of 'scheduler', 'interval' and 'monitor'"
+NO_OPTIMIZER = "configure_optimizers gave {} where an optimizer belongs"
+NO_SCHEDULER = (
+    "lr_scheduler {}: give a scheduler, or a dict of 'scheduler', 'interval' and 'monitor'"
+)
 
 
 @pytest.mark.parametrize(
     ("returned", "line"),
     [
-        pytest.param(None, "configure_optimizers returned NoneType" + ANYTHING_ELSE, id="None"),
-        pytest.param("sgd", "configure_optimizers returned str" + ANYTHING_ELSE, id="text"),
-        pytest.param(SGD, "configure_optimizers returned type" + ANYTHING_ELSE, id="class"),
-        pytest.param([], "configure_optimizers returned list" + ANYTHING_ELSE, id="empty list"),
-        pytest.param(
-            [FIRST, STEPS], "configure_optimizers returned list" + ANYTHING_ELSE, id="mixed list"
-        ),
-        pytest.param(
-            (FIRST, [STEPS]), "configure_optimizers returned tuple" + ANYTHING_ELSE, id="half lists"
-        ),
-        pytest.param(
-            {"lr_scheduler": STEPS},
-            "configure_optimizers gave NoneType where an optimizer belongs",
-            id="dict without an optimizer",
-        ),
-        pytest.param(
-            ([STEPS], [FIRST]),
-            "configure_optimizers gave StepLR where an optimizer belongs",
-            id="lists the wrong way round",
-        ),
-        pytest.param(
-            ([FIRST], ["cosine"]), "lr_scheduler 'cosine'" + A_SCHEDULER, id="scheduler by name"
-        ),
-        pytest.param(
-            {"optimizer": FIRST, "lr_scheduler": None},
-            "lr_scheduler None" + A_SCHEDULER,
-            id="no scheduler",
-        ),
-        pytest.param(
-            {"optimizer": FIRST, "lr_scheduler": {"interval": "step"}},
-            "lr_scheduler {'interval': 'step'}" + A_SCHEDULER,
-            id="scheduler's dict without it",
-        ),
-        pytest.param(
-            {"optimizer": FIRST, "lr_scheduler": {"scheduler": PLATEAU}},
+        (None, RETURNED.format("NoneType")),
+        (SGD, RETURNED.format("type")),
+        ([], RETURNED.format("list")),
+        ([FIRST, STEPS], RETURNED.format("list")),
+        ((FIRST, [STEPS]), RETURNED.format("tuple")),
+        ({"lr_scheduler": STEPS}, NO_OPTIMIZER.format("NoneType")),
+        (([STEPS], [FIRST]), NO_OPTIMIZER.format("StepLR")),
+        (([FIRST], ["cosine"]), NO_SCHEDULER.format("'cosine'")),
+        ({"optimizer": FIRST, "lr_scheduler": None}, NO_SCHEDULER.format("None")),
+        (([FIRST], [{"interval": "step"}]), NO_SCHEDULER.format("{'interval': 'step'}")),
+        (
+            ([FIRST], [{"scheduler": PLATEAU}]),
             "ReduceLROnPlateau needs 'monitor': the name of a logged value",
-            id="plateau without a value",
         ),
-        pytest.param(
-            {"optimizer": FIRST, "lr_scheduler": {"scheduler": STEPS, "interval": "batch"}},
+        (
+            ([FIRST], [{"scheduler": STEPS, "interval": "batch"}]),
             "lr_scheduler interval='batch': use 'step' or 'epoch'",
-            id="unknown interval",
         ),
     ],
 )
@@ -127,7 +97,7 @@ def test_an_unknown_entry_of_a_scheduler_s_dict_is_refused() -> None:
         optimization.read_optimization(
             {"optimizer": FIRST, "lr_scheduler": {"scheduler": STEPS, "frequency": 2}}
         )
-    assert raised.value.problems[0].endswith(A_SCHEDULER.removeprefix(":"))
+    assert raised.value.problems[0].endswith(NO_SCHEDULER.removeprefix("lr_scheduler {}:"))
 
 
 @pytest.mark.parametrize("misspelled", ["scheduler", "lr_schedulers"])
@@ -181,7 +151,7 @@ def test_a_value_that_was_not_logged_is_one_line(values: dict[str, float], logge
 # --- state by name ---------------------------------------------------------------------------
 
 
-def make_module() -> nn.Module:
+def make_module() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 4))
 
@@ -294,6 +264,48 @@ def test_the_state_of_other_parameters_is_refused() -> None:
     assert raised.value.problems == [
         "the checkpoint's optimizer has other parameters than this one (2.bias, 2.weight)"
     ]
+
+
+def test_a_save_before_the_first_step_makes_none() -> None:
+    """As torch's own functions do, to have a state."""
+    module = make_module()
+    optimizer, stepped = Adam(module.parameters(), lr=0.1), list[int]()
+    optimizer.register_step_post_hook(lambda *_: stepped.append(1))
+    states.optimizer_state(optimizer, states.parameter_names(module))
+    assert (stepped, len(optimizer.state)) == ([], 0)
+
+
+def test_a_parameter_without_gradients_has_no_state_and_kernels_are_this_run_s() -> None:
+    module, resumed = make_module(), make_module()
+    for each in (module, resumed):
+        each.register_parameter("unused", nn.Parameter(torch.ones(2)))
+    optimizer, other = Adam(module.parameters(), fused=True), Adam(resumed.parameters())
+    step(module, optimizer, 2)
+    for each in (module, resumed):
+        each[0].weight.requires_grad_(False)  # for the moment
+    state = states.optimizer_state(optimizer, states.parameter_names(module))
+    states.load_optimizer_state(other, state, states.parameter_names(resumed))
+    assert len(other.state) == len(optimizer.state) == 4
+    assert other.param_groups[0]["fused"] is None
+
+
+def test_two_optimizers_of_one_parameter_keep_a_state_each() -> None:
+    module = make_module()
+    names, found = states.parameter_names(module), []
+    for optimizer in (Adam(module.parameters()), SGD(module.parameters(), lr=0.1, momentum=0.9)):
+        step(module, optimizer, 1)
+        found.append(set(states.optimizer_state(optimizer, names)["state"]["0.weight"]))
+    assert found == [{"step", "exp_avg", "exp_avg_sq"}, {"momentum_buffer"}]
+
+
+def test_groups_that_are_cut_otherwise_are_refused() -> None:
+    module = make_module()
+    names = states.parameter_names(module)
+    state = states.optimizer_state(Adam(module.parameters(), lr=0.5), names)
+    other = Adam([{"params": module[index].parameters(), "lr": 0.1} for index in (0, 2)])
+    with pytest.raises(errors.ConfigurationError, match="groups its parameters differently"):
+        states.load_optimizer_state(other, state, names)
+    assert [group["lr"] for group in other.param_groups] == [0.1, 0.1]
 
 
 # --- clipping --------------------------------------------------------------------------------

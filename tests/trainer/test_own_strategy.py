@@ -57,10 +57,6 @@ def test_in_processes_that_are_spawned(tmp_path):
     ("arguments", "lines"),
     [
         (
-            ["mine", "--trainer.strategy_options", '{"greting": "hi"}'],
-            ["strategy_options: mine has no option 'greting'; did you mean 'greeting'?"],
-        ),
-        (
             ["mine", "--trainer.strategy_options", '{"greting": "hi", "bucket_cap_mb": "x"}'],
             [
                 "strategy_options: mine has no option 'greting'; did you mean 'greeting'?",

@@ -11,13 +11,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from my_project_trainer import Trainer, TrainingModule
+from my_project_trainer import TrainingModule
 from my_project_trainer.checkpoint import Checkpoint
 from my_project_trainer.data import feed_creation, sampling
 from my_project_trainer.data.randomness import permuted
 from my_project_trainer.loop import resuming
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
+
+from fitting import quiet
 
 BILLION = 10**9
 
@@ -108,11 +110,10 @@ class Noting(TrainingModule):
 
 def train(folder: Path, steps: int, **options: Any) -> list[list[float]]:
     """Train on 40 samples in batches of 4; return the samples of each step."""
-    given: dict[str, Any] = {"accelerator": "cpu", "devices": 1, "loggers": [], "max_epochs": 2}
-    given |= {"default_root_dir": folder, "enable_progress_bar": False, "max_steps": steps}
     module = Noting()
     loader = DataLoader(TensorDataset(torch.arange(40.0).unsqueeze(1)), batch_size=4)
-    Trainer(**given | options).fit(module, loader)
+    limits = {"max_epochs": 2, "max_steps": steps}
+    quiet(default_root_dir=folder, **limits, **options).fit(module, loader)
     return module.seen
 
 

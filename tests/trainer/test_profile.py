@@ -10,23 +10,14 @@ import pytest
 from my_project_trainer.callbacks import Profile
 
 import callback_subject as subject
+from fitting import quiet
 
-
-@pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("apart")
 
 
 def fit(profile: Profile, steps: int) -> None:
-    made = trainer.Trainer(
-        accelerator="cpu",
-        devices=1,
-        max_steps=steps,
-        callbacks=[profile],
-        run_name="run",
-        overwrite=True,
-        enable_progress_bar=False,
-    )
+    where = {"run_name": "run", "overwrite": True}
+    made = quiet(max_steps=steps, callbacks=[profile], **where)
     with made.building():
         made.fit(subject.Net())
 

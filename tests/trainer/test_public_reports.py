@@ -1,7 +1,6 @@
 """Everyday programs of public bug reports: right as in plain torch, or one line in time."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 from torchmetrics.wrappers import ClasswiseWrapper
 
-
-@pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("apart")
 
 
 class Model(TrainingModule):

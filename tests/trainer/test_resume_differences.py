@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
 from torch.utils.data import DataLoader, TensorDataset
 
+pytestmark = pytest.mark.usefixtures("apart")
+
 
 class Model(TrainingModule):
     """Two layers, whose first is frozen, and a hidden state; four steps an epoch."""
@@ -69,10 +71,6 @@ def fit(model: Model, steps: int, *callbacks: Callback, **options: Any) -> Model
     data = torch.randn(8, 2, generator=torch.Generator().manual_seed(0))
     made.fit(model, DataLoader(TensorDataset(data), batch_size=2))
     return model
-
-
-@pytest.fixture(autouse=True)
-def _here(apart: None) -> None: ...
 
 
 def test_each_difference_is_said_and_either_side_can_be_taken(capsys: Any) -> None:

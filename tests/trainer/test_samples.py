@@ -1,7 +1,6 @@
 """Batches are counted and split by samples."""
 
 from collections import namedtuple
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,8 @@ from my_project_trainer.errors import UserError
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader
+
+from test_devices import Images
 
 Pair = namedtuple("Pair", "x y")
 
@@ -108,15 +109,6 @@ def test_splits_by_samples(name: str) -> None:
     batch, expected, parts = CASES[name]
     number = batch_length(batch, expected)
     assert [values(each) for each in Splitter().split(batch, part_sizes(number, 2))] == parts
-
-
-@dataclass(frozen=True)
-class Images:
-    """A batch of a user's."""
-
-    pixels: torch.Tensor
-    names: list[str]
-    sizes: dict[str, torch.Tensor] = field(default_factory=dict, init=False)
 
 
 def test_splits_a_dataclass() -> None:

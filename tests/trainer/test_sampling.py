@@ -55,15 +55,6 @@ def test_parts_partition_each_micro_batch(plan: Any) -> None:
     assert position == plan.samples_used
 
 
-def test_a_plan_in_numbers() -> None:
-    plan = BatchPlan(samples=29, batch_size=3, replicas=2, accumulate=2)
-    assert (plan.micro_batch, plan.global_batch, plan.batches) == (6, 12, 5)
-    assert [plan.part(4, 0), plan.part(4, 1)] == [(24, 27), (27, 29)]
-    assert [plan.weight(0, 0), plan.weight(4, 0), plan.weight(4, 1)] == [0.5, 1.2, 0.8]
-    dropped = BatchPlan(samples=29, batch_size=3, replicas=2, accumulate=2, drop_last=True)
-    assert (dropped.samples_used, dropped.batches) == (24, 4)
-
-
 # --- order -----------------------------------------------------------------------------------
 
 
@@ -196,10 +187,10 @@ def test_samples_are_the_same_with_and_without_workers_and_from_the_middle() -> 
     assert torch.equal(read(DataLoader(Drawing(), batch_size=4), start=2), alone[2:])
 
 
-def test_samples_are_the_same_on_any_number_of_replicas() -> None:
-    alone = read(DataLoader(Drawing()))
-    shared = [read(DataLoader(Drawing()), replica=replica, replicas=2) for replica in (0, 1)]
-    assert torch.equal(torch.cat(shared, dim=1), alone)
+@pytest.mark.parametrize("dataset", [Drawing(), Subset(Drawing(), range(12))])
+def test_samples_are_the_same_on_any_number_of_replicas(dataset: Dataset[Tensor]) -> None:
+    shared = [read(DataLoader(dataset), replica=replica, replicas=2) for replica in (0, 1)]
+    assert torch.equal(torch.cat(shared, dim=1), read(DataLoader(Drawing())))
 
 
 def test_batches_made_at_once_are_the_same_from_the_middle() -> None:
@@ -207,14 +198,6 @@ def test_batches_made_at_once_are_the_same_from_the_middle() -> None:
         whole = read(DataLoader(dataset))
         torch.rand(5)
         assert torch.equal(read(DataLoader(dataset), start=1), whole[1:])
-
-
-def test_a_subset_of_plain_samples_is_keyed_by_sample() -> None:
-    shared = [
-        read(DataLoader(Subset(Drawing(), range(12))), replica=replica, replicas=2)
-        for replica in (0, 1)
-    ]
-    assert torch.equal(torch.cat(shared, dim=1), read(DataLoader(Drawing())))
 
 
 # --- which loaders ---------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from tests.project import ROOT
 
 import callback_subject as subject
+from fitting import quiet
 
 pytestmark = pytest.mark.usefixtures("apart")
 ONE = ("--trainer.accelerator", "cpu", "--trainer.devices", "1")
@@ -112,14 +113,7 @@ def test_a_script_loads_the_model_of_a_run(trained: Path) -> None:
 
 
 def test_the_model_of_a_script_takes_weights_only(tmp_path: Path) -> None:
-    fit = trainer.Trainer(
-        accelerator="cpu",
-        devices=1,
-        max_epochs=3,
-        run_name="run",
-        callbacks=[BestCheckpoint("val_loss", "max")],
-        enable_progress_bar=False,
-    )
+    fit = quiet(max_epochs=3, run_name="run", callbacks=[BestCheckpoint("val_loss", "max")])
     module = subject.Net()
     fit.fit(module)
     again = subject.Net()

@@ -1,6 +1,5 @@
 """Learning rates that grow with the batch, and the arithmetic of batch sizes."""
 
-import csv
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,9 @@ from my_project_trainer.loop.position import scaled_rate, warmed_up_rate
 from my_project_trainer.options import Options
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
+
+import fitting
+from fitting import logged
 
 SIZES = st.integers(1, 10**6)
 FACTORS = st.floats(1e-3, 1e3)
@@ -136,52 +138,24 @@ class Constant(trainer.TrainingModule):
 
 def fit(folder: Path, model: Constant, **options: Any) -> Any:
     """Train for five steps of the model, writing what is logged; the trainer."""
-    alone = trainer.Trainer(
-        **{
-            "accelerator": "cpu",
-            "devices": 1,
-            "max_steps": 5,
-            "log_every_n_steps": 1,
-            "loggers": ["csv"],
-            "default_root_dir": folder,
-            **options,
-        }
-    )
-    alone.fit(model)
-    return alone
+    shown = {"loggers": ["csv"], "log_every_n_steps": 1, "enable_progress_bar": True}
+    steps = {"max_steps": 5, "run_name": None}
+    return fitting.fit(model, folder, **{**shown, **steps, **options})
 
 
-def logged(directory: Path, name: str) -> list[float]:
-    """All values of a name, in order."""
-    with (directory / "metrics.csv").open() as file:
-        return [float(row["value"]) for row in csv.DictReader(file) if row["name"] == name]
+LINEAR = {"learning_rate_scaling": "linear"}
+TWICE = {**LINEAR, "accumulate_grad_batches": 2}
+SQRT = {"learning_rate_scaling": "sqrt", "global_batch_size": 4, "reference_batch_size": 64}
 
 
 @pytest.mark.parametrize(
     ("options", "target", "warmup"),
     [
         ({}, 1.0, 0),
-        ({"learning_rate_scaling": "linear"}, 1.0, 0),
-        ({"learning_rate_scaling": "linear", "accumulate_grad_batches": 2}, 2.0, 0),
-        (
-            {
-                "learning_rate_scaling": "linear",
-                "accumulate_grad_batches": 2,
-                "learning_rate_warmup_steps": 4,
-            },
-            2.0,
-            4,
-        ),
-        (
-            {
-                "learning_rate_scaling": "sqrt",
-                "global_batch_size": 4,
-                "reference_batch_size": 64,
-                "learning_rate_warmup_steps": 3,
-            },
-            0.25,
-            3,
-        ),
+        (LINEAR, 1.0, 0),
+        (TWICE, 2.0, 0),
+        ({**TWICE, "learning_rate_warmup_steps": 4}, 2.0, 4),
+        ({**SQRT, "learning_rate_warmup_steps": 3}, 0.25, 3),
     ],
 )
 def test_a_rate_is_rule_times_warm_up_times_scheduler(tmp_path, capsys, options, target, warmup):

@@ -13,6 +13,8 @@ from my_project_trainer.errors import CheckpointError
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau
 from torch.utils.data import DataLoader, TensorDataset
 
+from fitting import quiet
+
 DATA = DataLoader(TensorDataset(torch.randn(32, 3, generator=torch.Generator())), batch_size=4)
 
 
@@ -55,9 +57,7 @@ class Net(TrainingModule):
 
 
 def make(folder: Path, **options: Any) -> Trainer:
-    shared: dict[str, Any] = {"accelerator": "cpu", "devices": 1, "max_epochs": 3, "loggers": ()}
-    shared |= {"enable_progress_bar": False, "default_root_dir": folder}
-    return Trainer(**shared | options)
+    return quiet(**{"max_epochs": 3, "default_root_dir": folder} | options)
 
 
 def test_each_command_knows_the_number_of_steps(tmp_path: Path) -> None:
@@ -163,7 +163,6 @@ class KeepsALock(Callback):
 
 def test_a_state_that_cannot_be_saved_ends_a_run_before_its_first_step(tmp_path: Path) -> None:
     callback = KeepsALock()
-    options = {"accelerator": "cpu", "devices": 1, "loggers": (), "callbacks": [callback]}
     with pytest.raises(CheckpointError, match=r"KeepsALock/lock is a lock"):
-        Trainer(**options, default_root_dir=tmp_path, max_steps=1).fit(Net(), DATA)
+        make(tmp_path, max_steps=1, callbacks=[callback]).fit(Net(), DATA)
     assert callback.steps == 0

@@ -1,6 +1,5 @@
 """Callbacks by identity, second fits, metrics of two stages, and averages of short fits."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,11 @@ from my_project_trainer.callbacks import EMA, BestCheckpoint, EarlyStopping
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanMetric
+
+from fitting import quiet
+from test_callbacks import Counts
+
+pytestmark = pytest.mark.usefixtures("apart")
 
 STEPS = 4
 
@@ -38,31 +42,12 @@ class Model(TrainingModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-class Counts(Callback):
-    def __init__(self) -> None:
-        self.count = 0
-
-    def on_after_optimizer_step(self, trainer: Any, module: Any) -> None:
-        self.count += 1
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"count": self.count}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.count = state["count"]
-
-
 def make(*callbacks: Callback, **options: Any) -> Trainer:
-    options = {"accelerator": "cpu", "devices": 1, "loggers": (), "max_epochs": 4} | options
-    return Trainer(callbacks=callbacks, enable_progress_bar=False, **options)
+    return quiet(callbacks=callbacks, **{"max_epochs": 4} | options)
 
 
 def data() -> Any:
     return DataLoader(TensorDataset(torch.tensor([[0.0], [2.0]] * STEPS)), batch_size=2)
-
-
-@pytest.fixture(autouse=True)
-def _here(apart: None) -> None: ...
 
 
 def test_two_best_checkpoints_keep_their_own_and_resume_by_identity() -> None:

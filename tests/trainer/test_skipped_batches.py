@@ -8,15 +8,15 @@ import my_project_trainer as trainer
 import pytest
 import torch
 from my_project_trainer.callbacks import EMA
-from my_project_trainer.checkpoint import Checkpoint, resolve
 from my_project_trainer.launch.start import run_in_processes
-from tests.conformance.rows import ROUNDING
 from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 import averaging_subject
+import fitting
 import manual_subject
-from test_skipping import Batches, Noted
+from fitting import saved
+from test_skipping import Batches, Noted, check
 
 BATCHES = 8
 ACCUMULATED = "accumulate_grad_batches"
@@ -55,14 +55,9 @@ class Divided(Skips):
         return {"sequential_module.0": ColwiseParallel(), "sequential_module.2": RowwiseParallel()}
 
 
-def fit(module: Any, folder: Path, **options: Any) -> trainer.Trainer:
-    shared = {"accelerator": "cpu", "devices": 1, "enable_progress_bar": False, "loggers": []}
-    shared |= {"default_root_dir": folder, "run_name": "run", "max_epochs": 1}
-    if ACCUMULATED not in options:
-        shared["global_batch_size"] = 4
-    made = trainer.Trainer(**{**shared, **options})
-    made.fit(module)
-    return made
+def fit(module: Any, folder: Path, **options: Any) -> Any:
+    size = {} if ACCUMULATED in options else {"global_batch_size": 4}
+    return fitting.fit(module, folder, **{"max_epochs": 1, **size, **options})
 
 
 def fit_on_two(module: Any, folder: Path, **options: Any) -> None:
@@ -71,12 +66,6 @@ def fit_on_two(module: Any, folder: Path, **options: Any) -> None:
         return ""
 
     run_in_processes("fork", 2, train, {})
-
-
-def saved(folder: Path) -> dict[str, Tensor]:
-    """The weights of the newest checkpoint."""
-    model: dict[str, Tensor] = Checkpoint(resolve(folder / "run")).state()["model"]
-    return model
 
 
 Plain = Callable[..., dict[str, Tensor]]
@@ -105,13 +94,6 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Plain:
         return dict(module.state_dict())
 
     return train
-
-
-def check(folder: Path, expected: dict[str, Tensor]) -> None:
-    found = saved(folder)
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, atol=ROUNDING, rtol=0)
 
 
 # One batch of a step, its last, its first, and both.
@@ -215,7 +197,7 @@ def test_a_resume_is_exact(tmp_path: Path) -> None:
     fit(Skips((1, 4)), tmp_path / "whole", **options)
     fit(Skips((1, 4)), tmp_path / "parts", **options, max_steps=1)
     fit(Skips((1, 4)), tmp_path / "parts", **options, resume=str(tmp_path / "parts" / "run"))
-    whole, resumed = saved(tmp_path / "whole"), saved(tmp_path / "parts")
+    whole, resumed = (saved(tmp_path / name / "run") for name in ("whole", "parts"))
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
@@ -279,22 +261,14 @@ def test_with_manual_optimization_the_module_skips() -> None:
 
 
 @pytest.mark.parametrize(
-    ("search", "line"),
+    ("search", "skipped", "line"),
     [
-        (
-            "find_learning_rate",
-            "find_learning_rate: training_step returned None for batch 2: leave such batches out "
-            "of the data",
-        ),
-        (
-            "find_batch_size",
-            "find_batch_size: training_step returned None for the first samples: set batch_size",
-        ),
+        ("learning_rate", 2, "for batch 2: leave such batches out of the data"),
+        ("batch_size", 0, "for the first samples: set batch_size"),
     ],
 )
-def test_a_search_needs_each_loss(tmp_path: Path, search: str, line: str) -> None:
-    skipped = (2,) if search == "find_learning_rate" else (0,)
+def test_a_search_needs_each_loss(tmp_path: Path, search: str, skipped: int, line: str) -> None:
     made = trainer.Trainer(accelerator="cpu", devices=1, default_root_dir=tmp_path)
     with pytest.raises(trainer.UserError) as caught:
-        getattr(made, search)(Skips(skipped))
-    assert caught.value.problems == [line]
+        getattr(made, f"find_{search}")(Skips((skipped,)))
+    assert caught.value.problems == [f"find_{search}: training_step returned None {line}"]

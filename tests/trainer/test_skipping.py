@@ -7,13 +7,13 @@ from typing import Any
 import my_project_trainer as trainer
 import pytest
 import torch
-from my_project_trainer.checkpoint import Checkpoint, resolve
 from my_project_trainer.launch import start
-from tests.conformance.rows import ROUNDING
 from torch import Tensor, nn
 
 import averaging_subject
+import fitting
 import manual_subject
+from fitting import assert_close, saved
 from nonfinite_subject import Diverges, Root
 
 SKIPPED = 3
@@ -50,18 +50,8 @@ class Noted(trainer.Callback):
         self.skipped.append(trainer.has_skipped_step())
 
 
-def fit(module: Any, folder: Path, **options: Any) -> trainer.Trainer:
-    shared = {"accelerator": "cpu", "devices": 1, "enable_progress_bar": False, "loggers": []}
-    shared |= {"nonfinite_loss": "skip", "default_root_dir": folder, "run_name": "run", **FIVE}
-    made = trainer.Trainer(**{**shared, **options})
-    made.fit(module)
-    return made
-
-
-def saved(folder: Path) -> dict[str, Tensor]:
-    """The weights of the newest checkpoint."""
-    model: dict[str, Tensor] = Checkpoint(resolve(folder / "run")).state()["model"]
-    return model
+def fit(module: Any, folder: Path, **options: Any) -> Any:
+    return fitting.fit(module, folder, **{"nonfinite_loss": "skip", **FIVE, **options})
 
 
 class Batches(trainer.Callback):
@@ -91,10 +81,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
 
 
 def check(folder: Path, expected: dict[str, Tensor]) -> None:
-    found = saved(folder)
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, atol=ROUNDING, rtol=0)
+    assert_close(saved(folder / "run"), expected)
 
 
 LINE = "warning: step 3 is skipped, because its gradients are not finite (NaN or infinite); steps"
@@ -132,7 +119,7 @@ def test_a_resume_is_exact(tmp_path: Path) -> None:
     fit(Skips(), tmp_path / "whole")
     fit(Skips(), tmp_path / "parts", max_steps=2)
     fit(Skips(), tmp_path / "parts", resume=str(tmp_path / "parts" / "run"))
-    whole, resumed = saved(tmp_path / "whole"), saved(tmp_path / "parts")
+    whole, resumed = (saved(tmp_path / name / "run") for name in ("whole", "parts"))
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
@@ -169,7 +156,7 @@ def test_thirty_in_a_row_end_the_fit(tmp_path: Path, capsys: Any) -> None:
         "rate, or resume from an earlier checkpoint"
     ]
     assert len(capsys.readouterr().err.splitlines()) == 29
-    assert all(each.isfinite().all() for each in [saved(tmp_path)["linear.weight"]])
+    assert all(each.isfinite().all() for each in [saved(tmp_path / "run")["linear.weight"]])
 
 
 def test_a_gradient_scaler_skips_by_itself(tmp_path: Path, capsys: Any) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import averaging_subject
+import fitting
 import logger_subject as subject
 import manual_subject
 from fake_clock import Clock
@@ -61,13 +62,7 @@ class Model(trainer.TrainingModule):
     val_dataloader = train_dataloader
 
 
-def fit(module: Any, folder: Path, **options: Any) -> trainer.Trainer:
-    shared = {"accelerator": "cpu", "devices": 1, "enable_progress_bar": False, "loggers": ["csv"]}
-    made = trainer.Trainer(**{**shared, "default_root_dir": folder, "run_name": "run", **options})
-    made.fit(module)
-    return made
-
-
+fit = partial(fitting.fit, loggers=["csv"])
 FIVE: dict[str, Any] = {"global_batch_size": 4, "max_steps": 5, "log_every_n_steps": 2}
 PEAK, CHECKPOINT = "speed/peak_memory_mib", "speed/checkpoint_seconds"
 

@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
+from fitting import quiet
+
 META = torch.device("meta")  # a second device that every machine has
 CPU = torch.device("cpu")
 SHARE = feeds.Share(replica=0, replicas=1, seed=3)
@@ -231,16 +233,8 @@ LOADERS = {
 def logged(folder: Path, kind: str, **options: Any) -> list[str]:
     """What a fit, or its resume, has logged."""
     torch.manual_seed(0)
-    made = trainer.Trainer(
-        accelerator="cpu",
-        default_root_dir=folder,
-        run_name="run",
-        loggers=["csv"],
-        log_every_n_steps=1,
-        val_every_n_steps=3,
-        enable_progress_bar=False,
-        **options,
-    )
+    shown = {"loggers": ["csv"], "log_every_n_steps": 1, "val_every_n_steps": 3}
+    made = quiet(default_root_dir=folder, run_name="run", **shown, **options)
     made.fit(Noisy(), LOADERS[kind](), LOADERS[kind]())
     return (folder / "run" / "metrics.csv").read_text().splitlines()
 

@@ -14,6 +14,8 @@ from my_project_trainer.loop import saving
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
+from fitting import quiet
+
 
 def data(samples: int = 16) -> TensorDataset:
     return TensorDataset(torch.arange(float(samples)).unsqueeze(1))
@@ -38,10 +40,7 @@ class Model(trainer.TrainingModule):
 
 
 def make(folder: Path, **options: Any) -> Any:
-    shared = {"accelerator": "cpu", "devices": 1, "max_epochs": 1, "enable_progress_bar": False}
-    return trainer.Trainer(
-        **{**shared, "loggers": [], "default_root_dir": folder, "run_name": "run", **options}
-    )
+    return quiet(**{"max_epochs": 1, "default_root_dir": folder, "run_name": "run", **options})
 
 
 def line_of(folder: Path, module: Any, *given: Any, command: str = "fit", **options: Any) -> str:
@@ -105,13 +104,6 @@ def test_what_is_no_loader_is_refused(tmp_path, made, told, in_evaluation, stage
     assert line.startswith(f"Model.{stage}_dataloader returned{expected}")
 
 
-@pytest.mark.parametrize("made", [[torch.ones(2, 1)] * 3, ([torch.ones(2, 1)],) * 3])
-def test_a_list_of_batches_is_a_loader(tmp_path, made):
-    run = make(tmp_path)
-    run.fit(Model(), made)
-    assert run.global_step == 3
-
-
 def test_a_loader_that_is_not_there_is_told(tmp_path):
     assert line_of(tmp_path, Model(train_dataloader=lambda: None)) == (
         "no batches: Model.train_dataloader returned None, and no loader was given: return a "
@@ -148,13 +140,6 @@ class Ends(Dataset[Tensor]):
         return torch.ones(1) * index
 
 
-class EndsInStream(IterableDataset[Tensor]):
-    """Nothing is wrong with it."""
-
-    def __iter__(self) -> Any:
-        return iter([torch.ones(1) * index for index in range(16)])
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("in_order", [True, False])
 def test_a_stop_iteration_of_the_data_set_does_not_end_the_epoch(tmp_path, workers, in_order):
@@ -164,13 +149,6 @@ def test_a_stop_iteration_of_the_data_set_does_not_end_the_epoch(tmp_path, worke
         made.fit(Model(), DataLoader(Ends(), 2, num_workers=workers))
     # torch's frames keep the error and the loader's worker, which garbage collection ends 5 s late.
     traceback.clear_frames(raised.value.__traceback__)
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_stream_may_end(tmp_path, workers):
-    made = make(tmp_path, max_epochs=2)
-    made.fit(Model(), DataLoader(EndsInStream(), 2, num_workers=workers))
-    assert made.global_step == 16
 
 
 # --- hooks ---------------------------------------------------------------------------------------
@@ -214,19 +192,6 @@ def test_a_missing_validation_step_is_told_before_the_first_step(tmp_path, given
     line = line_of(tmp_path, module, *loaders)
     assert line.startswith("Model has no validation_step: override it; ")
     assert steps == []
-
-
-@pytest.mark.parametrize(
-    ("returned", "told"),
-    [
-        (None, "configure_optimizers returned NoneType; return an optimizer, a list of"),
-        ("adam", "configure_optimizers returned str; return an optimizer, a list of"),
-        (torch.optim.SGD, "configure_optimizers returned type; return an optimizer, a list of"),
-        ({"optimizer": "adam"}, "configure_optimizers gave str where an optimizer belongs"),
-    ],
-)
-def test_what_are_no_optimizers_is_told(tmp_path, returned, told):
-    assert line_of(tmp_path, Model(configure_optimizers=lambda: returned)).startswith(told)
 
 
 # --- losses --------------------------------------------------------------------------------------

@@ -44,8 +44,6 @@ def chips(monkeypatch: pytest.MonkeyPatch) -> Any:
         ({"strategy": "xla"}, MISSING),
         ({"strategy": "xla", "accelerator": "cpu", "devices": 2}, MISSING),
         ({"accelerator": "tpu"}, MISSING),
-        ({"accelerator": "tpu", "devices": 8}, MISSING),
-        ({"accelerator": "tpu", "strategy": "xla"}, MISSING),
         ({"tpu_cores": 8}, MISSING),
         ({"tpu_cores": [1]}, MISSING),
         ({"strategy": "xla_fsdp"}, "strategy='xla_fsdp' is unknown; did you mean 'fsdp'?"),

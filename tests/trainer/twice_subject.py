@@ -13,6 +13,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+import fitting
+
 TASKS = Path("/proc/self/task")
 
 
@@ -48,17 +50,7 @@ class Model(trainer.TrainingModule):
 
 def fit(folder: Path, name: str) -> None:
     """What is left of it is garbage that nobody has collected."""
-    run = trainer.Trainer(
-        accelerator="cpu",
-        devices=2,
-        strategy="ddp",
-        max_epochs=1,
-        loggers=[],
-        enable_progress_bar=False,
-        default_root_dir=folder,
-        run_name=name,
-    )
-    run.fit(Model())
+    run = fitting.fit(Model(), folder, devices=2, strategy="ddp", max_epochs=1, run_name=name)
     left = [name for each in TASKS.iterdir() if "gloo" in (name := (each / "comm").read_text())]
     if run.global_rank == 0:
         print("left:", *{each.strip() for each in left}, flush=True)

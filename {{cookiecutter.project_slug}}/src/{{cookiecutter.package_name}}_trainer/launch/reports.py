@@ -4,8 +4,8 @@ For the script that started the run, the file named by ``TRAINER_OUTCOME`` has i
 line: ``finished step 120``, ``preempted SIGUSR1 step 57``, or ``failed rank 1: ValueError: bad``,
 as srun and torchrun replace exit codes. If the file does not exist, the run was killed.
 
-Not torchelastic's error files (the template's ``tests/trainer/test_error_files.py``): their times
-are whole seconds, so the rank that failed first cannot be told from those that lost it.
+Not torchelastic's error files: their times are whole seconds, so the rank that failed first cannot
+be told from those that lost it.
 """
 
 import atexit

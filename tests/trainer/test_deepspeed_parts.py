@@ -117,9 +117,3 @@ def test_groups_of_deepspeed_have_our_timeout(monkeypatch: pytest.MonkeyPatch) -
     process.adopt_process_group(timedelta(seconds=60))
     found = TorchBackend.new_group(None, [0, 2])
     assert found == ([0, 2], timedelta(seconds=60))
-
-
-@pytest.mark.parametrize(("stage", "error"), [(2, RuntimeError), (3, UserError)])
-def test_errors_of_freed_weights_are_explained(stage: int, error: type[Exception]) -> None:
-    with pytest.raises(error, match="mat2 must be a matrix"), process.explained(stage):
-        raise RuntimeError("mat2 must be a matrix")

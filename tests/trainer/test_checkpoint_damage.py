@@ -77,7 +77,7 @@ def test_a_payload_in_any_file_is_refused_and_does_not_run(tmp_path: Path, attac
 
 @pytest.mark.parametrize(
     "name",
-    [".metadata", "__0_0.distcp", "model.pt", "x.safetensors.index.json", "more.safetensors"],
+    ["__0_0.distcp", "model.pt", "x.safetensors.index.json", "more.safetensors"],
 )
 def test_an_added_file_is_refused(tmp_path: Path, name: str) -> None:
     path, canary = save(tmp_path), tmp_path / "canary"
@@ -86,8 +86,16 @@ def test_an_added_file_is_refused(tmp_path: Path, name: str) -> None:
     assert not canary.exists()
 
 
-@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
-def test_an_added_file_that_the_head_lists_is_refused_too(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("__0_0.distcp", "was not written by training; not read"),
+        (".metadata", "is missing"),  # hidden files count as none
+    ],
+)
+def test_an_added_file_that_the_head_lists_is_refused_too(
+    tmp_path: Path, name: str, what: str
+) -> None:
     path, canary = save(tmp_path), tmp_path / "canary"
     (path / name).write_bytes(pickled(canary))
     data = (path / name).read_bytes()
@@ -97,7 +105,7 @@ def test_an_added_file_that_the_head_lists_is_refused_too(tmp_path: Path, name: 
         return content
 
     rewrite(path, add)
-    assert refused(path) == f"{path}: {name} was not written by training; not read"
+    assert refused(path) == f"{path}: {name} {what}"
     assert not canary.exists()
 
 

@@ -111,11 +111,7 @@ def watch_for_hangs(seconds: float) -> None:
 
 
 def report_failure(error: BaseException, lost_peer: Sequence[str] = ()) -> str:
-    """Write a rank's failure report for its launcher: ours, or torchelastic.
-
-    ``lost_peer`` names an engine's exceptions that only report the loss of a peer. Of these, what
-    to print is returned; of others, nothing.
-    """
+    """Write a rank's failure report for its launcher; return what to print of a lost peer."""
     hangs.timer.pause()
     directory, rank, is_ours = _directory(), _rank(), is_reported()
     if isinstance(error, Interrupted) and rank == 0 and directory:
@@ -330,10 +326,7 @@ def reason(error: BaseException) -> str:
 
 
 def failure_of_machine(error: BaseException, directory: Path) -> str | None:
-    """One line for a disk that fails, or a loader's worker that was killed; else ``None``.
-
-    The trainer writes in ``directory``.
-    """
+    """One line for a disk that fails, or a loader's worker that was killed; else ``None``."""
     if isinstance(error, OSError) and error.strerror:
         frames = traceback.extract_tb(error.__traceback__)
         # Not Python's own, which open, rename and remove for their caller.

@@ -149,11 +149,7 @@ class Recorder:
         reduce_fx: ReduceFx = "mean",
         batch_size: float | None = None,
     ) -> None:
-        """See :meth:`~..module.TrainingModule.log`.
-
-        In validation and test, only the epoch's value is written, not those of single steps. The
-        name of the batch's loader is added to ``name``.
-        """
+        """See :meth:`~..module.TrainingModule.log`; the batch's loader is added to the name."""
         context = self.context
         name = f"{name}/{context.loader}" if context.loader else name
         samples = context.counted if batch_size is None else batch_size

@@ -48,8 +48,7 @@ def threads_each(processes: int) -> int:
 def supervise_copies(processes: int, layout: Layout, directory: Path) -> NoReturn:
     """Start the current command once per rank on this node, watch the ranks, and exit like them.
 
-    ``layout``: of the nodes, on each of which this command was started; ``directory``: where the
-    ranks run, so that relative paths keep their meaning. UserError: no command can run again.
+    ``layout``: of the nodes; ``directory``: where ranks run, so that relative paths keep meaning.
     """
     # sys.argv[0] is "" or "-" when Python reads the program from standard input.
     if is_interactive() or sys.argv[0] in ("", "-"):

@@ -196,11 +196,6 @@ class Recorder:
             self._add(self._epoch, _Logged(key, value, samples, reduce_fx, sync_dist))
 
     def _log_metric(self, name: str, metric: Any) -> None:
-        if collectives.world_size() > 1 and not collectives.is_active():
-            raise UserError(
-                f"log({name!r}): a metric object is reduced over a process group, which this "
-                "strategy does not have; log the number of each batch"
-            )
         if id(metric) in self._of_training and not hasattr(metric, "metric_state"):
             of_training = self._of_training[id(metric)]
             raise UserError(

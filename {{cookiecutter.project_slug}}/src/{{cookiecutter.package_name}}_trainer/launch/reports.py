@@ -168,8 +168,7 @@ def _let_peers_end_first() -> None:
 def end_failed(error: BaseException, lost_peer: Sequence[str] = ()) -> NoReturn:
     """Report a rank's failure and end its process without destroying its process group.
 
-    With NCCL, that would wait for peers, which wait for this rank. Only functions registered with
-    ``atexit`` are called, for some seconds at most.
+    With NCCL, that would wait for peers, which wait for this rank.
     """
     lost = report_failure(error, lost_peer)
     if not is_reported():

@@ -56,11 +56,7 @@ def _named(directory: Path) -> list[Path]:
 
 
 def candidates(path: str | Path) -> list[Path]:
-    """The checkpoints that a path may refer to, best first; CheckpointError if there is none.
-
-    A run directory, or its directory of checkpoints, gives all, newest first, even without
-    ``state.json``.
-    """
+    """The checkpoints that a path may refer to, also damaged ones, newest first; at least one."""
     given = files.pointed(Path(path))  # the name of what it points to has the step
     if _is_checkpoint(given):
         return [given]

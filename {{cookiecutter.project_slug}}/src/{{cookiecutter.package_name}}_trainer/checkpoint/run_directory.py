@@ -127,12 +127,9 @@ def find_link(run: Path, name: str) -> Path:
 def write_record(
     directory: Path, attempt: Mapping[str, Any], configuration: str | None = None
 ) -> str | None:
-    """Add an attempt to ``run.json``; it gets the time as ``started``.
+    """Add an attempt to ``run.json``; a damaged one is kept, and the result says so.
 
-    A damaged ``run.json`` is kept, and the result says so.
-
-    ``configuration``: the complete one as YAML, for ``config.yaml``; if it differs, that of an
-    earlier attempt is kept as ``config.N.yaml``.
+    ``configuration``: as YAML; another one of an earlier attempt is kept as ``config.N.yaml``.
     """
     earlier, damage = read_record(directory)
     record, kept = directory / _RECORD, directory / _DAMAGED

@@ -31,9 +31,8 @@ class _Chunk(NamedTuple):
 class Checkpoints:
     """Writes the checkpoints of a run and keeps the newest, to which it links as ``last``.
 
-    ``directory`` has one subdirectory per step. ``keep``: at least two, so that one is always
-    complete. ``asynchronous``: copy the state, and write it while training continues. The memory of
-    the copies is kept for the next save; for tensors of GPUs it is pinned. ``lock``: of the run.
+    ``keep``: at least two, so that one is always complete. ``asynchronous``: copy the state, into
+    memory that the next save reuses, and write it while training continues. ``lock``: of the run.
     """
 
     def __init__(

@@ -113,11 +113,7 @@ def read_work(program: str, command: str, given: Sequence[str]) -> Work:
 def read_sections(
     program: str, command: str, given: Sequence[str], problems: Problems
 ) -> Iterator[Checked]:
-    """Parse and check the arguments of a command; in the context, its objects may be created.
-
-    ``problems`` collects one line per error; a file that cannot be read raises its own. Exits after
-    ``--help`` and ``--print_config``.
-    """
+    """Parse and check the arguments of a command; in the context, its objects may be created."""
     # On the command line only: a configuration cannot say that it is trusted.
     words = [word for word in given if word != imports.TRUST]
     for position, word in enumerate(words):

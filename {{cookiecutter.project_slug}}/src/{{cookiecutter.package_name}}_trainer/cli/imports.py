@@ -67,8 +67,7 @@ class _Finder(MetaPathFinder):
 def checked(from_run: bool = False) -> Iterator[None]:
     """Refuse to import code of run directories in this context, by an ``ImportError``.
 
-    ``from_run``: the configuration of a run names the classes, so refuse files that are found by
-    the working directory too, unless they are in this package.
+    ``from_run``: also what the working directory finds, as a run's configuration names the classes.
     """
     finder, found = _Finder(from_run), sys.meta_path
     ours = (each is PathFinder or isinstance(each, _Finder) for each in found)

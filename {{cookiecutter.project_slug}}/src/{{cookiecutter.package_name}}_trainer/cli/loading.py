@@ -80,11 +80,7 @@ def read_weights(checkpoint: Checkpoint, *, averaged: bool) -> dict[str, Any]:
 
 
 def find_checkpoint(sections: Mapping[str, Any]) -> Path | None:
-    """The checkpoint that the section ``checkpoint`` refers to; ``None``: initial weights.
-
-    It is a run directory, a checkpoint, ``none``, or ``best``, ``best-VALUE`` or ``last`` of the
-    trainer's ``run_name``. Raises ConfigurationError if there is none.
-    """
+    """The checkpoint that the section ``checkpoint`` refers to; ``None``: initial weights."""
     given, trainer = sections.get("checkpoint"), sections.get("trainer", {})
     if given is None:
         raise ConfigurationError(

@@ -17,10 +17,9 @@ from ..options import redaction
 
 
 class Results:
-    """Output files of one validation, test or prediction of a checkpoint, or of initial weights.
+    """Output files of one validation, test or prediction, in the run of a checkpoint or a new one.
 
-    A checkpoint without a run directory that is writable gets a new one in ``root``; its name is by
-    default the time.
+    ``root``, ``name``: of a new run directory, if the checkpoint has none that is writable.
     """
 
     def __init__(self, checkpoint: Path | None, root: Path, name: str | None) -> None:

@@ -76,15 +76,11 @@ class Layout:
 
 @dataclass(frozen=True)
 class Source:
-    """A kind of launch from which a layout can be read.
+    """A kind of launch from which a layout can be read, tried in ascending ``precedence``.
 
-    Args:
-        name: Its name in :data:`OVERRIDE`.
-        precedence: Sources are tried in ascending order. Launchers whose daemons start the ranks
-            come before srun, whose variables their ranks inherit in a SLURM job.
-        read: Reads the layout; returns ``None`` if this launch has not started the process.
-        variables: It is asked only where all of these are set.
-        appended: Words that the launcher appends to the command line of each process.
+    Launchers whose daemons start the ranks come before srun, whose variables their ranks inherit in
+    a SLURM job. ``read`` returns ``None`` if this launch has not started the process; it is asked
+    only where all ``variables`` are set. ``appended``: words added to each command line.
     """
 
     name: str
@@ -206,10 +202,8 @@ def check_filled(layout: Layout) -> Layout:
     Only then are the variables of launchers such as mpirun sufficient.
     """
     on_node = layout.local_world_size
-    if (
-        layout.world_size != layout.num_nodes * on_node
-        or layout.rank != layout.node_rank * on_node + layout.local_rank
-    ):
+    first = layout.node_rank * on_node
+    if (layout.num_nodes * on_node, first + layout.local_rank) != (layout.world_size, layout.rank):
         raise ConfigurationError(
             f"{layout.source}: rank {layout.rank} of {layout.world_size} is {layout.local_rank} of "
             f"{on_node} on its node, one of {layout.num_nodes}; start as many processes on each "
@@ -302,14 +296,10 @@ def _srun(env: Environment) -> Layout | None:
             "launch is broken"
         )
     on_node, _ = tasks[bisect(ends, node_rank) - 1]
+    given = {**env, _STEP.local_world_size: str(on_node)}
     step = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
-    return read_named(
-        {**env, _STEP.local_world_size: str(on_node)},
-        "srun",
-        _STEP,
-        main_address=first_host(env["SLURM_STEP_NODELIST"]),
-        launch_id=".".join(env.get(name, "0") for name in step),
-    )
+    launch_id = ".".join(env.get(name, "0") for name in step)
+    return read_named(given, "srun", _STEP, first_host(env["SLURM_STEP_NODELIST"]), launch_id)
 
 
 def first_host(nodelist: str) -> str:

@@ -80,16 +80,11 @@ def count(accelerator: Accelerator) -> int | None:
 
 
 def parse_devices(value: int | str | list[int] | None, available: int | None) -> list[int]:
-    """Parse a value of ``devices`` into device indices.
+    """Parse a value of ``devices`` into device indices, or raise ConfigurationError.
 
-    Args:
-        value: ``3`` or ``"3"``: the first three; ``-1``, ``"-1"``, ``"auto"``: all;
-            ``[1, 3]``, ``"1, 3"``: these; ``"0,"``: device 0.
-        available: Number of devices; ``None`` if any number is possible (CPU processes), and
-            "all" means one.
-
-    Raises:
-        ConfigurationError: Another value, a duplicate, or an index that does not exist.
+    ``3`` or ``"3"``: the first three; ``-1``, ``"-1"``, ``"auto"``: all; ``[1, 3]``, ``"1, 3"``:
+    these; ``"0,"``: device 0. ``available``: how many there are; ``None`` if any number is possible
+    (CPU processes), and "all" means one.
     """
     where = f"devices={shown(value)}"
     indices = _indices(value, where, 1 if available is None else available)

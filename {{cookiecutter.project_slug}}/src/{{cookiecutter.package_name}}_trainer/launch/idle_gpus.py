@@ -44,10 +44,7 @@ def choose_idle(gpus: Sequence[GPU], count: int) -> list[int]:
 
 
 def read_gpus() -> list[GPU]:
-    """Read the GPUs visible to torch through NVML, without initializing CUDA.
-
-    In a container, the driver may hide the processes of others; their memory counts as used.
-    """
+    """Read the GPUs visible to torch through NVML, without initializing CUDA."""
     try:
         nvml: Any = importlib.import_module("pynvml")
     except ImportError:

@@ -18,11 +18,7 @@ _CHILDREN = ("_modules", "_parameters", "_buffers")
 
 
 def find_unpicklable(value: object, name: str) -> str | None:
-    """Describe the part of a value that cannot be pickled, and the remedy, in one line.
-
-    The innermost part that has a path, which starts with ``name``; ``None`` if all can be pickled.
-    Of tensors, only the attributes are checked, not the data.
-    """
+    """The innermost part of a value that cannot be pickled, and the remedy; ``None``: no part."""
     error = _error(value)
     if error is None:
         return None

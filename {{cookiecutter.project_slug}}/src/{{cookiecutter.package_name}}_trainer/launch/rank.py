@@ -42,14 +42,11 @@ def run_external(
     lost_peer: Sequence[str] = (),
     end_waits: Callable[[], bool] = bool,
 ) -> Result:
-    """Run as one rank of an external launch, or as the only rank.
+    """Run as one rank of an external launch, or as the only one; report a failure to the launcher.
 
-    Args:
-        run: The work of this rank. Its failure is written where the launcher looks for it.
-        teardown: Called after ``run``: until then, peers must not notice that this rank has ended.
-            After a failure, it is skipped if it would wait for peers forever; the process ends.
-        lost_peer: Names of an engine's exceptions that only report the loss of a peer.
-        end_waits: Whether the end of this process would wait for its peers, after a failure.
+    ``teardown``: called after ``run``: until then, peers must not notice that this rank has ended;
+    after a failure not if it would wait for peers forever. ``lost_peer``: names of an engine's
+    exceptions that only report a lost peer; ``end_waits``: whether the end would wait for peers.
     """
     _die_with_parent()
     keep_children_from_hanging()
@@ -104,8 +101,7 @@ def drop_inherited_variables() -> None:
     if not process or process == own:
         os.environ[RANK_PROCESS] = own
         return
-    rank = os.environ["RANK"]
-    is_started_otherwise = bool(_OTHERS & os.environ.keys())
+    rank, is_started_otherwise = os.environ["RANK"], bool(_OTHERS & os.environ.keys())
     from .watch import Place
 
     for name in (*Place(1, Path()).variables(0), reports.OUTCOME):
@@ -148,11 +144,7 @@ def launched_at() -> float:
 
 
 def count_attempt(directory: Path, step: int, layout: Layout) -> None:
-    """Count an attempt that starts from a step, in the run directory; the main rank counts.
-
-    Raises:
-        UserError: Three attempts from this step have failed. torchrun is told to stop.
-    """
+    """Count an attempt from a step, on the main rank; after three that failed, stop torchrun."""
     failures, path = 0, directory / _ATTEMPTS
     if layout.is_main:
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # none, or damaged

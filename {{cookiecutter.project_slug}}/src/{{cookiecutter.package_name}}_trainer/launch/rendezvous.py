@@ -124,11 +124,8 @@ def _missing(ranks: list[int], timeout: datetime.timedelta) -> TemporaryError:
 
 
 def poll(is_done: Callable[[], bool], seconds: float, shortest: float) -> bool:
-    """Whether something is done within so many seconds.
-
-    Looks become rarer, as those of a thousand ranks would keep the store on rank 0 busy: first they
-    are ``shortest`` seconds apart, later a 20th of the time waited, at most 0.5 s.
-    """
+    """Whether something is done within so many seconds; ``shortest`` is between the first looks."""
+    # They become rarer, as those of a thousand ranks would keep the store on rank 0 busy.
     began = time.monotonic()
     while not is_done():
         if (waited := time.monotonic() - began) > seconds:

@@ -111,11 +111,7 @@ def watch_for_hangs(seconds: float) -> None:
 
 
 def report_failure(error: BaseException, lost_peer: Sequence[str] = ()) -> str:
-    """Write a rank's failure report for its launcher: ours, or torchelastic.
-
-    ``lost_peer`` names an engine's exceptions that only report the loss of a peer. Of these, what
-    to print is returned; of others, nothing.
-    """
+    """Write a rank's failure report for its launcher; return what to print of a lost peer."""
     hangs.timer.pause()
     directory, rank, is_ours = _directory(), _rank(), is_reported()
     if isinstance(error, Interrupted) and rank == 0 and directory:
@@ -172,8 +168,7 @@ def _let_peers_end_first() -> None:
 def end_failed(error: BaseException, lost_peer: Sequence[str] = ()) -> NoReturn:
     """Report a rank's failure and end its process without destroying its process group.
 
-    With NCCL, that would wait for peers, which wait for this rank. Only functions registered with
-    ``atexit`` are called, for some seconds at most.
+    With NCCL, that would wait for peers, which wait for this rank.
     """
     lost = report_failure(error, lost_peer)
     if not is_reported():
@@ -330,10 +325,7 @@ def reason(error: BaseException) -> str:
 
 
 def failure_of_machine(error: BaseException, directory: Path) -> str | None:
-    """One line for a disk that fails, or a loader's worker that was killed; else ``None``.
-
-    The trainer writes in ``directory``.
-    """
+    """One line for a disk that fails, or a loader's worker that was killed; else ``None``."""
     if isinstance(error, OSError) and error.strerror:
         frames = traceback.extract_tb(error.__traceback__)
         # Not Python's own, which open, rename and remove for their caller.

@@ -24,10 +24,7 @@ def opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def read(path: Path, most: int) -> bytes:
-    """The content of a regular file with at most ``most`` bytes, also after decompression.
-
-    A ValueError says if it is another one or damaged, an OSError if it cannot be opened.
-    """
+    """The content of a regular file of at most so many bytes, also unpacked; else ValueError."""
     with opened(path) as file:
         if path.suffix != ".gz":
             content = file.read(most + 1)

@@ -48,8 +48,7 @@ def threads_each(processes: int) -> int:
 def supervise_copies(processes: int, layout: Layout, directory: Path) -> NoReturn:
     """Start the current command once per rank on this node, watch the ranks, and exit like them.
 
-    ``layout``: of the nodes, on each of which this command was started; ``directory``: where the
-    ranks run, so that relative paths keep their meaning. UserError: no command can run again.
+    ``layout``: of the nodes; ``directory``: where ranks run, so that relative paths keep meaning.
     """
     # sys.argv[0] is "" or "-" when Python reads the program from standard input.
     if is_interactive() or sys.argv[0] in ("", "-"):
@@ -91,14 +90,9 @@ def run_in_processes(
 ) -> Result:
     """Run a function once per rank, each in its own process; return the value of rank 0.
 
-    ``"spawn"`` pickles the function, ``"fork"`` copies this process. ``names`` has the objects that
-    ``work`` refers to, by the user's names, for errors.
-
-    Raises:
-        UserError: The processes cannot be started this way, or a rank raised a ``UserError``.
-        RankError: A rank failed. It is the cause of an error whose class is the user's or a
-            library's, such as ``optuna.TrialPruned``.
-        KeyboardInterrupt: The ranks have ended by SIGINT: ``Interrupted`` if they have saved.
+    ``names``: the objects that ``work`` refers to, by the user's names, for errors. Raises the
+    ``UserError`` of a rank; another error whose class is the user's or a library's, such as
+    ``optuna.TrialPruned``, with a RankError as its cause; or else that.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         sys.exit(_NO_MAIN_GUARD)  # the parent process prints the message, once for all ranks

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -78,16 +79,15 @@ class Watcher:
         self._start, self._method = start, method
         self._ranks: dict[int, Rank] = {}
         self._place, self._directory = place, place.directory
+        self._stack_file = partial(reports.stack_file, place.directory)
         self._save_seconds = float(os.environ.get(signals.SAVE_SECONDS) or _DEFAULT_SAVE_SECONDS)
         self._forwarded_signal: int | None = None
         self._deadline = math.inf
 
     def watch(self) -> Failure | None:
-        """Start the ranks and wait until all have succeeded or one has failed.
+        """Start the ranks, forward signals, and wait until all have succeeded or one has failed.
 
-        SIGTERM, SIGUSR1, SIGHUP and SIGINT are forwarded; a second SIGINT kills the ranks. Ranks
-        that have not ended after ``TRAINER_SAVE_SECONDS`` (120) are terminated. Returns the first
-        failure, with rank -1 if a signal ended the run.
+        Return the first failure, with rank -1 if a signal ended the run.
         """
         # Python accepts signal handlers only in the main thread.
         is_main = threading.current_thread() is threading.main_thread()
@@ -233,9 +233,6 @@ class Watcher:
             return Failure(found[0].rank, found[0].code, message + hint * several)
         last = f"rank {min(lost)} waited for peers until a timeout ended it"
         return Failure(min(lost), 1, "\n".join([*lines, last]))
-
-    def _stack_file(self, number: int) -> Path:
-        return reports.stack_file(self._directory, number)
 
     # --- processes -------------------------------------------------------------------------------
 

@@ -149,11 +149,7 @@ class Recorder:
         reduce_fx: ReduceFx = "mean",
         batch_size: float | None = None,
     ) -> None:
-        """See :meth:`~..module.TrainingModule.log`.
-
-        In validation and test, only the epoch's value is written, not those of single steps. The
-        name of the batch's loader is added to ``name``.
-        """
+        """See :meth:`~..module.TrainingModule.log`; the batch's loader is added to the name."""
         context = self.context
         name = f"{name}/{context.loader}" if context.loader else name
         samples = context.counted if batch_size is None else batch_size
@@ -200,11 +196,6 @@ class Recorder:
             self._add(self._epoch, _Logged(key, value, samples, reduce_fx, sync_dist))
 
     def _log_metric(self, name: str, metric: Any) -> None:
-        if collectives.world_size() > 1 and not collectives.is_active():
-            raise UserError(
-                f"log({name!r}): a metric object is reduced over a process group, which this "
-                "strategy does not have; log the number of each batch"
-            )
         if id(metric) in self._of_training and not hasattr(metric, "metric_state"):
             of_training = self._of_training[id(metric)]
             raise UserError(

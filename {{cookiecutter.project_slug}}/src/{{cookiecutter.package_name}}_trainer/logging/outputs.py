@@ -1,11 +1,11 @@
 """Outputs of a run: the recorder, the progress bar and the loggers."""
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from ..errors import lost_worker, one_line
+from ..launch.reports import write_error
 from ..launch.signals import Preempted
 from ..options import redaction
 from .logger import LoggedRun, Logger, Outcome
@@ -113,8 +113,7 @@ class Outputs:
                     continue
                 del self.loggers[name]
                 reason = redaction.message(f"{type(error).__name__}: {one_line(error)}")
-                line = f"warning: logger {name!r} is not used any more: it raised {reason}"
-                print(line, file=sys.stderr, flush=True)
+                write_error(f"warning: logger {name!r} is not used any more: it raised {reason}")
         if lost is not None:
             raise lost
         return results

@@ -16,6 +16,7 @@ from urllib.request import urlopen
 
 from ..errors import ConfigurationError, one_line
 from ..launch import files
+from ..launch.reports import write_error
 from ..options import redaction
 from .logger import LoggedRun, Logger
 
@@ -258,8 +259,7 @@ class MLflowLogger(RemoteLogger):
             if len(given) == 1:
                 self._refused.add(name := given[0].key)
                 reason = redaction.message(one_line(error))
-                line = f"warning: logger 'mlflow' leaves out {name!r}: {reason}"
-                print(line, file=sys.stderr, flush=True)
+                write_error(f"warning: logger 'mlflow' leaves out {name!r}: {reason}")
 
     def close(self) -> None:
         """Tell MLflow how the run has ended."""

@@ -57,11 +57,7 @@ def metrics(module: nn.Module) -> list[Any]:
 
 
 def load(module: nn.Module, states: Sequence[Mapping[str, Tensor]]) -> list[str]:
-    """Restore a result of :func:`state`, or those of several ranks merged.
-
-    Returns:
-        A note on each metric that cannot be merged.
-    """
+    """Restore a state, or those of ranks merged; return a note on each that cannot be merged."""
     merged, lost = dict(_metrics(module)), set[str]()
     _load(merged, states[0])
     for each in states[1:]:

@@ -29,10 +29,7 @@ def check_module(options: Options, started_in: Path, module: TrainingModule) -> 
 
 
 def load(options: Options, started_in: Path, module: TrainingModule) -> list[str]:
-    """Load the weights into a module that no strategy has changed yet; return lines to print.
-
-    Those of parameters on the meta device are loaded when a strategy allocates them.
-    """
+    """Load the weights into a module that no strategy has changed yet; return lines to print."""
     # Once: a running training may write a newer checkpoint at any time.
     path = Path(collectives.broadcast(str(_source(started_in / str(options.weights)))))
     if not _has_files(path):

@@ -103,8 +103,7 @@ Find = Callable[[Options, Problems], Placement]
 def make(given: Options, problems: Problems, find: Find = placement.find) -> Plan:
     """Check the options of a trainer, and plan its run, or raise a ConfigurationError.
 
-    ``problems``: those of reading the options, to which more are added; ``find`` finds where the
-    run will be, by default on this machine, in this launch.
+    ``problems``: those of reading the options; ``find`` finds where the run will be.
     """
     options, notes = reading.shortened(given, problems)
     where = find(options, problems)

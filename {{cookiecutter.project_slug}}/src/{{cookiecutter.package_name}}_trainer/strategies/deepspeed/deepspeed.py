@@ -254,7 +254,7 @@ class DeepSpeed(ProcessGroupStrategy):
         self._guard = HookGuard(module, _INSTEAD, self.slices.has_whole, "hidden")
         named = dict(module.named_parameters())
         shown = [[named[name] for name in own] for own in groups]
-        self.groups = EngineGroups([optimizer], shown)
+        self.engine_groups = EngineGroups([optimizer], shown)
         self.around_hooks = self._around_hook
         if self.stage == 3:
             found = module.named_modules()
@@ -267,7 +267,8 @@ class DeepSpeed(ProcessGroupStrategy):
 
     @contextmanager
     def _around_hook(self, hook: str) -> Iterator[None]:
-        with self.groups.showing() if self.groups else nullcontext(), self._guard(hook):
+        groups = self.engine_groups
+        with groups.showing() if groups else nullcontext(), self._guard(hook):
             yield
         self.slices.keep_gathered()
 
@@ -337,8 +338,8 @@ class DeepSpeed(ProcessGroupStrategy):
     def step(
         self, optimization: Optimization, *, ends: bool = True
     ) -> Callable[[], dict[str, float]]:
-        if self.groups is not None:
-            self.groups.check()
+        if self.engine_groups is not None:
+            self.engine_groups.check()
         if self.zero is not None:
             self.slices.take_weights()
         (optimizer,) = optimization.optimizers

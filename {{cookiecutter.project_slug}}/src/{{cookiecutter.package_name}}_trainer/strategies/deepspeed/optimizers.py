@@ -59,16 +59,14 @@ def problems_of(found: Optimization, config: Mapping[str, Any]) -> list[str]:
 
 def _not_sliced(found: Sequence[Optimizer], config: Mapping[str, Any]) -> list[str]:
     """One line for each optimizer that cannot step slices of parameters."""
-    lines = [
+    is_tested = not config.get("zero_allow_untested_optimizer")
+    return (elementwise.problems_of(found, "elements") if is_tested else []) or [
         f"configure_optimizers gave {type(each).__name__}, which has a state before its first "
         "step, and ZeRO replaces its parameters by slices; create the state in step, or use "
         "strategy='ddp'"
         for each in found
         if _has_tensors(each) and type(each) is not torch.optim.Adagrad  # which it creates again
     ]
-    if not config.get("zero_allow_untested_optimizer"):
-        lines += elementwise.problems_of(found, "elements")
-    return lines
 
 
 def _has_tensors(optimizer: Optimizer) -> bool:

@@ -118,7 +118,7 @@ class DDPSharded(ProcessGroupStrategy):
                 instead = f"set gradient_clip_val instead, or {_ADVICE}"
                 self.around_hooks = HookGuard(module, instead, gradients="some")
         self._sharded = list(optimization.optimizers)
-        self.groups = EngineGroups(self._sharded)
+        self.engine_groups = EngineGroups(self._sharded)
         return optimization
 
     def forward_backward(

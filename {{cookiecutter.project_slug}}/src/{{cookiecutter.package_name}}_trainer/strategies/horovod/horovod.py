@@ -124,7 +124,7 @@ class Horovod(ProcessGroupStrategy):
         self.averaged = GradientAverage([*frozen, *self._sparse])
         names = parameter_names(module)
         self._optimization = given.replaced(lambda each: self._wrap(each, names))
-        self.groups = EngineGroups(self._optimization.optimizers)
+        self.engine_groups = EngineGroups(self._optimization.optimizers)
         return self._optimization
 
     def _wrap(self, optimizer: Optimizer, names: Mapping[int, str]) -> Any:

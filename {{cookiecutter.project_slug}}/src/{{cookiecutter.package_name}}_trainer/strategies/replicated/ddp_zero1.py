@@ -28,7 +28,7 @@ class DDPZeRO1(DDP):
         optimization = super().setup(module, configure)
         refuse(elementwise.problems_of(optimization.optimizers, "parameters"))
         sharded = optimization.replaced(partial(sharded_optimizer, ZeroRedundancyOptimizer))
-        self.groups = EngineGroups(sharded.optimizers, grows=True)
+        self.engine_groups = EngineGroups(sharded.optimizers, grows=True)
         return sharded
 
     def memory(self, sizes: Sizes) -> Memory:

@@ -28,10 +28,7 @@ class BatchLimit:
     value: int | float
 
     def of(self, batches: int | None, accumulate: int = 1) -> int | None:
-        """The number of batches to read at most; ``None``: all.
-
-        A fraction is one of steps, rounded down.
-        """
+        """The number of batches to read at most; ``None``: all. Fractions of steps are cut off."""
         if type(self.value) is int:
             return self.value
         if self.value >= 1:

@@ -29,40 +29,30 @@ def evaluate(
 
     ``feeds`` has the batches by name of their loader, ``""`` for a single one.
     """
-    values: dict[str, float] = {}
+    values, counts = dict[str, float](), strategy.data.counts
     with _evaluating(module, strategy, recorder):
         getattr(module, f"on_{stage}_epoch_start")()
         for name, feed in feeds.items():
             recorder.context = recorder.context._replace(loader=name)
-            _run_batches(module, strategy, recorder, feed, stage)
+            for batch in read(strategy, feed, 0, 0):
+                facts: dict[str, Any] = {"samples": batch.samples, "counted": batch.counted}
+                recorder.context = recorder.context._replace(**facts)
+                with contextlib.ExitStack() as padding:
+                    if not (batch.samples and counts):  # nothing that is logged counts
+                        padding.enter_context(recorder.ignoring_values())
+                        padding.enter_context(torchmetrics_state.unchanged(module))
+                    output = strategy.forward(stage, batch.data, batch.number)
+                if output is not None and batch.number == 0 and collectives.rank() == 0:
+                    warnings.warn(
+                        f"{type(module).__name__}.{stage}_step returned {type(output).__name__}, "
+                        "which is not used: log values with self.log",
+                        stacklevel=2,
+                    )
             if name:  # a metric object may be logged again, for the next loader
                 values |= recorder.take_epoch()
         recorder.context = recorder.context._replace(loader="")
         getattr(module, f"on_{stage}_epoch_end")()
         return values | recorder.take_epoch()
-
-
-def _run_batches(
-    module: TrainingModule,
-    strategy: Strategy,
-    recorder: Recorder,
-    feed: Feed,
-    stage: Literal["validation", "test"],
-) -> None:
-    counts = strategy.data.counts
-    for batch in read(strategy, feed, 0, 0):
-        recorder.context = recorder.context._replace(samples=batch.samples, counted=batch.counted)
-        with contextlib.ExitStack() as padding:
-            if not (batch.samples and counts):  # nothing that is logged counts
-                padding.enter_context(recorder.ignoring_values())
-                padding.enter_context(torchmetrics_state.unchanged(module))
-            output = strategy.forward(stage, batch.data, batch.number)
-        if output is not None and batch.number == 0 and collectives.rank() == 0:
-            warnings.warn(
-                f"{type(module).__name__}.{stage}_step returned {type(output).__name__}, which "
-                "is not used: log values with self.log",
-                stacklevel=3,
-            )
 
 
 def check_validation(

@@ -72,7 +72,6 @@ def scaled_rate(options: Options, batch_size: int | None, device_batch_size: int
     ``learning_rate_scaling`` is ``"none"``; ``"linear"``: proportional to the batch size (Goyal et
     al. 2017, https://arxiv.org/abs/1706.02677); or ``"sqrt"``: to its square root (Krizhevsky 2014,
     https://arxiv.org/abs/1404.5997).
-    A ConfigurationError says if a batch size that the rule needs is unknown.
     """
     rule = options.learning_rate_scaling
     if rule == "none":

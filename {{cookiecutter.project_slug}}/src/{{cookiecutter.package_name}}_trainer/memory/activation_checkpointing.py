@@ -84,11 +84,7 @@ def select(
     found: dict[int, nn.Module] = {}
     problems = []
     for name in names:
-        meant = [
-            part
-            for path, part in paths.items()
-            if type(part).__name__ == name or matches(path, name)
-        ]
+        meant = [p for path, p in paths.items() if type(p).__name__ == name or matches(path, name)]
         called = [part for part in meant if type(part).forward is not nn.Module.forward]
         if not called:
             problems.append(f"{option}: {_problem(name, paths, meant)}")

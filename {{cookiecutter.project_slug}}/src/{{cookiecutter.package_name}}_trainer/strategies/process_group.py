@@ -65,7 +65,7 @@ class ProcessGroupStrategy(Strategy):
     """Compares what ranks use, if their collectives depend on it."""
     averaged: GradientAverage | None = None
     """Averages the gradients that no engine averages."""
-    engine_groups: EngineGroups = EngineGroups(())
+    engine_groups: EngineGroups | None = None
     """The optimizers' groups, if the strategy has taken them over."""
     _has_run = False
 
@@ -151,14 +151,15 @@ class ProcessGroupStrategy(Strategy):
     def step(
         self, optimization: Optimization, *, ends: bool = True
     ) -> Callable[[], dict[str, float]]:
-        self.engine_groups.check()
+        if self.engine_groups is not None:
+            self.engine_groups.check()
         return super().step(optimization, ends=ends)
 
     def teardown(self) -> None:
         for each in (self.same_use, self.averaged):
             if each is not None:
                 each.close()
-        self.same_use, self.averaged, self.engine_groups = None, None, EngineGroups(())
+        self.same_use = self.averaged = self.engine_groups = None
         hangs.timer.disarm()
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -112,7 +112,8 @@ class ParameterServer(ProcessGroupStrategy):
         }
         self._names |= {id(copies[key]): self._names[key] for key in copies if key in self._names}
         groups = [group for each in optimization.optimizers for group in each.param_groups]
-        self.engine_groups = EngineGroups(optimization.optimizers, [group["params"] for group in groups])
+        shown = [group["params"] for group in groups]
+        self.engine_groups = EngineGroups(optimization.optimizers, shown)
         for group in groups:
             group["params"] = [copies[id(each)] for each in group["params"]]
         for optimizer in optimization.optimizers:
@@ -167,7 +168,7 @@ class ParameterServer(ProcessGroupStrategy):
             if hook == "on_before_optimizer_step" and not self._has_averaged:
                 reduce_used(self._parameters, None, self._layout.world_size)
                 self._has_averaged = True
-        with self.engine_groups.showing():
+        with self.engine_groups.showing() if self.engine_groups is not None else nullcontext():
             yield
 
     def clip(self, optimization: Optimization, value: float, algorithm: str) -> Tensor | None:
@@ -179,7 +180,8 @@ class ParameterServer(ProcessGroupStrategy):
         self, optimization: Optimization, *, ends: bool = True
     ) -> Callable[[], dict[str, float]]:
         self._check_weights()
-        self.engine_groups.check()
+        if self.engine_groups is not None:
+            self.engine_groups.check()
         gradients = [each.grad for each in self._parameters]
         self._signal = self._server.step(self._layout.rank, gradients, self._clipping)
         self._has_pulled = self._has_latest = self._has_averaged = False

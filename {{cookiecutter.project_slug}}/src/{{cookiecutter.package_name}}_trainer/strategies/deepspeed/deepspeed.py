@@ -267,7 +267,8 @@ class DeepSpeed(ProcessGroupStrategy):
 
     @contextmanager
     def _around_hook(self, hook: str) -> Iterator[None]:
-        with self.engine_groups.showing(), self._guard(hook):
+        groups = self.engine_groups
+        with groups.showing() if groups else nullcontext(), self._guard(hook):
             yield
         self.slices.keep_gathered()
 
@@ -337,7 +338,8 @@ class DeepSpeed(ProcessGroupStrategy):
     def step(
         self, optimization: Optimization, *, ends: bool = True
     ) -> Callable[[], dict[str, float]]:
-        self.engine_groups.check()
+        if self.engine_groups is not None:
+            self.engine_groups.check()
         if self.zero is not None:
             self.slices.take_weights()
         (optimizer,) = optimization.optimizers

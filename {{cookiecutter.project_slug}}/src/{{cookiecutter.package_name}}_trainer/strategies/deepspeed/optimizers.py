@@ -60,9 +60,7 @@ def problems_of(found: Optimization, config: Mapping[str, Any]) -> list[str]:
 def _not_sliced(found: Sequence[Optimizer], config: Mapping[str, Any]) -> list[str]:
     """One line for each optimizer that cannot step slices of parameters."""
     is_tested = not config.get("zero_allow_untested_optimizer")
-    if is_tested and (lines := elementwise.problems_of(found, "elements")):
-        return lines
-    return [
+    return (elementwise.problems_of(found, "elements") if is_tested else []) or [
         f"configure_optimizers gave {type(each).__name__}, which has a state before its first "
         "step, and ZeRO replaces its parameters by slices; create the state in step, or use "
         "strategy='ddp'"

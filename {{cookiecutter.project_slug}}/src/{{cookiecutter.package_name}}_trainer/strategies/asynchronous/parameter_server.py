@@ -6,7 +6,7 @@ Source: Dean et al. 2012 (https://papers.nips.cc/paper/4687-large-scale-distribu
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any

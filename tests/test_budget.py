@@ -15,34 +15,34 @@ PACKAGE = TEMPLATE / "src" / "{{cookiecutter.package_name}}"
 TRAINER = PACKAGE.with_name(f"{PACKAGE.name}_trainer")
 LINES = {
     "__init__.py": 44,
-    "callbacks": 828,
-    "checkpoint": 1536,
-    "cli": 1206,
-    "data": 2107,
-    "errors.py": 116,
-    "launch": 2636,
-    "legacy": 420,
-    "logging": 1410,
-    "loop": 2355,
-    "memory": 395,
+    "callbacks": 823,
+    "checkpoint": 1633,
+    "cli": 1197,
+    "data": 2120,
+    "errors.py": 148,
+    "launch": 2778,
+    "legacy": 419,
+    "logging": 1454,
+    "loop": 2323,
+    "memory": 378,
     "module": 786,
-    "options": 994,
-    "run": 1790,
-    "strategies/*.py": 2331,
-    "strategies/asynchronous": 738,
-    "strategies/deepspeed": 1670,
-    "strategies/fairscale": 274,
-    "strategies/fsdp": 701,
-    "strategies/gradients": 413,
-    "strategies/horovod": 243,
-    "strategies/model_parallel": 2104,
-    "strategies/replicated": 606,
-    "strategies/xla": 308,
+    "options": 1084,
+    "run": 1799,
+    "strategies/*.py": 2384,
+    "strategies/asynchronous": 737,
+    "strategies/deepspeed": 1639,
+    "strategies/fairscale": 261,
+    "strategies/fsdp": 678,
+    "strategies/gradients": 406,
+    "strategies/horovod": 233,
+    "strategies/model_parallel": 2089,
+    "strategies/replicated": 607,
+    "strategies/xla": 300,
     "tools/__init__.py": 6,
-    "tools/doctor": 683,
-    "tools/isolated.py": 77,
-    "tools/plan": 767,
-    "tools/report": 567,
+    "tools/doctor": 680,
+    "tools/isolated.py": 73,
+    "tools/plan": 759,
+    "tools/report": 564,
     "tools/reproduce": 374,
     "trainer.py": 363,
 }
@@ -82,13 +82,14 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
     folders = [TRAINER / folder / part for folder in (".", "strategies") for part in COMPONENTS]
     components = sum(count(folder) for folder in folders if folder.is_dir())
     assert count(TRAINER / "tools") <= 2500
-    # These are to be 27,300 and 18,800: the everyday faults that were mended may take 800 lines.
-    assert count(TRAINER) <= 28_848
-    assert count(TRAINER) - components <= 20_620
+    # These are to be 27,600 and 19,100, with 800 lines for the everyday faults that were mended,
+    # and 300 for what other people's clusters, disks and files do.
+    assert count(TRAINER) <= 29_139
+    assert count(TRAINER) - components <= 21_005
 
 
 def test_the_tests_are_few() -> None:
-    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 58_210  # to be 58,000
+    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 58_446  # to be 58,000
 
 
 def test_the_user_s_package_is_small() -> None:

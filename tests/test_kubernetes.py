@@ -166,7 +166,7 @@ def test_the_policies_fit_each_other(project: Path) -> None:
         job, pod = job_spec(found[kind]), pod_spec(found[kind])
         assert pod["restartPolicy"] == "Never"  # podFailurePolicy needs it
         assert pod["terminationGracePeriodSeconds"] > int(default) + 10
-        codes = {}
+        codes: dict[str, Any] = {}
         for each in job["podFailurePolicy"]["rules"]:
             codes[each["action"]] = each.get("onExitCodes", {}).get("values", codes.get("Ignore"))
             assert len({"onExitCodes", "onPodConditions"} & set(each)) == 1

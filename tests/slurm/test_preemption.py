@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,10 @@ def test_requeues_are_bounded(on_cluster: Project) -> None:
     assert "; not requeued again (MAX_REQUEUES=1). To resume: sbatch " in job.log.splitlines()[-1]
 
 
+def has_started(job: Job, times: int) -> bool:
+    return job.log.count("started") == times
+
+
 def test_a_job_that_makes_no_step_is_not_requeued_for_ever(
     on_cluster: Project, tmp_path: Path
 ) -> None:
@@ -90,7 +95,7 @@ def test_a_job_that_makes_no_step_is_not_requeued_for_ever(
     python.chmod(0o755)
     job = on_cluster.submit("train.sh", *PLAIN, sbatch=("--nodes=1",), VENV=str(tmp_path))
     for start in (1, 2, 3):
-        until(lambda start=start: job.log.count("started") == start, lambda: job.log)
+        until(partial(has_started, job, start), lambda: job.log)
         job.signal()
     assert job.finish() == "FAILED after 2 restarts", job.log
     said = "not requeued again (3 attempts without a step after step 0: --time leaves too little "

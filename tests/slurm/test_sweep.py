@@ -76,7 +76,7 @@ def test_each_line_of_the_grid_is_a_run(on_cluster: Project) -> None:
     # Tasks that begin later are not led astray by a file that has changed.
     grid.write_text("--model.width 99\n")
     array = printed.split()[-1]
-    found = {}
+    found: dict[str, tuple[object, object]] = {}
     for task in "123":
         job = Job(on_cluster, f"{array}_{task}")
         assert job.ask("ArrayTaskThrottle") == "2"
@@ -84,9 +84,9 @@ def test_each_line_of_the_grid_is_a_run(on_cluster: Project) -> None:
         if task == "3":
             moved = job.run.parent / "two words" / job.run.name
             moved.rename(job.run)
-        options = config(job)["model"]["init_args"]
-        assert isinstance(options, dict)
-        found[task] = (options["width"], options["learning_rate"])
+        given = config(job)["model"]["init_args"]
+        assert isinstance(given, dict)
+        found[task] = (given["width"], given["learning_rate"])
         assert read_metrics(job.run)[-1][0] == "22"
     assert found == {"1": (4, 0.001), "2": (4, 0.01), "3": (12, 0.5)}
 

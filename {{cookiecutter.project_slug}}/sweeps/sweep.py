@@ -47,8 +47,9 @@ class Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         """Refuse an alias."""
+        peek: Any = self.peek_event  # which has no types
         if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError(f"aliases are not supported: *{self.peek_event().anchor}")
+            raise yaml.YAMLError(f"aliases are not supported: *{peek().anchor}")
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:

@@ -174,6 +174,6 @@ def _check(optimization: Optimization, names: Mapping[int, str]) -> None:
             lines.append(
                 f"configure_optimizers: {type(optimizer).__name__} has parameters of "
                 f"{', '.join(dtypes)}; FairScale keeps them in one buffer of one dtype; give each "
-                "dtype an optimizer, or use strategy='ddp_zero1'"
+                "dtype an optimizer, or use strategy='ddp'"
             )
     refuse(lines)

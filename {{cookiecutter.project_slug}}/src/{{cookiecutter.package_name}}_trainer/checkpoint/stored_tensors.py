@@ -262,9 +262,9 @@ def find_tensors(path: Path) -> dict[str, Stored]:
                 chunk = _Chunk(content, start, offsets, shape, dtypes[each["dtype"]])
                 chunks.setdefault(name, []).append(chunk)
         found = {}
-        for name, parts in chunks.items():
-            shape = torch.Size(map(max, zip(*(each.ends() for each in parts), strict=True)))
-            found[name] = Stored(path, name, parts, shape, parts[0].dtype)
+        for name, saved in chunks.items():
+            ends = zip(*(chunk.ends() for chunk in saved), strict=True)  # of each dimension
+            found[name] = Stored(path, name, saved, torch.Size(map(max, ends)), saved[0].dtype)
         return found
 
 

@@ -46,13 +46,12 @@ _PLACE = re.compile(r'  File "(.+)", line (\d+) in ')
 class HangTimer:
     """Prints this process' stacks and ends it when a batch takes too long."""
 
-    def __init__(self) -> None:
-        self.is_armed = False
-        self._file: TextIO | None = None
-        self._seconds = math.inf
-        self._next = -math.inf
-        self._was_enabled = True
-        self._loops = set[str]()
+    is_armed = False
+    _file: TextIO | None = None
+    _seconds = math.inf
+    _next = -math.inf
+    _was_enabled = True
+    _loops: frozenset[str] = frozenset()
 
     def arm(self, seconds: float, path: Path | None) -> None:
         """Print stacks on a fatal error, and if a batch takes longer than a collective may.
@@ -76,7 +75,7 @@ class HangTimer:
         """Note that a loop reads its first batch: limited, but for the first time it compiles."""
         if loop in self._loops:
             self.note_batch()
-        self._loops.add(loop)
+        self._loops |= {loop}
 
     def note_batch(self) -> None:
         """Note that another batch begins: the timer starts again, at most once a second."""
@@ -102,7 +101,7 @@ class HangTimer:
         self._file.close()
         self._file = None
         self.is_armed = False
-        self._loops.clear()
+        self._loops = frozenset()
 
 
 @contextlib.contextmanager

@@ -1,13 +1,13 @@
 """Logging: metrics, loggers and the progress bar.
 
 ``Recorder`` keeps what a module logs on its device until it is shown. ``create_loggers`` creates
-the loggers that write it; a new one is added in ``loggers.py``. Imports ``launch`` and the folders
-below it.
+the loggers that write it; a new one is registered in ``logger.py``. Imports ``launch`` and the
+folders below it.
 """
 
 from .logger import LoggedRun, Logger
+from .logger import create as create_loggers
 from .loggers import CSVLogger, TensorBoardLogger
-from .loggers import create as create_loggers
 from .metrics import BatchContext, Recorder, ReduceFx
 from .outputs import Outputs
 from .progress import Progress

@@ -1,4 +1,4 @@
-"""CSV file and TensorBoard; the loggers of the trainer by name, and how they are created."""
+"""The loggers CSV file and TensorBoard."""
 
 import csv
 import threading
@@ -7,9 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigurationError, Problems, shown
 from ..launch import side_files
-from ..options import class_paths
 from .logger import LoggedRun, Logger
 
 if TYPE_CHECKING:
@@ -126,54 +124,3 @@ class TensorBoardLogger(Logger):
 def _show_of_others(show: Callable[[Any], object], args: Any) -> None:
     if not type(args.thread).__module__.startswith("tensorboard."):
         show(args)
-
-
-BUILT_IN = {
-    "csv": f"{__name__}.CSVLogger",
-    "tensorboard": f"{__name__}.TensorBoardLogger",
-    "wandb": f"{__package__}.remote_loggers.WandbLogger",
-    "mlflow": f"{__package__}.remote_loggers.MLflowLogger",
-}
-"""Their class paths by name: a file is imported when one of them is used."""
-
-
-def create(given: object, problems: Problems) -> dict[str, Logger]:
-    """Create the loggers of the trainer's option, by name; ``problems``: one line per error."""
-    if isinstance(given, Logger):
-        given = [given]
-    if not isinstance(given, list | tuple):
-        problems.add(f"loggers={shown(given)}: give a list of loggers, or of names")
-        return {}
-    made: dict[str, Logger] = {}
-    for index, each in enumerate(given):
-        with problems:
-            logger = _create(f"loggers[{index}]", each)
-            if (first := made.get(logger.name)) is not None:
-                is_same = first is logger or _is_built_in(type(logger))
-                what = f"{logger.name!r} is given twice; give it once"
-                other = f"two are named {logger.name!r}; give each its own name"
-                raise ConfigurationError(f"loggers: {what if is_same else other}")
-            made[logger.name] = logger
-    return made
-
-
-def _create(where: str, given: object) -> Logger:
-    entry, named = given, {}
-    if isinstance(given, Mapping):
-        entry = dict(given)
-        named = {"name": entry.pop("name")} if "name" in entry else {}
-    logger = class_paths.create(where, entry, Logger, BUILT_IN)
-    kind = type(logger)
-    if kind.write is Logger.write:
-        raise ConfigurationError(f"{where}: {kind.__name__} has no write(step, epoch, values)")
-    name = named.get("name", logger.name or kind.__name__)
-    if not isinstance(name, str) or not name:
-        raise ConfigurationError(f"{where}.name={shown(name)}: expected str")
-    if _is_built_in(kind) and name != kind.name:
-        raise ConfigurationError(f"{where}.name={name!r}: it is always {kind.name!r}")
-    logger.name = name
-    return logger
-
-
-def _is_built_in(kind: type[Logger]) -> bool:
-    return f"{kind.__module__}.{kind.__qualname__}" in BUILT_IN.values()

@@ -192,16 +192,19 @@ def _of_repository(directory: Path) -> dict[str, Any] | None:
         diff = _output(directory, variables, *_DIFF) if len(changes) > len(untracked) else ""
     except (OSError, subprocess.SubprocessError):
         return None
-    from ..options import redacted_diff  # not before it is needed
-
     head = lines[0].removeprefix("# branch.oid ")
     if head == "(initial)":
         return None
+    is_cut = len(diff) > _MOST_DIFF_BYTES
+    if diff:
+        from ..options import redacted_diff  # a run without changes needs none of it
+
+        diff = redacted_diff.redacted(diff[:_MOST_DIFF_BYTES])
     return {
         "commit": head,
         "dirty": bool(changes),
-        "diff": redacted_diff.redacted(diff[:_MOST_DIFF_BYTES]),
-        "diff_cut": len(diff) > _MOST_DIFF_BYTES,
+        "diff": diff,
+        "diff_cut": is_cut,
         "untracked": untracked[:_MOST_UNTRACKED],
     }
 

@@ -76,7 +76,7 @@ def groups_split(optimizer: Optimizer) -> Iterator[None]:
     names = {"foreach", "fused"}
     kept = [{key: group[key] for key in names & group.keys()} for group in groups]
     if type(optimizer).__module__.startswith("torch.optim"):
-        optimizer.param_groups = [part for own in parts for part in own]
+        optimizer.param_groups = [new for replacing in parts for new in replacing]
     else:
         for group, options in zip(groups, kept, strict=True):
             group.update(dict.fromkeys(options, False))

@@ -20,7 +20,7 @@ LINES = {
     "cli": 1197,
     "data": 2120,
     "errors.py": 148,
-    "launch": 2777,
+    "launch": 2843,
     "legacy": 419,
     "logging": 1452,
     "loop": 2323,

@@ -1,6 +1,8 @@
 """The trainer's folders import downward only, and its files never in a circle; types count too."""
 
 import ast
+import subprocess
+import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -78,3 +80,14 @@ def test_folders_import_downward_only():
 def test_the_trainers_folder_fits_on_one_screen():
     entries = {name.split(".")[0] for name in modules() if name}
     assert len(entries) <= 16
+
+
+def test_text_files_are_utf_8_whatever_the_locale() -> None:
+    rule = ["--isolated", "--no-cache", "--preview", "--select", "PLW1514", str(TRAINER)]
+    command = [sys.executable, "-m", "ruff", "check", "--quiet", "--output-format=concise", *rule]
+    assert subprocess.run(command, capture_output=True, text=True, timeout=600).stdout == ""
+
+
+def test_messages_are_printed_where_an_output_may_be_lost() -> None:
+    texts = {path: path.read_text("utf-8") for path in TRAINER.rglob("*.py")}
+    assert [path for path, text in texts.items() if "file=sys.stderr" in text] == []

@@ -101,6 +101,27 @@ def test_training_continues_when_nothing_reads_its_output(tmp_path, devices):
     assert checkpoint.resolve(tmp_path / "runs" / "run").name == f"step-0000000{6 // devices}"
 
 
+@pytest.mark.parametrize(
+    ("outputs", "variables"),
+    [
+        (">&- 2>&-", {}),
+        ("2>/dev/full", {}),
+        pytest.param(">/dev/full", {}, marks=pytest.mark.slow),
+        ("", {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}),
+    ],
+    ids=["closed", "errors", "full", "ascii"],
+)
+def test_training_needs_no_output_and_no_locale(tmp_path, outputs, variables):
+    code = f'exec "$0" -W always -c "$1" 2 {outputs}'
+    command = ["bash", "-c", code, sys.executable, READER]
+    environment = {**os.environ, **at_root(), **variables}
+    subprocess.run(command, cwd=tmp_path, env=environment, timeout=PATIENCE, check=True)
+    assert checkpoint.resolve(tmp_path / "runs" / "run").name == "step-00000003"
+    header, *rows = (tmp_path / "runs/run/metrics.csv").read_text().splitlines()
+    assert header == "step,epoch,name,value"
+    assert [row.split(",")[2] for row in rows] == ["loss", "lr"] * 2  # not what is printed
+
+
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_changed_directory_changes_no_path(tmp_path, devices):
     arguments = command("changes_the_directory", devices)

@@ -2,7 +2,6 @@
 
 import importlib.util
 import math
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import torch
 
 from ..errors import lost_worker, one_line
+from ..launch import output
 from ..module import Run, TrainingModule
 from .callback import Callback, check
 
@@ -63,7 +63,7 @@ class SystemMonitor(Callback):
                 failed.setdefault(f"{type(error).__name__}: {one_line(error)}", []).append(name)
         for reason, names in failed.items():
             line = f"warning: SystemMonitor does not log {', '.join(names)}: {reason}"
-            print(line, file=sys.stderr, flush=True)
+            output.print_lines(line, error=True)
         return values
 
 

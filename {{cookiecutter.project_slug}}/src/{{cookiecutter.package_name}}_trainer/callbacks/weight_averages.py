@@ -1,6 +1,5 @@
 """Averages of the weights: validations use them, checkpoints contain them."""
 
-import sys
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -8,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..checkpoint import AVERAGE, read_all
+from ..launch import output
 from ..module import Run, TrainingModule, Weights
 from .callback import Callback, check
 
@@ -120,7 +120,7 @@ class EMA(WeightAverage):
         else:
             return
         line = f"note: EMA: this fit makes {averages} averages, and decay={self.decay:g} {how}"
-        print(line, file=sys.stderr, flush=True)
+        output.print_lines(line, error=True)
 
     def on_after_optimizer_step(self, trainer: Run, module: TrainingModule) -> None:
         if not trainer.has_skipped_step():

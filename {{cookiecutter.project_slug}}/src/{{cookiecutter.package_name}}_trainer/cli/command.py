@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..errors import ConfigurationError, UserError, nearest, shorten
-from ..launch import cluster, files, rank, reports, signals
-from ..logging import progress
+from ..launch import cluster, files, output, rank, reports, signals
 from . import configuration, export, imports
 from .configuration import Work
 from .imports import PACKAGE
@@ -67,7 +66,7 @@ def _run(words: list[str]) -> None:
         quoted = shlex.quote(str(files.shown(started_in / run, started_in)))
         for name in tools:
             if line := getattr(_tool(name), "AFTER_FIT", None):
-                progress.print_lines(line.format(program=program, run=quoted))
+                output.print_lines(line.format(program=program, run=quoted))
 
 
 def _score(work: Work, evaluate: Callable[..., dict[str, float]], stage: str) -> None:
@@ -115,5 +114,5 @@ def _usage(program: str) -> str:
 def _end(text: str, code: int, *, shows: bool = True) -> NoReturn:
     reports.write_failed(text)  # unless the run has written that it saved
     if shows and not reports.is_reported():
-        reports.write_error(text)
+        output.print_lines(text, error=True)
     sys.exit(code)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..checkpoint import Checkpoint, run_of, stored_tensors
 from ..errors import ConfigurationError, Problems, UserError, one_line, shown
-from ..launch import files
+from ..launch import files, output
 from ..module import TrainingModule, is_overridden
 from ..options import values
 from . import arguments, imports
@@ -46,7 +46,7 @@ def run(program: str, words: Sequence[str]) -> None:
                 os.fsync(written.fileno())
     except OSError as error:
         raise UserError(f"{file}: cannot be written ({one_line(error)})") from None
-    print(f"step {checkpoint.step} exported to {files.shown(file, Path.cwd())}", flush=True)
+    output.print_lines(f"step {checkpoint.step} exported to {files.shown(file, Path.cwd())}")
 
 
 def _parser(program: str) -> argparse.ArgumentParser:

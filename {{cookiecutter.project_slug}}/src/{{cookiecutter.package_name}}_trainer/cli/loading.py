@@ -1,13 +1,12 @@
 """What the files of a run say about it: its checkpoints by name, its classes, its trained model."""
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..checkpoint import Checkpoint, find_link, is_link, read_all, resolve, run_of
 from ..errors import CheckpointError, ConfigurationError, one_line, shown
-from ..launch import files
+from ..launch import files, output
 from ..module import TrainingModule
 from ..options import Options, class_paths, values
 from . import config_files, imports
@@ -74,7 +73,7 @@ def read_weights(checkpoint: Checkpoint, *, averaged: bool) -> dict[str, Any]:
     checkpoint.check_contents()
     stored, remarks = checkpoint.weights(averaged)
     for line in remarks:
-        print(line, file=sys.stderr)
+        output.print_lines(line, error=True)
     weights: dict[str, Any] = read_all(stored)
     return weights
 

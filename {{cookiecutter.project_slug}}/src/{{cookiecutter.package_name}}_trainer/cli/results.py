@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..checkpoint import Checkpoint, run_directory, run_of, stored_tensors
-from ..launch import files
+from ..launch import files, output
 from ..loop import predictions
 from ..options import redaction
 
@@ -37,7 +37,7 @@ class Results:
         }
         path, written = self._file(stage, ".json")
         files.write_atomically(path, json.dumps(content, indent=2) + "\n")
-        print(f"{stage} results {written}", flush=True)
+        output.print_lines(f"{stage} results {written}")
 
     def write_predictions(self, outputs: Any) -> None:
         """Write the result of ``Trainer.predict``, and print how much and the path.
@@ -57,7 +57,10 @@ class Results:
         kept = {path.suffix}
         if rows := predictions.table(outputs) if isinstance(outputs, list) else []:
             as_table = path.with_suffix(".csv")
-            with files.replacing(as_table) as beside, beside.open("w", newline="") as file:
+            with (
+                files.replacing(as_table) as beside,
+                beside.open("w", newline="", encoding="utf-8") as file,
+            ):
                 writer = csv.DictWriter(file, rows[0], lineterminator="\n")
                 writer.writeheader()
                 writer.writerows(rows)
@@ -68,7 +71,7 @@ class Results:
             other.unlink()
             written += f" (removed {other.name})"
         of = "predictions" if joins else "batches of predictions"
-        print(f"{sum(map(len, named.values()))} {of} {written}", flush=True)
+        output.print_lines(f"{sum(map(len, named.values()))} {of} {written}")
 
     def _file(self, stem: str, suffix: str) -> tuple[Path, str]:
         """A file for this checkpoint's results, and what to print once it is written."""

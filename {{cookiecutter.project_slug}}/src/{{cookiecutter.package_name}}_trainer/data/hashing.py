@@ -9,7 +9,6 @@ numbers that differ in the last bit, some always lie on two sides of a rounding.
 """
 
 import functools
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from hashlib import blake2b
@@ -23,7 +22,7 @@ from torch.nn.functional import pad
 
 from ..checkpoint import dtensors
 from ..errors import UserError
-from ..launch import collectives, reports
+from ..launch import collectives, output, reports
 from .moving import leaves
 
 _WORDS = 2**15
@@ -130,11 +129,10 @@ def _compare(found: Iterable[list[int]], tells: bool) -> None:
             )
     most = max(readers.values(), key=len)
     if tells and len(most) > 1 and collectives.rank() == 0:
-        print(
+        output.print_lines(
             f"note: {reports.names(most.values())} have read the same first batch: the loader is "
             f"read as it is, and each sample then counts {len(most)} times; split the data {_HOW}",
-            file=sys.stderr,
-            flush=True,
+            error=True,
         )
 
 

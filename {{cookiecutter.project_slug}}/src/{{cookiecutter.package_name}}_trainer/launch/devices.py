@@ -4,7 +4,6 @@ import contextlib
 import functools
 import os
 import re
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import torch
 
 from ..errors import ConfigurationError, nearest, one_line, shown
 from ..options import Options
+from . import output
 
 # torch would initialize CUDA to check for a GPU, and no process forked afterward could use it. With
 # this variable, torch queries the driver through NVML instead, if it is available.
@@ -163,7 +163,7 @@ def why_hidden() -> str | None:
 def warn_of_hidden() -> None:
     """Print a warning if there are GPUs that torch cannot use."""
     if (line := why_hidden()) is not None:
-        sys.stderr.write(f"warning: this run is on the CPU: {line}\n")
+        output.print_lines(f"warning: this run is on the CPU: {line}", error=True)
 
 
 # --- torch's settings ----------------------------------------------------------------------------

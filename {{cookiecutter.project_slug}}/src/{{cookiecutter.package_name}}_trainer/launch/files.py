@@ -10,12 +10,12 @@ import os
 import secrets
 import shutil
 import stat
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from ..errors import UserError
+from . import output
 
 TEMPORARY = ".*." + "[0-9a-f]" * 16
 """Pattern of names that replace others, and of what is removed."""
@@ -87,7 +87,7 @@ def optional(line: str) -> Iterator[None]:
 
 @functools.cache
 def _note(line: str) -> None:
-    print(f"note: {line}", file=sys.stderr, flush=True)
+    output.print_lines(f"note: {line}", error=True)
 
 
 def sync(folder: Path) -> None:
@@ -142,12 +142,12 @@ def point(link: Path, target: Path) -> None:
         with optional("links cannot be made here ({}): files with their paths are written"):
             beside.symlink_to(path)
         if not beside.is_symlink():
-            beside.write_text(f"{path}\n")
+            beside.write_bytes(os.fsencode(f"{path}\n"))
 
 
 def pointed(link: Path) -> Path:
     """What a link points to, or a file that :func:`point` has written instead; else the path."""
     if not link.is_symlink() and link.is_file() and link.stat().st_size < _LONGEST_PATH:
-        found = link.parent / link.read_text(errors="replace").strip()
+        found = link.parent / os.fsdecode(link.read_bytes()).strip()
         return found if found.is_dir() else link
     return link.resolve() if link.is_symlink() else link

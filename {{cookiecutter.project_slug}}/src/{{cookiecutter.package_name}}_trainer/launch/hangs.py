@@ -64,9 +64,9 @@ class HangTimer:
         self._was_enabled = faulthandler.is_enabled()
         if path is None:
             # Of the terminal: a run redirects the output of all ranks but the first to its logs.
-            self._file = os.fdopen(os.dup(_STDERR), "w")
+            self._file = os.fdopen(os.dup(_STDERR), "w", encoding="utf-8")
         else:
-            self._file = path.open("w")
+            self._file = path.open("w", encoding="utf-8")
             faulthandler.register(_SIGNAL, file=self._file, all_threads=True)
         if not self._was_enabled:
             faulthandler.enable(self._file)
@@ -138,19 +138,20 @@ def request(process: int, path: Path) -> str:
 def is_stopped(process: int) -> bool:
     """Whether a process is stopped, by SIGSTOP or a debugger."""
     try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in "tT"
+        facts = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2]
+        return facts.split()[0] in (b"t", b"T")
     except OSError:
         return False
 
 
 def has_timed_out(path: Path) -> bool:
     """Whether the timer that prints to this file has ended its process."""
-    return path.exists() and "Timeout (" in path.read_text()
+    return path.exists() and "Timeout (" in path.read_text("utf-8")
 
 
 def printed(path: Path) -> str:
     """The last stack in a file: of the main thread, or of the one in which a fatal error came."""
-    text = path.read_text() if path.exists() else ""
+    text = path.read_text("utf-8") if path.exists() else ""
     _, fault, of_fault = text.rpartition("Fatal Python error")
     threads = re.split(r"^(?=Current thread 0x|Thread 0x)", of_fault or text, flags=re.MULTILINE)
     # faulthandler prints the main thread last, and each one's last call first.

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..errors import UserError
-from . import collectives, files, reports, side_files
+from . import collectives, files, output, reports, side_files
 from .cluster import Layout
 from .reports import PARENT, RANK_PROCESS
 from .signals import Interrupted, Preempted
@@ -107,9 +107,10 @@ def drop_inherited_variables() -> None:
     for name in (*Place(1, Path()).variables(0), reports.OUTCOME):
         if name.startswith("TRAINER_") or not is_started_otherwise:
             os.environ.pop(name, None)
-    reports.write_error(
+    output.print_lines(
         f"note: rank {rank} of another run has started this process; that run's launch variables "
-        "are ignored"
+        "are ignored",
+        error=True,
     )
 
 
@@ -136,8 +137,8 @@ def elastic_run_name(environment: Mapping[str, str] = os.environ) -> str | None:
 def launched_at() -> float:
     """When torchrun was started, in whole seconds; where it is not known, 0 in a restart."""
     try:
-        ticks = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[19]
-        boot = re.search(r"^btime (\d+)", Path("/proc/stat").read_text(), re.MULTILINE)
+        ticks = Path(f"/proc/{os.getppid()}/stat").read_text("utf-8").rpartition(")")[2].split()[19]
+        boot = re.search(r"^btime (\d+)", Path("/proc/stat").read_text("utf-8"), re.MULTILINE)
         return int(boot[1] if boot else 0) + int(ticks) // os.sysconf("SC_CLK_TCK")
     except OSError:
         return 0.0 if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0" else math.inf
@@ -157,7 +158,7 @@ def count_attempt(directory: Path, step: int, layout: Layout) -> None:
     reports.write_failed(problem)
     if layout.is_main:
         reset_attempts(directory)
-        reports.write_error(f"error: {problem}")
+        output.print_lines(f"error: {problem}", error=True)
     collectives.barrier()
     if layout.local_rank == 0:
         # The only way in which a rank can tell torchrun not to restart it.
@@ -201,7 +202,7 @@ def _is_any_running() -> bool:
     with contextlib.suppress(OSError):
         for task in _TASKS.iterdir():
             with contextlib.suppress(OSError):  # it has ended
-                name, _, rest = (task / "stat").read_text().rpartition(")")
+                name, _, rest = (task / "stat").read_text("utf-8").rpartition(")")
                 if _OF_TORCH in name and task.name != own and rest.split()[0] != "S":
                     return True
     return False

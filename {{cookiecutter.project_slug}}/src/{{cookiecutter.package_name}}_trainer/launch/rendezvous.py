@@ -176,7 +176,7 @@ def _await_address(path: Path, timeout: datetime.timedelta) -> str:
         )
     if (owner := path.stat().st_uid) != os.geteuid():
         raise UserError(f"{path} was written by another user (id {owner}); remove it")
-    return path.read_text()
+    return path.read_text("utf-8")
 
 
 # --- network interfaces --------------------------------------------------------------------------
@@ -205,7 +205,7 @@ def avoid_loopback(main_address: str) -> None:
     if not _is_loopback(listens_at):
         return
     # Routes of the kernel: interface, destination (0: the default route), …
-    routes = [line.split() for line in _ROUTES.read_text().splitlines()]
+    routes = [line.split() for line in _ROUTES.read_text("utf-8").splitlines()]
     interface = next((route[0] for route in routes if route[1] == "00000000"), None)
     if interface is None:
         known = [each for _, each in socket.if_nameindex() if each != "lo"]
@@ -242,7 +242,8 @@ def sockets_note(devices: Path = Path("/sys/class/infiniband")) -> str | None:
 
 def _is_usable(port: Path) -> bool:
     try:
-        layer, state = ((port / name).read_text().strip() for name in ("link_layer", "state"))
+        link = (port / "link_layer").read_text("utf-8").strip()
+        is_active = (port / "state").read_text("utf-8").rstrip().endswith("ACTIVE")
     except OSError:
         return True  # it cannot be told
-    return layer in _LINK_LAYERS and state.endswith("ACTIVE")
+    return link in _LINK_LAYERS and is_active

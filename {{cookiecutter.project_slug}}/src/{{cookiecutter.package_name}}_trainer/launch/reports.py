@@ -28,7 +28,7 @@ from torch.utils.data import dataloader
 
 from ..errors import DISK, EarlyExit, UserError, lost_worker
 from ..options import redaction
-from . import collectives, files, hangs, signals
+from . import collectives, files, hangs, output, signals
 from .signals import Interrupted, Preempted
 
 OUTCOME = "TRAINER_OUTCOME"
@@ -172,7 +172,7 @@ def end_failed(error: BaseException, lost_peer: Sequence[str] = ()) -> NoReturn:
     """
     lost = report_failure(error, lost_peer)
     if not is_reported():
-        write_error(lost or describe(error, f"rank {_rank()}: "))
+        output.print_lines(lost or describe(error, f"rank {_rank()}: "), error=True)
     at_exit = threading.Thread(target=atexit._run_exitfuncs, daemon=True)
     at_exit.start()
     at_exit.join(_SECONDS_AT_EXIT)
@@ -180,13 +180,6 @@ def end_failed(error: BaseException, lost_peer: Sequence[str] = ()) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(exit_code(error) or 1)
-
-
-def write_error(text: str) -> None:
-    """Write a text to standard error at once, so that the lines of ranks do not mix."""
-    with contextlib.suppress(OSError, ValueError):  # the terminal may be closed
-        sys.stderr.write(f"{text}\n")
-        sys.stderr.flush()
 
 
 def is_reported() -> bool:
@@ -254,19 +247,19 @@ def _outcome() -> Path | None:
 def state(directory: Path, rank: int) -> str:
     """The :data:`State` of a rank."""
     path = directory / f"state-{rank}"
-    return path.read_text() if path.exists() else ""
+    return path.read_text("utf-8") if path.exists() else ""
 
 
 def failures(directory: Path) -> list[Failure]:
     """The reported failures, the first one first."""
-    reports = [json.loads(path.read_text()) for path in directory.glob("rank-*.json")]
+    reports = [json.loads(path.read_text("utf-8")) for path in directory.glob("rank-*.json")]
     return sorted((Failure(**each) for each in reports), key=lambda each: each.time)
 
 
 def interrupted(directory: Path) -> Interrupted | None:
     """Read rank 0's record of an interrupt; ``None`` if the ranks did not save a checkpoint."""
     path = directory / _INTERRUPTED
-    return Interrupted(*json.loads(path.read_text())) if path.exists() else None
+    return Interrupted(*json.loads(path.read_text("utf-8"))) if path.exists() else None
 
 
 def names(ranks: Iterable[int], verb: str = "") -> str:

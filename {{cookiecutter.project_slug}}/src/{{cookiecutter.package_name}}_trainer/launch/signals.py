@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigurationError
-from . import cluster, collectives
+from . import cluster, collectives, output
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 INTERRUPTED_CODE = 128 + signal.SIGINT
@@ -191,7 +191,7 @@ def hide_traceback(
             print_error(kind, value, trace)
             return
         if line:
-            print(line, file=sys.stderr, flush=True)
+            output.print_lines(line, error=True)
         if code is not None:
             sys.exit(code)
 

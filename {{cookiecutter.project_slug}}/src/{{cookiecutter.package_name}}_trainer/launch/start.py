@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError, user_error
-from . import reports, signals
+from . import output, reports, signals
 from .cluster import Layout
 from .pickling import find_unpicklable
 from .rank import is_interactive, run_external
@@ -69,7 +69,7 @@ def supervise_copies(processes: int, layout: Layout, directory: Path) -> NoRetur
         sys.exit(0)
     if failure.rank >= 0 or failure.code == signals.INTERRUPTED_CODE:
         reports.write_failed(failure.message)
-        reports.write_error(failure.message)
+        output.print_lines(failure.message, error=True)
     sys.exit(failure.code)
 
 

@@ -59,7 +59,7 @@ class _Table:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.file = path.open("a", newline="")
+        self.file = path.open("a", newline="", encoding="utf-8")
         self._rows = csv.writer(self.file, lineterminator="\n")
         if self.file.tell() == 0:
             self._rows.writerow(HEADER)

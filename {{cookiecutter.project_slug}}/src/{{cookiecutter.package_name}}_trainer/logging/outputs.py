@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from ..errors import lost_worker, one_line
-from ..launch.reports import write_error
+from ..launch import output
 from ..launch.signals import Preempted
 from ..options import redaction
 from .logger import LoggedRun, Logger, Outcome
@@ -113,7 +113,8 @@ class Outputs:
                     continue
                 del self.loggers[name]
                 reason = redaction.message(f"{type(error).__name__}: {one_line(error)}")
-                write_error(f"warning: logger {name!r} is not used any more: it raised {reason}")
+                line = f"warning: logger {name!r} is not used any more: it raised {reason}"
+                output.print_lines(line, error=True)
         if lost is not None:
             raise lost
         return results

@@ -1,40 +1,18 @@
-"""Display progress, a bar or lines, also if nothing reads the output any more (``fit | head``)."""
+"""Display progress, a bar or lines."""
 
-import contextlib
-import os
-import select
 import sys
 import time
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from ..launch import output
+
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
 _TERMINAL_SECONDS = 0.5
 _LINE_SECONDS = 10.0
-_OUTPUT = select.poll()
-for _descriptor in (1, 2):
-    _OUTPUT.register(_descriptor, 0)
-
-
-def print_lines(*lines: str, error: bool = False) -> None:
-    """Print lines, to stderr if ``error``, even if nothing reads them any more."""
-    _drop_output()
-    with contextlib.suppress(BrokenPipeError):  # closed since then; the next one says so
-        print(*lines, sep="\n", file=sys.stderr if error else sys.stdout, flush=True)
-
-
-def _drop_output() -> None:
-    """Discard output that nothing reads from now on, and say so: a print would raise an error."""
-    events = _OUTPUT.poll(0)
-    if closed := [descriptor for descriptor, event in events if event & select.POLLERR]:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        for descriptor in closed:
-            os.dup2(nowhere, descriptor)
-        os.close(nowhere)
-        sys.stderr.write("note: nothing reads the output any more; the command continues\n")
 
 
 class Progress:
@@ -66,8 +44,8 @@ class Progress:
 
     def step(self, step: int, values: Mapping[str, Any]) -> None:
         """Update after a step; values are read only if the display is due."""
-        if _OUTPUT.poll(0):
-            _drop_output()
+        if output.UNREAD.poll(0):
+            output.discard_unread()
         if self._enabled and time.monotonic() - self._shown >= self._interval:
             self.show(step, values)
 
@@ -90,7 +68,7 @@ class Progress:
         if self._total and rate:
             left = f"  {timedelta(seconds=int((self._total - step) / rate))} left"
         line = f"{self._title}  step {step}{of}  {numbers}  {speed}{left}"
-        print(line, file=sys.stderr, flush=True)
+        output.print_lines(line, error=True)
 
     def stop(self) -> None:
         """Stop the display."""

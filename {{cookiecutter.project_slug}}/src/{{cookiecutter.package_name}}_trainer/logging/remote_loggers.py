@@ -15,8 +15,7 @@ from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 from ..errors import ConfigurationError, one_line
-from ..launch import files
-from ..launch.reports import write_error
+from ..launch import files, output
 from ..options import redaction
 from .logger import LoggedRun, Logger
 
@@ -64,10 +63,10 @@ class RemoteLogger(Logger):
             # Without a line that a process was killed in.
             file.truncate(file.read().rfind(b"\n") + 1)
         self._last = {name: step for step, values in self.sent() for name in values}
-        known = json.loads(record.read_text())["id"] if record.exists() else None
+        known = json.loads(record.read_text("utf-8"))["id"] if record.exists() else None
         service_id = self.open(run, known)
         files.write_atomically(record, json.dumps({"id": service_id}), mode=0o600)
-        self._file = self._values.open("a")
+        self._file = self._values.open("a", encoding="utf-8")
 
     def write(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
         """Send the values that were not sent before a resume."""
@@ -85,7 +84,7 @@ class RemoteLogger(Logger):
 
     def sent(self) -> Iterator[tuple[int, dict[str, float]]]:
         """Yield the step and the values of each earlier call."""
-        for line in self._values.read_text().splitlines():
+        for line in self._values.read_text("utf-8").splitlines():
             step, values = json.loads(line)
             yield step, values
 
@@ -259,7 +258,8 @@ class MLflowLogger(RemoteLogger):
             if len(given) == 1:
                 self._refused.add(name := given[0].key)
                 reason = redaction.message(one_line(error))
-                write_error(f"warning: logger 'mlflow' leaves out {name!r}: {reason}")
+                line = f"warning: logger 'mlflow' leaves out {name!r}: {reason}"
+                output.print_lines(line, error=True)
 
     def close(self) -> None:
         """Tell MLflow how the run has ended."""

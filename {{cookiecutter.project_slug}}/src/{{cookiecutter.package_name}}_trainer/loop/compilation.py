@@ -17,8 +17,7 @@ import torch
 from torch import nn
 
 from ..errors import ConfigurationError, Problems, UserError, nearest, refuse, shorten, shown
-from ..launch import collectives
-from ..logging import progress
+from ..launch import collectives, output
 from ..memory import activation_checkpointing
 from ..strategies.fsdp.units import outer_modules
 
@@ -109,7 +108,7 @@ class Compiled:
             )
         if names and collectives.rank() == 0:
             line = f"compile: {names}: not called as a whole in the first step; what the step calls"
-            progress.print_lines(f"note: {line} of it is not compiled", error=True)
+            output.print_lines(f"note: {line} of it is not compiled", error=True)
 
 
 def _graphs() -> int:

@@ -32,7 +32,6 @@ each batch, ``module.on_validation_epoch_end``, ``<on_validation_end>``.
 """
 
 import math
-import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -43,7 +42,7 @@ from torch import Tensor
 
 from ..checkpoint import Checkpoints, dtensors
 from ..data import MicroBatch
-from ..launch import collectives
+from ..launch import collectives, output
 from ..launch.signals import STOP, Preempted, Preemption
 from ..logging import BatchContext, peak_memory
 from ..strategies import BatchSkipped
@@ -276,7 +275,7 @@ class FitLoop(AbstractContextManager["FitLoop"]):
         count, self._skipped_batches = self._skipped_batches, 0
         if count and collectives.rank() == 0:
             why = f"batches skipped because training_step returned None: {count}"
-            print(f"note: epoch {self.fit.position.epoch + 1}: {why}", file=sys.stderr, flush=True)
+            output.print_lines(f"note: epoch {self.fit.position.epoch + 1}: {why}", error=True)
 
     def _optimize(self, context: BatchContext) -> None:
         strategy, optimization = self.fit.strategy, self.fit.optimization

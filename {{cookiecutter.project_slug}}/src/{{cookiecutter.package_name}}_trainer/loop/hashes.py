@@ -9,7 +9,6 @@ engine keeps elsewhere than in the parameters count as none. Nothing is sent bet
 import contextlib
 import json
 import re
-import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -23,7 +22,7 @@ from torch import Tensor
 from ..data import MicroBatch, randomness
 from ..data.hashing import Hash
 from ..errors import lost_worker, one_line
-from ..launch import collectives
+from ..launch import collectives, output
 from ..strategies.optimizers import Optimization
 from .parts import FitParts
 
@@ -101,7 +100,7 @@ class StepHashes:
             found = {name: each.hexadecimal() for name, each in self._hashes.items()}
             self._hashes.clear()
             self._path.parent.mkdir(exist_ok=True)
-            with self._path.open("a") as file:
+            with self._path.open("a", encoding="utf-8") as file:
                 file.write(f"{json.dumps({'step': step, **found})}\n")
 
     @torch.no_grad()
@@ -125,7 +124,7 @@ class StepHashes:
             self.is_open = self.is_due = False
             why = f"{type(error).__name__}: {one_line(error)}"
             line = f"warning: hashes of steps are not recorded any more: {why}"
-            print(line, file=sys.stderr, flush=True)
+            output.print_lines(line, error=True)
 
 
 def _state(optimizer: Any, own: set[int]) -> list[Any]:

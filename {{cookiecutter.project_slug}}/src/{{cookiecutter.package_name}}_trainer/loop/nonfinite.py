@@ -6,7 +6,6 @@ A gradient scaler skips steps itself, so that a loss does not count with it.
 """
 
 import math
-import sys
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from ..checkpoint import Checkpoints, dtensors
 from ..errors import UserError
-from ..launch import collectives
+from ..launch import collectives, output
 from .parts import FitParts
 from .position import Position
 
@@ -91,7 +90,7 @@ class NonfinitePolicy:
         if collectives.rank() == 0:
             why = "because its gradients are not finite (NaN or infinite)"
             line = f"step {step} is skipped, {why}; steps skipped so far: {self._skipped}"
-            print(f"warning: {line}", file=sys.stderr, flush=True)
+            output.print_lines(f"warning: {line}", error=True)
         return True
 
     def check(self) -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from ..checkpoint import run_directory
 from ..errors import nearest, refuse
-from ..launch import devices, reports
-from ..logging import progress
+from ..launch import devices, output, reports
 from ..loop.fit import FitLoop
 from .plan import Plan
 
@@ -27,18 +26,18 @@ class Console:
     def say(self, *lines: str) -> None:
         """Print lines if progress is shown."""
         if lines and self._is_main and self._shows_progress:
-            progress.print_lines(*lines)
+            output.print_lines(*lines)
 
     def note(self, *lines: str, on_each_rank: bool = False) -> None:
         """Print lines to stderr, also if no progress is shown: what a user may not expect."""
         if lines and (self._is_main or on_each_rank):  # others into their logs
-            progress.print_lines(*(f"note: {line}" for line in lines), error=True)
+            output.print_lines(*(f"note: {line}" for line in lines), error=True)
 
     def begin(self, loop: FitLoop, total_steps: int | None, directory: Path) -> None:
         """Print what a fit will do, and where; a command prints that even without progress."""
         self.say(*_settings(self._plan, loop, total_steps))
         if self._is_main and (self._shows_progress or self.is_command):
-            progress.print_lines(f"run directory: {self._plan.shown(directory)}")
+            output.print_lines(f"run directory: {self._plan.shown(directory)}")
 
     def end(self, loop: FitLoop, directory: Path) -> None:
         """Print number of steps, latest values and run directory of a fit."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from ..errors import UserError, nearest, refuse, shown
-from ..launch import cluster, collectives, files, reports, signals
+from ..launch import cluster, collectives, files, output, reports, signals
 from ..strategies import registry
 
 GPUS = "TRAINER_GPUS"
@@ -41,7 +41,7 @@ def warn() -> None:
         if name.startswith(_PREFIX):
             _warned.add(name)
             problem = f"is not a variable of the trainer{nearest(name, KNOWN)}"
-            reports.write_error(f"warning: {name} {problem}")
+            output.print_lines(f"warning: {name} {problem}", error=True)
 
 
 def _problem_of_backend(value: str) -> str | None:

@@ -15,7 +15,7 @@ from ..data import Feed, Share, randomness
 from ..data.feed_creation import BatchLimit, feed_evaluation, feed_training
 from ..data.sources import Data, LoadersByName
 from ..errors import UserError, refuse
-from ..launch import collectives
+from ..launch import collectives, output
 from ..logging import Recorder
 from ..loop.fit import FitLoop
 from ..loop.position import Position, total_steps
@@ -102,7 +102,7 @@ class RankRun(Run):
         if self.is_global_zero:
             self.console.note(line)
         else:  # into the log of this rank
-            print(line, flush=True)
+            output.print_lines(line)
 
     def save_checkpoint(self, then: Callable[[Path], None]) -> None:
         self._fit_loop("save_checkpoint").after_save.append(then)

@@ -2,7 +2,6 @@
 
 import datetime
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -16,7 +15,7 @@ import torch.distributed as dist
 import torch.distributed.nn.functional
 from torch import Tensor
 
-from ..launch import collectives, hangs, rendezvous, reports
+from ..launch import collectives, hangs, output, rendezvous, reports
 from ..launch.cluster import Layout
 from .base import DataLayout, StepOutput, Strategy
 from .engine_optimizers import EngineGroups
@@ -93,7 +92,7 @@ class ProcessGroupStrategy(Strategy):
         names = backends(requested, device.type)
         is_between_nodes = "cuda:nccl" in names and layout.num_nodes > 1
         if is_between_nodes and layout.is_main and (line := rendezvous.sockets_note()):
-            print(f"note: {line}", file=sys.stderr, flush=True)
+            output.print_lines(f"note: {line}", error=True)
         to_join = datetime.timedelta(seconds=self.timeout_seconds)
         # Ranks wait for each other twice: until all have joined, and until all are connected. In
         # the kernel no timeout of torch applies: a rank may be stopped with the lock of the store.

@@ -24,6 +24,7 @@ from torch import nn
 from torch.utils.file_baton import FileBaton
 
 from ...errors import UserError
+from ...launch import output
 from ...launch.cluster import Layout
 from ..optimizers import UNREACHED
 
@@ -57,7 +58,7 @@ def _wait(baton: FileBaton, wait: Callable[[FileBaton], None] = FileBaton.wait) 
         f"note: waiting for {baton.lock_file_path}: another process compiles an extension; if none "
         "does, one was killed: remove this file"
     )
-    timer = threading.Timer(_SECONDS_FOR_LOCK, partial(print, line, file=sys.stderr, flush=True))
+    timer = threading.Timer(_SECONDS_FOR_LOCK, partial(output.print_lines, line, error=True))
     timer.daemon = True
     timer.start()
     try:

@@ -1,0 +1,69 @@
+"""Print lines for people, whatever the output is: closed, full, ASCII only, or read by nobody."""
+
+import atexit
+import contextlib
+import os
+import select
+import sys
+from typing import TextIO
+
+UNREAD = select.poll()
+"""Its ``poll(0)`` returns the standard outputs that nothing reads any more (``fit | head``)."""
+for _descriptor in (1, 2):
+    UNREAD.register(_descriptor, 0)
+
+# Files of the run would get the numbers of those that are closed (``>&-``), and what is printed.
+for _descriptor in (0, 1, 2):
+    try:
+        os.fstat(_descriptor)
+    except OSError:
+        os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+sys.stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
+sys.stderr = sys.stderr or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
+
+
+def print_lines(*lines: str, error: bool = False) -> None:
+    """Print lines, to stderr if ``error``; what cannot be printed never ends a run."""
+    discard_unread()
+    stream = sys.stderr if error else sys.stdout
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    text = "".join(f"{line}\n" for line in lines)
+    try:
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        stream.flush()
+    except BrokenPipeError:
+        pass  # closed since then; the next one says so
+    except (OSError, ValueError) as failure:
+        _discard(stream, failure)
+
+
+def discard_unread() -> None:
+    """Discard output that nothing reads from now on, and say so: a print would raise an error."""
+    events = UNREAD.poll(0)
+    if closed := [descriptor for descriptor, event in events if event & select.POLLERR]:
+        _to_nowhere(*closed)
+        sys.stderr.write("note: nothing reads the output any more; the command continues\n")
+
+
+@atexit.register
+def _flush_errors() -> None:
+    """Discard warnings that cannot be written: they would let the process exit with 120."""
+    try:
+        sys.stderr.flush()
+    except (OSError, ValueError) as failure:
+        _discard(sys.stderr, failure)
+
+
+def _discard(stream: TextIO, failure: Exception) -> None:
+    """Discard what is printed to a stream from now on, also what is left in its buffer."""
+    with contextlib.suppress(OSError, ValueError):
+        _to_nowhere(stream.fileno())
+        sys.stderr.write(f"note: the output is discarded from now on: {failure}\n")
+        sys.stderr.flush()
+
+
+def _to_nowhere(*descriptors: int) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in descriptors:
+        os.dup2(nowhere, descriptor)
+    os.close(nowhere)

@@ -16,7 +16,7 @@ import torch
 from my_project_trainer import Trainer, TrainingModule
 from my_project_trainer.callbacks import BestCheckpoint
 from my_project_trainer.errors import UserError
-from my_project_trainer.launch import reports
+from my_project_trainer.launch import failures, reports
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -76,7 +76,7 @@ def attempt(root: Path, asynchronous: bool, *fault: Any) -> tuple[int, int, str,
             fit(root, asynchronous)
         except BaseException as error:
             code = reports.exit_code(error)
-            print(reports.describe(error)) if isinstance(
+            print(failures.describe(error)) if isinstance(
                 error, UserError
             ) else traceback.print_exc()
         found = [SHIM.counted(), SHIM.failed().decode()]

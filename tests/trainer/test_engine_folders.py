@@ -10,7 +10,7 @@ from typing import Any
 import my_project_trainer as trainer
 import pytest
 from my_project_trainer import strategies
-from my_project_trainer.launch import cluster, reports
+from my_project_trainer.launch import cluster, failures
 from my_project_trainer.strategies import Registration
 from tests.project import PACKAGE, ROOT, run
 
@@ -259,8 +259,8 @@ class EngineError(RuntimeError):
 
 
 def test_an_engines_error_says_that_a_peer_has_gone(monkeypatch):
-    assert not reports.is_lost_peer(EngineError("aborted"))
-    assert reports.is_lost_peer(EngineError("aborted"), ["EngineError"])
+    assert not failures.is_lost_peer(EngineError("aborted"))
+    assert failures.is_lost_peer(EngineError("aborted"), ["EngineError"])
 
     monkeypatch.setattr(strategies.registry, "lost_peer_errors", [])
     declared = Registration({}, lost_peer_errors=["EngineError"])

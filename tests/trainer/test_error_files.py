@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from my_project_trainer.errors import UserError
-from my_project_trainer.launch import reports
+from my_project_trainer.launch import failures
 
 # A rank fails, and a fraction of a second later another one, which has lost it.
 MOMENTS = {1: 100.2, 0: 100.7}
@@ -18,7 +18,7 @@ def _fail(rank: int, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         raise error
     except Exception as raised:
-        reports.report_failure(raised)
+        failures.report_failure(raised)
 
 
 def test_the_first_of_two_failures_within_a_second_is_known(
@@ -26,10 +26,10 @@ def test_the_first_of_two_failures_within_a_second_is_known(
 ) -> None:
     monkeypatch.setenv("TRAINER_FAILURE_DIR", str(tmp_path))
     monkeypatch.setenv("TRAINER_PARENT_PID", "1")
-    monkeypatch.setattr(reports.signals, "hide_traceback", lambda is_hidden: None)
+    monkeypatch.setattr(failures.signals, "hide_traceback", lambda is_hidden: None)
     for rank in MOMENTS:
         _fail(rank, UserError(f"from {rank}"), monkeypatch)
-    first = reports.failures(tmp_path)[0]
+    first = failures.failures(tmp_path)[0]
     assert (first.rank, first.code, first.problems) == (1, 2, ["from 1"])
 
 
@@ -50,11 +50,11 @@ def test_a_rank_that_lost_a_peer_lets_it_end_first(
     for name in peer:
         (tmp_path / "0" / name).touch()
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "1" / "error.json"))
-    monkeypatch.setattr(reports.collectives, "world_size", lambda: 2)
+    monkeypatch.setattr(failures.collectives, "world_size", lambda: 2)
     slept = [0.0]
-    monkeypatch.setattr(reports.time, "monotonic", lambda: sum(slept))
-    monkeypatch.setattr(reports.time, "sleep", slept.append)
-    reports.report_failure(RuntimeError("Connection closed by peer"))
+    monkeypatch.setattr(failures.time, "monotonic", lambda: sum(slept))
+    monkeypatch.setattr(failures.time, "sleep", slept.append)
+    failures.report_failure(RuntimeError("Connection closed by peer"))
     assert sum(slept) == pytest.approx(seconds, abs=0.2)
     assert {each.name for each in (tmp_path / "1").iterdir()} == {"error.json", "lost-a-peer"}
 

@@ -24,7 +24,7 @@ import json, os, sys
 import torch
 from safetensors.torch import save_file
 from {PACKAGE}_trainer import Trainer, UserError
-from {PACKAGE}_trainer.launch.reports import RankError
+from {PACKAGE}_trainer.launch.failures import RankError
 from {SUBJECT} import *
 
 def make(strategy, **options):

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from my_project_trainer.launch import collectives, reports
+from my_project_trainer.launch import collectives, failures, reports
 from tests.project import fit, run
 
 from processes import assert_nothing_left, at_root
@@ -90,9 +90,9 @@ def test_a_failure_that_was_caught_is_not_shown_later(tmp_path, monkeypatch):
     monkeypatch.setenv("TRAINER_PARENT_PID", "1")
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("TRAINER_RANK_PID", "1")
-    monkeypatch.setattr(reports.signals, "hide_traceback", lambda is_hidden: None)
-    reports.report_failure(ArithmeticError("caught"))
-    [found] = reports.failures(tmp_path)
+    monkeypatch.setattr(failures.signals, "hide_traceback", lambda is_hidden: None)
+    failures.report_failure(ArithmeticError("caught"))
+    [found] = failures.failures(tmp_path)
     assert found.message.endswith("rank 1: ArithmeticError: caught")
     reports.report_start()
-    assert reports.failures(tmp_path) == []
+    assert failures.failures(tmp_path) == []

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from {PACKAGE}_trainer import Trainer, TrainingModule, UserError
-from {PACKAGE}_trainer.launch.reports import RankError
+from {PACKAGE}_trainer.launch.failures import RankError
 
 class Line(TrainingModule):
     def __init__(self):

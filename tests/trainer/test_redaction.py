@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from my_project_trainer.cli import command as cli
-from my_project_trainer.launch.reports import describe
+from my_project_trainer.launch.failures import describe
 from my_project_trainer.options import redacted_diff, redaction
 from tests.project import PACKAGE, fit, run
 

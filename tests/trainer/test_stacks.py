@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from my_project_trainer.launch import hangs, reports
+from my_project_trainer.launch import failures, hangs, reports
 from my_project_trainer.launch.cluster import Layout
 from my_project_trainer.launch.watch import Place, Watcher
 from tests.project import run
@@ -36,9 +36,9 @@ def raised_for(first: Exception, then: Exception, explicit: bool) -> Exception:
 @pytest.mark.parametrize("explicit", [True, False])
 def test_an_error_counts_as_what_it_was_raised_for(explicit):
     of_user = raised_for(lost(), ValueError("while averaging"), explicit)
-    assert reports.is_lost_peer(of_user)
-    assert reports.reason(of_user) == "Connection closed by peer [127.0.0.1]:1253"
-    assert not reports.is_lost_peer(raised_for(ValueError("mine"), lost(), explicit))
+    assert failures.is_lost_peer(of_user)
+    assert failures.reason(of_user) == "Connection closed by peer [127.0.0.1]:1253"
+    assert not failures.is_lost_peer(raised_for(ValueError("mine"), lost(), explicit))
 
 
 def test_a_stack_is_printed_on_a_signal(tmp_path):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from my_project_trainer import errors
-from my_project_trainer.launch import reports
+from my_project_trainer.launch import failures
 from tests.project import ROOT
 
 TRAINER = Path(errors.__file__).parent
@@ -90,7 +90,7 @@ def test_links_that_errors_print_lead_to_a_heading() -> None:
 def test_each_class_of_errors_is_on_the_page() -> None:
     classes = [
         name
-        for name, kind in [*vars(errors).items(), ("RankError", reports.RankError)]
+        for name, kind in [*vars(errors).items(), ("RankError", failures.RankError)]
         if inspect.isclass(kind) and issubclass(kind, Exception)
     ]
     assert len(classes) == 7

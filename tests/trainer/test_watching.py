@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from my_project_trainer.launch import reports, start, watch
+from my_project_trainer.launch import failures, start, watch
 from my_project_trainer.launch.cluster import Layout
 from my_project_trainer.launch.watch import Place, Watcher
 
@@ -24,7 +24,7 @@ def report(folder: Path, rank: int, time: float) -> None:
 def test_the_first_failure_is_shown(tmp_path: Path, first: int) -> None:
     for rank in range(3):
         report(tmp_path, rank, time=100.0 + (rank - first) % 3)
-    found = reports.failures(tmp_path)[0]
+    found = failures.failures(tmp_path)[0]
     assert (found.rank, found.message) == (first, "failed at 100.0")
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from .callbacks import Callback
 from .data.randomness import seed_everything
 from .errors import CheckpointError, ConfigurationError, UserError
-from .launch.reports import RankError
+from .launch.failures import RankError
 from .logging import LoggedRun, Logger
 from .module import DataModule, TrainingModule
 from .options import reading

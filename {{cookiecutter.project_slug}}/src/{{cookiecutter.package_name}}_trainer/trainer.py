@@ -18,7 +18,7 @@ from .checkpoint import find_link, is_link
 from .data import randomness, sources
 from .data.sources import Data
 from .errors import ConfigurationError, EarlyExit, Problems, TemporaryError, UserError, refuse
-from .launch import hangs, reports, signals
+from .launch import failures, hangs, reports, signals
 from .launch.devices import backends_set
 from .launch.rank import drop_inherited_variables, run_external
 from .launch.signals import Interrupted, Preempted
@@ -332,7 +332,7 @@ def _run(own: Plan, configuration: str | None, command: Command, is_started: boo
         except Preempted:
             raise
         except (OSError, RuntimeError) as error:
-            if (line := reports.failure_of_machine(error, own.request.root)) is None:
+            if (line := failures.failure_of_machine(error, own.request.root)) is None:
                 raise
             raise TemporaryError(line) from None
         except SystemExit as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..errors import ConfigurationError, UserError, nearest, shorten
-from ..launch import cluster, files, output, rank, reports, signals
+from ..launch import cluster, failures, files, output, rank, reports, signals
 from . import configuration, export, imports
 from .configuration import Work
 from .imports import PACKAGE
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             line = str(interrupt) or signals.INTERRUPTED
             _end(line, signals.INTERRUPTED_CODE, shows=signals.is_main_rank())
         except Exception as error:
-            _end(reports.describe(error), reports.exit_code(error))
+            _end(failures.describe(error), reports.exit_code(error))
 
 
 def _run(words: list[str]) -> None:

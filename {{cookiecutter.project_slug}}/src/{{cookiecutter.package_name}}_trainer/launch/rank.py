@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..errors import UserError
-from . import collectives, files, output, reports, side_files
+from . import collectives, failures, files, output, reports, side_files
 from .cluster import Layout
 from .reports import PARENT, RANK_PROCESS
 from .signals import Interrupted, Preempted
@@ -57,13 +57,13 @@ def run_external(
     except BaseException as error:
         # After a save, all ranks have agreed to stop, and reach the teardown together.
         has_saved = isinstance(error, Interrupted | Preempted)
-        is_lost = collectives.world_size() > 1 and reports.is_lost_peer(error, lost_peer)
+        is_lost = collectives.world_size() > 1 and failures.is_lost_peer(error, lost_peer)
         # Nor wait for the threads and the store of a process group that has lost a peer.
         if (is_lost or collectives.end_waits() or end_waits()) and not has_saved:
             if isinstance(error, KeyboardInterrupt):
                 raise  # SIGINT ends all ranks
-            reports.end_failed(error, lost_peer)
-        reports.report_failure(error, lost_peer)
+            failures.end_failed(error, lost_peer)
+        failures.report_failure(error, lost_peer)
         try:
             teardown()
         except Exception as another:  # must not replace the original error

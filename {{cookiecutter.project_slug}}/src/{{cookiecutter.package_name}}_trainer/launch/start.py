@@ -21,11 +21,12 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError, user_error
-from . import output, reports, signals
+from . import failures, output, reports, signals
 from .cluster import Layout
+from .failures import Failure, RankError
 from .pickling import find_unpicklable
 from .rank import is_interactive, run_external
-from .reports import PARENT, Failure, RankError
+from .reports import PARENT
 from .watch import Place, Watcher
 
 Result = TypeVar("Result")
@@ -182,7 +183,7 @@ def _run_rank(given: _Work, variables: dict[str, str], result: Path | None) -> N
         atexit.register(multiprocessing.util._exit_function)  # type: ignore[attr-defined]
     try:
         # Safe: the parent process pickled this file itself.
-        reports.keep_error = partial(_keep_error, Path(variables[reports.DIRECTORY]))
+        failures.keep_error = partial(_keep_error, Path(variables[reports.DIRECTORY]))
         returned = run_external(
             lambda: pickle.loads(given.read_bytes()) if isinstance(given, Path) else given  # noqa: S301
         )()

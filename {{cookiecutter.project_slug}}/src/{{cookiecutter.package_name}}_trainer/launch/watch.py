@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from . import cluster, hangs, reports, signals
+from . import cluster, failures, hangs, reports, signals
 from .cluster import Layout
-from .reports import Failure
+from .failures import Failure
 
 _DEFAULT_SAVE_SECONDS = 120.0
 _SECONDS_TO_NOTICE = 8.0
@@ -140,7 +140,7 @@ class Watcher:
             self._wait_all(min(seconds, self._deadline - time.monotonic()))
             ended_by = self._ended_by()
             if ended_by == signal.SIGINT:
-                found = reports.interrupted(self._directory)
+                found = failures.interrupted(self._directory)
                 message = str(found or signals.INTERRUPTED)
                 return Failure(-1, signals.INTERRUPTED_CODE, message, interrupted=found)
             if ended_by is not None:
@@ -160,11 +160,11 @@ class Watcher:
 
     def _first_failure(self) -> Failure:
         """A rank that failed by itself, or else the rank for which the others have waited."""
-        found = reports.failures(self._directory)
+        found = failures.failures(self._directory)
         if found and found[0].lost_at and self._place.layout.num_nodes > 1:
             # The ranks of this node notice at different times that one of another node was lost.
             self._wait_all(_SECONDS_TO_NOTICE)
-            found = reports.failures(self._directory)
+            found = failures.failures(self._directory)
         # Before ends without a report: NCCL aborts a rank whose peer has raised an error.
         if reported := [each for each in found if not each.lost_at]:
             return reported[0]

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...launch import reports
+from ...launch import failures
 from ..clipping import clip_gradients
 from ..engine_optimizers import stepping
 from ..optimizers import Optimization
@@ -146,7 +146,7 @@ class Server:
                 answer = self.step(rank, gradients, (norm, value))
                 dist.send(torch.tensor([answer]), rank, group)
         except Exception as error:
-            reports.end_failed(error)
+            failures.end_failed(error)
 
     def _received(self, content: Tensor, rank: int, group: Any) -> Tensor:
         # Between steps a worker may wait for others, or validate.

@@ -16,7 +16,7 @@ TRAINER = PACKAGE.with_name(f"{PACKAGE.name}_trainer")
 LINES = {
     "__init__.py": 44,
     "callbacks": 823,
-    "checkpoint": 1633,
+    "checkpoint": 1642,
     "cli": 1198,
     "data": 2118,
     "errors.py": 148,
@@ -83,12 +83,12 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
     components = sum(count(folder) for folder in folders if folder.is_dir())
     assert count(TRAINER / "tools") <= 2500
     # To be 27,600 and 19,100, with 1,100 for everyday faults, clusters, disks and files.
-    assert count(TRAINER) <= 29_189
-    assert count(TRAINER) - components <= 21_054
+    assert count(TRAINER) <= 29_198
+    assert count(TRAINER) - components <= 21_063
 
 
 def test_the_tests_are_few() -> None:
-    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 58_485  # to be 58,000
+    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 58_490  # to be 58,000
 
 
 def test_the_user_s_package_is_small() -> None:

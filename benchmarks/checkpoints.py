@@ -20,7 +20,7 @@ from pathlib import Path
 from unittest import mock
 
 import torch
-from my_project_trainer.checkpoint import stored_tensors
+from my_project_trainer.checkpoint import tensor_files
 from my_project_trainer.checkpoint.reading import Checkpoint, resolve
 from my_project_trainer.checkpoint.writing import Checkpoints
 
@@ -82,7 +82,7 @@ def one_round(folder: Path, state: State, number: int) -> tuple[float, float, fl
 
 @contextlib.contextmanager
 def _no_checksums() -> Iterator[None]:
-    with mock.patch.object(stored_tensors, "zlib", crc32=lambda piece, crc32: 0):
+    with mock.patch.object(tensor_files, "zlib", crc32=lambda piece, crc32: 0):
         yield
 
 

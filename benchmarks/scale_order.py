@@ -40,14 +40,14 @@ def measure(samples: int, is_held: bool, batches: int = 2000) -> Order:
 
     def to_batch(start: int) -> float:
         before = time.process_time()
-        order.set_position(0, start)
+        order.epoch, order.start = 0, start
         next(iter(order))
         return 1000 * (time.process_time() - before)
 
     rounds = 1 if is_held else ROUNDS
     first = min(to_batch(0) for _ in range(rounds))
     resume = min(to_batch(plan.batches // 2) for _ in range(rounds))
-    order.set_position(0, 0)
+    order.epoch, order.start = 0, 0
     given = iter(order)
     next(given)
     each = []
@@ -63,7 +63,7 @@ def _memory(order: GlobalOrder, samples: int) -> float:
     if order.is_held:  # torch's memory is none of Python's
         return 8 * samples / 2**20
     tracemalloc.start()
-    order.set_position(0, order.plan.batches // 2)
+    order.epoch, order.start = 0, order.plan.batches // 2
     for _ in islice(order, 500):
         pass
     peak = tracemalloc.get_traced_memory()[1]

@@ -16,32 +16,32 @@ TRAINER = PACKAGE.with_name(f"{PACKAGE.name}_trainer")
 LINES = {
     "__init__.py": 44,
     "callbacks": 823,
-    "checkpoint": 1642,
+    "checkpoint": 1657,
     "cli": 1198,
-    "data": 2118,
+    "data": 2109,
     "errors.py": 148,
     "launch": 2854,
     "legacy": 419,
     "logging": 1431,
-    "loop": 2319,
-    "memory": 378,
+    "loop": 2385,
+    "memory": 297,
     "module": 786,
     "options": 1084,
     "run": 1801,
     "strategies/*.py": 2383,
-    "strategies/asynchronous": 737,
+    "strategies/asynchronous": 736,
     "strategies/deepspeed": 1640,
-    "strategies/fairscale": 261,
-    "strategies/fsdp": 678,
-    "strategies/gradients": 406,
+    "strategies/fairscale": 260,
+    "strategies/fsdp": 686,
+    "strategies/gradients": 405,
     "strategies/horovod": 233,
-    "strategies/model_parallel": 2089,
+    "strategies/model_parallel": 2073,
     "strategies/replicated": 607,
-    "strategies/xla": 300,
+    "strategies/xla": 299,
     "tools/__init__.py": 6,
     "tools/doctor": 680,
     "tools/isolated.py": 73,
-    "tools/plan": 759,
+    "tools/plan": 757,
     "tools/report": 564,
     "tools/reproduce": 374,
     "trainer.py": 363,
@@ -83,12 +83,12 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
     components = sum(count(folder) for folder in folders if folder.is_dir())
     assert count(TRAINER / "tools") <= 2500
     # To be 27,600 and 19,100, with 1,100 for everyday faults, clusters, disks and files.
-    assert count(TRAINER) <= 29_198
-    assert count(TRAINER) - components <= 21_063
+    assert count(TRAINER) <= 29_175
+    assert count(TRAINER) - components <= 21_061
 
 
 def test_the_tests_are_few() -> None:
-    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 58_490  # to be 58,000
+    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 58_481  # to be 58,000
 
 
 def test_the_user_s_package_is_small() -> None:

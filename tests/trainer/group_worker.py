@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from my_project_trainer.errors import UserError
 from my_project_trainer.launch.rendezvous import stay_on_loopback
-from my_project_trainer.memory import batch_size
+from my_project_trainer.loop import trials
 from my_project_trainer.strategies import sync_batchnorm
 from safetensors.torch import save_file
 from tests.project import PATIENCE, start
@@ -162,15 +162,15 @@ def find_batch_size(rank: int, processes: int, folder: Path) -> None:
             if size > MOST[rank]:
                 raise torch.OutOfMemoryError("planted")
 
-        return bool(batch_size.fits_in_memory(step))
+        return bool(trials.fits_in_memory(step))
 
-    print(batch_size.largest_that_fits(trial, 4 + rank, 1000), tried)
+    print(trials.largest_that_fits(trial, 4 + rank, 1000), tried)
 
 
 def too_large_a_start(rank: int, processes: int, folder: Path) -> None:
     """Print what every rank is told when the first size does not fit on one of them."""
     try:
-        batch_size.largest_that_fits(lambda size: rank == 0, 8, 1000)
+        trials.largest_that_fits(lambda size: rank == 0, 8, 1000)
     except UserError as error:
         print(error)
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from my_project_trainer.errors import UserError
-from my_project_trainer.memory import batch_size
+from my_project_trainer.loop import trials
 
 from group_worker import MOST, run_ranks
 from torch_versions import quiet_gloo
@@ -38,9 +38,9 @@ def test_the_largest_size_that_fits_is_found(start, most, limit):
 
     if most == 0:
         with pytest.raises(UserError, match="a batch of one sample does not fit"):
-            batch_size.largest_that_fits(fits, start, limit)
+            trials.largest_that_fits(fits, start, limit)
     else:
-        assert batch_size.largest_that_fits(fits, start, limit) == min(most, limit)
+        assert trials.largest_that_fits(fits, start, limit) == min(most, limit)
     assert tried[0] == min(start, limit)
     assert len(set(tried)) == len(tried) <= 2 * math.log2(limit) + 2
     assert max(tried) <= limit
@@ -68,8 +68,8 @@ def test_out_of_memory_is_told_from_other_errors(error):
     def trial() -> None:
         raise error
 
-    assert batch_size.is_out_of_memory(error)
-    assert not batch_size.fits_in_memory(trial)
+    assert trials.is_out_of_memory(error)
+    assert not trials.fits_in_memory(trial)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("CUDA error: device-side assert"), KeyError("x")])
@@ -77,16 +77,16 @@ def test_other_errors_are_raised(error):
     def trial() -> None:
         raise error
 
-    assert not batch_size.is_out_of_memory(error)
+    assert not trials.is_out_of_memory(error)
     with pytest.raises(type(error)):
-        batch_size.fits_in_memory(trial)
+        trials.fits_in_memory(trial)
 
 
 @pytest.mark.parametrize("allocate", [torch.empty, np.empty])
 def test_a_real_lack_of_memory_is_recognized(allocate):
     # A petabyte: no system promises as much.
-    assert not batch_size.fits_in_memory(lambda: allocate((1 << 48,)))
-    assert batch_size.fits_in_memory(lambda: allocate((8,)))
+    assert not trials.fits_in_memory(lambda: allocate((1 << 48,)))
+    assert trials.fits_in_memory(lambda: allocate((8,)))
 
 
 def test_what_a_trial_held_is_free_again():
@@ -103,5 +103,5 @@ def test_what_a_trial_held_is_free_again():
         held.itself = held
         raise MemoryError
 
-    assert not batch_size.fits_in_memory(trial)
+    assert not trials.fits_in_memory(trial)
     assert len(freed) == 1

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from my_project_trainer.checkpoint import fill_module, stored_tensors
+from my_project_trainer.checkpoint import fill_module, stored_tensors, tensor_files
 from my_project_trainer.checkpoint.reading import Checkpoint
 from my_project_trainer.checkpoint.writing import Checkpoints
 from my_project_trainer.strategies import optimizer_state
@@ -137,7 +137,7 @@ def test_elements_of_a_flattened_tensor_are_read_from_shards(tmp_path: Path, row
     for start in range(0, 4, rows):
         part, file = whole[start : start + rows], tmp_path / f"{start}.safetensors"
         offsets = json.dumps({"a": {"saved_offsets": [start, 0, 0]}})
-        stored_tensors.write(file, {"a": part}, {stored_tensors.SHARDING: offsets})
+        tensor_files.write(file, {"a": part}, {tensor_files.SHARDING: offsets})
     stored = stored_tensors.find_tensors(tmp_path)["a"]
     for start in range(25):
         for length in {0, 1, 7, 24 - start} & set(range(25 - start)):
@@ -156,7 +156,7 @@ def test_a_file_is_mapped_once_and_read_tensors_leave_memory(
     fake.mmap = lambda file, *size, **how: maps.append(file) or real(file, *size, **how)
     monkeypatch.setattr(stored_tensors, "mmap", fake)
     tensors = {str(each): torch.full((2**18,), float(each)) for each in range(8)}
-    stored_tensors.write(tmp_path / "a.safetensors", tensors, {})
+    tensor_files.write(tmp_path / "a.safetensors", tensors, {})
     found = stored_tensors.find_tensors(tmp_path)
     assert maps == []
     assert all(torch.equal(each.read(), tensors[name]) for name, each in found.items())

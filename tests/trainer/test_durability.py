@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from my_project_trainer import Trainer, TrainingModule
-from my_project_trainer.checkpoint import stored_tensors, writing
+from my_project_trainer.checkpoint import tensor_files, writing
 from my_project_trainer.checkpoint.naming import complete
 from my_project_trainer.checkpoint.reading import Checkpoint
 from my_project_trainer.errors import CheckpointError
@@ -77,7 +77,7 @@ def test_the_error_of_an_asynchronous_save_is_raised_by_the_next_wait(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     checkpoints = writing.Checkpoints(tmp_path, asynchronous=True)
-    monkeypatch.setattr(stored_tensors, "write", full)
+    monkeypatch.setattr(tensor_files, "write", full)
     for wait in (checkpoints.wait, checkpoints.close):
         checkpoints.save(7, {"model": {"weight": torch.ones(3)}}, {})
         with pytest.raises(CheckpointError, match=r"No space left on device \(rank 0\)"):
@@ -100,7 +100,7 @@ def test_equal_states_are_equal_files_that_the_umask_allows_to_read(tmp_path: Pa
     before = os.umask(0o027)
     try:
         paths = [tmp_path / name for name in ("one", "other")]
-        checksums = [stored_tensors.write(path, tensors, {"key": "text"}) for path in paths]
+        checksums = [tensor_files.write(path, tensors, {"key": "text"}) for path in paths]
     finally:
         os.umask(before)
     assert [path.stat().st_mode & 0o777 for path in paths] == [0o640, 0o640]

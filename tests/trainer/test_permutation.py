@@ -56,7 +56,7 @@ def order(samples: int, replica: int, replicas: int, epoch: int = 0, start: int 
     plan = sampling.BatchPlan(samples, 32 // replicas, replicas)
     options = {"seed": 1, "shuffle": True, "keyed": False, "fill": True, "is_held": False}
     made = sampling.GlobalOrder(plan, replica, **options)
-    made.set_position(epoch, start)
+    made.epoch, made.start = epoch, start
     return made
 
 

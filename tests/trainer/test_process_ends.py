@@ -191,7 +191,7 @@ from pathlib import Path
 from preemption_subject import Slow
 import my_project_trainer as trainer
 from my_project.tasks.digits import Digits
-from my_project_trainer.checkpoint import stored_tensors as writer
+from my_project_trainer.checkpoint import tensor_files as writer
 
 write = writer.write
 

@@ -179,25 +179,20 @@ class Detector(trainer.TrainingModule):
         return DataLoader(data, batch_size=8, collate_fn=list)  # type: ignore[arg-type]
 
 
-def test_strategies_that_split_a_list_of_images_equal_one_device(tmp_path: Path) -> None:
-    trained = []
-    for strategy, devices in (("single_device", 1), ("dp", 3), ("sequential", 1)):
-        torch.manual_seed(1)
-        module = Detector()
-        run = trainer.Trainer(
-            accelerator="cpu",
-            strategy=strategy,
-            devices=devices,
-            max_epochs=2,
-            default_root_dir=tmp_path,
-            run_name=strategy,
-            enable_progress_bar=False,
-        )
-        run.fit(module)
-        assert run.global_step == 4
-        trained.append(torch.cat([each.detach().flatten() for each in module.parameters()]))
-    for other in trained[1:]:
-        assert float((other - trained[0]).abs().max()) < 1e-6
+def trained(make: Any, strategy: str, devices: int, folder: Path) -> torch.Tensor:
+    """The parameters of a module after two epochs."""
+    torch.manual_seed(1)
+    module = make()
+    trainer.Trainer(
+        accelerator="cpu",
+        strategy=strategy,
+        devices=devices,
+        max_epochs=2,
+        default_root_dir=folder,
+        run_name=strategy,
+        enable_progress_bar=False,
+    ).fit(module)
+    return torch.cat([each.detach().flatten() for each in module.parameters()])
 
 
 class Penalized(trainer.TrainingModule):
@@ -219,19 +214,15 @@ class Penalized(trainer.TrainingModule):
         return DataLoader(torch.linspace(-1, 1, 32).view(8, 4), batch_size=8)  # type: ignore[arg-type]
 
 
-def test_a_replica_has_the_parameters_of_its_model(tmp_path: Path) -> None:
-    trained = []
-    for strategy, devices in (("single_device", 1), ("dp", 2)):
-        torch.manual_seed(1)
-        module = Penalized()
-        trainer.Trainer(
-            accelerator="cpu",
-            strategy=strategy,
-            devices=devices,
-            max_epochs=2,
-            default_root_dir=tmp_path,
-            run_name=strategy,
-            enable_progress_bar=False,
-        ).fit(module)
-        trained.append(torch.cat([each.detach().flatten() for each in module.parameters()]))
-    assert float((trained[0] - trained[1]).abs().max()) < 1e-6
+@pytest.mark.parametrize(
+    ("make", "strategies"),
+    [(Detector, {"dp": 3, "sequential": 1}), (Penalized, {"dp": 2})],
+    ids=["a list of images", "a parameter of two layers"],
+)
+def test_strategies_that_split_batches_equal_one_device(
+    make: Any, strategies: dict[str, int], tmp_path: Path
+) -> None:
+    alone = trained(make, "single_device", 1, tmp_path)
+    for strategy, devices in strategies.items():
+        other = trained(make, strategy, devices, tmp_path)
+        assert float((other - alone).abs().max()) < 1e-6

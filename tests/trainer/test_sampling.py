@@ -63,7 +63,7 @@ def test_every_sample_once_an_epoch(plan: Any, epoch: int, seed: int) -> None:
     seen: list[int] = []
     for replica in range(plan.replicas):
         order = make_order(plan, replica, seed=seed)
-        order.set_position(epoch, 0)
+        order.epoch, order.start = epoch, 0
         batches = list(order)
         assert len(batches) == len(order) == plan.batches
         for batch, indices in enumerate(batches):
@@ -79,7 +79,7 @@ def steps_of(plan: Any, epoch: int = 0) -> list[list[int]]:
     orders = []
     for replica in range(plan.replicas):
         order = make_order(plan, replica, fill=False)
-        order.set_position(epoch, 0)
+        order.epoch, order.start = epoch, 0
         batches = iter(order)
         parts = [plan.part(batch, replica) for batch in range(plan.batches)]
         orders.append([next(batches) if end > begin else [] for begin, end in parts])
@@ -105,7 +105,7 @@ def test_a_new_order_each_epoch_and_for_each_seed() -> None:
     plan = BatchPlan(100, 100)
     order = make_order(plan)
     (first,) = order
-    order.set_position(1, 0)
+    order.epoch, order.start = 1, 0
     (second,) = order
     assert sorted(first) == sorted(second) == list(range(100))
     assert first != second
@@ -132,7 +132,7 @@ def test_a_replica_without_samples_is_filled_in_training_only() -> None:
 
 def test_keys_are_epoch_and_index() -> None:
     order = make_order(BatchPlan(4, 2), shuffle=False, keyed=True)
-    order.set_position(7, 1)
+    order.epoch, order.start = 7, 1
     assert list(order) == [[(7, 2), (7, 3)]]
 
 
@@ -177,7 +177,7 @@ def test_another_epoch_index_or_seed_gives_other_draws() -> None:
 def read(loader: DataLoader[Tensor], start: int = 0, replica: int = 0, replicas: int = 1) -> Tensor:
     plan = BatchPlan(12, 4 // replicas, replicas)
     order = make_order(plan, replica, keyed=True)
-    order.set_position(1, start)
+    order.epoch, order.start = 1, start
     return torch.stack(list(sampling.order_globally(loader, order)))
 
 

@@ -186,7 +186,6 @@ def _candidates(request: Request) -> list[Path]:
 
 
 def _first_whole(candidates: list[Path], remarks: list[str]) -> Path | None:
-    """The first checkpoint that is not corrupt."""
     damage: list[CheckpointError] = []
     for path in candidates:
         if (found := _damage(path)) is None:

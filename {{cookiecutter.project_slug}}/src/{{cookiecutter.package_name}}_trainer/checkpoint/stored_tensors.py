@@ -1,126 +1,33 @@
-"""Tensors in safetensors files: written with a checksum, and read on demand.
+"""Tensors in safetensors files, read on demand: one at a time, and of each this rank's shard.
 
-One tensor at a time, and of each only this rank's shard: saving and loading need no more host
-memory than these shards and one tensor.
+So loading needs no more host memory than these shards and one tensor.
 """
 
 import contextlib
 import gc
-import itertools
 import json
 import math
 import mmap
 import zlib
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, TensorSpec, safe_open
+from safetensors import safe_open
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from ..errors import CheckpointError, one_line, unreadable
-from ..launch import files
+from ..errors import one_line, unreadable
 from . import dtensors
-
-SHARDING = "DCP_SHARDING_INFO"
-"""Offsets of shards in a file's metadata, as torch's HuggingFaceStorageReader reads them."""
-_BYTES_AT_ONCE = 1 << 22
-_MOST_BEHIND = 4  # times these bytes: of what is written, not summed yet
-
-
-def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
-    """Write a safetensors file, one tensor after the other; fsync it, and return its checksum.
-
-    An existing file is replaced; tensors may share memory. Equal tensors make equal files. A
-    CheckpointError says if a tensor has a dtype that such files cannot hold.
-    """
-    # The largest elements first, so that all are aligned.
-    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    header: dict[str, Any] = {"__metadata__": dict(metadata)}
-    end = 0
-    for name in order:
-        tensor = tensors[name]
-        check(name, tensor)
-        start, end = end, end + tensor.nbytes
-        dtype, shape = _dtype_names()[tensor.dtype], list(tensor.shape)
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    path.unlink(missing_ok=True)
-    with files.synced(path) as file, ThreadPoolExecutor(1, "checksum") as executor:
-        sums = deque([executor.submit(int)], _MOST_BEHIND)
-        parts = (_content(tensors[name]) for name in order)
-        head = memoryview(len(text).to_bytes(8, "little") + text)
-        for pieces in _batches(itertools.chain([head], parts)):
-            # Waiting for each sum would be slow: on a busy machine, its thread waits for a core.
-            sums.append(executor.submit(_sum, pieces, sums[-1]))
-            file.writelines(pieces)
-            sums[0].result()
-    return f"{sums[-1].result():08x}"
-
-
-def check(name: str, tensor: Tensor) -> None:
-    """Raise CheckpointError for a tensor that a safetensors file cannot hold."""
-    if tensor.layout != torch.strided:
-        instead = "keep its indices and values in buffers, or register it with persistent=False"
-    elif tensor.dtype not in _dtype_names():
-        instead = "convert it"
-    else:
-        return
-    kind = tensor.dtype if tensor.layout == torch.strided else tensor.layout
-    what = f"{name} is a tensor of {kind}, which safetensors files cannot hold"
-    raise CheckpointError(f"{what}; {instead}")
-
-
-def _batches(parts: Iterable[memoryview]) -> Iterator[list[memoryview]]:
-    """Pieces of large parts, or several small ones at once."""
-    batch: list[memoryview] = []
-    size = 0
-    for part in parts:
-        for start in range(0, len(part), _BYTES_AT_ONCE):
-            batch.append(part[start : start + _BYTES_AT_ONCE])
-            size += len(batch[-1])
-            if size >= _BYTES_AT_ONCE:
-                yield batch
-                batch, size = [], 0
-    yield batch
-
-
-def _sum(pieces: Sequence[memoryview], before: Future[int]) -> int:
-    """Continue a CRC-32."""
-    crc32 = before.result()
-    for piece in pieces:
-        crc32 = zlib.crc32(piece, crc32)
-    return crc32
-
-
-@cache
-def _dtype_names() -> dict[torch.dtype, str]:
-    """The dtypes that safetensors files can hold, and their names there."""
-    found: dict[torch.dtype, str] = {}
-    for dtype in (each for each in vars(torch).values() if isinstance(each, torch.dtype)):
-        with contextlib.suppress(SafetensorError):
-            name = str(dtype).removeprefix("torch.")
-            spec = TensorSpec(dtype=name, shape=[1], data_ptr=0, data_len=dtype.itemsize)
-            if spec.shape == [1]:  # one element is not several, as of float4_e2m1fn_x2
-                found[dtype] = spec.dtype
-    return found
-
-
-def _content(tensor: Tensor) -> memoryview:
-    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    return plain.view(-1).view(torch.uint8).numpy().data
+from .tensor_files import BYTES_AT_ONCE, SHARDING, dtype_names
 
 
 def checksum(path: Path) -> str:
     """The CRC-32 of a file's content."""
-    buffer = memoryview(bytearray(_BYTES_AT_ONCE))
+    buffer = memoryview(bytearray(BYTES_AT_ONCE))
     crc32 = 0
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(buffer):
@@ -248,7 +155,7 @@ def _without_collections() -> Iterator[None]:
 def find_tensors(path: Path) -> dict[str, Stored]:
     """The tensors of a safetensors file, or of all such files in a checkpoint, by name."""
     chunks: dict[str, list[_Chunk]] = {}
-    dtypes = {name: dtype for dtype, name in _dtype_names().items()}
+    dtypes = {name: dtype for dtype, name in dtype_names().items()}
     with _checkpoint_errors(path):
         for file in [path] if path.is_file() else sorted(path.glob("*.safetensors")):
             with safe_open(file, "pt"), file.open("rb") as opened:  # the one checks the header

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..errors import CheckpointError, DiskError, TemporaryError, one_line
 from ..launch import collectives, files
-from . import dtensors, run_directory, state_file, stored_tensors
+from . import dtensors, run_directory, state_file, tensor_files
 from .naming import DIRECTORY, PREFIX, before, complete, step_name, step_of
 from .run_lock import RunLock
 from .state_file import Head, Packing, StoredFile
@@ -180,9 +180,9 @@ def _write_own(partial: Path, chunks: Mapping[str, _Chunk]) -> dict[str, list[An
     offsets = {name: {"saved_offsets": each.offsets} for name, each in chunks.items()}
     # Without any offset there is no table of them, which would take long to read.
     has_offsets = any(any(each.offsets) for each in chunks.values())
-    metadata = {stored_tensors.SHARDING: json.dumps(offsets)} if has_offsets else {}
+    metadata = {tensor_files.SHARDING: json.dumps(offsets)} if has_offsets else {}
     tensors = {name: each.part for name, each in chunks.items()}
-    crc32 = stored_tensors.write(file, tensors, metadata)
+    crc32 = tensor_files.write(file, tensors, metadata)
     files.sync(partial)
     return {file.name: [file.stat().st_size, crc32]}
 
@@ -223,7 +223,6 @@ def set_aside(directory: Path, resumed: Path) -> list[Path]:
 
 
 def _point_last(checkpoint: Path) -> None:
-    """Make ``last`` of the run directory a link to a checkpoint."""
     directory = checkpoint.parent
     if directory.name == DIRECTORY:
         files.point(directory.parent / run_directory.LAST, checkpoint)

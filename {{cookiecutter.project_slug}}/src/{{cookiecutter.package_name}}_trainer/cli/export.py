@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..checkpoint import Checkpoint, run_of, stored_tensors
+from ..checkpoint import Checkpoint, run_of, tensor_files
 from ..errors import ConfigurationError, Problems, UserError, one_line, shown
 from ..launch import files, output
 from ..module import TrainingModule, is_overridden
@@ -114,7 +114,7 @@ def _write_weights(weights: dict[str, Any], metadata: dict[str, str], file: Path
             raise UserError(
                 f"{name} is a {type(value).__name__}; safetensors files contain only tensors"
             )
-    stored_tensors.write(file, weights, {"format": "pt", **metadata})
+    tensor_files.write(file, weights, {"format": "pt", **metadata})
 
 
 def _write_program(module: TrainingModule, metadata: dict[str, str], file: Path) -> None:

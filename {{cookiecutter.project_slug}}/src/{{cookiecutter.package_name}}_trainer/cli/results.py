@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..checkpoint import Checkpoint, run_directory, run_of, stored_tensors
+from ..checkpoint import Checkpoint, run_directory, run_of, tensor_files
 from ..launch import files, output
 from ..loop import predictions
 from ..options import redaction
@@ -51,7 +51,7 @@ class Results:
         with files.replacing(path) as beside:
             if joins:
                 named = {name: torch.cat(each).contiguous() for name, each in named.items()}
-                stored_tensors.write(beside, named, {"format": "pt"})
+                tensor_files.write(beside, named, {"format": "pt"})
             else:
                 torch.save(predictions.plain(outputs), beside)
         kept = {path.suffix}

@@ -95,7 +95,7 @@ class OrderedFeed(Feed):
     def epoch(self, epoch: int, start: int) -> Iterator[MicroBatch]:
         plan, order = self.plan, self._order
         order.is_held = self.holds_order
-        order.set_position(0 if self._repeats else epoch, start)
+        order.epoch, order.start = 0 if self._repeats else epoch, start
         self.set_epoch(epoch)
         batches = drawn(iterator(self._loader), self._stream, start, len(order))
         if collectives.is_active():

@@ -114,7 +114,6 @@ def compared(batches: Iterator[Any], replica: int, *, replicas: int, tells: bool
 
 
 def _compare(found: Iterable[list[int]], tells: bool) -> None:
-    """Compare the replicas and fingerprints of ranks, in their order."""
     in_replica: dict[int, dict[int, int]] = defaultdict(dict)  # first rank by fingerprint
     readers: dict[int, dict[int, int]] = defaultdict(dict)  # first rank by replica
     for rank, (replica, value) in enumerate(found):
@@ -137,7 +136,6 @@ def _compare(found: Iterable[list[int]], tells: bool) -> None:
 
 
 def _sums(words: Tensor, numbers: Tensor) -> Tensor:
-    """The sum of each piece."""
     at_once = _WORDS if words.device.type == "cpu" else _WORDS * _PIECES
     padded = (pad(chunk, (0, -len(chunk) % _WORDS)) for chunk in words.split(at_once))
     return torch.cat([(chunk.view(-1, _WORDS) * numbers).sum(1) for chunk in padded])

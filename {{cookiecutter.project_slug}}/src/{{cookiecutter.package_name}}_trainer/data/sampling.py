@@ -134,8 +134,6 @@ class BatchPlan:
         """
         first = batch - batch % self.accumulate
         in_step = min(self.global_batch, self.samples_used - first * self.micro_batch)
-        if in_step == self.global_batch:
-            return 1.0 / self.accumulate
         begin, end = self.part(batch, replica)
         return (end - begin) * self.replicas / in_step
 
@@ -149,6 +147,7 @@ class GlobalOrder(Sampler[list[Key]]):
     plan, so that every replica takes part in every step. ``is_held``: shuffle by
     ``torch.randperm``, of which every rank holds 8 bytes per sample; older checkpoints need it.
     ``sampler``: one of torch's, which draws the samples of an epoch in place of a permutation.
+    ``epoch``, ``start``: where the next iteration starts.
     """
 
     plan: BatchPlan
@@ -161,10 +160,6 @@ class GlobalOrder(Sampler[list[Key]]):
     start: int = 0
     is_held: bool = True
     sampler: Sampler[int] | None = None
-
-    def set_position(self, epoch: int, batch: int) -> None:
-        """Set the epoch and batch at which the next iteration starts."""
-        self.epoch, self.start = epoch, batch
 
     def __len__(self) -> int:
         begin, end = self.plan.part(self.plan.batches - 1, self.replica)
@@ -205,7 +200,6 @@ class GlobalOrder(Sampler[list[Key]]):
 
 
 def _draws(sampler: Any, generator: torch.Generator) -> list[int]:
-    """The samples that a sampler of torch draws."""
     given = getattr(sampler, "generator", None)
     sampler.generator = generator
     try:

@@ -105,7 +105,6 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def _each_plain(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Apply a function to each plain CPU tensor in a batch."""
 
     def changed(value: Any) -> Any:
         if isinstance(value, PackedSequence):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..checkpoint import is_sharded, state_file, stored_tensors, to_tensors
+from ..checkpoint import is_sharded, state_file, tensor_files, to_tensors
 from ..data import randomness
 from ..module import TrainingModule
 from .parts import FitParts, frozen
@@ -53,7 +53,7 @@ def check_tensors(module: TrainingModule) -> None:
     """As :func:`check`, of the module's tensors, before a strategy exchanges them."""
     for name, each in module.state_dict().items():
         if isinstance(each, Tensor):
-            stored_tensors.check(name, each)
+            tensor_files.check(name, each)
 
 
 def _position(fit: FitParts) -> dict[str, Any]:

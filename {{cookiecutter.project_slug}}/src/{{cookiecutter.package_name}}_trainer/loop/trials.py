@@ -1,8 +1,9 @@
 """``find_batch_size`` and ``find_learning_rate``: training steps on copies of the module."""
 
 import copy
+import gc
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, islice, pairwise
 from typing import Any, NamedTuple
@@ -16,7 +17,6 @@ from ..errors import ConfigurationError, UserError, one_line
 from ..launch import collectives
 from ..launch.cluster import Layout
 from ..logging import BatchContext
-from ..memory.batch_size import fits_in_memory, largest_that_fits
 from ..module import TrainingModule
 from ..options import Options
 from ..strategies import BatchSkipped, SingleDevice, Strategy
@@ -29,6 +29,17 @@ from .parts import read
 _SMOOTHING = 0.8
 _DIVERGED = 3.0  # times the first loss that it has grown by
 _LEAST = 1e-6  # part of the first loss by which it must fall in a step
+# Messages of CPU, CUDA, cuBLAS and cuDNN errors that are plain RuntimeErrors.
+_MEMORY_MESSAGES = (
+    "DefaultCPUAllocator: can't allocate memory",
+    "DefaultCPUAllocator: not enough memory",
+    "CUDA out of memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    "std::bad_alloc",
+)
 
 
 def _alone(device: torch.device, precision: str) -> Strategy:
@@ -71,9 +82,10 @@ def find_batch_size(
 ) -> tuple[int, str]:
     """Find the largest batch on which a device can train, the same on every process.
 
-    Each process tries on its own, on a copy of the module and without collectives. Two steps are
-    tried for each size: the second one includes the optimizer state. Also return why no larger one
-    was tried, if that is so: ``replicas`` bound the batch.
+    Each process tries on its own, on a copy of the module and without collectives: one that runs
+    out of memory must not leave its peers waiting. Two steps are tried for each size: the second
+    one includes the optimizer state. Also return why no larger one was tried, if that is so:
+    ``replicas`` bound the batch.
     """
     if not isinstance(loader, DataLoader) or not hasattr(loader.dataset, "__getitem__"):
         what = "give a DataLoader of a data set that can be indexed"
@@ -118,6 +130,61 @@ def _try(alone: Strategy, module: TrainingModule, loader: DataLoader[Any], size:
             ) from None
         alone.step(optimization)
     del waiting
+
+
+def largest_that_fits(fits: Callable[[int], bool], start: int, limit: int) -> int:
+    """Find the largest batch size that fits on every rank: double it until it fails, then bisect.
+
+    Every rank tries the same sizes; ones that are smaller than the first only if it does not fit.
+    ``fits`` tries a size on this rank alone; the least ``start`` and ``limit`` of ranks are used.
+    """
+    start, limit = _minimum(start, limit)
+    fitting, too_large = 0, limit + 1
+    size = min(start, limit)
+    while fitting + 1 < too_large:
+        if _minimum(fits(size))[0]:
+            fitting = size
+        else:
+            too_large = size
+        has_failed = too_large <= limit
+        size = (fitting + too_large) // 2 if has_failed else min(2 * fitting, limit)
+    if fitting == 0:
+        raise UserError(
+            "find_batch_size: a batch of one sample does not fit into the memory of every device; "
+            "use precision='bf16-mixed', or make the model or its samples smaller"
+        )
+    return fitting
+
+
+def fits_in_memory(trial: Callable[[], object]) -> bool:
+    """Whether a trial, which has no collectives, fits into memory, which is freed afterward.
+
+    If the operating system overcommits memory, as Linux does, running out of it on the CPU kills
+    the process instead of raising an error: there, only ``limit`` prevents this.
+    """
+    fits = True
+    try:
+        trial()
+    except Exception as error:
+        fits = False
+        if not is_out_of_memory(error):
+            raise
+    # After the except block: the traceback keeps the trial's tensors alive.
+    gc.collect()
+    torch.cuda.empty_cache()
+    return fits
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that the device or the host ran out of memory."""
+    is_named = any(message in str(error) for message in _MEMORY_MESSAGES)
+    is_own_class = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    return is_own_class or (isinstance(error, RuntimeError) and is_named)
+
+
+def _minimum(*values: int) -> list[int]:
+    least: list[int] = collectives.all_reduce(torch.tensor(values), "min").tolist()
+    return least
 
 
 @dataclass(frozen=True)
@@ -216,7 +283,6 @@ def try_rates(
 
 
 def _steps(strategy: Strategy, feed: Feed) -> Iterator[list[MicroBatch]]:
-    """The micro-batches of each step, epoch by epoch."""
     for epoch in count():
         batches = read(strategy, feed, epoch, 0)
         while found := list(islice(batches, feed.accumulate)):

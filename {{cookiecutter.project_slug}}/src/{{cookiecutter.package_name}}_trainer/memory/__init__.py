@@ -1,4 +1,4 @@
-"""Memory: activation checkpointing, meta-device initialization, batch-size search.
+"""Memory: activation checkpointing and meta-device initialization.
 
 What is here works under every strategy. Imports ``data``, ``module`` and the folders below them.
 """

@@ -104,7 +104,6 @@ class Server:
         return sorted(needed) if needed <= self._waiting.keys() else []
 
     def _step_with(self, ranks: Sequence[int], clipping: Clipping) -> None:
-        """Step with the average of some workers' gradients."""
         for own, changed in zip(self.parameters, self.changed_weights, strict=False):
             own.data.copy_(changed.detach())
         gradients = zip(*(self._waiting.pop(rank) for rank in ranks), strict=True)

@@ -159,7 +159,6 @@ class DDPSharded(ProcessGroupStrategy):
 
 
 def _check(optimization: Optimization, names: Mapping[int, str]) -> None:
-    """Check that FairScale can shard each optimizer."""
     steps = [Optimization([one], []).parameters for one in optimization.optimizers]
     counted = Counter(id(each) for parameters in steps for each in parameters)
     lines = [

@@ -6,7 +6,7 @@ Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -217,6 +217,21 @@ class FSDP(ProcessGroupStrategy):
         world: Any = dist.group.WORLD
         return DeviceMesh.from_group(world, self.device.type, mesh_dim_names=("shard",))
 
+    def new_mesh(self, sizes: Mapping[str, int]) -> DeviceMesh:
+        """Create a mesh of all processes; neighboring ranks are along its last dimension."""
+        ranks = torch.arange(self._layout.world_size).view(*sizes.values())
+        pairs = zip(ranks.shape, ranks.stride(), strict=True)
+        groups = [self.new_group(size, stride) for size, stride in pairs]
+        return DeviceMesh.from_group(groups, self.device.type, ranks, mesh_dim_names=tuple(sizes))
+
+    def new_group(self, size: int, stride: int) -> dist.ProcessGroup:
+        """Create groups of ranks, each a stride above the one before; return this process'."""
+        ranks = torch.arange(self._layout.world_size).view(-1, size, stride)
+        lines = ranks.movedim(1, -1).reshape(-1, size).tolist()
+        group, _ = dist.new_subgroups_by_enumeration(lines, timeout=self.group_timeout)
+        own: dist.ProcessGroup = group
+        return own
+
     def materialize(self, part: nn.Module) -> None:
         """Create, cast and move the parameters of a part of the module that is to be sharded."""
         sources = self._initializer.materialize(part)
@@ -374,17 +389,10 @@ class HSDP(FSDP):
             raise UserError(
                 f"strategy_options.shard_size={size}: {world} processes are not divisible by it"
             )
-        ranks = torch.arange(world).view(world // size, size)
-        timeout = self.group_timeout
-        copies, _ = dist.new_subgroups_by_enumeration(ranks.T.tolist(), timeout=timeout)
-        parts, _ = dist.new_subgroups_by_enumeration(ranks.tolist(), timeout=timeout)
-        return DeviceMesh.from_group(
-            [copies, parts], self.device.type, ranks, mesh_dim_names=("replicate", "shard")
-        )
+        return self.new_mesh({"replicate": world // size, "shard": size})
 
 
 def _groups(unit: FSDPModule) -> list[Any]:
-    """torch's parameter groups of a unit."""
     state: Any = unit._get_fsdp_state()
     many = getattr(state, "_fsdp_param_groups", None)  # a single group before torch 2.12
     return [each for each in (many or [state._fsdp_param_group]) if each is not None]

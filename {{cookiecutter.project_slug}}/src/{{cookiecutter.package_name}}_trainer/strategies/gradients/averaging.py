@@ -87,7 +87,6 @@ class GradientAverage:
         reduce_dense(dense, add_up, dist.get_world_size(self._group))
 
     def _pending(self, index: int) -> int:
-        """The kind of gradient that has to be averaged."""
         parameter = self._parameters[index]
         if parameter.grad is None or index in self._averaged or not parameter.requires_grad:
             return _NONE

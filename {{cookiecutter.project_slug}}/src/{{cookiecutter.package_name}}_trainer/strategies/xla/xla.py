@@ -224,7 +224,6 @@ def _sum_over_devices(tensor: Tensor) -> Tensor:
 
 
 def _on_cpu(state: dict[str, Any]) -> dict[str, Any]:
-    """Copy all tensors in a nested dict to the CPU."""
     _sync_outside_steps()
     copied: dict[str, Any] = tree_map_only(Tensor, lambda each: each.cpu(), state)
     return copied

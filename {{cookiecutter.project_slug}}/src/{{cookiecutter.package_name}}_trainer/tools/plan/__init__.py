@@ -25,7 +25,6 @@ def run(program: str, words: Sequence[str]) -> None:
 
 
 def _table(planned: dict[str, Any]) -> str:
-    """The plan as lines."""
     simplest = planned["simplest"]
     fits = f"the simplest that fits: --trainer.strategy {simplest}" if simplest else _NO_FIT
     left_out = (f"{', '.join(names)}: {reason}" for reason, names in planned["left_out"].items())

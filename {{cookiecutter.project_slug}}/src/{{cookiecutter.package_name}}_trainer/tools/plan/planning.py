@@ -200,7 +200,6 @@ class _Planning:
             self.left_out.setdefault(reason, []).append(name)
 
     def _strategies(self, bare: TrainingModule) -> dict[str, Plan]:
-        """A plan for each strategy that this run allows."""
         able = {self.plan.strategy_name: self.plan}
         for name in registry.names():
             with self._left_out(name):

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import _random, debug
@@ -119,21 +118,8 @@ class Mesh(FSDP):
         """Create the mesh of all dimensions, and return that over which units are sharded."""
         outer = "shard" if self.has_units else "data"
         sizes = {name: size for name, size in self.sizes if size > 1 or name == outer}
-        ranks = torch.arange(self._layout.world_size).view(*sizes.values())
-        pairs = zip(ranks.shape, ranks.stride(), strict=True)
-        groups = [self._new_group(size, stride) for size, stride in pairs]
-        self.whole_mesh = DeviceMesh.from_group(
-            groups, self.device.type, ranks, mesh_dim_names=tuple(sizes)
-        )
+        self.whole_mesh = self.new_mesh(sizes)
         return self.whole_mesh[tuple(name for name in sizes if name != "tensor")]
-
-    def _new_group(self, size: int, stride: int) -> dist.ProcessGroup:
-        """Create groups of ranks, each a stride above the one before; return this process'."""
-        ranks = torch.arange(self._layout.world_size).view(-1, size, stride)
-        lines = ranks.movedim(1, -1).reshape(-1, size).tolist()
-        group, _ = dist.new_subgroups_by_enumeration(lines, timeout=self.group_timeout)
-        own: dist.ProcessGroup = group
-        return own
 
     def shard_units(self, module: TrainingModule) -> None:
         if self.sizes.tensor > 1:
@@ -166,7 +152,7 @@ class Mesh(FSDP):
         ]
         if metrics:  # are reduced over one rank of each tensor group
             tensor = self.sizes.tensor
-            group = self._new_group(self._layout.world_size // tensor, tensor)
+            group = self.new_group(self._layout.world_size // tensor, tensor)
         for each in metrics:
             each.process_group = group
             stack.callback(setattr, each, "process_group", None)

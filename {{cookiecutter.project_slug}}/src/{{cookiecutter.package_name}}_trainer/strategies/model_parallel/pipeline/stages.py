@@ -188,7 +188,6 @@ class Stages:
         return None
 
     def _send(self, index: int, output: Any) -> None:
-        """Send what a stage gives to the next one, and its description."""
         self._specs[index + 1] = spec = Spec.of(output, self._name(index))
         text = torch.frombuffer(bytearray(json.dumps(spec).encode()), dtype=torch.uint8)
         packed = pack(output, spec, self._device, Uses())
@@ -196,7 +195,6 @@ class Stages:
             dist.send(each, self._processes.rank_at(index + 1), self._group)
 
     def _receive(self, index: int) -> Tensor:
-        """Receive what the stage before gives."""
         source, length = self._processes.rank_at(index - 1), torch.zeros(1, dtype=torch.int64)
         dist.recv(length, source, self._group)
         text = torch.empty(int(length), dtype=torch.uint8)

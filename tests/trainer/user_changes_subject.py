@@ -211,6 +211,8 @@ class FreezesHead(Plain):
 class Anchored(torch.optim.SGD):
     """Keeps its weights near the first ones, which it knows by their places."""
 
+    is_elementwise = True
+
     def __init__(self, params: Any, lr: float = 0.1, pull: float = 0.9) -> None:
         super().__init__(params, lr)
         self.pull = pull

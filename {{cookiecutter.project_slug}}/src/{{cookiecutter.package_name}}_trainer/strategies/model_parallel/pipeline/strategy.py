@@ -145,7 +145,7 @@ class Sequential(ProcessGroupStrategy):
         # have no gradients.
         optimization = configure()
         if self.processes.count > 1:
-            refuse(elementwise.problems_of(optimization.optimizers, "parameters"))
+            refuse(elementwise.problems_of(optimization.optimizers, "parameters", "sequential"))
         for optimizer in optimization.optimizers:
             for each in [each for each in optimizer.state if not self.ownership.is_own(each)]:
                 del optimizer.state[each]

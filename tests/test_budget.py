@@ -28,14 +28,14 @@ LINES = {
     "module": 786,
     "options": 1084,
     "run": 1802,
-    "strategies/*.py": 2384,
+    "strategies/*.py": 2519,
     "strategies/asynchronous": 737,
-    "strategies/deepspeed": 1639,
+    "strategies/deepspeed": 1645,
     "strategies/fairscale": 261,
-    "strategies/fsdp": 678,
+    "strategies/fsdp": 693,
     "strategies/gradients": 406,
     "strategies/horovod": 233,
-    "strategies/model_parallel": 2089,
+    "strategies/model_parallel": 2096,
     "strategies/replicated": 607,
     "strategies/xla": 300,
     "tools/__init__.py": 6,
@@ -83,12 +83,12 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
     components = sum(count(folder) for folder in folders if folder.is_dir())
     assert count(TRAINER / "tools") <= 2500
     # To be 27,600 and 19,100, with 1,100 for everyday faults, clusters, disks and files.
-    assert count(TRAINER) <= 29_139
-    assert count(TRAINER) - components <= 21_005
+    assert count(TRAINER) <= 29_302
+    assert count(TRAINER) - components <= 21_155
 
 
 def test_the_tests_are_few() -> None:
-    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 58_451  # to be 58,000
+    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 58_648  # to be 58,000
 
 
 def test_the_user_s_package_is_small() -> None:

@@ -71,7 +71,7 @@ def _fits(kind: Any, cut: Cut, examined: str) -> bool | None:
             names = (base.__name__.lower() for base in kind.__mro__[index:])
             return not any(re.fullmatch(known, name) for name in names)
         # torch wraps the step of each class that it creates, also an inherited one.
-        inherited = getattr(super(each, kind), "step", None)
+        inherited: Any = getattr(super(each, kind), "step", None)
         if "step" in own and inspect.unwrap(own["step"]) is not inspect.unwrap(inherited):
             return None
     return None

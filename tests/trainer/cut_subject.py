@@ -21,6 +21,8 @@ from fitting import quiet
 class Lars(torch.optim.Optimizer):
     """A step is in proportion to the norm of its parameter."""
 
+    is_parameterwise = True
+
     def __init__(self, params: Any, lr: float = 0.01) -> None:
         super().__init__(params, {"lr": lr})
 
@@ -34,6 +36,8 @@ class Lars(torch.optim.Optimizer):
 
 class Lamb(Lars):
     """Clips the gradients of all parameters together, as timm's does."""
+
+    is_elementwise = False
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
@@ -52,6 +56,8 @@ class Marked(Lamb):
 class Lion(torch.optim.Optimizer):
     """An optimizer that torch does not have."""
 
+    is_elementwise = True
+
     def __init__(self, params: Any, lr: float) -> None:
         super().__init__(params, {"lr": lr})
 
@@ -63,6 +69,15 @@ class Lion(torch.optim.Optimizer):
                     mean = self.state[each].setdefault("mean", torch.zeros_like(each))
                     each.sub_(group["lr"] * torch.sign(0.9 * mean + 0.1 * each.grad))
                     mean.lerp_(each.grad, 0.01)
+
+
+class Unknown(Lion):
+    """Its own step, of which it says nothing."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for each in self.param_groups[0]["params"]:
+            each.sub_(each.grad / each.grad.norm())
 
 
 class Early(Lion):
@@ -102,6 +117,7 @@ OPTIMIZERS: dict[str, Any] = {
     "lion": lambda parameters: Lion(parameters, lr=0.01),
     "marked": Marked,
     "mixes": lambda parameters: Mixes(parameters, lr=0.01),
+    "unknown": lambda parameters: Unknown(parameters, lr=0.01),
     "wraps": lambda parameters: Wraps(torch.optim.SGD(parameters)),
 }
 

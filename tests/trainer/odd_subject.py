@@ -54,7 +54,7 @@ class Base(trainer.TrainingModule):
 class Noting(torch.optim.Adam):
     """Writes down what lies on this rank before each step."""
 
-    is_elementwise = True  # not tried on a copy, whose steps would be noted
+    is_elementwise = True
 
     module: nn.Module
 

@@ -21,13 +21,14 @@ def parameters() -> list[torch.nn.Parameter]:
 
 def refused(made: torch.optim.Optimizer) -> tuple[bool, bool]:
     """Whether it is refused for slices of parameters, and for some of the parameters."""
-    slices, some = (elementwise.problems_of([made], cut) for cut in ("elements", "parameters"))
+    cuts: Any = ("elements", "parameters")
+    slices, some = (elementwise.problems_of([made], cut, "fsdp") for cut in cuts)
     return bool(slices), bool(some)
 
 
 def named(name: str, base: type = torch.optim.SGD) -> torch.optim.Optimizer:
-    """An optimizer of a class of this name."""
-    made: torch.optim.Optimizer = type(name, (base,), {})(parameters())
+    """An optimizer of a class of this name, in a library whose classes were examined."""
+    made: torch.optim.Optimizer = type(name, (base,), {"__module__": "timm.optim"})(parameters())
     return made
 
 
@@ -70,12 +71,31 @@ def test_subclasses_and_optimizers_inside_of_others_are_known() -> None:
     assert refused(Wraps(named("AdamW"))) == (False, False)
 
 
-def test_a_mark_overrides_the_name() -> None:
-    derived = named("Lamb")
-    derived.is_elementwise = True  # type: ignore[attr-defined]
-    assert refused(derived) == refused(cut_subject.Marked(parameters())) == (False, False)
-    own = type("Own", (torch.optim.SGD,), {"is_elementwise": False})
-    assert refused(own(parameters())) == (True, True)
+def step(self: Any, closure: Any = None) -> None:
+    """A step of a class of the user's own."""
+
+
+@pytest.mark.parametrize(
+    ("expected", "base", "own"),
+    [
+        ((False, False), torch.optim.SGD, {}),
+        ((True, True), torch.optim.SGD, {"step": step}),
+        ((True, True), torch.optim.SGD, {"step": torch.no_grad()(step)}),
+        ((False, False), torch.optim.SGD, {"step": step, "is_elementwise": True}),
+        ((True, False), torch.optim.SGD, {"step": step, "is_parameterwise": True}),
+        ((True, True), torch.optim.SGD, {"is_elementwise": False}),
+        ((True, False), torch.optim.Adafactor, {}),
+        ((False, False), cut_subject.Marked, {}),
+        ((True, True), cut_subject.Marked, {"step": step}),
+    ],
+)
+def test_a_class_of_one_s_own_says_what_its_step_uses(
+    expected: tuple[bool, bool], base: type, own: dict[str, Any]
+) -> None:
+    kind = type("Own", (base,), own)
+    assert refused(kind(parameters())) == expected
+    assert refused(kind(parameters())) == expected  # torch has wrapped its step, once
+    assert refused(Wraps(kind(parameters()))) == expected
 
 
 def fitted(subject: str, folder: Path, devices: int, *names: str) -> dict[str, str]:
@@ -102,18 +122,18 @@ def weights(folder: Path, name: str) -> torch.Tensor:
         (
             "torch",
             ("ddp_zero1:lars", "sequential:adafactor", "sequential:early", "ddp_zero1:lion"),
-            ("ddp_zero1:lamb", "ddp_zero1:wraps", "sequential:lamb", "fsdp:mixes"),
+            ("ddp_zero1:lamb", "ddp_zero1:wraps", "sequential:unknown", "fsdp:mixes"),
         ),
         pytest.param(
             "fairscale",
             ("ddp_sharded:lars",),
-            ("ddp_sharded:lamb", "ddp_sharded:wraps"),
+            ("ddp_sharded:unknown", "ddp_sharded:wraps"),
             marks=pytest.mark.slow,
         ),
         pytest.param(
             "deepspeed",
             tuple(f"deepspeed_stage_{n}:{name}" for n in (1, 3) for name in ("lion", "adagrad")),
-            ("deepspeed_stage_1:lars", "deepspeed_stage_3:lamb", "deepspeed_stage_1:early"),
+            ("deepspeed_stage_1:lars", "deepspeed_stage_3:unknown", "deepspeed_stage_1:early"),
             marks=pytest.mark.slow,
         ),
     ],
@@ -131,6 +151,7 @@ def test_optimizers_that_are_not_refused_equal_one_process(
         reasons = {
             "early": "Early, which has a state before its first step",
             "wraps": "Wraps, which cannot be created again from its settings",
+            "unknown": "Unknown.is_elementwise = True if an element's update depends on that",
             "mixes": "Mixes cannot step sharded parameters (aten.mul.Tensor got mixed",
         }
         known = f"{optimizer.title()}, which uses other {other} than those that a process steps"

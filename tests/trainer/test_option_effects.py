@@ -94,6 +94,8 @@ def adam(module: Layers) -> torch.optim.Optimizer:
 class Shares(torch.optim.Optimizer):
     """Has a required argument that it does not read from its groups."""
 
+    is_elementwise = True
+
     def __init__(self, params: Any, lr: float, share: float) -> None:
         super().__init__(params, {"lr": lr, "share": share})
         self.share = share

@@ -211,12 +211,13 @@ class FreezesHead(Plain):
 class Anchored(torch.optim.SGD):
     """Keeps its weights near the first ones, which it knows by their places."""
 
+    is_elementwise = True
+
     def __init__(self, params: Any, lr: float = 0.1, pull: float = 0.9) -> None:
         super().__init__(params, lr)
         self.pull = pull
-        self.start = [
-            [each.detach().clone() for each in own["params"]] for own in self.param_groups
-        ]
+        groups = [own["params"] for own in self.param_groups]
+        self.start = [[each.detach().clone() for each in own] for own in groups]
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:

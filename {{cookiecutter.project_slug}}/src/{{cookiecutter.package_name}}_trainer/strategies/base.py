@@ -5,7 +5,7 @@ starts the processes, and the cluster gives this process its rank.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -30,6 +30,7 @@ from .weights import LocalWeights
 
 if TYPE_CHECKING:
     from .memory import Memory, Sizes
+    from .noise import Noise
 
 Launcher = Literal["subprocess", "spawn", "fork"]
 Stage = Literal["training", "validation", "test", "predict"]
@@ -110,6 +111,7 @@ class Strategy:
     _devices: Sequence[torch.device]
     _step_module: StepModule
     """Runs the user's steps."""
+    _noise: "Noise | None" = None
     _wrapped: Any = None
     """The engine's wrapper of it, which runs training steps; without it, this process does."""
 
@@ -289,10 +291,19 @@ class Strategy:
         return dict
 
     def _step_optimizer(self, optimizer: Optimizer) -> None:
-        if self.precision.scaler is None:
-            optimizer.step()
-        else:
-            self.precision.step(optimizer)
+        is_known = type(optimizer).step.__module__.startswith("torch.")
+        with nullcontext() if is_known else self._drawing(optimizer):
+            if self.precision.scaler is None:
+                optimizer.step()
+            else:
+                self.precision.step(optimizer)
+
+    def _drawing(self, optimizer: Optimizer) -> AbstractContextManager[None]:
+        """Context of a step that may draw random numbers: replicas draw the same."""
+        from .noise import Noise
+
+        self._noise = self._noise or Noise(self.module, self._devices)
+        return self._noise.alike(optimizer)
 
     def finish(self) -> None:
         """Called once all steps are made and saved: leave the trained weights in the module."""

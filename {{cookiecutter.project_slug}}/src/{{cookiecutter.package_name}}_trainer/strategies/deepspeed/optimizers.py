@@ -60,7 +60,9 @@ def problems_of(found: Optimization, config: Mapping[str, Any]) -> list[str]:
 def _not_sliced(found: Sequence[Optimizer], config: Mapping[str, Any]) -> list[str]:
     """One line for each optimizer that cannot step slices of parameters."""
     is_tested = not config.get("zero_allow_untested_optimizer")
-    return (elementwise.problems_of(found, "elements") if is_tested else []) or [
+    examined, what = f"{elementwise.EXAMINED}|deepspeed", "ZeRO (strategy='deepspeed')"
+    unknown = elementwise.problems_of(found, "elements", what, examined) if is_tested else []
+    return unknown or [
         f"configure_optimizers gave {type(each).__name__}, which has a state before its first "
         "step, and ZeRO replaces its parameters by slices; create the state in step, or use "
         "strategy='ddp'"

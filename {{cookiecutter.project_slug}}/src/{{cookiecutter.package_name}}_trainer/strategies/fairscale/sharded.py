@@ -104,7 +104,7 @@ class DDPSharded(ProcessGroupStrategy):
         self.start_equal((*module.parameters(), *module.buffers()))
         given = configure()
         _check(given, parameter_names(module))
-        refuse(elementwise.problems_of(given.optimizers, "parameters"))
+        refuse(elementwise.problems_of(given.optimizers, "parameters", "ddp_sharded"))
         if self.find_unused_parameters or not module.automatic_optimization:
             # OSS broadcasts those that are trainable when it is created; others may be unfrozen.
             with requiring_grad(given.parameters, True):

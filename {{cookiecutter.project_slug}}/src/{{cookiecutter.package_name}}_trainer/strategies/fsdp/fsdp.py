@@ -37,9 +37,11 @@ from ..gradients.averaging import GradientAverage
 from ..gradients.same_use import OPTION, SameUse, trained, unused, with_zeros
 from ..limits import Limits
 from ..memory import Memory, Sizes, divided, memory
+from ..noise import drawing_nothing
 from ..optimizer_state import parameter_names
 from ..optimizers import Optimization
 from ..process_group import ProcessGroupStrategy
+from ..user_code import forbid_use
 from ..weights import LocalWeights
 from . import state as sharded_state
 from .state import groups_split
@@ -342,6 +344,17 @@ class FSDP(ProcessGroupStrategy):
         with stepping(optimizer, "sharded parameters", signs), groups_split(optimizer):
             super()._step_optimizer(optimizer)
 
+    def _drawing(self, optimizer: Optimizer) -> contextlib.AbstractContextManager[None]:
+        own: list[Any] = [each for group in optimizer.param_groups for each in group["params"]]
+        size = self._layout.world_size
+        has_copies = any(
+            not dtensors.is_sharded(each)
+            or each.device_mesh.size() != size
+            or any(place.is_replicate() for place in each.placements)
+            for each in own
+        )
+        return drawing_nothing(optimizer) if size > 1 and has_copies else contextlib.nullcontext()
+
     def weights(self) -> LocalWeights:
         def reshard() -> None:
             for unit in self._units():
@@ -356,6 +369,8 @@ class FSDP(ProcessGroupStrategy):
         for unit in self._units():
             drop_groups(unit)
         if self._step_module is not None:
+            if self._layout.world_size > 1:
+                forbid_use(filter(dtensors.is_sharded, self.module.parameters()))
             getattr(self.mesh, "_pg_registry", {}).clear()
         self._step_module, self.roots = None, ()
         sharded_state.HANDLERS.pop(sharded_state.READ, None)

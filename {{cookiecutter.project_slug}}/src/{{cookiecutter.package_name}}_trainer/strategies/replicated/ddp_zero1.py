@@ -26,7 +26,7 @@ class DDPZeRO1(DDP):
 
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         optimization = super().setup(module, configure)
-        refuse(elementwise.problems_of(optimization.optimizers, "parameters"))
+        refuse(elementwise.problems_of(optimization.optimizers, "parameters", "ddp_zero1"))
         sharded = optimization.replaced(partial(sharded_optimizer, ZeroRedundancyOptimizer))
         self.engine_groups = EngineGroups(sharded.optimizers, grows=True)
         return sharded

@@ -3,7 +3,7 @@
 import functools
 import itertools
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -26,9 +26,10 @@ from ...engine_optimizers import stepping
 from ...gradients import sparse
 from ...gradients.averaging import reduce_used
 from ...limits import Limits
+from ...noise import drawing_nothing
 from ...optimizers import Optimization
 from ...process_group import ProcessGroupStrategy
-from ...user_code import HookGuard
+from ...user_code import HookGuard, forbid_use
 from ...weights import LocalWeights
 from . import partition
 from .boundary import Step
@@ -145,7 +146,7 @@ class Sequential(ProcessGroupStrategy):
         # have no gradients.
         optimization = configure()
         if self.processes.count > 1:
-            refuse(elementwise.problems_of(optimization.optimizers, "parameters"))
+            refuse(elementwise.problems_of(optimization.optimizers, "parameters", "sequential"))
         for optimizer in optimization.optimizers:
             for each in [each for each in optimizer.state if not self.ownership.is_own(each)]:
                 del optimizer.state[each]
@@ -305,6 +306,10 @@ class Sequential(ProcessGroupStrategy):
         with stepping(optimizer, "a stage alone"), self._guard.weights(f"{name}.step"):
             super()._step_optimizer(optimizer)
 
+    def _drawing(self, optimizer: Optimizer) -> AbstractContextManager[None]:
+        has_copies = self._shared or self.processes.replicas > 1
+        return drawing_nothing(optimizer) if has_copies else nullcontext()
+
     def _counts(self, parameter: Tensor) -> bool:
         """Whether this process adds a parameter to the norm, and no other one that holds it."""
         return self.ownership.counts_here(parameter) and self.processes.replica == 0
@@ -359,6 +364,8 @@ class Sequential(ProcessGroupStrategy):
     def teardown(self) -> None:
         if hasattr(self, "_stages"):
             self._stages.close()
+            if self.processes.count > 1:
+                forbid_use((*self.module.parameters(), *self.module.buffers()))
         self._shared = []
         if hasattr(self, "processes"):
             self.processes.close()

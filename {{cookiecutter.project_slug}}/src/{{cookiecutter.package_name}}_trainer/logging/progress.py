@@ -20,10 +20,13 @@ for _descriptor in (1, 2):
 
 
 def print_lines(*lines: str, error: bool = False) -> None:
-    """Print lines, to stderr if ``error``, even if nothing reads them any more."""
+    """Print lines, to stderr if ``error``, in any encoding, even if nothing reads them any more."""
     _drop_output()
+    stream = sys.stderr if error else sys.stdout
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    text = "\n".join(lines).encode(encoding, "backslashreplace").decode(encoding)
     with contextlib.suppress(BrokenPipeError):  # closed since then; the next one says so
-        print(*lines, sep="\n", file=sys.stderr if error else sys.stdout, flush=True)
+        print(text, file=stream, flush=True)
 
 
 def _drop_output() -> None:

@@ -104,13 +104,13 @@ def other_code(directory: Path) -> list[str]:
 def _template() -> dict[str, Any] | None:
     """Version of the template, and the answers to its questions; ``None``: not known here."""
     try:
-        own = tomllib.loads((_PROJECT / "pyproject.toml").read_text())["tool"]
+        own = tomllib.loads((_PROJECT / "pyproject.toml").read_text("utf-8"))["tool"]
         answers = dict(own["cookiecutter-distributed-torch"])
         version = answers.pop("version")
     except (OSError, ValueError, LookupError, TypeError):
         return None
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-        given = json.loads((_PROJECT / ".cruft.json").read_text())["context"]["cookiecutter"]
+        given = json.loads((_PROJECT / ".cruft.json").read_text("utf-8"))["context"]["cookiecutter"]
         answers |= {name: value for name, value in given.items() if not name.startswith("_")}
     return {"version": version, "answers": answers}
 

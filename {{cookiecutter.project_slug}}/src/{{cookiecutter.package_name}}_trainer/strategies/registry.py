@@ -118,7 +118,7 @@ def discover(package: str, path: list[str]) -> None:
     found = [
         each.name
         for each in pkgutil.iter_modules(path)
-        if each.ispkg or _DECLARATION in (folder / f"{each.name}.py").read_text()
+        if each.ispkg or _DECLARATION in (folder / f"{each.name}.py").read_text("utf-8")
     ]
     last = len(_FIRST)
     for name in sorted(found, key=lambda each: _FIRST.index(each) if each in _FIRST else last):

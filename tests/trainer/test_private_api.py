@@ -98,7 +98,7 @@ OF_FOLDERS = {
         *("_zero_init_param", "_WORLD_GROUP", "_release_process_group_references"),
         *("_convert_to_deepspeed_param", "_hp_mapping", "_hp_optimizer_states_linked"),
     },
-    "strategies/fairscale": {"_get_reduce_fn"},
+    "strategies/fairscale": {"_get_reduce_fn", "_consume_work_handles"},
     "strategies/fsdp": {"_fsdp_param_group", "_param_fqn", "_init_mp_dtypes"},
     "strategies/horovod": {"_allreduce_delay"},
     "strategies/replicated": {"_ddp_ignored"},

@@ -1,6 +1,7 @@
 """Everyday programs of public bug reports: right as in plain torch, or one line in time."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -175,3 +176,80 @@ def test_predictions_are_those_of_each_batch_if_the_module_reuses_a_tensor() -> 
 def test_ddp_names_what_is_frozen_during_a_fit() -> None:
     with pytest.raises(UserError, match=r"rank 0 does not use b in a step, .* freezes them later"):
         make(strategy="ddp").fit(Model(), data())
+
+
+class Resized(Model):
+    """Changes its data after each epoch: Lightning's issues 18023 and 21773."""
+
+    def __init__(self, by: int) -> None:
+        super().__init__()
+        self.samples, self.by = [torch.ones(1)] * 4, by
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return batch.mean() * (self.a + self.b).mean()
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.samples, batch_size=1)  # type: ignore[arg-type]
+
+    def on_train_epoch_end(self) -> None:
+        self.samples[:] = self.samples[:1] * (len(self.samples) + self.by)
+
+
+@pytest.mark.parametrize("by", [2, -2])
+def test_a_dataset_that_changes_its_length_is_named_when_the_next_epoch_begins(by: int) -> None:
+    model = Resized(by)
+    with pytest.raises(UserError, match=f"the dataset has {4 + by} samples, and had 4") as raised:
+        make().fit(model)
+    assert "\n" not in str(raised.value)
+    assert model.a.item() == -4
+
+
+class Misspelt(Model):
+    """Hooks that nothing would call: Lightning's 2351, "validation code is not called"."""
+
+    def on_train_epoch_ends(self) -> None: ...
+    def val_dataloaders(self) -> Any: ...
+    def test_step(self, batch: Any, batch_idx: int) -> None: ...
+    def test_steps(self) -> None:
+        """A method of the user's own, beside the hook itself."""
+
+
+def test_a_misspelt_hook_is_named_before_the_first_step_also_as_an_attribute() -> None:
+    model = Misspelt()
+    vars(model)["on_fit_starts"] = print
+    with pytest.raises(UserError) as raised:
+        make().fit(model, data())
+    names = ("on_fit_starts", "on_train_epoch_ends", "val_dataloaders")
+    for line, name in zip(str(raised.value).splitlines(), names, strict=True):
+        assert f"Misspelt.{name} would not be called" in line
+        assert repr(name[:-1]) in line
+    assert model.a.item() == 0
+
+
+def test_functions_assigned_in_the_place_of_hooks_are_called() -> None:
+    model, called = Model(), list[int]()
+    vars(model)["on_train_batch_end"] = lambda outputs, batch, index: called.append(index)
+    make(max_epochs=1).fit(model, data())
+    assert called == [0, 1]
+
+
+def test_a_schedule_stepped_by_hand_is_torch_s() -> None:
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    vars(model)["configure_optimizers"] = lambda: optimizer
+    vars(model)["on_train_epoch_end"] = schedule.step
+    make().fit(model, data())
+    assert model.a.item() == -2 * (1 + 0.5 + 0.25)
+
+
+def test_output_of_another_encoding_does_not_end_a_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = tmp_path / "é"
+    with (tmp_path / "printed").open("w", encoding="ascii") as printed:
+        monkeypatch.setattr("sys.stdout", printed)
+        Trainer(
+            accelerator="cpu", devices=1, loggers=(), max_epochs=1, default_root_dir=folder
+        ).fit(Model(), data())
+    assert r"\xe9/" in (tmp_path / "printed").read_text()

@@ -1,12 +1,7 @@
 """Models of other packages under the strategies that support them equal one process."""
 
-import json
-import os
 import re
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,39 +9,19 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 from tests.conformance.rows import rounding
-from tests.project import environment, require
+from tests.project import require
 from torch import Tensor
 
 from real_models import MODELS
+from real_models.asking import Way, asking, difference
+from real_models.base import STEPS
 
 pytestmark = pytest.mark.slow
 # Not called models, of which transformers takes a folder for its own.
 PACKAGES = Path(__file__).resolve().parents[2] / "build" / "model-packages"
-STEPS = 4
 # Four steps through at most thirty layers, forward and back, of which each adds up in blocks: about
 # ten roundings. Losses are at most 8, and fall or rise in these steps by a hundred times as much.
 BOUND = rounding(STEPS * 2 * 30 * 10, 8.0)
-
-
-@dataclass(frozen=True)
-class Way:
-    """How a strategy is started.
-
-    Args:
-        models: that CI tries on each push; the others are exhaustive.
-        processes: that are started for it; others it starts by itself.
-        parts: into which it cuts a batch.
-        options: of the strategy.
-        engine: that it needs.
-    """
-
-    models: tuple[str, ...]
-    processes: int = 2
-    parts: int = 2
-    options: Mapping[str, Any] = field(default_factory=dict)
-    engine: str = "torch"
-
-
 VIT, LAYERS, RESNET, SYNC, RETINANET, UNET, GPT2, LLAMA, T5, BERT, LORA, GCN, WGAN, ACTOR = MODELS
 WAYS = {
     "dp": Way((BERT,), processes=1),
@@ -112,22 +87,8 @@ def cells() -> Iterator[Any]:
 def ask() -> Iterator[Any]:
     """Have a model trained in processes that are forked from one with all packages."""
     require(None if any(PACKAGES.glob(".ready-*")) else "models are not installed: make models")
-    variables = {"DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
-    # pyarrow's allocator would start a thread, which a fork loses.
-    variables["JE_ARROW_MALLOC_CONF"] = "background_thread:false"
-    variables["PYTHONPATH"] = os.pathsep.join([os.environ["PYTHONPATH"], str(PACKAGES)])
-    command = [sys.executable, "-m", "real_models.worker"]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, env=environment(variables), **pipes) as worker:
-
-        def asked(folder: Path, model: str, processes: int, options: dict[str, Any]) -> str:
-            request = {"folder": str(folder), "model": model, "processes": processes}
-            print(json.dumps({**request, "options": options}), file=worker.stdin, flush=True)
-            answer = worker.stdout.readline()
-            assert answer, "the worker has ended"
-            return json.loads(answer)
-
-        yield asked  # the worker ends with its standard input
+    with asking(["images", "text", "others"], str(PACKAGES)) as asked:
+        yield asked
 
 
 @pytest.fixture(scope="module")
@@ -161,19 +122,6 @@ def test_equals_one_process(ask, reference, record_property, tmp_path, strategy,
     # BatchNorm normalizes each part of a batch by itself, as if it were accumulated.
     expected = reference(model, way.parts if model == RESNET else 1)
     found = load_file(tmp_path / "weights.safetensors")
-    largest = difference(found, expected, buffers=model != RESNET)
+    largest = difference(found, expected, BOUND, buffers=model != RESNET)
     record_property("models", [model, strategy, f"{largest:.1e}"])
     assert largest < BOUND
-
-
-def difference(found: dict[str, Tensor], expected: dict[str, Tensor], *, buffers: bool) -> float:
-    """Largest of any weight or loss. Running statistics are those of the first parts alone."""
-    assert found.keys() == expected.keys()
-    losses = expected["losses"]
-    assert len(losses) == STEPS
-    assert losses.max() < 8
-    assert (losses.max() - losses.min()) > 100 * BOUND
-    names = [name for name in found if buffers or not re.search("running_|num_batches", name)]
-    pairs = [(found[name].double(), expected[name].double()) for name in names]
-    assert all(ours.shape == theirs.shape for ours, theirs in pairs)
-    return max(float((ours - theirs).abs().max()) for ours, theirs in pairs if ours.numel())

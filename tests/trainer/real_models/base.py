@@ -4,7 +4,7 @@ from typing import Any
 
 import my_project_trainer as trainer
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 STEPS = 4
@@ -18,6 +18,7 @@ class Base(trainer.TrainingModule):
     """
 
     rate = 0.05
+    options: dict[str, Any] = {}  # noqa: RUF012
     collate: Any = None
 
     def __init__(self) -> None:
@@ -48,3 +49,17 @@ class Base(trainer.TrainingModule):
     def configure_optimizers(self) -> Any:
         trained = [each for each in self.parameters() if each.requires_grad]
         return torch.optim.SGD(trained, lr=self.rate, momentum=0.9)
+
+
+class Manual(Base):
+    """Two networks with an optimizer each."""
+
+    automatic_optimization = False
+
+    def configure_optimizers(self) -> Any:
+        networks = self.children()
+        return [torch.optim.SGD(each.parameters(), lr=self.rate, momentum=0.9) for each in networks]
+
+
+def network(inputs: int, outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(inputs, 16), nn.Tanh(), nn.Linear(16, outputs))

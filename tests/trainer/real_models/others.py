@@ -9,7 +9,7 @@ from torch_geometric import nn as graphs
 from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 
-from .base import GLOBAL_BATCH, Base
+from .base import GLOBAL_BATCH, Base, Manual, network
 
 
 class GCN(Base):
@@ -32,20 +32,6 @@ class GCN(Base):
     def loss(self, batch: Any) -> Tensor:
         nodes = self.model(batch.x, batch.edge_index)
         return cross_entropy(self.head(graphs.global_mean_pool(nodes, batch.batch)), batch.y)
-
-
-class Manual(Base):
-    """Two networks with an optimizer each."""
-
-    automatic_optimization = False
-
-    def configure_optimizers(self) -> Any:
-        networks = self.children()
-        return [torch.optim.SGD(each.parameters(), lr=self.rate, momentum=0.9) for each in networks]
-
-
-def network(inputs: int, outputs: int) -> nn.Module:
-    return nn.Sequential(nn.Linear(inputs, 16), nn.Tanh(), nn.Linear(16, outputs))
 
 
 class WGAN(Manual):

@@ -1,8 +1,9 @@
 """Trains models in processes that are forked from this one, which has imported all packages.
 
-``python -m real_models.worker`` reads a JSON object per line: the folder, the model's name, the
-number of processes to start, and the arguments of the trainer. It answers each with a line: ``""``
-if all have trained, and ``weights.safetensors`` is in the folder, or what a failing rank printed.
+``python -m real_models.worker MODULES`` reads a JSON object per line: the folder, the model's name,
+the number of processes to start, and the arguments of the trainer. It answers each with a line:
+``""`` if all have trained, and ``weights.safetensors`` is in the folder, or what a failing rank
+printed. ``FOLDER OPTIONS MODELS`` train several in this process, a rank that is already started.
 """
 
 import csv
@@ -30,21 +31,20 @@ from .operators import import_torchvision
 
 # What a process would import later by itself.
 IMPORTED = (
-    *("real_models.images", "real_models.text", "real_models.others"),
     *("torch.distributed.fsdp", "torch.utils.tensorboard", "torch.distributed.optim"),
     *("deepspeed", "deepspeed.runtime.zero.muon.muon_optimizer"),
     *("fairscale.nn.data_parallel", "fairscale.optim"),
 )
 
 
-def import_all() -> object:
-    """Import what all processes need.
+def import_all(modules: Iterable[str]) -> object:
+    """Import what all processes need, and these modules of models.
 
     Returns:
         what must outlive them.
     """
-    operators = import_torchvision()
-    for name in IMPORTED:
+    operators = import_torchvision() if "images" in modules else None
+    for name in (*(f"real_models.{each}" for each in modules), *IMPORTED):
         if importlib.util.find_spec(name.partition(".")[0]) is not None:
             importlib.import_module(name)
     gc.collect()
@@ -98,7 +98,7 @@ def fork(rank: int, port: str, folder: str, processes: int, **request: Any) -> i
         train(Path(folder), **request)
         code = 0
     except trainer.UserError as error:
-        print(*(f"refused: {line}" for line in error.problems), sep="\n")
+        print(refused(error))
     except BaseException:
         traceback.print_exc(file=sys.stdout)
     finally:
@@ -106,8 +106,26 @@ def fork(rank: int, port: str, folder: str, processes: int, **request: Any) -> i
         os._exit(code)
 
 
+def refused(error: trainer.UserError) -> str:
+    return "\n".join(f"refused: {line}" for line in error.problems)
+
+
+def train_all(folder: Path, options: str, *models: str) -> None:
+    """Train one after another; the main process writes ``answers.json``: as :func:`serve` does."""
+    answers = dict.fromkeys(models, "")
+    for model in models:
+        try:
+            train(folder / model, model, json.loads(options))
+        except trainer.UserError as error:
+            answers[model] = refused(error)
+    if not int(os.environ["HOROVOD_RANK"]):
+        (folder / "answers.json").write_text(json.dumps(answers))
+
+
 def train(folder: Path, model: str, options: Mapping[str, Any]) -> None:
     """Train for a few steps; the main process writes weights and losses."""
+    module, name = MODELS.get(model, f"everyday.{model}").split(".")
+    kind = getattr(importlib.import_module(f"real_models.{module}"), name)
     run = trainer.Trainer(
         **{
             "accelerator": "cpu",
@@ -118,11 +136,11 @@ def train(folder: Path, model: str, options: Mapping[str, Any]) -> None:
             "enable_progress_bar": False,
             "default_root_dir": folder,
             "run_name": "run",
+            **kind.options,
             **options,
         }
     )
-    module, name = MODELS[model].split(".")
-    run.fit(getattr(importlib.import_module(f"real_models.{module}"), name)())
+    run.fit(kind())
     if run.global_rank == 0:
         saved = checkpoint.Checkpoint(checkpoint.resolve(run.run_directory)).state()["model"]
         found = {key: value.clone() for key, value in saved.items()}
@@ -137,6 +155,9 @@ def _losses(directory: Path) -> torch.Tensor:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    kept = import_all()
-    serve(sys.stdin)
-    os._exit(0)  # to tear all packages down takes seconds
+    if len(sys.argv) > 3 and sys.argv[1].startswith("/"):
+        train_all(Path(sys.argv[1]), *sys.argv[2:])
+    else:
+        kept = import_all(sys.argv[1:])
+        serve(sys.stdin)
+        os._exit(0)  # to tear all packages down takes seconds

@@ -162,7 +162,7 @@ def create(given: object, problems: Problems) -> tuple[Callback, ...]:
                     "of your own: docs/how-to/upload-checkpoints.md"
                 )
             callback = class_paths.create(f"callbacks[{index}]", each, Callback, BUILT_IN)
-            lines = problems_of_names(type(callback), Callback)
+            lines = problems_of_names(callback, Callback)
             lines += problems_of_signatures(callback, Callback)
             if lines:
                 raise ConfigurationError(lines)

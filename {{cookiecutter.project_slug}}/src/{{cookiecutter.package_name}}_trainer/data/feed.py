@@ -1,7 +1,7 @@
 """Feeds: iterate over the batches of an epoch, with sample counts and weights for the loop."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
@@ -76,7 +76,7 @@ class OrderedFeed(Feed):
         self, loader: DataLoader[Any], order: GlobalOrder, share: Share, repeats: bool = False
     ) -> None:
         self._loader, self._order, self._repeats = loader, order, repeats
-        self._share = share
+        self._share, self._samples = share, len(cast(Any, loader.dataset))
         may_drop = loader.collate_fn is not default_collate or hasattr(loader.dataset, _IN_BATCHES)
         self._counts = may_drop or bool(share.count_samples or share.count_weight)
         self.plan: BatchPlan = order.plan
@@ -97,6 +97,9 @@ class OrderedFeed(Feed):
         order.is_held = self.holds_order
         order.epoch, order.start = 0 if self._repeats else epoch, start
         self.set_epoch(epoch)
+        if (now := len(cast(Any, self._loader.dataset))) != self._samples:
+            what = f"the dataset has {now} samples, and had {self._samples} when steps were planned"
+            raise UserError(f"{what}: keep their number, or start another fit (--trainer.weights)")
         batches = drawn(iterator(self._loader), self._stream, start, len(order))
         if collectives.is_active():
             from .hashing import compared

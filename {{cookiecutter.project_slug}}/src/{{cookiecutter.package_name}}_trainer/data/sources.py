@@ -99,7 +99,7 @@ def validation_loaders(data: Data, module: TrainingModule, given: Data) -> Loade
 def check_given(data: Data, *, is_training: bool = False) -> None:
     """Check an argument: loaders of batches, or a data module without hooks of other trainers."""
     if isinstance(data, DataModule):
-        refuse(problems_of_names(type(data), DataModule) + problems_of_signatures(data, DataHooks))
+        refuse(problems_of_names(data, DataModule) + problems_of_signatures(data, DataHooks))
     elif data is not None and is_training:
         _check_loader(data, _GIVEN)
         _check_repeats(data, _GIVEN)

@@ -1,5 +1,6 @@
 """Hooks, which each rank calls at moments of a run; which a class overrides, and Lightning's."""
 
+import difflib
 import inspect
 import os
 import re
@@ -18,6 +19,7 @@ Loaders = Loader | Mapping[str, Loader]
 _LOOKS_LIKE_A_HOOK = re.compile(
     r"on_.*_(start|end|checkpoint|eval|train|save|load)|on_(before|after)_.*"
 )
+_HOOK = re.compile(r"on_.*|.*_(step|step_end|dataloader)|configure_optimizers|prepare_data")
 # Other hooks of Lightning that are not called here.
 _OTHER_HOOKS = (
     *("training_epoch_end", "validation_epoch_end", "test_epoch_end", "tbptt_split_batch"),
@@ -169,14 +171,18 @@ def is_overridden(owner: object, base: type, name: str) -> bool:
     return getattr(method, "__func__", method) is not getattr(base, name)
 
 
-def problems_of_names(cls: type, base: type) -> list[str]:
-    """One line for each method that looks like a hook, and is none of the base class."""
-    known = [name for name in dir(base) if name.startswith("on_")]
+def problems_of_names(owner: object, base: type) -> list[str]:
+    """One line for each function of a class or an object that looks like a hook, but is none."""
+    cls = owner if isinstance(owner, type) else type(owner)
+    known = [name for name in dir(base) if _HOOK.fullmatch(name)]
+    missing = [name for name in known if not is_overridden(owner, base, name)]
     return [
         f"{cls.__name__}.{name} would not be called: it is no hook{nearest(name, known)}"
-        for name in dir(cls)
-        if name in _OTHER_HOOKS or _LOOKS_LIKE_A_HOOK.fullmatch(name)
-        if not hasattr(base, name)
+        for name in sorted({*dir(cls), *vars(owner)} - {*dir(base)})
+        if not name.startswith("_") and callable(inspect.getattr_static(owner, name))
+        if name in _OTHER_HOOKS
+        or _LOOKS_LIKE_A_HOOK.fullmatch(name)
+        or difflib.get_close_matches(name, missing, 1, 0.93)  # an s too many, letters swapped
     ]
 
 

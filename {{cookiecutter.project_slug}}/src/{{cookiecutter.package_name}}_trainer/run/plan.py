@@ -230,7 +230,7 @@ def check_module(plan: Plan, module: TrainingModule) -> None:
         problems.add(f"{name}.splits_sequences: processes do not split sequences; remove it")
     if not is_overridden(module, DataHooks, "setup"):  # otherwise after it: it may create layers
         problems.lines += _problems_of_layers(plan, module)
-    problems.lines += problems_of_names(type(module), TrainingModule)
+    problems.lines += problems_of_names(module, TrainingModule)
     problems.lines += problems_of_signatures(module, Hooks)
     problems.lines += problems_of_signatures(module, DataHooks)
     if not module.automatic_optimization:

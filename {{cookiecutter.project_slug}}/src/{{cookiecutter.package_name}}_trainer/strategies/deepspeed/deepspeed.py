@@ -247,6 +247,7 @@ class DeepSpeed(ProcessGroupStrategy):
             # Without ZeRO, the engine scales losses and steps with it.
             self.engine.torch_autocast_z0_gradscaler = self.precision.scaler
             return optimizer
+        process.reduce_in_order(self.zero, [each for _, each in trained(module)])
         optimizer = self.zero.optimizer  # an Adagrad is created again
         whole, is_3 = list(module.parameters()), self.stage == 3
         self.slices = ParameterSlices(self.zero, whole) if is_3 else FlatSlices(self.zero)

@@ -12,7 +12,7 @@ import sysconfig
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -20,12 +20,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.file_baton import FileBaton
 
 from ...errors import UserError
 from ...launch import output
 from ...launch.cluster import Layout
+from ..gradients.fixed_order import FixedOrder
 from ..optimizers import UNREACHED
 
 # Attributes that stage 3 sets on every module; the first two refer to its engine.
@@ -183,6 +184,24 @@ def note_uses(module: nn.Module, note: Callable[[str], object]) -> None:
     for name, parameter in module.named_parameters():
         each: Any = parameter  # DeepSpeed's methods are its attributes
         each.all_gather = partial(noted, name, each.all_gather)
+
+
+def reduce_in_order(zero: Any, parameters: Sequence[Tensor]) -> None:
+    """Have ZeRO reduce gradients in the same order on all ranks, whose buckets then agree."""
+    reduce = zero.reduce_ready_partitions_and_remove_grads
+    end = zero.independent_gradient_partition_epilogue
+    order = FixedOrder(len(parameters))
+    places = {id(each): index for index, each in enumerate(parameters)}
+
+    def note(parameter: Tensor, *group: int) -> None:
+        order.note(places[id(parameter)], partial(reduce, parameter, *group))
+
+    def finish() -> None:
+        order.finish()
+        end()
+
+    zero.reduce_ready_partitions_and_remove_grads = note
+    zero.independent_gradient_partition_epilogue = finish
 
 
 _ONE_USE = (

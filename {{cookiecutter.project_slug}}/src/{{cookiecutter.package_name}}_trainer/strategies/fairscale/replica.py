@@ -4,13 +4,13 @@ Imported when it is used, and before there is a process group: FairScale need no
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from fairscale.nn.data_parallel import ShardedDataParallel
 from fairscale.optim.oss import OSS
 from torch import Tensor, nn
 
 from ..gradients.averaging import copy_gradient
+from ..gradients.fixed_order import FixedOrder
 
 
 class Replica(ShardedDataParallel):  # type: ignore[misc]
@@ -29,16 +29,24 @@ class Replica(ShardedDataParallel):  # type: ignore[misc]
             reduce_buffer_size=0,
             reduce_fp16=reduce_fp16,
         )
+        self._places = {id(each): index for index, each in enumerate(module.parameters())}
+        self._order = FixedOrder(len(self._places))
 
     def _get_reduce_fn(self, index: int, param: Tensor, dst_rank: int) -> Callable[..., None]:
         reduce = super()._get_reduce_fn(index, param, dst_rank)
 
-        def reduce_copy(*gradients: Any) -> None:
+        def reduce_copy() -> None:
+            self._bucket_flush_callback_set = True  # FairScale would wait in the backward
             if not self._should_accumulate_grads:
                 copy_gradient(param)
             reduce()
 
-        return reduce_copy
+        return lambda *_: self._order.note(self._places[id(param)], reduce_copy)
+
+    def finish(self) -> None:
+        """Reduce the gradients that are left after a backward, and wait for all."""
+        self._order.finish()
+        self._consume_work_handles()
 
     def _detect_train_change(self) -> bool:
         # Like FairScale's, without its warnings: freezing and unfreezing layers is allowed.

@@ -140,6 +140,8 @@ class DDPSharded(ProcessGroupStrategy):
         if self.same_use is not None and synchronize:
             self.same_use.check(loss)
         super().backward(loss, synchronize=synchronize)
+        if self._wrapped is not None:
+            self._wrapped.finish()
 
     def clip(self, optimization: Optimization, value: float, algorithm: str) -> Tensor | None:
         if self._wrapped is None:  # each process has all gradients

@@ -20,17 +20,17 @@ LINES = {
     "cli": 1197,
     "data": 2120,
     "errors.py": 148,
-    "launch": 2777,
+    "launch": 2817,
     "legacy": 419,
-    "logging": 1452,
+    "logging": 1459,
     "loop": 2323,
     "memory": 378,
     "module": 786,
     "options": 1084,
-    "run": 1802,
+    "run": 1811,
     "strategies/*.py": 2384,
     "strategies/asynchronous": 737,
-    "strategies/deepspeed": 1639,
+    "strategies/deepspeed": 1640,
     "strategies/fairscale": 261,
     "strategies/fsdp": 678,
     "strategies/gradients": 406,
@@ -83,12 +83,12 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
     components = sum(count(folder) for folder in folders if folder.is_dir())
     assert count(TRAINER / "tools") <= 2500
     # To be 27,600 and 19,100, with 1,100 for everyday faults, clusters, disks and files.
-    assert count(TRAINER) <= 29_139
-    assert count(TRAINER) - components <= 21_005
+    assert count(TRAINER) <= 29_196
+    assert count(TRAINER) - components <= 21_061
 
 
 def test_the_tests_are_few() -> None:
-    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 58_451  # to be 58,000
+    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 58_581  # to be 58,000
 
 
 def test_the_user_s_package_is_small() -> None:

@@ -73,10 +73,11 @@ def _private_file(layout: Layout) -> Path | None:
         return Path(os.environ[STORE])
     if not layout.launch_id:
         return None
-    folder = Path(tempfile.gettempdir()) / f"trainer-store-{os.geteuid()}-{layout.launch_id}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    files.check_private(folder)
+    prefix = f"trainer-store-{os.geteuid()}-"
+    folder = Path(tempfile.gettempdir()) / f"{prefix}{layout.launch_id}"
+    files.hold(folder)
     if layout.is_main:
+        files.remove_left(f"{prefix}*")
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder / STORE_FILE
 

@@ -20,14 +20,14 @@ LINES = {
     "cli": 1197,
     "data": 2120,
     "errors.py": 148,
-    "launch": 2817,
+    "launch": 2827,
     "legacy": 419,
     "logging": 1459,
     "loop": 2323,
     "memory": 378,
     "module": 786,
     "options": 1084,
-    "run": 1811,
+    "run": 1809,
     "strategies/*.py": 2384,
     "strategies/asynchronous": 737,
     "strategies/deepspeed": 1640,
@@ -83,8 +83,8 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
     components = sum(count(folder) for folder in folders if folder.is_dir())
     assert count(TRAINER / "tools") <= 2500
     # To be 27,600 and 19,100, with 1,100 for everyday faults, clusters, disks and files.
-    assert count(TRAINER) <= 29_196
-    assert count(TRAINER) - components <= 21_061
+    assert count(TRAINER) <= 29_204
+    assert count(TRAINER) - components <= 21_069
 
 
 def test_the_tests_are_few() -> None:

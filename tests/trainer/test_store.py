@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 from my_project_trainer import errors
-from my_project_trainer.launch import cluster, files, rendezvous
+from my_project_trainer.launch import cluster, held_folders, rendezvous
 from tests.project import PACKAGE, run, start
 
 from processes import at_root
@@ -77,14 +77,14 @@ def test_folders_of_killed_launches_are_removed(
     names = [f"{prefix}{what}" for prefix in ("trainer-launch-", store) for what in "abc"]
     left, held, strange = names[::3], names[1::3], names[2::3]
     for name in left:
-        os.close(files.hold(tmp_path / name))  # as the kernel does when a process is killed
+        os.close(held_folders.hold(tmp_path / name))  # as the kernel does when a process is killed
         (tmp_path / name / "store").write_text("")
-    descriptors = [files.hold(tmp_path / name) for name in held]
+    descriptors = [held_folders.hold(tmp_path / name) for name in held]
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / ".lock").write_text("")
     for name in strange:
         (tmp_path / name).symlink_to(tmp_path / "precious")
-    with files.private_folder("trainer-launch-") as own:
+    with held_folders.private_folder("trainer-launch-") as own:
         assert not (tmp_path / left[0]).exists()
         assert (tmp_path / left[1]).exists()
         rendezvous._private_file(layout(0, "x"))  # type: ignore[arg-type]

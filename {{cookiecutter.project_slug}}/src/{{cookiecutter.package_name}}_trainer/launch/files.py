@@ -5,14 +5,12 @@ a convenience, so its failure is a note, and what it was for is there without it
 """
 
 import contextlib
-import fcntl
 import functools
 import os
 import secrets
 import shutil
 import stat
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -22,7 +20,6 @@ from ..errors import UserError
 TEMPORARY = ".*." + "[0-9a-f]" * 16
 """Pattern of names that replace others, and of what is removed."""
 _LONGEST_PATH = 4096
-_LOCK = ".lock"
 
 
 def shown(path: Path, directory: Path) -> Path:
@@ -74,43 +71,6 @@ def check_private(folder: Path) -> None:
     is_private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077
     if not is_private or found.st_uid != os.geteuid():
         raise UserError(f"{folder} is not a folder that only this user can open; set TMPDIR")
-
-
-@contextlib.contextmanager
-def private_folder(prefix: str) -> Iterator[Path]:
-    """A folder that only this user can open, removed after this context, or by the next one."""
-    remove_left(f"{prefix}*")
-    with tempfile.TemporaryDirectory(prefix=prefix) as folder:
-        descriptor = hold(Path(folder))
-        try:
-            yield Path(folder)
-        finally:
-            os.close(descriptor)
-
-
-def hold(folder: Path) -> int:
-    """Make a private folder, and lock it until the descriptor is closed, by this process' end."""
-    while True:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        check_private(folder)
-        with contextlib.suppress(FileNotFoundError):  # it is being removed
-            descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-            with contextlib.suppress(OSError):  # without locks nobody removes it
-                fcntl.flock(descriptor, fcntl.LOCK_SH)
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(descriptor), (folder / _LOCK).stat()):
-                    return descriptor
-            os.close(descriptor)
-
-
-def remove_left(pattern: str) -> None:
-    """Remove temporary folders that nobody holds any more: their processes were killed."""
-    for folder in Path(tempfile.gettempdir()).glob(pattern):
-        with contextlib.suppress(OSError, UserError):  # it is held, or another user's
-            check_private(folder)
-            with (folder / _LOCK).open("r+b") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                discard(folder)
 
 
 # --- conveniences --------------------------------------------------------------------------------

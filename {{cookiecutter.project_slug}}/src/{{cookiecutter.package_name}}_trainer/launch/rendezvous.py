@@ -25,7 +25,7 @@ from resource import RLIMIT_NOFILE, getrlimit, setrlimit
 import torch.distributed as dist
 
 from ..errors import TemporaryError, UserError
-from . import files
+from . import files, held_folders
 from .cluster import STORE, STORE_FILE, Layout
 
 _INTERFACE = "GLOO_SOCKET_IFNAME"
@@ -75,9 +75,9 @@ def _private_file(layout: Layout) -> Path | None:
         return None
     prefix = f"trainer-store-{os.geteuid()}-"
     folder = Path(tempfile.gettempdir()) / f"{prefix}{layout.launch_id}"
-    files.hold(folder)
+    held_folders.hold(folder)
     if layout.is_main:
-        files.remove_left(f"{prefix}*")
+        held_folders.remove_left(f"{prefix}*")
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder / STORE_FILE
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError, user_error
-from . import files, reports, signals
+from . import held_folders, reports, signals
 from .cluster import Layout
 from .pickling import find_unpicklable
 from .rank import is_interactive, run_external
@@ -61,7 +61,7 @@ def supervise_copies(processes: int, layout: Layout, directory: Path) -> NoRetur
             "the main thread, or use strategy='ddp_spawn'"
         )
     # Readable by this user only: on one node it contains the store of the ranks.
-    with files.private_folder("trainer-launch-") as private:
+    with held_folders.private_folder("trainer-launch-") as private:
         place = Place(processes, private, layout)
         failure = Watcher(partial(_start_copies, place, directory), "fork", place).watch()
     if failure is None:
@@ -98,7 +98,7 @@ def run_in_processes(
     if method == "fork":
         _check_can_fork(names)
     # Readable by this user only: it contains the store of the ranks, and what is pickled.
-    with files.private_folder("trainer-launch-") as private:
+    with held_folders.private_folder("trainer-launch-") as private:
         place, result = Place(processes, private), private / "result"
         given = work if method == "fork" else _pickle_work(work, names, private / "work")
         start = partial(_start_processes, method, given, place, result)

@@ -92,10 +92,8 @@ def _auto(accelerator: Accelerator, layout: Layout, is_ddp: bool) -> str:
 
 def _range(planned: str) -> range:
     """The numbers of processes that "N" or "MIN:MAX" says; empty for another text."""
-    if not re.fullmatch("[0-9]{1,9}(:[0-9]{1,9})?", planned):
-        return range(0)
-    least, _, most = planned.partition(":")
-    return range(int(least), int(most or least) + 1)
+    found = re.fullmatch("([0-9]{1,9})(?::([0-9]{1,9}))?", planned)
+    return range(int(found[1]), int(found[2] or found[1]) + 1) if found else range(0)
 
 
 def check(options: Options, where: Placement) -> list[str]:

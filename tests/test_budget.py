@@ -20,17 +20,17 @@ LINES = {
     "cli": 1198,
     "data": 2112,
     "errors.py": 148,
-    "launch": 2854,
+    "launch": 2904,
     "legacy": 419,
-    "logging": 1431,
+    "logging": 1438,
     "loop": 2385,
     "memory": 297,
     "module": 792,
     "options": 1084,
-    "run": 1801,
+    "run": 1808,
     "strategies/*.py": 2517,
     "strategies/asynchronous": 736,
-    "strategies/deepspeed": 1666,
+    "strategies/deepspeed": 1667,
     "strategies/fairscale": 270,
     "strategies/fsdp": 701,
     "strategies/gradients": 436,
@@ -83,12 +83,12 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
     components = sum(count(folder) for folder in folders if folder.is_dir())
     assert count(TRAINER / "tools") <= 2500
     # To be 27,600 and 19,100, with 1,100 for everyday faults, clusters, disks and files.
-    assert count(TRAINER) <= 29_407
-    assert count(TRAINER) - components <= 21_250
+    assert count(TRAINER) <= 29_472
+    assert count(TRAINER) - components <= 21_314
 
 
 def test_the_tests_are_few() -> None:
-    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 59_327  # to be 58,000
+    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 59_457  # to be 58,000
 
 
 def test_the_user_s_package_is_small() -> None:

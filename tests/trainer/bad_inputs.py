@@ -32,7 +32,7 @@ class Bad:
 
 _NUMBERS = ("three", "1.5", "true", "[1]", "{a: 1}", "null", "0", "-1", "nan", "1e400", BIG)
 _OPTIONAL_NUMBERS = tuple(text for text in _NUMBERS if text != "null")
-_SWITCHES = ("1", "maybe", "2.0", "[true]", "{a: true}", "null", "on_", BIG)
+_SWITCHES = ("2", "maybe", "2.0", "[true]", "{a: true}", "null", "on_", BIG)
 # By option: texts that it must refuse.
 OPTIONS: dict[str, tuple[str, ...]] = {
     "max_epochs": _OPTIONAL_NUMBERS,
@@ -93,7 +93,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "tpu_cores": ("8", "0", "x", "[1]", "true"),
     "plugins": ("[]", "[a, b]", "apex", "5", "{a: 1}"),
     "amp_backend": ("apex", "amp", "5", "true"),
-    "replace_sampler_ddp": ("1", "maybe", "[true]"),
+    "replace_sampler_ddp": ("2", "maybe", "[true]"),
     "resume_from_checkpoint": ("gone", "[a]", "{a: 1}"),
     "logger": ("aim", "5", "[5]", "{a: 1}"),
 }

@@ -112,10 +112,19 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path, monkeypatch):
     (tmp_path / "broken.json").write_text("{")
     missing, broken = str(tmp_path / "missing.json"), str(tmp_path / "broken.json")
     listed = written(tmp_path / "list.json", [1])
+    (tmp_path / "bytes.json").write_bytes(b'{"a": "\xff"}')
+    (tmp_path / "deep.json").write_text("[" * 10_000)
+    os.mkfifo(tmp_path / "pipe.json")
+    bad, deep, pipe = (str(tmp_path / f"{name}.json") for name in ("bytes", "deep", "pipe"))
     gone = f"={missing!r}: No such file or directory; give DeepSpeed's JSON file"
     for config, line in (
         (missing, gone),
         (broken, f"={broken!r} is not JSON: "),
+        (bad, f"={bad!r} is not JSON: 'utf-8' codec"),
+        (deep, f"={deep!r} is not JSON: nested more than 50 levels deep"),
+        (pipe, f"={pipe!r} is not JSON: is not a regular file"),
+        ("/dev/zero", "='/dev/zero' is not JSON: is not a regular file"),
+        (str(tmp_path), f"={str(tmp_path)!r}: Is a directory; give"),
         (listed, f"={listed!r} holds a list; give a JSON object"),
         (3, "=3: expected Mapping[str, Any] | str | PathLike[str] | None"),
     ):

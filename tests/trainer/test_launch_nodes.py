@@ -8,6 +8,8 @@ from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
+from my_project_trainer import Trainer
+from my_project_trainer.errors import ConfigurationError
 from tests.project import fit, free_port, run, start
 
 from processes import at_root
@@ -124,3 +126,18 @@ def test_mistakes_are_told_before_anything_starts(tmp_path: Path) -> None:
             "error: strategy='ddp_spawn' runs on 1 node and there are 2; use strategy='ddp'",
         ]
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("planned", "fits"),
+    [("1", True), ("1:4", True), ("2:4", False), ("2", False), ("0x1", False), ("4:1", False)],
+)
+def test_a_job_says_how_many_processes_it_may_have(
+    planned: str, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINER_WORLD_SIZE", planned)
+    if fits:
+        Trainer(accelerator="cpu")
+    else:
+        with pytest.raises(ConfigurationError, match=f"^TRAINER_WORLD_SIZE={planned} processes"):
+            Trainer(accelerator="cpu")

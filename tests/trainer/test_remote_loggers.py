@@ -4,16 +4,20 @@ import csv
 import importlib
 import importlib.util
 import json
+import os
 import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import my_project_trainer as trainer
 import pytest
 import torch
-from my_project_trainer.logging.remote_loggers import MLflowLogger, WandbLogger
+from my_project_trainer.errors import UserError
+from my_project_trainer.logging import LoggedRun
+from my_project_trainer.logging.remote_loggers import MLflowLogger, RemoteLogger, WandbLogger
 from tests.project import fit as fit_words
 from tests.project import run
 from torch.utils.data import DataLoader, TensorDataset
@@ -57,6 +61,37 @@ def logged(folder: Path, name: str) -> list[float]:
     """The values of a name in metrics.csv."""
     table = csv.reader((folder / "runs" / "run" / "metrics.csv").read_text().splitlines())
     return [float(value) for _, _, each, value in table if each == name]
+
+
+class Known(RemoteLogger):
+    """Of a service that knows every run."""
+
+    name = "service"
+
+    def open(self, run: LoggedRun, known: str | None) -> str:
+        return known or "new"
+
+
+@pytest.mark.parametrize("name", ["run.json", "values.jsonl"])
+@pytest.mark.parametrize("damage", [b'{"id', b"[1, {\n", b'"\xff"\n', b"[1]\n", None])
+def test_a_damaged_file_of_a_service_is_one_line(
+    name: str, damage: bytes | None, tmp_path: Path
+) -> None:
+    logger, run = Known(), SimpleNamespace(directory=tmp_path)
+    folder = tmp_path / logger.name
+    folder.mkdir()
+    if damage is None:
+        os.mkfifo(folder / name)
+    else:
+        (folder / name).write_bytes(damage)
+    if (name, damage) == ("values.jsonl", b'{"id'):  # a line that a process was killed in
+        logger.start(run)  # type: ignore[arg-type]
+        logger.close()
+        return
+    with pytest.raises(UserError) as caught:
+        logger.start(run)  # type: ignore[arg-type]
+    (line,) = caught.value.problems
+    assert line.startswith(f"{folder}: run.json or values.jsonl cannot be read (")
 
 
 @pytest.fixture(params=["database", "server"])

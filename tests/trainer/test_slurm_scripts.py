@@ -208,3 +208,21 @@ def test_shellcheck_has_nothing_to_say() -> None:
         )
     done = subprocess.run(["shellcheck", "-x", *SCRIPTS], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "script",
+    [FOLDER / "sweep.sh", FOLDER / "submit.sh", FOLDER / "job.sh", *ROOT.glob("ssh/*.sh")],
+    ids=lambda script: f"{script.parent.name}/{script.name}",
+)
+def test_an_old_bash_says_which_version_is_needed(script: Path) -> None:
+    """What stands before the check is read by any shell; the rest only where it passes."""
+    head, check, _ = re.split(r"^(\(\(BASH_VERSINFO.*\n)", script.read_text(), flags=re.MULTILINE)
+    assert subprocess.run(["sh", "-n"], input=head + check, text=True, timeout=600).returncode == 0
+    for version, passes in (("3 2", 0), ("4 3", 0), ("4 4", 1), ("5 0", 1)):
+        text = head + check.replace("BASH_VERSINFO", "version") + "echo passed"
+        words = ["bash", "-c", f"version=({version}); SLURM_JOB_NAME=job\n{text}", *"abcde"]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=600)
+        line = (done.stdout + done.stderr).strip()
+        assert (done.returncode, line == "passed") == ((0, True) if passes else (2, False))
+        assert passes or re.fullmatch(r"[\w. ]+: bash 4\.4 or newer is needed; .*", line), line

@@ -51,6 +51,7 @@ rdzv_conf=keep_alive_interval=2,keep_alive_max_attempt=3,last_call_timeout=5
 replacement=$run_name-replacement
 replaced=0 code=0
 declare -A agents=() boots=() attempts=()
+export TRAINER_WORLD_SIZE=$((ranks * NODES_MIN)):$((ranks * NODES_MAX)) && export APPTAINERENV_TRAINER_WORLD_SIZE=$TRAINER_WORLD_SIZE
 
 start_agent() { # NODE
     local conf=$rdzv_conf

@@ -25,7 +25,7 @@ until [ -f "${1-}" ] || [ $# = 0 ]; do
     shift
 done
 [[ $at_once =~ ^([1-9][0-9]*)?$ ]] || fail "--at-once=$at_once: must be a whole number of at least 1"
-[ $# != 0 ] || fail "there is no file ${options[*]: -1}: bash slurm/sweep.sh [option of sbatch …] FILE [option of fit …]"
+[[ $# != 0 && $(wc -c < "$1") -le 16777216 ]] || fail "there is no file ${1-${options[*]: -1}}: bash slurm/sweep.sh [option of sbatch …] FILE [option of fit …], a FILE of at most 16 MiB"
 grid=$1
 shift
 

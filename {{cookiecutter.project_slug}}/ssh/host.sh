@@ -2,11 +2,10 @@
 # One host of ssh/train.sh, which starts this script: it checks the host, starts its ranks, and ends
 # them when it is told to, or has heard nothing for a minute. Standard input has an order in each line.
 set -uo pipefail
-id=$1 index=$2 nodes=$3 processes=$4
-shift 4
+id=$1 index=$2 nodes=$3 processes=$4 && shift 4
 
 fail() { echo "error: $*"; exit 2; }
-
+((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 404)) || fail "bash 4.4 or newer is needed; this is $BASH_VERSION"
 # shellcheck source=SCRIPTDIR/../slurm/settings.sh
 source slurm/settings.sh
 # shellcheck source=SCRIPTDIR/../slurm/checks.sh
@@ -29,7 +28,7 @@ await() { # ORDER
 
 mkdir -p runs || fail "cannot make $PWD/runs"
 marker=runs/.$id
-export TRAINER_OUTCOME=$PWD/runs/.outcome-$id-$index
+export TRAINER_OUTCOME=$PWD/runs/.outcome-$id-$index APPTAINERENV_TRAINER_WORLD_SIZE=$TRAINER_WORLD_SIZE
 trap 'rm -f "$marker" "$TRAINER_OUTCOME"' EXIT
 if [ "$index" = 0 ]; then : > "$marker"; fi
 while port=$((20000 + RANDOM % 10000)) && (: < "/dev/tcp/127.0.0.1/$port") 2> /dev/null; do :; done

@@ -15,18 +15,19 @@ set -uo pipefail
 
 fail() { echo "train.sh: $*" >&2; exit 2; }
 
+((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 404)) || fail "bash 4.4 or newer is needed; this is $BASH_VERSION"
 [ -f ssh/host.sh ] || fail "run it in the project's folder: bash ssh/train.sh HOSTS …"
-[ -f "${1-}" ] || fail "there is no file '${1-}' of hosts: bash ssh/train.sh HOSTS [option of fit …]"
-hosts=() counts=() nodes=0
+[[ -f ${1-} && $(wc -c < "$1") -le 1048576 ]] || fail "there is no file '${1-}' of hosts: bash ssh/train.sh HOSTS [option of fit …], HOSTS of at most 1 MiB"
+hosts=() counts=() nodes=0 ranks=0
 while IFS=$' \t\r' read -r host count more || [ -n "$host" ]; do
     if [[ $host == @(|\#*) ]]; then continue; fi
     # No option of ssh, and nothing that a shell or sed would read.
     [[ $host =~ ^[A-Za-z0-9_][A-Za-z0-9_.@:-]*$ && ${count:={{ cookiecutter.gpus_per_node if cookiecutter.gpus_per_node != "0" else "1" }}} =~ ^[1-9][0-9]{0,2}$ && $more == @(|\#*) ]] ||
         fail "$1: '$host $count $more' is not a host and its number of processes"
-    hosts+=("$host") counts+=("$count") nodes=$((nodes + 1))
+    hosts+=("$host") counts+=("$count") nodes=$((nodes + 1)) ranks=$((ranks + count))
 done < "$1"
 [ "$nodes" -gt 0 ] || fail "$1 names no host"
-shift
+shift && export TRAINER_WORLD_SIZE=$ranks # a run of another size ends at once
 
 id=ssh-$(date +%Y%m%d-%H%M%S)-$$
 read -r -a ssh_options <<< "${SSH_OPTIONS-}"

@@ -9,7 +9,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError, user_error
-from . import failures, output, reports, signals
+from . import failures, held_folders, output, reports, signals
 from .cluster import Layout
 from .failures import Failure, RankError
 from .pickling import find_unpicklable
@@ -63,8 +62,8 @@ def supervise_copies(processes: int, layout: Layout, directory: Path) -> NoRetur
             "the main thread, or use strategy='ddp_spawn'"
         )
     # Readable by this user only: on one node it contains the store of the ranks.
-    with tempfile.TemporaryDirectory(prefix="trainer-launch-") as private:
-        place = Place(processes, Path(private), layout)
+    with held_folders.private_folder("trainer-launch-") as private:
+        place = Place(processes, private, layout)
         failure = Watcher(partial(_start_copies, place, directory), "fork", place).watch()
     if failure is None:
         sys.exit(0)
@@ -100,13 +99,13 @@ def run_in_processes(
     if method == "fork":
         _check_can_fork(names)
     # Readable by this user only: it contains the store of the ranks, and what is pickled.
-    with tempfile.TemporaryDirectory(prefix="trainer-launch-") as private:
-        place, result = Place(processes, Path(private)), Path(private) / "result"
-        given = work if method == "fork" else _pickle_work(work, names, Path(private) / "work")
+    with held_folders.private_folder("trainer-launch-") as private:
+        place, result = Place(processes, private), private / "result"
+        given = work if method == "fork" else _pickle_work(work, names, private / "work")
         start = partial(_start_processes, method, given, place, result)
         failure = Watcher(start, method, place).watch()
         if failure is not None:
-            _raise(failure, Path(private))
+            _raise(failure, private)
         if not result.exists():
             raise RankError("rank 0 ended without a result")
         # Safe: rank 0 has pickled it, as this process has pickled the work.

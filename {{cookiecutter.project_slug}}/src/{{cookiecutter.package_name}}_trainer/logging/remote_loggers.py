@@ -14,12 +14,13 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
-from ..errors import ConfigurationError, one_line
-from ..launch import files, output
+from ..errors import ConfigurationError, UserError, one_line
+from ..launch import files, output, side_files
 from ..options import redaction
 from .logger import LoggedRun, Logger
 
 _SECONDS_TO_ANSWER = 5.0
+_MOST_BYTES = 2**30  # of values
 # How long MLflow's client tries to reach a server that does not answer any more, unless the user
 # sets it: training waits for it, by MLflow's defaults for several minutes.
 _MLFLOW_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
@@ -58,12 +59,17 @@ class RemoteLogger(Logger):
         folder = run.directory / self.name
         folder.mkdir(exist_ok=True)
         record, self._values = folder / "run.json", folder / "values.jsonl"
-        with self._values.open("a+b") as file:
-            file.seek(0)
-            # Without a line that a process was killed in.
-            file.truncate(file.read().rfind(b"\n") + 1)
-        self._last = {name: step for step, values in self.sent() for name in values}
-        known = json.loads(record.read_text("utf-8"))["id"] if record.exists() else None
+        try:
+            known = side_files.read_json(record, 2**16)["id"] if record.exists() else None
+            if self._values.exists():  # without a line that a process was killed in
+                content = side_files.read(self._values, _MOST_BYTES)
+                os.truncate(self._values, content.rfind(b"\n") + 1)
+            self._last = {name: step for step, values in self.sent() for name in values}
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise UserError(
+                f"{folder}: run.json or values.jsonl cannot be read ({one_line(error)}); restore "
+                "it, or remove the folder: the service then gets another run"
+            ) from None
         service_id = self.open(run, known)
         files.write_atomically(record, json.dumps({"id": service_id}), mode=0o600)
         self._file = self._values.open("a", encoding="utf-8")
@@ -84,9 +90,10 @@ class RemoteLogger(Logger):
 
     def sent(self) -> Iterator[tuple[int, dict[str, float]]]:
         """Yield the step and the values of each earlier call."""
-        for line in self._values.read_text("utf-8").splitlines():
-            step, values = json.loads(line)
-            yield step, values
+        if self._values.exists():
+            for line in side_files.read(self._values, _MOST_BYTES).splitlines():
+                step, values = json.loads(line)
+                yield step, values
 
 
 def _check_answer(url: str) -> None:

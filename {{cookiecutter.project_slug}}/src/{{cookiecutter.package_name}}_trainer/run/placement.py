@@ -1,6 +1,7 @@
 """Where a run will be, and with which strategy: accelerator, devices, layout of the processes."""
 
 import os
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,6 +90,12 @@ def _auto(accelerator: Accelerator, layout: Layout, is_ddp: bool) -> str:
     return "ddp" if is_ddp else "single_device"
 
 
+def _range(planned: str) -> range:
+    """The numbers of processes that "N" or "MIN:MAX" says; empty for another text."""
+    found = re.fullmatch("([0-9]{1,9})(?::([0-9]{1,9}))?", planned)
+    return range(int(found[1]), int(found[2] or found[1]) + 1) if found else range(0)
+
+
 def check(options: Options, where: Placement) -> list[str]:
     """One line for each way in which the launch does not fit the strategy."""
     layout, nodes, limits = where.layout, options.num_nodes, where.strategy.limits
@@ -103,7 +110,7 @@ def check(options: Options, where: Placement) -> list[str]:
     lines = {
         f"{cluster.PLANNED}={planned} processes are started, but this one is one of "
         f"{layout.world_size}, read from {source}; {advice}": (
-            planned not in ("", str(layout.world_size))
+            planned and layout.world_size not in _range(planned)
         ),
         f"num_nodes={nodes}: nothing has started this process on several nodes; start it with srun "
         "or torchrun, or once on each node with MASTER_ADDR, MASTER_PORT and NODE_RANK": (

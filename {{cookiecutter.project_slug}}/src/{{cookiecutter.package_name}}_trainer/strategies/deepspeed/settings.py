@@ -6,7 +6,6 @@ Source: https://www.deepspeed.ai/docs/config-json/
 """
 
 import copy
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 
 from ...errors import ConfigurationError, nearest, refuse
+from ...launch import side_files
 from ...options import Options
 from ..memory import Memory, Sizes, divided, memory
 from . import VARIABLES
@@ -35,6 +35,7 @@ _SCHEDULERS = ("LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCo
 # In elements: about a bucket of ddp, and DeepSpeed's default.
 _SMALL_BUCKET, _SMALL_GATHER, _LARGE_BUCKET = 4_000_000, 5_000_000, 500_000_000
 _FLOAT32 = 4
+_MOST_BYTES = 2**20  # of a file
 # Of a process on CPUs in a step of any model, measured: the engine's own.
 _PROCESS = 45 * 2**20
 # DeepSpeed's defaults of stage 3, in elements.
@@ -67,7 +68,7 @@ def read(given: Mapping[str, Any] | str | os.PathLike[str] | None) -> dict[str, 
         return copy.deepcopy(dict(given))
     name += f"={str(given)!r}"
     try:
-        content = json.loads(Path(given).read_text(encoding="utf-8"))
+        content = side_files.read_json(Path(given), _MOST_BYTES)
     except OSError as error:
         raise ConfigurationError(f"{name}: {error.strerror}; give DeepSpeed's JSON file") from None
     except ValueError as error:

@@ -16,23 +16,23 @@ TRAINER = PACKAGE.with_name(f"{PACKAGE.name}_trainer")
 LINES = {
     "__init__.py": 44,
     "callbacks": 823,
-    "checkpoint": 1633,
+    "checkpoint": 1650,
     "cli": 1197,
     "data": 2120,
     "errors.py": 148,
-    "launch": 2777,
+    "launch": 2790,
     "legacy": 419,
     "logging": 1452,
-    "loop": 2323,
-    "memory": 378,
+    "loop": 2326,
+    "memory": 382,
     "module": 786,
     "options": 1084,
-    "run": 1802,
+    "run": 1804,
     "strategies/*.py": 2384,
     "strategies/asynchronous": 737,
     "strategies/deepspeed": 1639,
     "strategies/fairscale": 261,
-    "strategies/fsdp": 678,
+    "strategies/fsdp": 682,
     "strategies/gradients": 406,
     "strategies/horovod": 233,
     "strategies/model_parallel": 2089,
@@ -83,12 +83,12 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
     components = sum(count(folder) for folder in folders if folder.is_dir())
     assert count(TRAINER / "tools") <= 2500
     # To be 27,600 and 19,100, with 1,100 for everyday faults, clusters, disks and files.
-    assert count(TRAINER) <= 29_139
-    assert count(TRAINER) - components <= 21_005
+    assert count(TRAINER) <= 29_182
+    assert count(TRAINER) - components <= 21_048
 
 
 def test_the_tests_are_few() -> None:
-    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 58_451  # to be 58,000
+    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 58_533  # to be 58,000
 
 
 def test_the_user_s_package_is_small() -> None:

@@ -163,7 +163,9 @@ class FSDP(ProcessGroupStrategy):
         self.module = module
         module.trainer_state = replace(module.trainer_state, device=self.device)
         self.mesh = self.make_mesh()
-        self._initializer = meta_device.Initializer(module, dist.get_rank(), dist.get_world_size())
+        self._initializer = meta_device.Initializer(
+            module, dist.get_rank(), dist.get_world_size(), self.device
+        )
         self._step_module = StepModule(module)
         sharded_state.move_rest(module, self.device)
         before = dict(module.named_parameters(remove_duplicate=False))
@@ -376,6 +378,8 @@ class HSDP(FSDP):
             )
         ranks = torch.arange(world).view(world // size, size)
         timeout = self.group_timeout
+        # Not by split_group, which would split NCCL's communicator once for all of them: torch 2.13
+        # crashes in gloo's part of it, in the second process group of a process.
         copies, _ = dist.new_subgroups_by_enumeration(ranks.T.tolist(), timeout=timeout)
         parts, _ = dist.new_subgroups_by_enumeration(ranks.tolist(), timeout=timeout)
         return DeviceMesh.from_group(

@@ -116,7 +116,7 @@ class OfGPU(torch.Tensor):
     is_cuda = True  # type: ignore[assignment]
 
 
-def test_copies_of_a_gpu_s_tensors_pin_no_more_memory_than_they_fill(
+def test_copies_of_a_gpu_s_tensors_have_arrived_and_pin_no_more_memory_than_they_fill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pinned: dict[int, int] = {}
@@ -126,7 +126,9 @@ def test_copies_of_a_gpu_s_tensors_pin_no_more_memory_than_they_fill(
     )
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
     monkeypatch.setattr(torch.cuda, "check_error", lambda error: None)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(synchronize=list))
+    events: list[str] = []
+    stream = SimpleNamespace(synchronize=lambda: events.append("synchronized"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
     checkpoints = Checkpoints(tmp_path, asynchronous=True)
     sizes = [1000, 300, 5]
     for step, more in enumerate((0, 0, 16)):
@@ -134,30 +136,10 @@ def test_copies_of_a_gpu_s_tensors_pin_no_more_memory_than_they_fill(
         checkpoints.save(step, state, {})
         # Each tensor begins at a multiple of 16 bytes; powers of two would be 4096 + 2048 + 32.
         assert list(pinned.values()) == [4000 + 1200 + 32 + 3 * 4 * more]
+        assert len(events) == step + 1
     checkpoints.close()
     assert pinned == {}
     assert read(tmp_path / "step-00000002")["5"].tolist() == [2.0] * 21
-
-
-def test_copies_of_a_gpu_s_tensors_are_pinned_and_have_arrived(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class OnGPU(torch.Tensor):
-        is_cuda = True
-
-    empty, events = torch.empty, list[Any]()
-
-    def allocate(shape: Any, *, pin_memory: bool, **how: Any) -> torch.Tensor:
-        events.append(("pinned", pin_memory))
-        return empty(shape, **how)
-
-    stream = SimpleNamespace(synchronize=lambda: events.append("synchronized"))
-    monkeypatch.setattr(torch, "empty", allocate)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
-    checkpoints = Checkpoints(tmp_path, asynchronous=True)
-    checkpoints.save(1, {"weight": torch.ones(2).as_subclass(OnGPU)}, {"own": torch.ones(2)})
-    checkpoints.close()
-    assert events == [("pinned", True), ("pinned", False), "synchronized"]
 
 
 @pytest.mark.parametrize("rows", [1, 3])

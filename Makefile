@@ -50,7 +50,7 @@ TRAINER_TYPES = cd tests/trainer && $(PROJECT_VENV)/bin/mypy --cache-dir $(CURDI
 TRAINER_TESTS = RENDERED_PROJECT=build/test/my-project $(PROJECT_VENV)/bin/python $(PYTEST)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo project tutorial test test-template test-trainer test-capabilities test-engines renders test-slow conformance test-xla test-gpu gpu-project gpu-tools bench-gpu soak docker slurm ssh horovod engines models lint format bench bench-memory bench-plan bench-pipeline bench-checkpoints docs docs-serve docs-screenshots lock clean tables docs-tools test-docs bench-scale soak-long test-oldest
+.PHONY: help demo project tutorial test test-template test-trainer test-capabilities test-engines renders test-slow conformance test-xla test-gpu gpu-project gpu-tools bench-gpu soak docker slurm ssh horovod engines models lint format bench bench-memory bench-plan bench-pipeline bench-checkpoints docs docs-serve docs-screenshots lock clean tables docs-tools test-docs bench-scale soak-long test-oldest test-fake-gpu
 
 help:  ## list these commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -114,6 +114,19 @@ test-oldest: project  ## run the quick tests with the oldest torch that is suppo
 	'$(OLDEST)/bin/python' -m pip install -qq --no-build-isolation --no-deps --editable build/test/my-project
 	cd build/test/my-project && CUDA_VISIBLE_DEVICES= '$(OLDEST)/bin/python' $(PYTEST) -m "$(QUICK)"
 	RENDERED_PROJECT=build/test/my-project CUDA_VISIBLE_DEVICES= '$(OLDEST)/bin/python' $(PYTEST) -m "$(QUICK)" tests/trainer
+
+# The locked torch with CUDA, besides what the project's environment has, and the headers of CUDA that it lacks.
+FAKE_GPU := $(CURDIR)/build/fake-gpu
+FAKE_VENV := $(CURDIR)/build/venv-fake-gpu
+test-fake-gpu: project  ## fit on a CUDA build of torch whose GPUs are a stub's: installs 5 GB into build/venv-fake-gpu (Linux on x86-64)
+	[ -e '$(FAKE_VENV)/.ready' ] || { $(PROJECT_VENV)/bin/python -m venv --clear '$(FAKE_VENV)' && \
+		'$(FAKE_VENV)/bin/python' build/test/my-project/requirements/install_torch.py cuda && \
+		'$(FAKE_VENV)/bin/python' -m pip install -qq --no-deps 'nvidia-cuda-crt==13.0.*' && touch '$(FAKE_VENV)/.ready'; }
+	@ls -d $(PROJECT_VENV)/lib/python3.*/site-packages > "$$(ls -d '$(FAKE_VENV)'/lib/python3.*/site-packages)/project.pth"
+	'$(FAKE_VENV)/bin/python' tests/trainer/fake_gpu/build.py '$(FAKE_GPU)'
+	cd tests/trainer && env LD_LIBRARY_PATH='$(FAKE_GPU)' LD_PRELOAD='$(FAKE_GPU)/libfakegpu.so' FAKE_GPUS=4 GPU_TESTS_ON=cuda \
+		RENDERED_PROJECT='$(CURDIR)/build/test/my-project' PYTHONPATH='$(CURDIR)/build/test/my-project/src:$(CURDIR)/tests/trainer' \
+		'$(FAKE_VENV)/bin/python' -m pytest -p fake_gpu.plugin --durations 30 -m gpu fake_gpu gpu/test_waiting.py $(ARGS)
 
 # TESTS='(slow or needs) and not (gpu or exhaustive)' and TRAINS='trains and not exhaustive', as in CI, leave out combinations
 # that the others cover together.

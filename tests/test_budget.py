@@ -16,23 +16,23 @@ TRAINER = PACKAGE.with_name(f"{PACKAGE.name}_trainer")
 LINES = {
     "__init__.py": 44,
     "callbacks": 823,
-    "checkpoint": 1657,
+    "checkpoint": 1674,
     "cli": 1198,
     "data": 2112,
     "errors.py": 148,
-    "launch": 2904,
+    "launch": 2917,
     "legacy": 419,
     "logging": 1438,
-    "loop": 2385,
-    "memory": 297,
+    "loop": 2388,
+    "memory": 301,
     "module": 792,
     "options": 1084,
-    "run": 1808,
+    "run": 1810,
     "strategies/*.py": 2517,
     "strategies/asynchronous": 736,
     "strategies/deepspeed": 1667,
     "strategies/fairscale": 270,
-    "strategies/fsdp": 701,
+    "strategies/fsdp": 705,
     "strategies/gradients": 436,
     "strategies/horovod": 233,
     "strategies/model_parallel": 2080,
@@ -83,12 +83,12 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
     components = sum(count(folder) for folder in folders if folder.is_dir())
     assert count(TRAINER / "tools") <= 2500
     # To be 27,600 and 19,100, with 1,100 for everyday faults, clusters, disks and files.
-    assert count(TRAINER) <= 29_472
-    assert count(TRAINER) - components <= 21_314
+    assert count(TRAINER) <= 29_515
+    assert count(TRAINER) - components <= 21_357
 
 
 def test_the_tests_are_few() -> None:
-    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 59_457  # to be 58,000
+    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 59_738  # to be 58,000
 
 
 def test_the_user_s_package_is_small() -> None:

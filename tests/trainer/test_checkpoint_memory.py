@@ -96,7 +96,7 @@ def test_host_memory_has_one_tensor_while_replicated_state_is_loaded_on_a_device
 def test_asynchronous_saves_reuse_the_memory_of_their_copies(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, asynchronous=True)
     counts = []
-    for step, shape in enumerate([(3,), (3,), (3,), (4,)]):
+    for step, shape in enumerate([(3,), (3,), (2,), (5,)]):
         state = {"changes": torch.full(shape, step), "stays": torch.full((2, 2), float(step)).t()}
         own = {"own": torch.full((5,), step)}
         checkpoints.wait()
@@ -104,31 +104,42 @@ def test_asynchronous_saves_reuse_the_memory_of_their_copies(tmp_path: Path) -> 
             checkpoints.save(step, state, own)
         counts.append(counting.new)
     checkpoints.close()
-    assert counts == [3, 0, 0, 1]
+    assert counts == [1, 0, 0, 1]
     found = read(tmp_path / "step-00000003")
-    assert found["changes"].tolist() == [3] * 4
+    assert found["changes"].tolist() == [3] * 5
     assert found["stays"].tolist() == [[3.0, 3.0]] * 2
 
 
-def test_copies_of_a_gpu_s_tensors_are_pinned_and_have_arrived(
+class OfGPU(torch.Tensor):
+    """A tensor of the CPU that says that it is of a GPU."""
+
+    is_cuda = True  # type: ignore[assignment]
+
+
+def test_copies_of_a_gpu_s_tensors_have_arrived_and_pin_no_more_memory_than_they_fill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class OnGPU(torch.Tensor):
-        is_cuda = True
-
-    empty, events = torch.empty, list[Any]()
-
-    def allocate(shape: Any, *, pin_memory: bool, **how: Any) -> torch.Tensor:
-        events.append(("pinned", pin_memory))
-        return empty(shape, **how)
-
+    pinned: dict[int, int] = {}
+    runtime = SimpleNamespace(
+        cudaHostRegister=lambda start, size, _: pinned.update({start: size}) or 0,
+        cudaHostUnregister=pinned.pop,
+    )
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(torch.cuda, "check_error", lambda error: None)
+    events: list[str] = []
     stream = SimpleNamespace(synchronize=lambda: events.append("synchronized"))
-    monkeypatch.setattr(torch, "empty", allocate)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
     checkpoints = Checkpoints(tmp_path, asynchronous=True)
-    checkpoints.save(1, {"weight": torch.ones(2).as_subclass(OnGPU)}, {"own": torch.ones(2)})
+    sizes = [1000, 300, 5]
+    for step, more in enumerate((0, 0, 16)):
+        state = {str(n): torch.full((n + more,), float(step)).as_subclass(OfGPU) for n in sizes}
+        checkpoints.save(step, state, {})
+        # Each tensor begins at a multiple of 16 bytes; powers of two would be 4096 + 2048 + 32.
+        assert list(pinned.values()) == [4000 + 1200 + 32 + 3 * 4 * more]
+        assert len(events) == step + 1
     checkpoints.close()
-    assert events == [("pinned", True), ("pinned", False), "synchronized"]
+    assert pinned == {}
+    assert read(tmp_path / "step-00000002")["5"].tolist() == [2.0] * 21
 
 
 @pytest.mark.parametrize("rows", [1, 3])

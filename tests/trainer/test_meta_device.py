@@ -49,6 +49,17 @@ def test_the_same_seed_gives_the_same_weights_whatever_was_drawn_before():
     assert not torch.equal(one.blocks[0].up.weight, one.blocks[1].up.weight)
 
 
+def test_what_a_peer_initializes_is_allocated_on_the_device():
+    with meta_device.building():
+        module = Tied()
+    module.trainer_state = TrainerState(run=Run(0))
+    # The meta device stands for a GPU.
+    made = meta_device.Initializer(module, 1, 2, "meta")
+    sources = made.materialize(module)
+    devices = {(sources[id(each)], each.device.type) for each in module.parameters()}
+    assert devices == {(0, "meta"), (1, "cpu")}
+
+
 def test_a_parameter_that_is_used_twice_stays_one():
     module = materialized(Tied)
     assert module.head.weight is module.tokens.weight

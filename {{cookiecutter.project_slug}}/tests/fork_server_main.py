@@ -30,8 +30,6 @@ from multiprocessing import popen_spawn_posix, process, util
 from pathlib import Path
 from typing import Any, cast
 
-import psutil
-
 from .fork_server import ForkedProcess, receive
 
 # In a process that was forked, subprocess.Popen is another.
@@ -46,7 +44,7 @@ PRELOADED = (
     *("torch.distributed.algorithms.ddp_comm_hooks.default_hooks", "safetensors.torch"),
     *("torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook", "torchmetrics"),
     _TORCHRUN,
-    *("sklearn.datasets", "psutil", "pytest", "jsonargparse", "rich.progress", "numpy"),
+    *("sklearn.datasets", "pytest", "jsonargparse", "rich.progress", "numpy"),
 )
 # Imported from this project; a process that finds another one in its path imports that instead.
 PACKAGE = "my_project"
@@ -124,11 +122,8 @@ class _Server:
 
     def _print_stacks(self, process: int) -> None:
         asked = [pid for pid, parent in self._parents.items() if process in (pid, parent)]
-        for found in map(psutil.Process, asked):  # not reaped yet, so they exist
-            for each in (found, *found.children(recursive=True)):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    each.send_signal(signal.SIGQUIT)
-                time.sleep(_SECONDS_TO_PRINT)
+        for each in asked:
+            _print_stack(each)
 
     def _end(self) -> None:
         for pid in self._children:
@@ -199,6 +194,16 @@ def _leave_out_destructors() -> None:
     libc = ctypes.CDLL(None)
     libc.on_exit(libc._exit, None)
     libc.on_exit(libc.fcloseall, None)
+
+
+def _print_stack(process: int) -> None:
+    """Have a process, and those below it, print their stacks."""
+    with contextlib.suppress(OSError):  # it has ended
+        os.kill(process, signal.SIGQUIT)
+        time.sleep(_SECONDS_TO_PRINT)
+        for path in Path(f"/proc/{process}/task").glob("*/children"):
+            for child in path.read_text().split():
+                _print_stack(int(child))
 
 
 def _kill(pid: int) -> None:

@@ -20,6 +20,8 @@ from .naming import DIRECTORY, PREFIX, before, complete, step_name, step_of
 from .run_lock import RunLock
 from .state_file import Head, Packing, StoredFile
 
+_ALIGNMENT = 16  # of a tensor's bytes, for every dtype
+
 
 class _Chunk(NamedTuple):
     """A tensor, or this rank's shard of one, and its offset in the full tensor."""
@@ -46,7 +48,9 @@ class Checkpoints:
         self._keep = max(keep, 2)
         self._executor = ThreadPoolExecutor(1, "checkpoint") if asynchronous else None
         self._pending: Future[None] | None = None
-        self._kept: dict[str, Tensor] = {}
+        self._memory = torch.empty(0, dtype=torch.uint8)
+        """Of the copies; pinned if one is of a GPU's tensor."""
+        self._is_pinned = False
         self._group: dist.ProcessGroup | None = None
         if asynchronous and collectives.is_active():
             # A separate group: the writer's collectives must not mix with those of the step.
@@ -79,21 +83,34 @@ class Checkpoints:
         if self._executor is None:
             self._write(step, tree, chunks)
             return
-        self._copy(chunks)
-        copies = {name: each._replace(part=self._kept[name]) for name, each in chunks.items()}
-        self._pending = self._executor.submit(self._write, step, tree, copies)
+        self._pending = self._executor.submit(self._write, step, tree, self._copied(chunks))
 
-    def _copy(self, chunks: Mapping[str, _Chunk]) -> None:
-        """Copy chunks into the host memory of the last save's copies, as far as they fit."""
-        old, self._kept = self._kept, {}
-        for name, chunk in chunks.items():
+    def _copied(self, chunks: Mapping[str, _Chunk]) -> dict[str, _Chunk]:
+        """Copy chunks into the host memory of the last save's copies, if they fit into it."""
+        sizes = [-(-each.part.nbytes // _ALIGNMENT) * _ALIGNMENT for each in chunks.values()]
+        devices = {each.part.device for each in chunks.values() if each.part.is_cuda}
+        if sum(sizes) > self._memory.numel():
+            self._free()
+            self._memory = torch.empty(sum(sizes), dtype=torch.uint8)
+            if devices:  # not by torch's allocator, which would round it up to a power of two
+                start, size = self._memory.data_ptr(), self._memory.numel()
+                torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(start, size, 0))
+                self._is_pinned = True
+        copies = {}
+        pieces = self._memory[: sum(sizes)].split(sizes)
+        for (name, chunk), piece in zip(chunks.items(), pieces, strict=True):
             part = chunk.part.detach()
-            copy = old.pop(name, None)
-            if copy is None or (copy.shape, copy.dtype) != (part.shape, part.dtype):
-                copy = torch.empty(part.shape, dtype=part.dtype, pin_memory=part.is_cuda)
-            self._kept[name] = copy.copy_(part, non_blocking=part.is_cuda)
-        for device in {each.part.device for each in chunks.values() if each.part.is_cuda}:
+            copy = piece[: part.nbytes].view(part.dtype).view(part.shape)
+            copies[name] = chunk._replace(part=copy.copy_(part, non_blocking=part.is_cuda))
+        for device in devices:
             torch.cuda.current_stream(device).synchronize()
+        return copies
+
+    def _free(self) -> None:
+        """Give the memory of copies back."""
+        if self._is_pinned:
+            torch.cuda.cudart().cudaHostUnregister(self._memory.data_ptr())
+        self._memory, self._is_pinned = self._memory.new_empty(0), False
 
     def _write(self, step: int, tree: str, chunks: Mapping[str, _Chunk]) -> None:
         """Write a checkpoint on all ranks; all ranks raise an error if one fails."""
@@ -160,9 +177,9 @@ class Checkpoints:
         try:
             self.wait()
         finally:
-            self._kept.clear()
             if self._executor is not None:
                 self._executor.shutdown()
+            self._free()
 
 
 def _chunk(tensor: Tensor) -> _Chunk:

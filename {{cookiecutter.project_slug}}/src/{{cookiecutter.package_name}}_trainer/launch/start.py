@@ -119,6 +119,12 @@ def _check_can_fork(names: dict[str, Any]) -> None:
             ".to('cuda') or torch.cuda call before fit); restart it and leave devices to the "
             "trainer, or use strategy='ddp_spawn'"
         )
+    if torch.version.cuda is not None and _is_fork_poisoned():
+        raise UserError(
+            "processes cannot be forked: torch has counted GPUs through CUDA, because NVML is "
+            "missing, PYTORCH_NVML_BASED_CUDA_CHECK is 0, or CUDA_VISIBLE_DEVICES has MIG ids; use "
+            "strategy='ddp_spawn'"
+        )
     for name, value in names.items():
         for path, tensor in value.state_dict().items() if isinstance(value, nn.Module) else ():
             if isinstance(tensor, Tensor) and tensor.device.type == "cpu" and tensor.is_shared():
@@ -126,6 +132,13 @@ def _check_can_fork(names: dict[str, Any]) -> None:
                     f"{name}.{path} is in shared memory, to which all forked processes would "
                     "write; train a copy.deepcopy of the model, or use strategy='ddp_spawn'"
                 )
+
+
+def _is_fork_poisoned() -> bool:
+    """Whether torch would not use CUDA in a forked process; only such a process is told so."""
+    if (pid := os.fork()) == 0:
+        os._exit(bool(torch.cuda._is_in_bad_fork()))
+    return bool(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
 
 def _pickle_work(work: Callable[[], object], names: dict[str, Any], path: Path) -> Path:

@@ -38,6 +38,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..checkpoint import Checkpoints, dtensors
@@ -249,6 +250,8 @@ class FitLoop(AbstractContextManager["FitLoop"]):
     def _run_batch(self, batch: MicroBatch, context: BatchContext) -> list[Any]:
         """Run a micro-batch; return what ``training_step`` returned."""
         strategy, manual, given = self.fit.strategy, self.fit.manual, (batch.data, batch.number)
+        if self.fit.compiled is not None:
+            torch.compiler.cudagraph_mark_step_begin()
         try:
             if manual is None:
                 # The last batch of a step may be skipped, and so cannot average those before it.

@@ -40,11 +40,14 @@ class Initializer:
 
     A layer is initialized with random numbers from (seed, its name), the same with every strategy.
     So each rank initializes its share of the layers before the first one is needed; the caller
-    broadcasts them. With one of ``ranks``, a layer is initialized when it is materialized.
+    broadcasts them to ``device``. With one of ``ranks``, a layer is initialized when it is
+    materialized.
     """
 
-    def __init__(self, module: TrainingModule, rank: int = 0, ranks: int = 1) -> None:
-        self._module = module
+    def __init__(
+        self, module: TrainingModule, rank: int = 0, ranks: int = 1, device: Any = "cpu"
+    ) -> None:
+        self._module, self._device = module, device if ranks > 1 else "cpu"
         self._names = {each: name for name, each in module.named_modules()}
         self._sources = _sources(module, ranks)
         self._ahead: dict[int, nn.Parameter] = {}
@@ -52,22 +55,23 @@ class Initializer:
         if not self._on_demand:
             for layer in [each for each, source in self._sources.items() if source == rank]:
                 empty = dict(layer._parameters)
-                _allocate(layer, self._ahead, {})
+                _allocate(layer, self._ahead, {}, "cpu")
                 self._initialize(layer)
                 layer._parameters.update(empty)
 
     def materialize(
         self, part: nn.Module, has: Callable[[nn.Module], bool] = lambda _: True
     ) -> dict[int, int]:
-        """Allocate, on the CPU, the meta parameters of layers in a part of the module.
+        """Allocate the meta parameters of layers in a part of the module.
 
-        Return, by the id of a new parameter, the rank that has its values.
+        Those with values are on the CPU, others on the device. Return, by the id of a new
+        parameter, the rank that has its values.
         """
         made: dict[int, nn.Parameter] = {}
         sources: dict[int, int] = {}
         for layer in filter(has, part.modules()):
             if any(each.is_meta for each in layer.parameters(recurse=False)):
-                _allocate(layer, made, self._ahead)
+                _allocate(layer, made, self._ahead, self._device)
                 if self._on_demand:
                     self._initialize(layer)
                 own = layer.parameters(recurse=False)
@@ -106,7 +110,7 @@ def _sources(module: nn.Module, ranks: int) -> dict[nn.Module, int]:
 
 
 def _allocate(
-    layer: nn.Module, made: dict[int, nn.Parameter], ahead: dict[int, nn.Parameter]
+    layer: nn.Module, made: dict[int, nn.Parameter], ahead: dict[int, nn.Parameter], device: Any
 ) -> None:
     # One by one: to_empty would split a parameter that is used twice.
     for name, empty in layer._parameters.items():
@@ -115,6 +119,6 @@ def _allocate(
             if key in ahead:
                 made[key] = ahead.pop(key)
             elif key not in made:
-                memory = torch.empty_like(empty, device="cpu")
+                memory = torch.empty_like(empty, device=device)
                 made[key] = nn.Parameter(memory, requires_grad=empty.requires_grad)
             layer._parameters[name] = made[key]

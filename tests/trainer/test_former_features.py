@@ -7,9 +7,7 @@ import pytest
 
 
 class Splits(trainer.TrainingModule):
-    """A module that an earlier version would have trained on slices of sequences."""
-
-    splits_sequences = True
+    """A module that trains."""
 
     def training_step(self, batch: Any, batch_idx: int) -> None: ...
 
@@ -44,30 +42,13 @@ FAIRSCALE = "strategy='fairscale_fsdp' is unknown; use 'fsdp', which is PyTorch'
             for name in ("mesh", "tensor_parallel")
         ),
         (
-            {"float8": ["Block"]},
-            "float8: Trainer has no such argument; call torchao's convert_to_float8_training in "
-            "__init__ of the module",
-        ),
-        (
             {"strategy": "ddp_zero1", "strategy_options": {"static_graph": True}},
             "strategy_options: ddp_zero1 has no option 'static_graph': a step may use a parameter "
             "several times without it; leave it out",
         ),
-        (
-            {"activation_checkpointing_mode": "selective"},
-            "activation_checkpointing_mode: Trainer has no such argument; parts in "
-            "activation_checkpointing are recomputed whole",
-        ),
-        ({}, "Splits.splits_sequences: processes do not split sequences; remove it"),
     ],
 )
 def test_one_line_says_what_to_use(options: dict[str, Any], line: str) -> None:
     with pytest.raises(trainer.ConfigurationError) as caught:
         trainer.Trainer(accelerator="cpu", max_steps=1, **options).check_fit(Splits())
     assert caught.value.problems == [line]
-
-
-def test_the_functions_for_sequences_are_named_where_they_are_imported() -> None:
-    with pytest.raises(ImportError, match=r"there is no sequence any more: .* 'fsdp' with"):
-        from my_project_trainer import sequence  # noqa: F401
-    assert not hasattr(trainer, "sequences")

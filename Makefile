@@ -284,6 +284,7 @@ bench-plan: $(TOOLS)  ## compare what `plan` says of memory with measurements (a
 
 tables: $(TOOLS)  ## update the generated parts of the docs: options, maps of the trainer, each strategy's results
 	$(BIN)/python tools/options_table.py
+	$(BIN)/python tools/names_table.py
 	PYTHONPATH=. $(BIN)/python tools/structure_table.py
 	PYTHONPATH=. $(BIN)/python tools/structure_drawing.py
 	$(BIN)/python tools/conformance_tables.py

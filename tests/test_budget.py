@@ -14,21 +14,21 @@ from local_extensions import COMPONENTS, EXAMPLES
 PACKAGE = TEMPLATE / "src" / "{{cookiecutter.package_name}}"
 TRAINER = PACKAGE.with_name(f"{PACKAGE.name}_trainer")
 LINES = {
-    "__init__.py": 44,
-    "callbacks": 823,
+    "__init__.py": 40,
+    "callbacks": 835,
     "checkpoint": 1674,
-    "cli": 1198,
-    "data": 2112,
-    "errors.py": 148,
+    "cli": 1197,
+    "data": 2108,
+    "errors.py": 188,
     "launch": 2917,
-    "legacy": 419,
-    "logging": 1438,
-    "loop": 2388,
+    "legacy": 599,
+    "logging": 1445,
+    "loop": 2419,
     "memory": 301,
-    "module": 792,
-    "options": 1084,
-    "run": 1810,
-    "strategies/*.py": 2519,
+    "module": 807,
+    "options": 1092,
+    "run": 1799,
+    "strategies/*.py": 2521,
     "strategies/asynchronous": 736,
     "strategies/deepspeed": 1667,
     "strategies/fairscale": 270,
@@ -44,7 +44,7 @@ LINES = {
     "tools/plan": 757,
     "tools/report": 564,
     "tools/reproduce": 374,
-    "trainer.py": 363,
+    "trainer.py": 367,
 }
 # How far below its limit a folder may be, before the limit is to be lowered.
 SLACK = 40
@@ -83,12 +83,12 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
     components = sum(count(folder) for folder in folders if folder.is_dir())
     assert count(TRAINER / "tools") <= 2500
     # To be 27,600 and 19,100, with 1,100 for everyday faults, clusters, disks and files.
-    assert count(TRAINER) <= 29_517
-    assert count(TRAINER) - components <= 21_359
+    assert count(TRAINER) <= 29_796
+    assert count(TRAINER) - components <= 21_458
 
 
 def test_the_tests_are_few() -> None:
-    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 59_739  # to be 58,000
+    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 59_958  # to be 58,000
 
 
 def test_the_user_s_package_is_small() -> None:

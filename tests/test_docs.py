@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import conformance_tables
+import names_table
 import pytest
 import structure_drawing
 import structure_table
@@ -31,6 +32,10 @@ def test_the_table_of_options_is_up_to_date() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert page(text) == text, "run `make tables`"
     assert "| `license` | License | `MIT` | `MIT` or `Apache-2.0` or" in text
+
+
+def test_the_page_of_names_is_up_to_date() -> None:
+    assert names_table.PAGE.read_text(encoding="utf-8") == names_table.page(), "run `make tables`"
 
 
 def test_the_maps_of_the_trainer_are_up_to_date() -> None:

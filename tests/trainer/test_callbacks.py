@@ -226,7 +226,7 @@ UNKNOWN = "is no built-in callback and no class path"
         (
             [_Foreign()],
             [
-                "_Foreign.on_train_start would not be called: it is no hook; did you mean",
+                "_Foreign.on_train_start would not be called: it is no hook; use on_fit_start",
                 "_Foreign.on_validation_ende_start would not be called: it is no hook",
                 "_Foreign.on_train_batch_end takes (trainer: ",
             ],

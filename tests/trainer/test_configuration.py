@@ -12,7 +12,7 @@ from my_project_trainer import strategies
 from my_project_trainer.cli import arguments as command_line
 from my_project_trainer.cli import command as cli
 from my_project_trainer.cli.configuration import describe
-from my_project_trainer.options.reading import older as legacy
+from my_project_trainer.errors import foreign as legacy
 from tests.project import PACKAGE, run
 
 from configuration_subject import CPU, DIGITS, GPT, mistakes, read, resolved, write

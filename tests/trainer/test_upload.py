@@ -77,9 +77,14 @@ def test_a_store_that_fails_does_not_end_training(
 @pytest.mark.parametrize("name", ["", "my_project_trainer.callbacks."])
 def test_the_callback_that_was_built_in_is_a_line(name: str) -> None:
     name += "UploadCheckpoints"
+    line = f"callbacks[0]={name!r}"
+    line += (
+        ": there is no UploadCheckpoints"
+        if "." in name
+        else (" is no built-in callback and no class path")
+    )
     with pytest.raises(ConfigurationError) as raised:
         Trainer(accelerator="cpu", callbacks=[{"class_path": name, "init_args": {"url": "x"}}])
     assert raised.value.problems == [
-        f"callbacks[0]: {name} was removed; upload in the job, or by a callback of your own: "
-        "docs/how-to/upload-checkpoints.md"
+        f"{line}; upload in the job, or by a callback: docs/how-to/upload-checkpoints.md"
     ]

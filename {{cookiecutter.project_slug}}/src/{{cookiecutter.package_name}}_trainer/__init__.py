@@ -6,11 +6,10 @@ from functools import partial
 
 from .callbacks import Callback
 from .data.randomness import seed_everything
-from .errors import CheckpointError, ConfigurationError, UserError
+from .errors import CheckpointError, ConfigurationError, UserError, foreign, instead
 from .launch.failures import RankError
 from .logging import LoggedRun, Logger
 from .module import DataModule, TrainingModule
-from .options import reading
 from .strategies import SingleDevice, Strategy, register
 from .trainer import Trainer
 
@@ -32,13 +31,10 @@ __all__ = [
 ]
 
 if importlib.util.find_spec(f"{__name__}.legacy"):  # a folder that may be deleted
-    reading.older.load = partial(importlib.import_module, f"{__name__}.legacy")
+    foreign.load = partial(importlib.import_module, f"{__name__}.legacy")
 
 
 def __getattr__(name: str) -> object:
-    if name == "sequence":  # modules of earlier versions import it
-        raise ImportError(
-            "there is no sequence any more: processes do not split sequences (context parallelism);"
-            " use torch's functions, and for long sequences 'fsdp' with activation_checkpointing"
-        )
+    if advice := instead("function", name):
+        raise ImportError(f"there is no {name}{advice}")
     raise AttributeError(name)

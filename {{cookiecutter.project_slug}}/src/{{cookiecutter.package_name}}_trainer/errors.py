@@ -3,8 +3,10 @@
 import difflib
 import errno
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field
+from types import MethodType
 from typing import Any
 
 DISK = (errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EDQUOT, errno.EROFS)
@@ -100,14 +102,52 @@ def user_error(problems: Sequence[str], code: int) -> UserError:
     return (TemporaryError if code == TemporaryError.code else UserError)(problems)
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Suggest similar names, ``"; did you mean 'ddp'?"``, or list the known ones."""
+def nearest(name: str, known: Iterable[str], where: str = "") -> str:
+    """Say :func:`instead`, suggest similar names, ``"; did you mean 'ddp'?"``, or list all."""
+    if where and (advice := instead(where, name)):
+        return advice
     known = sorted(known)
     name = name[:_LONGEST]
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
     if close:
         return "; did you mean " + " or ".join(repr(match) for match in close) + "?"
     return "; known: " + ", ".join(known)
+
+
+@dataclass
+class Foreign:
+    """Names of other trainers and older spellings: none, unless ``legacy/`` is there to be loaded.
+
+    ``advice``: by where a name was used, and the name; ``methods`` of modules; ``types`` of older
+    keywords of ``Trainer``; ``keywords`` translates those of a method, some of which are taken.
+    """
+
+    load: Callable[[], object] = bool
+    advice: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    methods: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    types: Mapping[str, Any] = field(default_factory=dict)
+    translate: Callable[[Mapping[str, Any]], dict[str, Any]] = dict
+    keywords: Callable[[str, Collection[str], Mapping[str, Any]], dict[str, Any]] = (
+        lambda call, taken, given: dict(given)
+    )
+
+
+foreign = Foreign()
+
+
+def instead(where: str, name: str) -> str:
+    """The end of a line about another trainer's name, ``"; use …"``; empty for other names."""
+    if name[0] != "_":
+        foreign.load()
+    return f"; {foreign.advice[where, name]}" if (where, name) in foreign.advice else ""
+
+
+def missing(each: object, name: str, where: str = "module", known: Iterable[str] = ()) -> Any:
+    """An attribute that only other modules have: a method, or AttributeError with advice."""
+    end = instead(where, name) or (nearest(name, known) if known and name[0] != "_" else "")
+    if where == "module" and name in foreign.methods:
+        return MethodType(foreign.methods[name], each)
+    raise AttributeError(f"{type(each).__name__!r} object has no attribute {name!r}{end}") from None
 
 
 def shown(value: object) -> str:

@@ -25,7 +25,7 @@ from .launch.signals import Interrupted, Preempted
 from .loop.position import Position
 from .module import Loaders, OptionNames, RunFacts, RunProperties, TrainingModule
 from .options import Options, values
-from .options.reading import takes
+from .options.reading import takes, takes_foreign
 from .run import console, environment, plan, training
 from .run.plan import Plan
 from .run.rank import RankRun
@@ -91,6 +91,7 @@ class Trainer(RunProperties, OptionNames):
         """
         return self._plan.building()
 
+    @takes_foreign
     def fit(
         self, module: TrainingModule, data: Data = None, val_dataloader: Loaders | None = None
     ) -> None:
@@ -136,6 +137,7 @@ class Trainer(RunProperties, OptionNames):
         """
         plan.check_module(self._plan, module)
 
+    @takes_foreign
     def validate(
         self,
         module: TrainingModule,
@@ -163,6 +165,7 @@ class Trainer(RunProperties, OptionNames):
         found = self._evaluate("validation", module, data, checkpoint=checkpoint, averaged=averaged)
         return cast(dict[str, float], found)
 
+    @takes_foreign
     def test(
         self,
         module: TrainingModule,
@@ -175,6 +178,7 @@ class Trainer(RunProperties, OptionNames):
         metrics = self._evaluate("test", module, data, checkpoint=checkpoint, averaged=averaged)
         return cast(dict[str, float], metrics)
 
+    @takes_foreign
     def predict(
         self,
         module: TrainingModule,

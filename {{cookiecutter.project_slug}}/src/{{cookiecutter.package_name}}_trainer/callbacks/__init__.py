@@ -7,6 +7,7 @@ the folders below them.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from ..errors import instead
 from .callback import Callback
 from .calls import BUILT_IN
 
@@ -29,5 +30,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name not in BUILT_IN:
+        if advice := instead("function", name):
+            raise ImportError(f"there is no {name}{advice}")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(BUILT_IN[name].rpartition(".")[0]), name)

@@ -38,6 +38,10 @@ class Callback:
     monitored: str | None = None
     name: str | None = None
 
+    def best_value(self, steps_per_epoch: int | None) -> str:
+        """The end of a fit's last line: the best value, with its step and epoch."""
+        return ""
+
     def on_fit_start(self, trainer: Run, module: TrainingModule) -> None:
         """Called before the first step, before a checkpoint is loaded."""
 

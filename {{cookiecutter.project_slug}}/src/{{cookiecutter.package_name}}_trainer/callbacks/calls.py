@@ -30,7 +30,6 @@ BUILT_IN = {
     name: f"{__package__}.{file}.{name}" for file, names in _FILES.items() for name in names
 }
 """Their class paths by name: a file is imported when one of them is used."""
-_REMOVED = ("UploadCheckpoints", f"{__package__}.UploadCheckpoints")
 _FIRST = "_state_of_first_fit"
 _Calls = tuple[Callable[..., None], ...]
 
@@ -155,12 +154,6 @@ def create(given: object, problems: Problems) -> tuple[Callback, ...]:
     made: list[Callback] = []
     for index, each in enumerate(given):
         with problems:
-            path = each.get("class_path") if isinstance(each, dict) else each
-            if path in _REMOVED:
-                raise ConfigurationError(
-                    f"callbacks[{index}]: {path} was removed; upload in the job, or by a callback "
-                    "of your own: docs/how-to/upload-checkpoints.md"
-                )
             callback = class_paths.create(f"callbacks[{index}]", each, Callback, BUILT_IN)
             lines = problems_of_names(callback, Callback)
             lines += problems_of_signatures(callback, Callback)

@@ -11,7 +11,7 @@ from ..checkpoint.naming import DIRECTORY, step_name
 from ..checkpoint.run_directory import BEST
 from ..checkpoint.writing import keep_copies
 from ..errors import ConfigurationError, UserError, nearest, shown
-from ..launch import collectives, files
+from ..launch import collectives, files, output
 from ..module import Run, TrainingModule
 from .callback import Callback, check
 
@@ -71,7 +71,8 @@ class Monitored(Callback):
 class EarlyStopping(Monitored):
     """Stop training when a logged value has not improved for ``patience`` validations.
 
-    A run that resumes continues to count. See :class:`Monitored` for the other arguments.
+    A run that resumes continues to count. ``verbose``: print improvements. ``strict``: a value that
+    was never logged is an error. See :class:`Monitored` for the other arguments.
     """
 
     def __init__(
@@ -81,19 +82,25 @@ class EarlyStopping(Monitored):
         mode: Mode = "min",
         min_delta: float = 0.0,
         name: str | None = None,
+        *,
+        verbose: bool = False,
+        strict: bool = True,
     ) -> None:
         at_least = (patience >= 1, f"patience={patience}: give at least 1")
         super().__init__(monitor, mode, min_delta, name, at_least)
         self.patience = patience
+        self.verbose, self.strict = verbose, strict
         self.best: float | None = None
         self.waited = 0
         """Number of validations since the best value."""
 
     def on_validation_end(self, trainer: Run, module: TrainingModule) -> None:
-        value = self.read(trainer)
+        value = self.read(trainer) if self.strict or self._name in trainer.metrics else None
         if value is None:
             return
         if self.is_better(value, self.best):
+            if self.verbose and trainer.is_global_zero:
+                output.print_lines(f"{self.monitored} improved from {self.best} to {value}")
             self.best, self.waited = value, 0
             return
         self.waited += 1
@@ -161,6 +168,11 @@ class BestCheckpoint(Monitored):
         keep_copies(checkpoint, folder, names)
         for link in [self.link, *[BEST] * (every[0] is self)]:
             files.point(folder.parent.parent / link, folder / step_name(self.kept[0][1]))
+
+    def best_value(self, steps_per_epoch: int | None) -> str:
+        [(value, step)] = self.kept[:1] or [(0.0, 0)]
+        epoch = f", epoch {(step - 1) // steps_per_epoch}" if steps_per_epoch else ""
+        return f"; best {self.monitored} {value:.4g} at step {step}{epoch}" if step else ""
 
     def state_dict(self) -> dict[str, Any]:
         return {"kept": [list(each) for each in self.kept]}

@@ -14,11 +14,10 @@ from jsonargparse import ActionConfigFile, ArgumentParser, set_parsing_settings
 
 from .. import strategies
 from ..checkpoint import run_directory
-from ..errors import ConfigurationError, Problems
+from ..errors import ConfigurationError, Problems, foreign
 from ..module import DataModule, TrainingModule
 from ..options import Options, class_paths, values
 from ..options.class_paths import Specified
-from ..options.reading import older
 from ..strategies import Entry, Limits
 from ..trainer import Trainer
 from . import arguments, config_files, imports, loading
@@ -43,7 +42,7 @@ _AUTO = (
 )
 # The help of options is below the fields of a class.
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
-older.load()
+foreign.load()
 
 
 @dataclass(frozen=True)
@@ -162,7 +161,7 @@ def _check(sections: Mapping[str, Any], checkpoint: Path | None, problems: Probl
             with problems:
                 found[name] = class_paths.read(name, sections[name], base, {})
     today, options = values.hints(Options), sections.get("trainer", {})
-    known = {**today, **older.types}
+    known = {**today, **foreign.types}
     trainer = values.convert("trainer.", known, options, problems, values.fitting, today)
     averaged = True
     with problems:
@@ -201,7 +200,7 @@ def _create(command: str, checked: Checked, problems: Problems) -> Work:
 def _resolved(checked: Checked, without: Sequence[str] = ()) -> str:
     """The whole configuration with defaults, in today's spelling."""
     defaults = {each.name: each.default for each in fields(Options)}
-    trainer = defaults | older.translate(checked.trainer)
+    trainer = defaults | foreign.translate(checked.trainer)
     sections: dict[str, Any] = {
         "trainer": {
             name: list(value) if isinstance(value, tuple) else value

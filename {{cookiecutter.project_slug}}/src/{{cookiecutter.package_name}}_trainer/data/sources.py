@@ -131,13 +131,9 @@ def _called(owner: DataModule | TrainingModule, stage: str) -> tuple[Any, str]:
 
 def _by_name(loader: Any, source: str) -> dict[str, Any]:
     """Check the loaders of an evaluation, and return them by name, ``""`` for a single one."""
+    if not isinstance(loader, Mapping) and _is_several(loader):  # by Lightning's names
+        loader = {f"dataloader_idx_{index}": each for index, each in enumerate(loader)}
     if not isinstance(loader, Mapping):
-        if _is_several(loader):
-            raise UserError(
-                f"{source} a {type(loader).__name__} of loaders: give a dict of them by name, such "
-                "as {'clean': …, 'noisy': …}; their values are logged as val_loss/clean, "
-                "val_loss/noisy"
-            )
         _check_loader(loader, source)
         return {"": loader}
     if not loader:

@@ -7,11 +7,10 @@ older arguments of ``Trainer``.
 
 from typing import Any
 
-from ..errors import refuse
+from ..errors import foreign, refuse
 from ..module import DataModule, TrainingModule, problems_of_names
-from ..options.reading import older
 from ..trainer import Trainer
-from . import arguments
+from . import arguments, lightning, names
 from .plugins import DDPPlugin, DeepSpeedPlugin, RPCSequentialPlugin
 
 __all__ = [
@@ -23,7 +22,9 @@ __all__ = [
     "Trainer",
 ]
 
-older.types, older.translate = arguments.TYPES, arguments.translate
+foreign.types, foreign.translate = arguments.TYPES, arguments.translate
+foreign.keywords, foreign.methods = arguments.keywords, lightning.METHODS
+foreign.advice = {(each.where, each.name): each.use for each in names.rows()}
 
 
 class LightningModule(TrainingModule):

@@ -4,10 +4,10 @@ An older one that is ``None``, its default, was not given; only ``gpus=None`` ha
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from ..errors import ConfigurationError, Problems, shown
+from ..errors import ConfigurationError, Problems, instead, shown
 from ..options import Options, values
 from .plugins import DeepSpeedPlugin, Plugin
 
@@ -32,6 +32,12 @@ _RENAMED = {
 _MODES = ("dp", "ddp", "ddp_spawn", "ddp2", "horovod")
 # What plugins=… made of accelerator="ddp_spawn".
 _SPAWNED = {"ddp": "ddp_spawn", "ddp_sharded": "ddp_sharded_spawn"}
+# Keywords of fit, validate, test and predict; those of log that change nothing.
+_KEYWORDS = {
+    **dict.fromkeys(("datamodule", "dataloaders", "train_dataloaders"), "data"),
+    **{"model": "module", "ckpt_path": "checkpoint", "val_dataloaders": "val_dataloader"},
+}
+_OF_LOG = {"logger": True, "rank_zero_only": False, "add_dataloader_idx": True}
 _PRECISIONS = {"16": "16-mixed", "32": "32-true", "bf16": "bf16-mixed"}
 
 
@@ -57,6 +63,21 @@ def translate(given: _Values) -> dict[str, Any]:
         problems.add(f"amp_backend={shown(backend)}: use 'native'; apex has no mixed precision")
     problems.raise_any()
     return translated
+
+
+def keywords(call: str, taken: Collection[str], given: _Values) -> dict[str, Any]:
+    """Translate keywords of a method, whose arguments ``taken`` are given without a keyword."""
+    found, same = dict[str, Any](), _OF_LOG if call == "log" else dict.fromkeys(_KEYWORDS)
+    for name, value in given.items():
+        now = name if (call, name) == ("fit", "ckpt_path") else _KEYWORDS.get(name, name)
+        if name in same and value is same[name]:
+            continue
+        if now in found or now in taken:
+            raise ConfigurationError(f"{call}: {name}: {now} is given, too; give one of them")
+        if now == name and (advice := instead("call", name)):
+            raise ConfigurationError(f"{call}: {name}={_shown(value)}{advice}")
+        found[now] = value
+    return found
 
 
 def _is_given(current: _Values, name: str) -> bool:

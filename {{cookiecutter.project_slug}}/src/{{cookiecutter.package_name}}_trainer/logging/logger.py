@@ -17,7 +17,7 @@ class LoggedRun:
 
     ``directory``: the run directory; ``name``: its name, which is the same after a resume;
     ``configuration``: the sections ``trainer``, ``model`` and ``data`` of the command line with
-    all defaults, or the ``trainer`` of a script; secrets are redacted.
+    all defaults, or the ``trainer`` of a script, and ``hyperparameters``; secrets are redacted.
     """
 
     directory: Path
@@ -34,6 +34,13 @@ class LoggedRun:
 
             sections = yaml.safe_load(configuration)
         return cls(directory, directory.name, redaction.value(sections))
+
+
+def hyperparameters(*owners: Any) -> dict[str, Any]:
+    """What owners keep as ``hparams``, as a configuration has it; secrets are redacted."""
+    found = [each.hparams for each in owners if isinstance(each.hparams, Mapping)]
+    merged = {name: value for each in found for name, value in each.items()}
+    return {"hyperparameters": redaction.value(_plain(merged))} if merged else {}
 
 
 def _plain(value: Any) -> Any:

@@ -1,21 +1,25 @@
 """Validation, test and prediction: each sample once, on any number of processes."""
 
 import contextlib
+import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from ..callbacks import Callback
 from ..data import Feed, moving, randomness
+from ..errors import nearest, refuse
 from ..launch import collectives
 from ..logging import Recorder, torchmetrics_state
 from ..module import TrainingModule
 from ..strategies import Strategy
-from .parts import read
+from .parts import FitParts, read
 
 _CPU = torch.device("cpu")
+_OF_VALIDATION = re.compile(r"(?i)(?<![a-z])e?val(id|idation)?(?![a-z])")
 
 
 def evaluate(
@@ -65,6 +69,24 @@ def check_validation(
         except Exception as error:
             error.add_note("in a check of validation before the first step; see sanity_check")
             raise
+
+
+def unmonitored(
+    fit: FitParts, callbacks: Sequence[Callback], logged: Sequence[str], is_whole: bool
+) -> list[str]:
+    """Notes on values that are monitored, and that a first validation has not logged.
+
+    It is refused if by its name only validation logs it, and the first was like later ones.
+    """
+    names = [(type(each).__name__, each.monitored) for each in callbacks]
+    names += [(type(each.scheduler).__name__, each.monitor) for each in fit.optimization.schedulers]
+    lines = {
+        f"{owner} monitors {name!r}, which validation does not log{nearest(name, logged)}": name
+        for owner, name in names
+        if name is not None and name not in logged
+    }
+    refuse([line for line, name in lines.items() if is_whole and _OF_VALIDATION.search(name)])
+    return [f"{line}; it ends the run unless training logs it" for line in lines]
 
 
 @contextlib.contextmanager

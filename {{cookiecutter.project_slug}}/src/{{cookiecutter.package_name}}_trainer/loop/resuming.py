@@ -13,7 +13,6 @@ from ..data.feed import note_unused
 from ..errors import CheckpointError, ConfigurationError, shown
 from ..launch.cluster import Layout
 from ..logging import metrics, torchmetrics_state
-from ..strategies.optimizers import replay
 from .parts import FROZEN, TOTAL_STEPS, FitParts
 from .saving import OF_MODULE, share
 
@@ -142,7 +141,7 @@ def _load_optimization(fit: FitParts, saved: Mapping[str, Any]) -> list[str]:
     is_replayed = [is_new and not isinstance(each, ReduceLROnPlateau) for each in schedulers]
     for scheduler, state, replays in zip(schedulers, states, is_replayed, strict=True):
         if replays:
-            replay(scheduler, state)
+            _replay(scheduler, state)
     options = [[dict(group) for group in each.param_groups] for each in optimization.optimizers]
     fit.strategy.load_state(saved, optimization)
     for index, (scheduler, state) in enumerate(zip(schedulers, states, strict=True)):
@@ -247,3 +246,11 @@ def part(own: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
     """One part of what :func:`.saving.rank_local_state` returned, such as ``"strategy"``."""
     start = f"{name}/"
     return {key.removeprefix(start): each for key, each in own.items() if key.startswith(start)}
+
+
+def _replay(scheduler: Any, saved: Mapping[str, Any]) -> None:
+    """Step a new scheduler as often as the one of a saved state was."""
+    while "last_epoch" not in saved:  # of a ChainedScheduler
+        saved = saved["_schedulers"][0]
+    for _ in range(saved["last_epoch"]):
+        scheduler.step()

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..checkpoint import is_sharded, state_file, tensor_files, to_tensors
 from ..data import randomness
+from ..logging.logger import hyperparameters
 from ..module import TrainingModule
 from .parts import FitParts, frozen
 
@@ -33,6 +34,7 @@ def state(fit: FitParts) -> dict[str, Any]:
         "logs": outputs.positions(),
         "gradients": _accumulated(fit, is_sharded),
         "callbacks": fit.calls.state(),
+        **hyperparameters(fit.module),
     }
 
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ..errors import nearest
+from ..errors import missing
 from ..launch.cluster import Layout
 from ..logging import Recorder
 from ..options import Options
-from .hooks import INSTEAD, DataHooks
+from .hooks import DataHooks
 
 
 class RunFacts(NamedTuple):
@@ -83,10 +83,8 @@ class OptionNames:
             plan = self.__dict__.get("plan") or self.__dict__.get("_plan")
             if plan is not None and name[0] != "_" and hasattr(Options, name):
                 return getattr(plan.options, name)
-            known = (each for each in dir(type(self)) if each[0] != "_")
-            instead = f"; use {INSTEAD[name]}" if name in INSTEAD else nearest(name, known)
-            kind = type(self).__name__
-            raise AttributeError(f"{kind!r} object has no attribute {name!r}{instead}")
+            known = [each for each in dir(type(self)) if each[0] != "_"]
+            return missing(self, name, "attribute", known)
 
 
 class ReplicaProperties(RunProperties):

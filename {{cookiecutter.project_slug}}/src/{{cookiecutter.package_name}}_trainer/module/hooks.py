@@ -5,13 +5,13 @@ import inspect
 import os
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from ..errors import nearest
+from ..errors import missing, nearest
 
 Loader = Iterable[Any]
 Loaders = Loader | Mapping[str, Loader]
@@ -28,18 +28,6 @@ _OTHER_HOOKS = (
     *("configure_sharded_model", "transfer_batch_to_device", "toggle_optimizer"),
     *("init_ddp_connection", "configure_ddp", "setup", "teardown", "on_keyboard_interrupt"),
 )
-# Lightning's names of a trainer that have no answer here: what to use instead.
-INSTEAD = {
-    **dict.fromkeys(("logged_metrics", "progress_bar_metrics"), "metrics"),
-    **dict.fromkeys(("lr_scheduler_configs", "lr_schedulers"), "schedulers"),
-    **dict.fromkeys(("log_dir", "checkpoint_callback", "ckpt_path"), "run_directory"),
-    **dict.fromkeys(("training", "validating", "testing", "state"), "training of the module"),
-    **dict.fromkeys(("fit_loop", "train_loop"), "current_epoch and global_step"),
-    **dict.fromkeys(("train_dataloader", "val_dataloaders"), "attributes of the data module"),
-    **dict.fromkeys(("num_devices", "device_ids", "gpus"), "world_size, and device of the module"),
-    **dict.fromkeys(("model", "lightning_module"), "the module itself"),
-    **dict.fromkeys(("logger", "experiment"), "log of the module, or a Logger of your own"),
-}
 
 
 class DataHooks:
@@ -49,6 +37,17 @@ class DataHooks:
     ``stage`` is ``"fit"`` (also for ``find_batch_size``), ``"validate"``, ``"test"`` or
     ``"predict"``. Each command calls them again.
     """
+
+    hparams: Mapping[str, Any] = {}
+    """Hyperparameters to record in ``run.json``, in checkpoints of a module, and for loggers."""
+
+    if not TYPE_CHECKING:  # so that type checkers report unknown names
+
+        def __getattr__(self, name: str) -> Any:
+            try:
+                return super().__getattr__(name)  # of nn.Module
+            except AttributeError:
+                return missing(self, name)
 
     def prepare_data(self) -> None:
         """Called by one process per node while the others wait: download or convert data.
@@ -177,7 +176,7 @@ def problems_of_names(owner: object, base: type) -> list[str]:
     known = [name for name in dir(base) if _HOOK.fullmatch(name)]
     missing = [name for name in known if not is_overridden(owner, base, name)]
     return [
-        f"{cls.__name__}.{name} would not be called: it is no hook{nearest(name, known)}"
+        f"{cls.__name__}.{name} would not be called: it is no hook{nearest(name, known, 'hook')}"
         for name in sorted({*dir(cls), *vars(owner)} - {*dir(base)})
         if not name.startswith("_") and callable(inspect.getattr_static(owner, name))
         if name in _OTHER_HOOKS

@@ -1,12 +1,14 @@
 """The user's module with its steps."""
 
+import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import UserError
+from ..errors import UserError, foreign
 from ..launch import collectives
 from ..logging import ReduceFx
 from .current_run import Manual, ReplicaProperties, Run, RunFacts, TrainerState
@@ -41,6 +43,14 @@ class TrainingModule(ReplicaProperties, Hooks, nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.trainer_state = TrainerState()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name in ("training_step", "validation_step", "test_step", "predict_step"):
+            step = getattr(cls, name)
+            given = inspect.signature(step).parameters.values()
+            if len(given) == 2 and all(each.kind == each.POSITIONAL_OR_KEYWORD for each in given):
+                setattr(cls, name, _with_index(step))
 
     # --- steps -----------------------------------------------------------------------------
 
@@ -192,6 +202,7 @@ class TrainingModule(ReplicaProperties, Hooks, nn.Module):
         sync_dist: bool = True,
         reduce_fx: ReduceFx = "mean",
         batch_size: int | None = None,
+        **other: bool,
     ) -> None:
         """Log a number, a scalar tensor, or a torchmetrics metric.
 
@@ -212,6 +223,8 @@ class TrainingModule(ReplicaProperties, Hooks, nn.Module):
         A metric is computed and reset at the end of the epoch; it synchronizes itself.
         Outside of a run (if you call a step yourself), nothing is logged.
         """
+        if other and (foreign.load() or True) and (unknown := foreign.keywords("log", (), other)):
+            raise TypeError(f"log() got an unexpected keyword argument {min(unknown)!r}")
         run, samples = self.trainer_state.run, self.trainer_state.samples
         if run is not None:
             samples = samples if batch_size is None else batch_size
@@ -273,3 +286,8 @@ class TrainingModule(ReplicaProperties, Hooks, nn.Module):
         """Like ``print``, on global rank 0 only."""
         if self.is_global_zero:
             print(*values, **options)
+
+
+def _with_index(step: Callable[..., Any]) -> Callable[..., Any]:
+    """A step that takes a batch only, as one that the trainer can call like any other."""
+    return functools.wraps(step)(lambda self, batch, batch_idx=None: step(self, batch))

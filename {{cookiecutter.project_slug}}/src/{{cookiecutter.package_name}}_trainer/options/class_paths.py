@@ -72,7 +72,7 @@ def read(where: str, given: object, base: type[T], built_in: Mapping[str, str]) 
     if built_in and "." not in path and path not in built_in:
         raise ConfigurationError(
             f"{named} is no built-in {base.__name__.lower()} and no class path"
-            f"{nearest(path, built_in)}"
+            f"{nearest(path, built_in, 'function')}"
         )
     cls = imported(named, built_in.get(path, path), base)
     arguments = entry.get("init_args") or {}

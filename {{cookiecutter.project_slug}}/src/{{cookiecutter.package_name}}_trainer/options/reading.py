@@ -4,53 +4,30 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from ..errors import Problems, nearest, shown
+from ..errors import Problems, foreign, nearest
 from . import values
 from .fields import Options
 
 _PATHS = ("default_root_dir", "resume", "weights")
 # Have checks of their own.
 _CHECKED_LATER = ("activation_checkpointing", "callbacks", "loggers")
-_OFF_IN_SHORT_RUNS = (
-    *("max_steps", "max_time", "overfit_batches", "check_val_every_n_epoch", "resume"),
-    *("val_every_n_steps", "checkpoint_every_n_steps", "checkpoint_every_n_epochs"),
-    *("keep_checkpoints", "async_checkpoints", "run_name", "overwrite"),
-)
-# Of other trainers, whose names are like those of options that mean something else, and removed.
-_INSTEAD = {
-    "num_processes": "; use devices",
-    "distributed_backend": "; use strategy",
-    "activation_checkpointing_mode": "; parts in activation_checkpointing are recomputed whole",
-    "float8": "; call torchao's convert_to_float8_training in __init__ of the module",
-}
 _STAGES = ("train", "val", "test", "predict")
 _LIMITS = (*(f"limit_{stage}_batches" for stage in _STAGES), "overfit_batches")
 _OR_NONE = {"limit_val_batches": ", or 0 for no validation", "overfit_batches": ", or 0"}
 _TRANSLATED = ("accelerator", "devices", "strategy", "precision")
 
+_NOT_GIVEN = {"seed": None, "max_epochs": -1, "max_steps": -1}  # Lightning's defaults
 # Other values of these may be older spellings, and so are unknown names.
 _TODAY = {
     "accelerator": ("auto", "cpu", "gpu", "cuda"),
     "precision": ("32-true", "bf16-mixed", "16-mixed", "bf16-true", "16-true"),
 }
 T = TypeVar("T")
+R = TypeVar("R")
 P = ParamSpec("P")
-
-
-@dataclass
-class Older:
-    """Older spellings of keywords: none, until ``legacy/`` is imported, which adds its own."""
-
-    types: Mapping[str, Any] = field(default_factory=dict)
-    translate: Callable[[Mapping[str, Any]], dict[str, Any]] = dict
-    load: Callable[[], object] = bool
-    """Imports them, if they are there."""
-
-
-older = Older()
 
 
 def takes(
@@ -77,24 +54,42 @@ def takes(
     return decorate
 
 
+def takes_foreign(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P], R]:
+    """Decorate a method: keywords that it does not have may be those of other trainers."""
+    known = [*inspect.signature(method).parameters][1:]
+
+    @functools.wraps(method)
+    def call(self: T, /, *arguments: P.args, **given: P.kwargs) -> R:
+        if given.keys() - known:
+            foreign.load()
+            given = foreign.keywords(method.__name__, known[: len(arguments)], given)  # type: ignore[assignment]
+        return method(self, *arguments, **given)
+
+    return call
+
+
 def read(given: Mapping[str, Any], problems: Problems) -> Options:
     """Read the user's keywords in any spelling; a default replaces each invalid one."""
     defaults = {each.name: each.default for each in fields(Options)}
-    given = {name: values.plain_number(value) for name, value in given.items()}
+    given = {
+        name: values.plain_number(value)
+        for name, value in given.items()
+        if name not in _NOT_GIVEN or value != _NOT_GIVEN[name]
+    }
     spelled = ((given.get(name, names[0]), names) for name, names in _TODAY.items())
     is_older = any(not isinstance(value, str) or value not in names for value, names in spelled)
     if is_older or given.keys() - defaults:
-        older.load()
-    known = {*defaults, *older.types}
+        foreign.load()
+    known = {*defaults, *foreign.types}
     for name in given:
         if name not in known:
-            instead = _INSTEAD.get(name) or nearest(name, defaults)
-            problems.add(f"{name}: Trainer has no such argument{instead}")
+            use = nearest(name, defaults, "argument")
+            problems.add(f"{name}: Trainer has no such argument{use}")
     given = {name: value for name, value in given.items() if name in known}
     # After an error, those that are not translated.
     found = {name: given[name] for name in given if name in defaults and name not in _TRANSLATED}
     with problems:
-        found = older.translate(given)
+        found = foreign.translate(given)
     changed = {
         name: value
         for name, value in found.items()
@@ -107,39 +102,6 @@ def read(given: Mapping[str, Any], problems: Problems) -> Options:
             with problems:
                 found[name] = values.expand_path(name, path)
     return Options(**found)
-
-
-def shortened(options: Options, problems: Problems) -> tuple[Options, list[str]]:
-    """Options of a run, which ``fast_dev_run`` makes short, and what to print of that."""
-    number = int(options.fast_dev_run)
-    if not number:
-        return options, []
-    if options.overfit_batches:
-        problems.add(
-            f"fast_dev_run={number} and overfit_batches={options.overfit_batches!r} each select "
-            "batches; give only one of them"
-        )
-    limits = ("limit_val_batches", "limit_test_batches", "limit_predict_batches")
-    short: dict[str, Any] = {
-        **dict.fromkeys(limits, number),
-        **{name: getattr(Options, name) for name in _OFF_IN_SHORT_RUNS},
-        "max_epochs": 1,
-        "limit_train_batches": number * options.accumulate_grad_batches,
-        "sanity_check": 0,
-        "loggers": (),
-    }
-    replaced = [
-        f"{name}={shown(value)}"
-        for name in short.keys() - {"loggers"}
-        if (value := getattr(options, name)) not in (short[name], getattr(Options, name))
-    ]
-    es = "" if number == 1 else "es"
-    line = (
-        f"fast_dev_run={number}: {number} optimizer step{es[1:]}, and {number} batch{es} of "
-        "validation, test or prediction; no checkpoints, no loggers"
-    )
-    used = f"{line}; not used: {', '.join(sorted(replaced))}" if replaced else line
-    return replace(options, **short), [used]
 
 
 def check(options: Options, problems: Problems) -> None:

@@ -1,17 +1,12 @@
 """What a run prints: its settings at the start, notes, and its results at the end."""
 
 import contextlib
-import re
-from collections.abc import Sequence
 from pathlib import Path
 
 from ..checkpoint import run_directory
-from ..errors import nearest, refuse
 from ..launch import devices, output, reports
 from ..loop.fit import FitLoop
 from .plan import Plan
-
-_OF_VALIDATION = re.compile(r"(?i)(?<![a-z])e?val(id|idation)?(?![a-z])")
 
 
 class Console:
@@ -50,27 +45,12 @@ class Console:
             if not name.endswith("_epoch") or latest.get(name.removesuffix("_epoch")) != value
         }
         values = "  ".join(f"{name} {value:.4g}" for name, value in shown.items())
+        values += "".join(each.best_value(fit.feed.steps) for each in self._plan.callbacks)
         rate = f", {loop.samples_per_second:.0f} samples/s" if loop.samples_per_second else ""
         self.say(
             f"done after {fit.position.global_step} steps{rate}: {values}",
             f"run directory: {self._plan.shown(directory)}",
         )
-
-    def check_monitored(self, loop: FitLoop, logged: Sequence[str], *, is_whole: bool) -> None:
-        """Note each monitored value that a first validation has not logged.
-
-        It is refused if by its name only validation logs it, and the first was like later ones.
-        """
-        schedulers = loop.fit.optimization.schedulers
-        names = [(type(each).__name__, each.monitored) for each in self._plan.callbacks]
-        names += [(type(each.scheduler).__name__, each.monitor) for each in schedulers]
-        lines = {
-            f"{owner} monitors {name!r}, which validation does not log{nearest(name, logged)}": name
-            for owner, name in names
-            if name is not None and name not in logged
-        }
-        refuse([line for line, name in lines.items() if is_whole and _OF_VALIDATION.search(name)])
-        self.note(*(f"{line}; it ends the run unless training logs it" for line in lines))
 
     def output_of(self, directory: Path) -> contextlib.AbstractContextManager[None]:
         """Send the output of other ranks than the main one into the run directory."""

@@ -105,7 +105,11 @@ def make(given: Options, problems: Problems, find: Find = placement.find) -> Pla
 
     ``problems``: those of reading the options; ``find`` finds where the run will be.
     """
-    options, notes = reading.shortened(given, problems)
+    options, notes = given, list[str]()
+    if given.fast_dev_run:
+        from ..options import short_runs
+
+        options, notes = short_runs.shortened(given, problems)
     where = find(options, problems)
     is_placed = not problems.lines
     _check_options(options, where, problems)
@@ -225,7 +229,7 @@ def check_module(plan: Plan, module: TrainingModule) -> None:
         from ..loop.manual_optimization import problems_of
 
         problems.lines += problems_of(module, plan.strategy_name, strategy, options)
-    if hasattr(module, "splits_sequences"):
+    if hasattr(type(module), "splits_sequences"):
         name = type(module).__name__
         problems.add(f"{name}.splits_sequences: processes do not split sequences; remove it")
     if not is_overridden(module, DataHooks, "setup"):  # otherwise after it: it may create layers

@@ -28,6 +28,7 @@ from ..launch.rank import (
 )
 from ..launch.signals import Interrupted, Preempted
 from ..logging import LoggedRun, Outputs, Progress
+from ..logging.logger import hyperparameters
 from ..loop import hashes, saving
 from ..loop.fit import FitLoop
 from ..loop.parts import FROZEN, TOTAL_STEPS, FitParts, frozen
@@ -265,7 +266,9 @@ class _Fit:
             names = collectives.broadcast(sorted(check()))
             run.is_in_sanity_check = False
             is_whole = self._checks_all and not run.has_read_sanity_check
-            self._console.check_monitored(loop, names, is_whole=is_whole)
+            from ..loop.evaluation import unmonitored
+
+            self._console.note(*unmonitored(loop.fit, self._plan.callbacks, names, is_whole))
 
     def _write_records(self, loop: FitLoop, hosts: list[dict[str, Any]]) -> None:
         """Write records and open logs: after the last check that can refuse the run."""
@@ -297,12 +300,14 @@ class _Fit:
         owners = [each for each in (self._data, self._module) if isinstance(each, DataHooks)]
         paths = [plan.started_in / each for owner in owners for each in owner.data_files()]
         facts |= {} if paths else {"data": [], "data_cut": False}
+        facts |= (hparams := hyperparameters(*owners))
         if (damage := run_directory.write_record(directory, facts, configuration)) is not None:
             self._console.note(damage)
         self._is_recorded = True
         if paths:
             self._data_record = record.DataRecord(directory, paths)
         logged = LoggedRun.of(directory, plan.options, configuration)
+        logged = replace(logged, configuration={**logged.configuration, **hparams})
         resumed_at = self._run.global_step if chosen.is_same_run else None
         loop.fit.outputs.check = self._lock.check
         loop.fit.outputs.log_to(plan.loggers, logged, resumed_at)

@@ -194,14 +194,6 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | None) else type(value).__name__
 
 
-def replay(scheduler: Any, saved: Mapping[str, Any]) -> None:
-    """Step a new scheduler as often as the one of a saved state was."""
-    while "last_epoch" not in saved:  # of a ChainedScheduler
-        saved = saved["_schedulers"][0]
-    for _ in range(saved["last_epoch"]):
-        scheduler.step()
-
-
 def _replace_optimizers(scheduler: Any, optimizers: Mapping[int, Optimizer]) -> None:
     """Replace the optimizers in a scheduler and its nested schedulers."""
     if id(scheduler.optimizer) in optimizers:
@@ -299,13 +291,15 @@ def _read(returned: Any) -> Optimization:
         if all(isinstance(each, Optimizer) for each in returned):
             return Optimization(list(returned), [])
         if all(isinstance(each, Mapping) for each in returned):
-            unknown = {key for each in returned for key in each} - {"optimizer", "lr_scheduler"}
+            known = {"optimizer", "lr_scheduler", "monitor"}
+            unknown = {key for each in returned for key in each} - known
             if unknown:
                 names = ", ".join(sorted(map(repr, unknown)))
                 raise ConfigurationError(
                     f"configure_optimizers gave {names}; use 'optimizer' and 'lr_scheduler'"
                 )
-            schedulers = [each["lr_scheduler"] for each in returned if "lr_scheduler" in each]
+            scheduled = [each for each in returned if "lr_scheduler" in each]
+            schedulers = [_fields(each["lr_scheduler"], each.get("monitor")) for each in scheduled]
             return _pair([each.get("optimizer") for each in returned], schedulers)
         if len(returned) == 2 and all(isinstance(each, Sequence) for each in returned):
             return _pair(*returned)
@@ -324,10 +318,18 @@ def _pair(optimizers: Sequence[Any], schedulers: Sequence[Any]) -> Optimization:
     return Optimization(list(optimizers), [_read_scheduler(each) for each in schedulers])
 
 
+def _fields(entry: Any, monitor: Any) -> Any:
+    """A scheduler, with the ``monitor`` that may stand beside it."""
+    given = entry if isinstance(entry, Mapping) else {"scheduler": entry}
+    return entry if monitor is None else {"monitor": monitor, **given}
+
+
 def _read_scheduler(entry: Any) -> SchedulerConfig:
     fields = dict(entry) if isinstance(entry, Mapping) else {"scheduler": entry}
-    unknown = fields.keys() - {"scheduler", "interval", "monitor"}
     scheduler = fields.get("scheduler")
+    fixed = {"frequency": 1, "strict": True}
+    fields = {name: value for name, value in fields.items() if fixed.get(name, fields) != value}
+    unknown = fields.keys() - {"scheduler", "interval", "monitor"}
     if unknown or not isinstance(scheduler, LRScheduler | ReduceLROnPlateau):
         what = f": {min(unknown, key=str)!r} is not supported;" if unknown else f" {entry!r}:"
         raise ConfigurationError(

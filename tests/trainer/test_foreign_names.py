@@ -1,0 +1,210 @@
+# ruff: noqa: E501
+"""Names of other trainers work, or say in one line what to use here."""
+
+import json
+import sys
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import my_project_trainer as trainer
+import pytest
+import torch
+from my_project_trainer.callbacks import BestCheckpoint, EarlyStopping
+from my_project_trainer.errors import ConfigurationError, UserError, foreign
+from my_project_trainer.legacy.names import rows
+from my_project_trainer.options import Options
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+pytestmark = pytest.mark.usefixtures("apart")
+
+
+def loader(count: int = 16) -> DataLoader[Any]:
+    x = torch.randn(count, 4, generator=torch.Generator().manual_seed(count))
+    return DataLoader(TensorDataset(x), batch_size=4)
+
+
+class Module(trainer.TrainingModule):
+    """A module as Lightning's users write it: steps without an index."""
+
+    def __init__(self, rate: float = 0.1, *, width: int = 1, **other: Any) -> None:
+        super().__init__()
+        self.save_hyperparameters(ignore="width")
+        self.layer = nn.Linear(4, width)
+        self.seen: list[int] = []
+
+    def training_step(self, batch: Any) -> Any:  # type: ignore[override]
+        self.seen.append(len(batch[0]))
+        loss = self.layer(batch[0]).pow(2).mean()
+        self.log("loss", loss, logger=True)
+        return loss
+
+    def validation_step(self, *batch: Any) -> None:
+        self.log("val_loss", self.layer(batch[0][0]).pow(2).mean())
+
+    test_step = validation_step
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=self.hparams["rate"])
+
+
+class Data(trainer.DataModule):
+    def train_dataloader(self) -> Any:
+        return loader()
+
+    def test_dataloader(self) -> Any:
+        return loader(8)
+
+
+def made(**options: Any) -> trainer.Trainer:
+    given = {"max_epochs": 1, "accelerator": "cpu", "enable_progress_bar": False, "loggers": []}
+    return trainer.Trainer(**{**given, **options})
+
+
+def one_line(kind: type[Exception], work: Callable[[], Any]) -> str:
+    with pytest.raises(kind) as raised:
+        work()
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+def test_hyperparameters_are_recorded() -> None:
+    class Sub(Module):
+        def __init__(self, depth: int = 3) -> None:
+            super().__init__(rate=0.25, width=2, api_token="secret")  # noqa: S106
+
+    module, own = Sub(), made(seed=None, max_steps=-1)
+    assert module.hparams == {"rate": 0.25, "api_token": "secret", "depth": 3}
+    assert module.hparams.rate == 0.25  # type: ignore[attr-defined]
+    own.fit(module, datamodule=Data())  # type: ignore[call-arg]
+    assert own.run_directory is not None
+    found = json.loads((own.run_directory / "run.json").read_text())
+    attempts = found if isinstance(found, list) else found["attempts"]
+    recorded = attempts[0]["hyperparameters"]
+    assert (recorded["rate"], recorded["depth"]) == (0.25, 3)
+    assert recorded["api_token"] != "secret"  # noqa: S105
+    state = next(own.run_directory.glob("checkpoints/step-*/state.json")).read_text()
+    assert '"depth"' in state
+    assert "secret" not in state
+    assert module.seen == [4, 4, 4, 4]
+    other = Module()
+    other.save_hyperparameters(Namespace(rate=1.0))
+    assert other.hparams["rate"] == 1.0
+
+
+def test_keywords_of_lightning() -> None:
+    module, own = (
+        Module(),
+        made(callbacks=[EarlyStopping("val_loss/dataloader_idx_0", verbose=True, strict=False)]),
+    )
+    own.fit(module, train_dataloaders=loader(8), val_dataloaders=[loader(), loader(4)])  # type: ignore[call-arg]
+    assert module.seen == [4, 4]  # validation data is never trained on
+    assert {"val_loss/dataloader_idx_0", "val_loss/dataloader_idx_1"} <= own.metrics.keys()
+    expected = own.test(module, loader(8))
+    assert own.test(model=module, dataloaders=loader(8), ckpt_path=None) == expected  # type: ignore[call-arg]
+    assert own.test(module, datamodule=Data(), ckpt_path="last") == expected  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("line", "work"),
+    [
+        ("fit: ckpt_path='x'; as it was, but for fit: use Trainer(resume=", lambda: made().fit(Module(), ckpt_path="x")),  # type: ignore[call-arg]
+        ("fit: datamodule: data is given, too", lambda: made().fit(Module(), loader(), datamodule=Data())),  # type: ignore[call-arg]
+        ("test: verbose=True; leave it out", lambda: made().test(Module(), verbose=True)),  # type: ignore[call-arg]
+        ("min_epochs: Trainer has no such argument; leave it out", lambda: made(min_epochs=1)),
+        ("num_train_epochs: Trainer has no such argument; use max_epochs", lambda: made(num_train_epochs=1)),
+        ("mixed_precision: Trainer has no such argument; use precision", lambda: made(mixed_precision="bf16")),
+        ("callbacks[0]='ModelCheckpoint' is no built-in callback and no class path; use BestCheckpoint", lambda: made(callbacks=["ModelCheckpoint"])),
+        ("save_hyperparameters: no argument 'nothing'", lambda: Module().save_hyperparameters("nothing")),
+    ],
+)  # fmt: skip
+def test_an_error_says_what_to_use(line: str, work: Callable[[], Any]) -> None:
+    assert one_line(ConfigurationError, work).startswith(line)
+
+
+def test_attributes_say_what_to_use() -> None:
+    for owner in (Module(), trainer.DataModule()):
+        line = one_line(AttributeError, lambda owner=owner: owner.logger)
+        assert line.endswith(
+            "has no attribute 'logger'; use self.log; for images and text, a Logger of your own"
+        )
+    assert not hasattr(Module(), "_nothing")
+    own: Any = made()
+    assert one_line(AttributeError, lambda: own.logged_metrics).endswith("; use metrics")
+    with pytest.raises(ImportError, match="there is no Accelerator; use Trainer"):
+        trainer.Accelerator  # noqa: B018
+    with pytest.raises(TypeError, match=r"log.. got an unexpected keyword argument 'nothing'"):
+        Module().log("loss", 1.0, nothing=True)
+
+
+def test_the_last_line_names_the_best(capsys: pytest.CaptureFixture[str]) -> None:
+    own = made(enable_progress_bar=True, max_epochs=2, callbacks=[BestCheckpoint("val_loss")])
+    own.fit(Module(), loader(8), loader())
+    value = own.metrics["val_loss"]
+    assert f"; best val_loss {value:.4g} at step 4, epoch 1" in capsys.readouterr().out
+
+
+def scheduled(**beside: Any) -> type[Module]:
+    class Scheduled(Module):
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, "max", patience=0)
+            entry = {"scheduler": plateau, **beside}
+            return {"optimizer": optimizer, "lr_scheduler": entry, "monitor": "val_loss"}
+
+    return Scheduled
+
+
+def test_monitor_may_stand_beside_an_optimizer() -> None:
+    own = made(max_epochs=3)
+    own.fit(scheduled(frequency=1, strict=True)(), loader(8), loader())
+    assert own.metrics["lr"] == pytest.approx(0.01)  # the loss falls, and was to rise
+    with pytest.raises(UserError, match="'frequency' is not supported"):
+        made().fit(scheduled(frequency=2)(), loader(8), loader())
+
+
+def test_an_optimizer_is_toggled() -> None:
+    class Two(Module):
+        automatic_optimization = False
+        states: list[list[bool]] = []  # noqa: RUF012
+
+        def configure_optimizers(self) -> Any:
+            self.other = self.other
+            return [torch.optim.SGD(each.parameters(), lr=0.1) for each in (self.layer, self.other)]
+
+        def training_step(self, batch: Any) -> None:  # type: ignore[override]
+            first, second = self.optimizers()
+            for each in (first, second):
+                self.toggle_optimizer(each)
+                self.states.append([p.requires_grad for p in self.parameters()])
+                self.manual_backward(self.other(self.layer(batch[0])).pow(2).mean())
+                each.step()
+                each.zero_grad()
+                self.untoggle_optimizer(each)
+            self.states.append([p.requires_grad for p in self.parameters()])
+
+    module = Two()
+    module.other = nn.Linear(1, 1)
+    made().fit(module, loader(4))
+    first, second = [True, True, False, False], [False, False, True, True]
+    assert module.states == [first, second, [True] * 4]
+
+
+def test_each_name_is_once_in_the_table_and_its_option_exists() -> None:
+    names = [(each.where, each.name) for each in rows()]
+    assert len(names) == len({*names}) > 120
+    for each in rows():
+        assert each.use
+        if each.where == "argument":
+            assert not hasattr(Options, each.name), each.name
+
+
+def test_without_legacy_an_error_is_as_torch_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foreign, "load", bool)
+    monkeypatch.setattr(foreign, "advice", {})
+    monkeypatch.setattr(foreign, "methods", {})
+    line = one_line(AttributeError, lambda: trainer.TrainingModule().save_hyperparameters())
+    assert line == "'TrainingModule' object has no attribute 'save_hyperparameters'"
+    assert Path(sys.modules["my_project_trainer.legacy"].__file__ or "").is_file()

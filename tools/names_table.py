@@ -1,0 +1,41 @@
+"""Writes docs/coming-from/names.md of the rendered project, from the trainer's table of names.
+
+`make tables` runs this file; test_docs.py fails where the page is not up to date.
+"""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+TEMPLATE = Path(__file__).parent.parent / "{{cookiecutter.project_slug}}"
+TABLE = TEMPLATE / "src" / "{{cookiecutter.package_name}}_trainer" / "legacy" / "names.py"
+PAGE = TEMPLATE / "docs" / "coming-from" / "names.md"
+HEADINGS = {
+    "module": "Attributes of a module",
+    "argument": "Arguments of Trainer, TrainingArguments and Accelerator",
+    "attribute": "Attributes of a trainer",
+    "call": "Arguments of fit, validate, test, predict and log",
+    "hook": "Hooks",
+    "function": "Classes and functions",
+}
+BEGIN = """# Names of other trainers
+
+You get what a name of Lightning, Accelerate or transformers is called here, as errors say it.
+<!-- made by `make tables` from legacy/names.py of the trainer -->
+"""
+
+
+def page() -> str:
+    """Return the page: a table for each place where names were used."""
+    rows = list(runpy.run_path(str(TABLE))["rows"]())
+    parts = [BEGIN]
+    for where, heading in HEADINGS.items():
+        parts.append(f"\n## {heading}\n\n| name | here |\n|---|---|\n")
+        found = [f"| `{each.name}` | {each.use} |\n" for each in rows if each.where == where]
+        parts += sorted(found, key=str.lower)
+    return "".join(parts)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

@@ -251,14 +251,14 @@ def assert_lines(attempt: Callable[[], object]) -> None:
 def test_all_mistakes_from_python_are_told_at_once() -> None:
     with pytest.raises(ConfigurationError) as raised:
         trainer.Trainer(
-            seed=None, num_nodes="2", loggers="csv", strategy=5, max_epochs=True,
+            seed=-1, num_nodes="2", loggers="csv", strategy=5, max_epochs=True,
             gradient_clip_val=float("nan"), precision="double", accelerator="mps",
         )  # fmt: skip
     assert set(raised.value.problems) == {
         "strategy=5: give a name, a class path, or a Strategy object",
         "num_nodes='2': expected int >= 1 | None",
         "max_epochs=True: expected int >= 1 | None",
-        "seed=None: expected int >= 0",
+        "seed=-1: expected int >= 0",
         "loggers='csv': give a list of loggers, or of names",
         "precision='double' is unknown; known: 16-mixed, 16-true, 32-true, bf16-mixed, bf16-true",
         "accelerator='mps' is unknown; known: auto, cpu, cuda, gpu, tpu",

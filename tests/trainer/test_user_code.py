@@ -72,14 +72,9 @@ NO_BATCHES = "which is not an iterable of batches: return a DataLoader, or anoth
         (data, " TensorDataset, a dataset, which yields single samples: return DataLoader(", None),
         (Stream, " Stream, a dataset, which yields single samples: return DataLoader(", None),
         (
-            lambda: [DataLoader(data())] * 2,
-            " a list of loaders: one loader is supported; ",
-            " a list of loaders: give a dict of them by name, such as ",
-        ),
-        (
             lambda: (DataLoader(data()), data()),
             " a tuple of loaders: one loader is supported; ",
-            " a tuple of loaders: give a dict of them by name, such as ",
+            ", as 'dataloader_idx_1', TensorDataset, a dataset, which yields single samples: ",
         ),
         (
             lambda: {"a": data()},

@@ -34,9 +34,15 @@ try:
 except ModuleNotFoundError as missing:
     raise SystemExit(f"error: {missing.name} is not installed: make optuna") from None
 
+# isort: split
 from my_project_trainer.checkpoint import run_directory
 from my_project_trainer.cli import config_files
-from my_project_trainer.errors import ConfigurationError, Problems, UserError, refused
+from my_project_trainer.errors import (
+    ConfigurationError,
+    Problems,
+    UserError,
+    refused,
+)
 from my_project_trainer.launch import reports, side_files
 from my_project_trainer.options import values
 
@@ -128,8 +134,9 @@ def last_line(log: Path) -> str:
 
 def living_jobs() -> set[str]:
     """Return the ids of SLURM's jobs."""
+    command = ["squeue", "--noheader", "--array", "--format=%i"]
     try:
-        return set(subprocess.check_output(["squeue", "-h", "--array", "-o%i"], text=True).split())
+        return set(subprocess.check_output(command, text=True).split())
     except (OSError, subprocess.CalledProcessError) as error:
         raise ConfigurationError(f"whether the jobs of trials are over: {error}") from None
 

@@ -45,7 +45,7 @@ argument | use {} | benchmark=cudnn_benchmark num_processes=devices distributed_
   torch_compile=compile full_determinism=deterministic
   gradient_checkpointing=activation_checkpointing eval_steps=val_every_n_steps fsdp=strategy
   eval_strategy=check_val_every_n_epoch save_strategy=checkpoint_every_n_epochs
-  save_steps=checkpoint_every_n_steps save_total_limit=keep_checkpoints deepspeed=strategy
+  save_steps=checkpoint_every_n_steps save_total_limit=keep_checkpoints
   logging_steps=log_every_n_steps bf16=precision='bf16-mixed' fp16=precision='16-mixed'
   cpu=accelerator='cpu' reload_dataloaders_every_n_epochs=IterableDataset
   learning_rate=configure_optimizers weight_decay=configure_optimizers optim=configure_optimizers

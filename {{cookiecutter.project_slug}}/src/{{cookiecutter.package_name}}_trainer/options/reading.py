@@ -71,11 +71,10 @@ def takes_foreign(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenat
 def read(given: Mapping[str, Any], problems: Problems) -> Options:
     """Read the user's keywords in any spelling; a default replaces each invalid one."""
     defaults = {each.name: each.default for each in fields(Options)}
-    given = {
-        name: values.plain_number(value)
-        for name, value in given.items()
-        if name not in _NOT_GIVEN or value != _NOT_GIVEN[name]
-    }
+    given = {name: values.plain_number(value) for name, value in given.items()}
+    for name, value in _NOT_GIVEN.items():
+        if type(given.get(name, "")) is type(value) and given[name] == value:
+            del given[name]
     spelled = ((given.get(name, names[0]), names) for name, names in _TODAY.items())
     is_older = any(not isinstance(value, str) or value not in names for value, names in spelled)
     if is_older or given.keys() - defaults:

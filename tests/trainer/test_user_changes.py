@@ -225,6 +225,16 @@ def test_what_no_output_uses_has_no_gradient_in_a_pipeline(tmp_path: Path, sched
     assert found == pytest.approx(alone, rel=1e-6)
 
 
+@pytest.mark.needs("deepspeed")
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_zero_leaves_what_has_no_gradient_as_it_is(tmp_path: Path, stage: int):
+    """Its optimizer steps slices of all parameters, and would decay these."""
+    names = ["PartlyUsed", "UsedAfterDetach"]
+    alone = fits(tmp_path, names, (), devices=1, run_name="alone")
+    options = {"devices": 2, "strategy": f"deepspeed_stage_{stage}"}
+    assert fits(tmp_path, names, TORCHRUN, **options) == pytest.approx(alone, rel=1e-6)
+
+
 class Residual(nn.Sequential):
     def forward(self, given: Tensor) -> Tensor:
         found: Tensor = super().forward(given)

@@ -39,6 +39,7 @@ from . import ELSEWHERE, optimizers, process, settings
 from .onebit_adam import CompressionErrors, OneBitAdam
 from .slices import FlatSlices, ParameterSlices, clip_finite
 from .state import ShardedState
+from .unused import UnusedParameters
 
 _Config = Mapping[str, Any] | str | os.PathLike[str]
 
@@ -247,10 +248,12 @@ class DeepSpeed(ProcessGroupStrategy):
             # Without ZeRO, the engine scales losses and steps with it.
             self.engine.torch_autocast_z0_gradscaler = self.precision.scaler
             return optimizer
-        process.reduce_in_order(self.zero, [each for _, each in trained(module)])
         optimizer = self.zero.optimizer  # an Adagrad is created again
         whole, is_3 = list(module.parameters()), self.stage == 3
         self.slices = ParameterSlices(self.zero, whole) if is_3 else FlatSlices(self.zero)
+        stepped = [each for _, each in trained(module)]
+        self._unused = UnusedParameters(optimizer, self.slices, stepped)
+        process.reduce_in_order(self.zero, stepped, self._unused.note)
         self.sharded = ShardedState(module, self.slices, optimizer, groups)
         self.same_use = SameUse(lambda: trained(module), ELSEWHERE, self.timeout_seconds)
         self._guard = HookGuard(module, _INSTEAD, self.slices.has_whole, "hidden")
@@ -351,6 +354,7 @@ class DeepSpeed(ProcessGroupStrategy):
         if self.zero is not None:
             adapt_scale(self.precision.scaler, self.zero.overflow)
             self.slices.forget_gradients()
+            self._unused.end_step(optimizer)
             if self.zero.overflow:
                 self.precision.note_skipped_step()
         return dict
@@ -403,7 +407,7 @@ class DeepSpeed(ProcessGroupStrategy):
             process.clean(self.module, self._untouched)
             if self.stage == 3:  # whose weights are freed
                 forbid_use(each for each in self.module.parameters() if not each.numel())
-            for name in ("slices", "_step_module"):  # they have hooks of the engine
+            for name in ("slices", "_unused", "_step_module"):  # they have hooks of the engine
                 self.__dict__.pop(name, None)
         del engine
         # It is part of reference cycles, and would keep the group and gloo's threads alive.

@@ -186,14 +186,20 @@ def note_uses(module: nn.Module, note: Callable[[str], object]) -> None:
         each.all_gather = partial(noted, name, each.all_gather)
 
 
-def reduce_in_order(zero: Any, parameters: Sequence[Tensor]) -> None:
-    """Have ZeRO reduce gradients in the same order on all ranks, whose buckets then agree."""
+def reduce_in_order(
+    zero: Any, parameters: Sequence[Tensor], noted: Callable[[Tensor], object]
+) -> None:
+    """Have ZeRO reduce gradients in the same order on all ranks, whose buckets then agree.
+
+    ``noted`` is called with each parameter whose gradient a backward has computed.
+    """
     reduce = zero.reduce_ready_partitions_and_remove_grads
     end = zero.independent_gradient_partition_epilogue
     order = FixedOrder(len(parameters))
     places = {id(each): index for index, each in enumerate(parameters)}
 
     def note(parameter: Tensor, *group: int) -> None:
+        noted(parameter)
         order.note(places[id(parameter)], partial(reduce, parameter, *group))
 
     def finish() -> None:

@@ -53,7 +53,7 @@ def check(fit: FitParts) -> None:
 
 def check_tensors(module: TrainingModule) -> None:
     """As :func:`check`, of the module's tensors, before a strategy exchanges them."""
-    for name, each in module.state_dict(keep_vars=True).items():
+    for name, each in module.state_dict().items():
         if isinstance(each, Tensor):
             tensor_files.check(name, each)
 

@@ -3,7 +3,7 @@
 Without this, it would read and change something else, or nothing.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, Literal
 
@@ -13,39 +13,14 @@ from torch.utils._pytree import tree_leaves
 
 from ..errors import UserError
 
-_ABOUT = (
-    *("shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_leaf", "grad", "is_meta"),
-    *("_backward_hooks", "_post_accumulate_grad_hooks"),
-)
-_AFTER_FIT = (
-    "the program uses weights that are not whole in this process after the fit; read them from "
-    "the checkpoint, as test(Model(), checkpoint=trainer.run_directory) does, or in on_fit_end"
-)
+_ABOUT = ("shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_leaf", "grad")
 # What may be asked of any parameter; an engine that gathers it sets its data.
 _ALLOWED = {
     *(getattr(Tensor, name).__get__ for name in _ABOUT),
     *(getattr(Tensor, name).__set__ for name in ("grad", "requires_grad", "data")),
-    *(Tensor.dim, Tensor.size, Tensor.stride, Tensor.numel, Tensor.is_floating_point),
-    *(Tensor.is_complex, Tensor.requires_grad_),
+    *(Tensor.dim, Tensor.size, Tensor.numel, Tensor.is_floating_point, Tensor.is_complex),
+    Tensor.requires_grad_,
 }
-
-
-def forbid_use(tensors: Iterable[Any]) -> None:
-    """Let each use of these weights raise UserError, on every rank: a fit has left parts of them.
-
-    Otherwise, a rank that cannot use its part could fail alone, and others wait for it.
-    """
-    for each in tensors:
-        if not isinstance(each, _Left):
-            kind: Any = type(each)
-            each.__class__ = type(kind)(kind.__name__, (_Left, kind), {})
-
-
-def allow_use(tensors: Iterable[Any]) -> None:
-    """Undo :func:`forbid_use`."""
-    for each in tensors:
-        if isinstance(each, _Left):
-            each.__class__ = type(each).__mro__[2]
 
 
 class HookGuard:
@@ -126,22 +101,6 @@ class HookGuard:
             each.grad = stand_in = stand_in.as_subclass(self._stand_in)
             found.append((each, gradient, stand_in))
         return found
-
-
-class _Left:
-    """A parameter or buffer of which a fit has left a part in this process, or none."""
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func not in _ALLOWED:
-            raise UserError(_AFTER_FIT)
-        call: Any = super().__torch_function__  # type: ignore[misc]
-        return call(func, types, args, kwargs or {})
-
-    def full_tensor(self, *_: Any, **__: Any) -> Any:
-        raise UserError(_AFTER_FIT)
-
-    to_local = redistribute = full_tensor  # Python methods of a DTensor
 
 
 class _Guarded:

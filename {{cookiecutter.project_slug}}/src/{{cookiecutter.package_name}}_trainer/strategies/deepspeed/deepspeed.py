@@ -34,7 +34,7 @@ from ..optimizer_state import group_names, parameter_names
 from ..optimizers import Optimization
 from ..precision import Precision
 from ..process_group import ProcessGroupStrategy
-from ..user_code import HookGuard, allow_use, forbid_use
+from ..user_code import HookGuard
 from . import ELSEWHERE, optimizers, process, settings
 from .onebit_adam import CompressionErrors, OneBitAdam
 from .slices import FlatSlices, ParameterSlices, clip_finite
@@ -184,7 +184,6 @@ class DeepSpeed(ProcessGroupStrategy):
         process.adopt_process_group(self.group_timeout)
 
     def place(self, module: TrainingModule) -> None:
-        allow_use(module.parameters())  # a checkpoint is to be loaded
         super().place(module)
         for each in module.parameters():
             each.data = each.data.contiguous()  # DeepSpeed broadcasts no others
@@ -405,8 +404,6 @@ class DeepSpeed(ProcessGroupStrategy):
         if engine is not None:
             engine.destroy()
             process.clean(self.module, self._untouched)
-            if self.stage == 3:  # whose weights are freed
-                forbid_use(each for each in self.module.parameters() if not each.numel())
             for name in ("slices", "_unused", "_step_module"):  # they have hooks of the engine
                 self.__dict__.pop(name, None)
         del engine

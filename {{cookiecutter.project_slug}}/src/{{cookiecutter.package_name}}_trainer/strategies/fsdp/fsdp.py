@@ -41,7 +41,6 @@ from ..noise import drawing_nothing
 from ..optimizer_state import parameter_names
 from ..optimizers import Optimization
 from ..process_group import ProcessGroupStrategy
-from ..user_code import forbid_use
 from ..weights import LocalWeights
 from . import state as sharded_state
 from .state import groups_split
@@ -373,8 +372,6 @@ class FSDP(ProcessGroupStrategy):
         for unit in self._units():
             drop_groups(unit)
         if self._step_module is not None:
-            if self._layout.world_size > 1:
-                forbid_use(filter(dtensors.is_sharded, self.module.parameters()))
             getattr(self.mesh, "_pg_registry", {}).clear()
         self._step_module, self.roots = None, ()
         sharded_state.HANDLERS.pop(sharded_state.READ, None)

@@ -29,7 +29,7 @@ from ...limits import Limits
 from ...noise import drawing_nothing
 from ...optimizers import Optimization
 from ...process_group import ProcessGroupStrategy
-from ...user_code import HookGuard, forbid_use
+from ...user_code import HookGuard
 from ...weights import LocalWeights
 from . import partition
 from .boundary import Step
@@ -364,8 +364,6 @@ class Sequential(ProcessGroupStrategy):
     def teardown(self) -> None:
         if hasattr(self, "_stages"):
             self._stages.close()
-            if self.processes.count > 1:
-                forbid_use((*self.module.parameters(), *self.module.buffers()))
         self._shared = []
         if hasattr(self, "processes"):
             self.processes.close()

@@ -1,7 +1,6 @@
-"""Fits by an optimizer that draws noise, and uses of the weights after them.
+"""Fits by an optimizer that draws noise. Arguments: ``FOLDER OPTIONS``.
 
-Arguments: ``FOLDER OPTIONS OPTIMIZER``. Each rank writes ``RANK.json``: the error of the fit, the
-errors of the uses by name, and the weights that this rank has.
+Each rank writes ``RANK.json``: the error of the fit, and the weights that this rank has.
 """
 
 import json
@@ -16,7 +15,6 @@ import torch
 from my_project_trainer import Trainer, TrainingModule
 from my_project_trainer.errors import UserError
 from torch import Tensor, nn
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 
@@ -38,15 +36,9 @@ class Noisy(torch.optim.Optimizer):
 
 
 class Model(TrainingModule):
-    parallelize_plan = {  # noqa: RUF012
-        "sequential_module.0": ColwiseParallel(),
-        "sequential_module.1": RowwiseParallel(),
-    }
-
-    def __init__(self, optimizer: str) -> None:
+    def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(3)
-        self.optimizer = optimizer
         self.sequential_module = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 1))
         self.scale = nn.Parameter(torch.tensor(1.0))
 
@@ -55,45 +47,27 @@ class Model(TrainingModule):
         return self.scale * self.sequential_module(batch[0]).square().mean() + drawn.sum()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        kind = Noisy if self.optimizer == "Noisy" else torch.optim.SGD
-        return kind(self.parameters(), lr=0.1)
+        return Noisy(self.parameters(), lr=0.1)
 
     def train_dataloader(self) -> DataLoader[Any]:
         x = torch.randn(16, 5, generator=torch.Generator().manual_seed(5))
         return DataLoader(TensorDataset(x))
 
 
-def error_of(use: Any) -> str:
-    try:
-        use()
-    except UserError as error:
-        return str(error)
-    return ""
-
-
-def main(folder: Path, options: dict[str, Any], optimizer: str) -> None:
-    module = Model(optimizer)
+def main(folder: Path, options: dict[str, Any]) -> None:
+    module, error = Model(), ""
     quiet = {"loggers": [], "enable_progress_bar": False, "default_root_dir": folder}
     steps = {"max_steps": 4, "global_batch_size": 4, "seed": 7, "run_name": "run"}
-    given = {"accelerator": "cpu", **quiet, **steps, **options}
-    fit = error_of(lambda: Trainer(**given).fit(module))
-    first, bias = (module.sequential_module[index] for index in (0, 1))
-    uses = {
-        "forward": lambda: module.sequential_module(torch.ones(2, 5)),
-        "item": lambda: float(bias.bias.item()),
-        "sum": lambda: first.weight.sum() + 0,
-        "state_dict": module.state_dict,
-        "local": lambda: [getattr(first.weight, "to_local", first.weight.clone)()],
-    }
-    errors = {name: error_of(use) for name, use in uses.items()}
-    given["run_name"] = "again"
-    again = error_of(lambda: Trainer(**given).fit(module)) if any(errors.values()) else ""
-    parameters = () if any(errors.values()) else module.parameters()
+    try:
+        Trainer(**{"accelerator": "cpu", **quiet, **steps, **options}).fit(module)
+    except UserError as raised:
+        error = str(raised)
+    parameters = () if error else module.parameters()
     weights = [number for each in parameters for number in each.flatten().tolist()]
-    found = {"fit": fit, "errors": errors, "again": again, "weights": weights}
+    found = {"fit": error, "weights": weights}
     (folder / f"{os.environ.get('RANK', '0')}.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3])
+    main(Path(sys.argv[1]), json.loads(sys.argv[2]))

@@ -89,7 +89,7 @@ def ask() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def reference(ask: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Trains a model in one process, once, in whole batches or in parts."""
+    """Trains a model in one process, once per accumulation setting."""
 
     @cache
     def trained(model: str, parts: int) -> dict[str, Tensor]:

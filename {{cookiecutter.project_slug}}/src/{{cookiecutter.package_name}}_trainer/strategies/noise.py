@@ -30,7 +30,7 @@ class Noise:
         if run is None or STEPS_SHARD in vars(optimizer):
             yield
             return
-        # Of several optimizers, and of several steps in manual optimization, each draws anew.
+        # Each optimizer draws its own numbers, and each of several steps in manual optimization.
         self._number = self._number + 1 if run.global_step == self._step else 0
         self._step, kind = run.global_step, self._devices[0].type
         devices = self._devices if kind != "cpu" else ()

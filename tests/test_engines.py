@@ -22,7 +22,7 @@ CHOICES = list(choices())
 # What the README and the pages say of the families, and of commands about a run.
 NAMES = {
     "model_parallel": "sequential|tensor_parallel|mesh",
-    "asynchronous": "local_sgd|diloco|parameter_server",
+    "asynchronous": "parameter_server",
     "legacy": r"Lightning 1\.x",
     "tools": r"my_project (?:plan|report|reproduce)|doctor|report\.html|report-light",
 }
@@ -194,4 +194,4 @@ def test_a_part_is_removed_by_deleting_its_folder(renders: Renders, tmp_path: Pa
     )
     assert re.search(r"\b3 passed\b", said), said
     collected = in_project(project, *PYTEST, "--collect-only", "-q")
-    assert not re.search("deepspeed_stage|tensor_parallel|local_sgd", collected)
+    assert not re.search("deepspeed_stage|tensor_parallel|parameter_server", collected)

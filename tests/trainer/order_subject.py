@@ -167,7 +167,6 @@ TWO = {
     "hsdp": Case(options={**UNITS, "shard_size": 1}),
     "tensor_parallel": Case(),
     "sequential": Case(),
-    "local_sgd": Case(options={"every_n_steps": 2}),
     "ddp, fp16 hook": Case(options={"communication_hook": "fp16"}),
 }
 MORE_ON_TWO = {
@@ -184,8 +183,6 @@ MORE_ON_TWO = {
     "fsdp, whole gradients": Case(options={**UNITS, "reduce_every_microbatch": False}),
     "fsdp, bf16": Case(options=UNITS, trainer={"precision": "bf16-mixed"}),
     "fsdp, fp16": Case(options=UNITS, trainer={"precision": "16-mixed"}),
-    "diloco": Case(options={"every_n_steps": 2}),
-    "local_sgd, warmup": Case(options={"every_n_steps": 2, "warmup_steps": 2}),
     **{f"sequential, {each}": Case(options={"schedule": each}) for each in SCHEDULES},
 }
 FOUR = {

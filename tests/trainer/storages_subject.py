@@ -105,7 +105,6 @@ CASES = {
             WHOLE_LAYERS, {"activation_checkpointing": ["sequential_module"]}
         ),
         "sequential": Case(),
-        "local_sgd": Case({"every_n_steps": 3}),
     },
     "more": {
         "ddp, EMA": Case(trainer={"callbacks": [EMA()]}),
@@ -116,7 +115,6 @@ CASES = {
         "sequential, gpipe": Case({"schedule": "gpipe"}),
         "sequential, interleaved": Case({"schedule": "interleaved"}),
         "sequential, EMA": Case(trainer={"callbacks": [EMA()]}),
-        "diloco": Case({"every_n_steps": 3}),
     },
     "fairscale": {"ddp_sharded": Case()},
     "deepspeed": {f"deepspeed_stage_{stage}": Case() for stage in (1, 2, 3)},

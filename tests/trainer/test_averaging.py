@@ -207,7 +207,6 @@ def test_a_skipped_step_does_not_count() -> None:
 @pytest.mark.parametrize(
     ("strategy", "reason"),
     [
-        ("local_sgd", "ranks hold different"),
         ("parameter_server", "workers hold weights"),
         pytest.param(
             *("deepspeed_stage_3", "its engine gathers and frees .* use 'deepspeed_stage_2'"),

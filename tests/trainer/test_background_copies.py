@@ -18,7 +18,6 @@ slow = pytest.mark.slow
         pytest.param("ddp", 2, CASES, id="ddp", marks=slow),
         pytest.param("fsdp", 2, CASES, id="fsdp"),
         pytest.param("ddp_zero1", 2, AUTOMATIC, id="ddp_zero1", marks=slow),
-        pytest.param("local_sgd", 2, ["plain"], id="local_sgd", marks=slow),
     ],
 )
 def test_files_equal_those_of_synchronous_saves(

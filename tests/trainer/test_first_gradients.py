@@ -14,7 +14,7 @@ LINE = (
 )
 TORCH = [
     *("ddp", "ddp-manual", "ddp_zero1", "fsdp", "fsdp-manual", "fsdp-unused"),
-    *("local_sgd", "diloco", "tensor_parallel"),
+    "tensor_parallel",
 ]
 FAIRSCALE = ["ddp_sharded", "ddp_sharded-manual"]
 DEEPSPEED = ["deepspeed_stage_1", "deepspeed_stage_2", "deepspeed_stage_3"]

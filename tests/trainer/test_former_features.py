@@ -23,6 +23,9 @@ SEQUENCES = (
     "processes do not split sequences; for long ones use strategy='fsdp' with "
     "activation_checkpointing"
 )
+SYNCHRONIZED = (
+    "use 'ddp' with accumulate_grad_batches, which averages gradients once in several batches"
+)
 FAIRSCALE = "strategy='fairscale_fsdp' is unknown; use 'fsdp', which is PyTorch's own"
 
 
@@ -31,6 +34,10 @@ FAIRSCALE = "strategy='fairscale_fsdp' is unknown; use 'fsdp', which is PyTorch'
     [
         ({"strategy": "fairscale_fsdp", "strategy_options": {"min_num_params": 1}}, FAIRSCALE),
         ({"plugins": "fairscale_fsdp"}, FAIRSCALE),
+        *(
+            ({"strategy": name}, f"strategy='{name}' is unknown; {SYNCHRONIZED}")
+            for name in ("local_sgd", "diloco")
+        ),
         (
             {"strategy": "mesh", "strategy_options": {"pipeline": 2}},
             "strategy_options: mesh has no option 'pipeline': use strategy='sequential' and its "

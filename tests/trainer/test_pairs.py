@@ -240,11 +240,6 @@ def inexact(options: Mapping[str, Any]) -> str:
     """Why a row does not equal one process; empty: it has to."""
     if options["uneven_inputs"] == "join" and options["limit_train_batches"] == 0.7:
         return "a part of the batches of each rank, which has its own number, is no part of all"
-    if options["strategy"] in ("local_sgd", "diloco"):
-        if options["gradient_clip_val"] is not None:
-            return "ranks clip their own gradients"
-        if options["precision"] == "16-mixed" and options["nonfinite_loss"] == "skip":
-            return "ranks skip steps by themselves"
     return ""
 
 

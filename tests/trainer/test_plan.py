@@ -184,8 +184,6 @@ def test_the_memory_of_strategies():
     assert (fsdp.parameters, fsdp.gradients, fsdp.optimizer) == (10 * MiB, 10 * MiB, 20 * MiB)
     assert peak("fsdp") == 30 + 30 + 16
     assert peak("hsdp", Sizes(**{**vars(SIZES), "devices": 2, "nodes": 2})) == 60 + 30 + 16 + 0
-    assert memory("local_sgd").buckets == 40 * MiB
-    assert memory("diloco").buckets == 80 * MiB
 
 
 @pytest.mark.needs("deepspeed")

@@ -30,7 +30,6 @@ WAYS = {
     "ddp_zero1": Way((T5,)),
     "fsdp": Way((GPT2,)),
     "hsdp": Way((), 4, 4, {"shard_size": 2}),
-    "local_sgd": Way((), options={"every_n_steps": 1}),
     "ddp_sharded": Way((), engine="fairscale"),
     "deepspeed_stage_1": Way((), engine="deepspeed"),
     "deepspeed_stage_2": Way((), engine="deepspeed"),
@@ -54,7 +53,6 @@ REFUSED = {
     },
     "fsdp": TWICE,
     "hsdp": TWICE,
-    "local_sgd": {SYNC: "ranks would communicate in every forward"},
     "deepspeed_stage_1": DEEPSPEED,
     "deepspeed_stage_2": DEEPSPEED,
     "deepspeed_stage_3": DEEPSPEED,
@@ -69,8 +67,6 @@ REFUSED = {
     },
 }
 del REFUSED["sequential"][LAYERS], REFUSED["sequential"][RESNET], REFUSED["tensor_parallel"][LLAMA]
-# The generator's gradients are of a critic that has stepped and was not averaged yet.
-NOT_TRIED = {("local_sgd", WGAN)}
 
 
 def cells() -> Iterator[Any]:
@@ -79,8 +75,7 @@ def cells() -> Iterator[Any]:
         for model in MODELS:
             marks = [pytest.mark.needs(way.engine)] if way.engine != "torch" else []
             marks += [] if model in way.models else [pytest.mark.exhaustive]
-            if (strategy, model) not in NOT_TRIED:
-                yield pytest.param(strategy, model, marks=marks)
+            yield pytest.param(strategy, model, marks=marks)
 
 
 @pytest.fixture(scope="module")

@@ -167,14 +167,9 @@ def test_a_gradient_scaler_skips_by_itself(tmp_path: Path, capsys: Any) -> None:
     assert LINE not in capsys.readouterr().err
 
 
-SAME_STEPS = "its ranks would not skip the same steps; use strategy='ddp'"
-
-
 @pytest.mark.parametrize(
     ("strategy", "reason"),
     [
-        ("local_sgd", SAME_STEPS),
-        ("diloco", SAME_STEPS),
         ("parameter_server", "optimizers step on the server; use strategy='ddp'"),
         pytest.param(
             "deepspeed",

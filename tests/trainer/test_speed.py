@@ -268,7 +268,6 @@ def test_two_devices_of_a_process_log_the_norm_of_one(
 @pytest.mark.parametrize(
     ("strategy", "reason"),
     [
-        ("local_sgd", "its ranks do not average gradients in each step"),
         ("parameter_server", "each gradient is a step of its own"),
         pytest.param(
             *("deepspeed", "ZeRO computes it inside its step; use strategy='fsdp'"),

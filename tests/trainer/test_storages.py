@@ -32,15 +32,13 @@ CASTS = {
     "deepspeed_stage_3": 0,
 }
 # Copies that a save makes, in host memory, which is here the device's too: one of what the rank
-# saves, with Adam's moments, if it is asynchronous. Rank 0 keeps the ranks' average on which it
-# trains. Engines that shard flattened parameters gather one tensor after the other, each for the
-# rank that writes it: half of what is saved, the one that is gathered, and one more that gloo's
-# thread may hold for a moment.
+# saves, with Adam's moments, if it is asynchronous. Engines that shard flattened parameters gather
+# one tensor after the other, each for the rank that writes it: half of what is saved, the one that
+# is gathered, and one more that gloo's thread may hold for a moment.
 MOMENTS = 2 * ALL
 COPIES = {
     "ddp, asynchronous save": ALL + MOMENTS,
     "fsdp, asynchronous save": (ALL + MOMENTS) / 2,
-    **dict.fromkeys(("local_sgd", "diloco"), ALL),
 }
 GATHERED = {
     **dict.fromkeys(("deepspeed_stage_1", "deepspeed_stage_2"), MOMENTS / 2),

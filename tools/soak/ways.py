@@ -286,8 +286,6 @@ WAYS: dict[str, Way] = {
     "sequential": Way("sequential"),
     "tensor_parallel": Way("tensor_parallel"),
     "mesh": Way("mesh", {"data": 1, "shard": -1, "tensor": 2}),
-    "local_sgd": Way("local_sgd", {"every_n_steps": 3}),
-    "diloco": Way("diloco", {"every_n_steps": 3}),
     "parameter_server": Way("parameter_server", {"max_staleness": 0}),
     "horovod by horovodrun": Horovodrun("horovod", {"scale_learning_rate": False}, "horovod"),
     "ddp by mpirun": Mpirun("ddp", engine="mpirun"),

@@ -15,14 +15,13 @@ pytestmark = [
     pytest.mark.timeout(1200),
     pytest.mark.skipif("FAKE_GPUS" not in os.environ, reason="needs make test-fake-gpu"),
 ]
-ALONE = ("single_device", "local_sgd")
 SHARDED = ("fsdp", "hsdp", "mesh", "mesh, units", "fsdp, offload")
 
 
 @pytest.mark.parametrize(
     ("devices", "names"),
     [
-        (1, (*ALONE, "ddp", "ddp_zero1", *SHARDED)),
+        (1, ("single_device", "ddp", "ddp_zero1", *SHARDED)),
         (2, ("ddp", "ddp_zero1", *SHARDED)),
         (4, ("ddp", *SHARDED)),
     ],

@@ -116,7 +116,6 @@ class FitLoop(AbstractContextManager["FitLoop"]):
                 outputs.last_values = self._step_values()
             # Saved before: a run that resumes from here must not know that training ended here.
             self._save_once()
-            self.fit.strategy.finish()
             self._write_last_values()
             self._validate_once()
             outputs.recorder.enter(BatchContext(level="none"))

@@ -38,7 +38,6 @@ class Range:
 
 
 AtLeastTwo = Annotated[int, Range(">= 2", lambda value: value >= 2)]
-Below1 = Annotated[float, Range(">= 0 and < 1", lambda value: 0 <= value < 1)]
 NonNegativeInt = Annotated[int, Range(">= 0", lambda value: value >= 0)]
 PositiveInt = Annotated[int, Range(">= 1", lambda value: value >= 1)]
 PositiveNumber = Annotated[float, Range("> 0", lambda value: 0 < value < math.inf)]

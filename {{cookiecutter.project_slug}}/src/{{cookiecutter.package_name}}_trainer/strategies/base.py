@@ -94,8 +94,8 @@ class Strategy:
     """How parameters, gradients and data are handled. Subclasses override what differs.
 
     The trainer calls :meth:`connect` and :meth:`setup`; for each micro-batch
-    :meth:`forward_backward`; for each step :meth:`clip` and :meth:`step`; at the end :meth:`finish`
-    and :meth:`teardown`.
+    :meth:`forward_backward`; for each step :meth:`clip` and :meth:`step`; at the end
+    :meth:`teardown`.
     """
 
     limits: Limits = Limits(one_process_per_node=True)
@@ -306,9 +306,6 @@ class Strategy:
 
         self._noise = self._noise or Noise(self.module, self._devices)
         return self._noise.alike(optimizer)
-
-    def finish(self) -> None:
-        """Called once all steps are made and saved: leave the trained weights in the module."""
 
     # --- all processes -------------------------------------------------------------------------
 

@@ -1,18 +1,19 @@
-"""Strategies in which ranks do not wait for each other in every step.
+"""Strategies in which ranks do not wait for each other: the parameter server.
 
-It imports from ``strategies/``, ``replicated/`` and ``gradients/``, and from the floors below.
+It imports from ``strategies/``, and from the floors below.
 """
 
 from ..registration import Entry, Registration
 
-_LACKS = {"find_unused_parameters": "it is not needed: ranks may use different parameters"}
+_INSTEAD = (
+    "; use 'ddp' with accumulate_grad_batches, which averages gradients once in several batches"
+)
 
 REGISTRATION = Registration(
     {
-        "local_sgd": Entry("local_sgd:LocalSGD", lacks=_LACKS),
-        "diloco": Entry("local_sgd:DiLoCo", lacks=_LACKS),
         "parameter_server": Entry(
             "parameter_server:ParameterServer", lacks={"servers": "there is one, on rank 0"}
         ),
     },
+    refused=dict.fromkeys(("local_sgd", "diloco"), _INSTEAD),
 )

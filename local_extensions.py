@@ -54,6 +54,7 @@ APART = ("xla",)
 FAMILIES = ("model_parallel", "asynchronous", "legacy", "tools")
 COMPONENTS = (*ENGINES, *FAMILIES)
 PARTS = ("all", "core")
+TRAINERS = ("source", "wheel")
 # Pages of its commands. Those of other components bear their name.
 TOOLS_PAGES = frozenset(
     f"docs/{name}.md" for name in ("tutorial", "doctor", "plan", "report", "reproduce")
@@ -243,6 +244,7 @@ RULES: dict[str, Rule] = {
     "license": one_of(*LICENSES),
     "examples": one_of("basic", *EXAMPLES, "all"),
     **{component: one_of(*YES_NO) for component in COMPONENTS},
+    "trainer": one_of(*TRAINERS),
     "torch_variant": one_of(*TORCH_VARIANTS),
     "slurm_partition": Rule(
         "letters, digits, `_`, `.`, `-`, a letter, digit or `_` at both ends; "

@@ -1,4 +1,4 @@
-"""Remove parts that were left out and empty conditional folders; print the next steps.
+"""Remove parts that were left out and empty folders, pack the trainer; print the next steps.
 
 Cookiecutter runs this file in the new project's folder, after rendering it as a template: so it
 holds no answer and no brace pair that Jinja would read. It makes no repository: `make setup` does,
@@ -7,11 +7,15 @@ once cruft has written its `.cruft.json`.
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import hashlib
 import os
 import re
 import shlex
 import shutil
+import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 
 COMPONENTS = (
@@ -38,6 +42,14 @@ OF_COMPONENT = (
 PICTURES = "docs/report-*.webp"
 # What `parts=core` leaves out besides: the tests start processes without a fork server, too.
 NOT_IN_CORE = ("tests/gpu", "tests/fork_server*.py")
+# What `trainer=wheel` leaves out once the trainer is packed: its sources, and its tests.
+PACKED = (
+    "src/*_trainer",
+    "tests/conformance",
+    "tests/gpu",
+    "tests/fork_server*.py",
+    *(f"tests/test_{engine}.py" for engine in COMPONENTS),
+)
 # Each example has one task and one config, whose names hold a condition, and packages.
 EXAMPLES = ("lora", "images", "graph", "streaming")
 OF_EXAMPLE = ("requirements/%s.in", "requirements/%s.txt")
@@ -74,6 +86,67 @@ def remove(path: Path) -> None:
         path.unlink()
 
 
+def pack(trainer: Path, settings: str) -> None:
+    """Write a wheel of the trainer into wheels/, and the lock that installs it.
+
+    The same sources give the same bytes: sorted, without dates, and stored, for compressed bytes
+    depend on the version of zlib. The version ends with a hash of the content.
+    """
+    files = {
+        path.relative_to(trainer.parent).as_posix(): path.read_bytes()
+        for path in trainer.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    content = hashlib.sha256()
+    for name in sorted(files):
+        content.update(hashlib.sha256(files[name]).digest() + name.encode())
+    own = settings[settings.index("[tool.cookiecutter-distributed-torch]") :]
+    base = re.search(r'^version = "(.+)"$', own, re.MULTILINE)
+    version = f"{base[1] if base else 0}+{content.hexdigest()[:12]}"
+    needed = re.search(r"^dependencies = \[\n(.*?)^\]", settings, re.MULTILINE | re.DOTALL)
+    requirements = re.findall(r'^ *"(.+)",?$', needed[1], re.MULTILINE) if needed else []
+    described = f"{trainer.name}-{version}.dist-info"
+    metadata = [
+        "Metadata-Version: 2.4",
+        f"Name: {trainer.name.replace('_', '-')}",
+        f"Version: {version}",
+        "License-Expression: MIT",
+        "License-File: LICENSE",
+        "Requires-Python: >=3.11",
+        *(f"Requires-Dist: {each}" for each in requirements),
+    ]
+    tags = ["Wheel-Version: 1.0", "Generator: post_gen_project", "Root-Is-Purelib: true"]
+    files[f"{described}/METADATA"] = "\n".join([*metadata, ""]).encode()
+    files[f"{described}/WHEEL"] = "\n".join([*tags, "Tag: py3-none-any", ""]).encode()
+    files[f"{described}/licenses/LICENSE"] = files[f"{trainer.name}/LICENSE"]
+    listed = [f"{name},{digest(files[name])},{len(files[name])}" for name in sorted(files)]
+    record = f"{described}/RECORD"
+    files[record] = "\n".join([*listed, f"{record},,", ""]).encode()
+    wheel = Path("wheels", f"{trainer.name}-{version}-py3-none-any.whl")
+    wheel.parent.mkdir(exist_ok=True)
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_STORED) as archive:
+        for name in sorted(files, key=lambda name: (name.startswith(described), name)):
+            entry = zipfile.ZipInfo(name)  # of 1980
+            entry.create_system, entry.external_attr = 3, 0o100644 << 16
+            archive.writestr(entry, files[name])
+    hashed = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    lock = f"# The trainer; `make eject` unpacks it.\n./{wheel.as_posix()} --hash=sha256:{hashed}\n"
+    Path("requirements", "trainer.txt").write_text(lock, encoding="utf-8")
+
+
+def digest(content: bytes) -> str:
+    """Return the hash of a file as a wheel's RECORD has it."""
+    hashed = base64.urlsafe_b64encode(hashlib.sha256(content).digest())
+    return f"sha256={hashed.decode().rstrip('=')}"
+
+
+def remove_all(patterns: Iterable[str]) -> None:
+    """Remove all files and folders that match one of the patterns."""
+    for pattern in patterns:
+        for path in list(Path().glob(pattern)):
+            remove(path)
+
+
 def remove_pages() -> None:
     """Remove pages that were rendered empty, and the folders that held nothing else."""
     for page in list(Path("docs").rglob("*.md")):
@@ -100,9 +173,11 @@ def main() -> None:
         patterns += OF_PLACES[place]
     patterns += [] if "tools" in components else [PICTURES]
     patterns += NOT_IN_CORE if '\nparts = "core"\n' in settings else []
-    for pattern in patterns:
-        for path in list(Path().glob(pattern)):
-            remove(path)
+    remove_all(patterns)
+    if '\ntrainer = "wheel"\n' in settings:
+        for trainer in Path("src").glob("*_trainer"):
+            pack(trainer, settings)
+        remove_all(PACKED)
     remove_pages()
     for folder in CONDITIONAL:
         remove_empty(Path(folder))

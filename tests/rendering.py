@@ -53,6 +53,7 @@ DEFAULTS = {
     "asynchronous": "yes",
     "legacy": "yes",
     "tools": "yes",
+    "trainer": "source",
     "torch_variant": "auto",
     "slurm_partition": "",
     "slurm_account": "",
@@ -145,6 +146,13 @@ def removed_by_hook(answers: dict[str, str]) -> set[str]:
         removed |= {f"docs/report-{theme}.webp" for theme in ("dark", "light")}
     if answers["parts"] == "core":
         removed |= {file for file in files if file.startswith(("tests/gpu/", "tests/fork_server"))}
+    if answers["trainer"] == "wheel":
+        package = "src/{{cookiecutter.package_name}}_trainer/"
+        packed = ("tests/conformance/", "tests/gpu/", "tests/fork_server", package)
+        engines = {f"tests/test_{component}.py" for component in COMPONENTS}
+        removed |= {file for file in files if file.startswith(packed)} | engines
+        name = answers["package_name"]
+        removed = {file.replace("{{cookiecutter.package_name}}", name) for file in removed}
     return removed
 
 
@@ -221,6 +229,9 @@ def check_works(project: Path, answers: dict[str, str]) -> None:
     expected = expected_files(answers)
     there = {name for name in tree(project) if (project / name).is_file()}
     there = {name for name in there if not name.startswith(".git/")} - removed_by_hook(answers)
+    made = {name for name in there if name.startswith("wheels/") or name.endswith("/trainer.txt")}
+    assert len(made) == (2 if answers["trainer"] == "wheel" else 0)
+    there -= made
     assert there == set(expected)
     for name, file in expected.items():
         if name.endswith(".py"):

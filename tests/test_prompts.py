@@ -139,7 +139,7 @@ def test_every_choice_of_a_menu_is_listed() -> None:
     menus = {name: rule.choices for name, rule in RULES.items() if rule.menu}
     places = ("torch_variant", "container_runtime", "other_launchers")
     last = ("ci", "updates", "pre_commit", "editor")
-    assert list(menus) == ["parts", "license", "examples", *COMPONENTS, *places, *last]
+    assert list(menus) == ["parts", "license", "examples", *COMPONENTS, "trainer", *places, *last]
     for name, choices in menus.items():
         _question, *lines, end = PROMPTS[name].splitlines()
         assert end == "    Choose a number or a name"

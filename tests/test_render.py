@@ -127,6 +127,7 @@ def test_names_go_where_they_belong(tmp_path: Path) -> None:
         "asynchronous": "yes",
         "legacy": "yes",
         "tools": "no",
+        "trainer": "source",
         "slurm_partition": "a100.long",
         "slurm_account": "my-lab",
         "gpus_per_node": "64",
@@ -171,7 +172,7 @@ def test_derived_names(tmp_path: Path) -> None:
 
 def test_the_command_with_prompts(tmp_path: Path) -> None:
     answers = ["Night Train", "O'Brien", "1", "", "trains", 'O\'Brien trains "it"', "", "1.2.3"]
-    answers += ["MIT", "5", "no", "2", "yes", "no", "yes", "no", "1", "2"]
+    answers += ["MIT", "5", "no", "2", "yes", "no", "yes", "no", "1", "2", "1"]
     answers += ["cpu", "long,short", "lab_1", "8", "apptainer", "3", "gitlab", "3", "y", "vscode"]
     done = command(cwd=tmp_path, stdin="\n".join(answers) + "\n")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -217,6 +218,7 @@ def test_the_render_says_which_template_made_it(project: Path) -> None:
     assert table["tool"]["cookiecutter-distributed-torch"] == {
         "version": "0.1.0",
         "parts": "all",
+        "trainer": "source",
         "components": list(local_extensions.COMPONENTS),
         "optional_examples": [],
         "places": [],

@@ -211,7 +211,7 @@ record_trial() { [ -z "${SWEEP_STUDY-}" ] || run_python sweeps/sweep.py "$SWEEP_
 # Write a page about the run, if the project has the command. The job has succeeded, even if this fails.
 write_report() {
     local run command
-    [ -d "src/${PACKAGE}_trainer/tools/report" ] || return 0
+    [ -d "src/${PACKAGE}_trainer/tools/report" ] || grep -qs tools/report/page wheels/* || return 0
     run=$(run_directory)
     [ -e "$run/run.json" ] || return 0
     command=(-m "$PACKAGE" report "$run")

@@ -12,7 +12,6 @@ from ..errors import ConfigurationError, UserError, nearest, shorten
 from ..launch import cluster, failures, files, output, rank, reports, signals
 from . import configuration, export, imports
 from .configuration import Work
-from .imports import PACKAGE
 
 HELP = {**configuration.COMMANDS, export.COMMAND: export.HELP}
 _TOOLS = Path(__file__).parents[1] / "tools"
@@ -44,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(words: list[str]) -> None:
-    program = PACKAGE.replace("_", "-")
+    program = files.PACKAGE.replace("_", "-")
     if not words or words[0] in ("-h", "--help"):
         print(_usage(program))
         return

@@ -18,10 +18,7 @@ from ..checkpoint import run_directory
 from ..launch import files
 
 TRUST = "--trust"
-_TRAINER = Path(__file__).resolve().parents[1]
-# The user's package, which is beside the trainer's.
-PACKAGE = _TRAINER.name.removesuffix("_trainer")
-_OURS = {_TRAINER, _TRAINER.with_name(PACKAGE)}
+_OURS = {files.TRAINER, files.sources() / files.PACKAGE}
 # Thousands of modules, which need no check.
 INSTALLED = tuple(
     sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib")
@@ -47,7 +44,7 @@ class _Finder(MetaPathFinder):
         entries = [Path(each).absolute() for each in sys.path]
         entry = max((each for each in entries if each in file.parents), default=file.parent)
         real, found_by = file.resolve(), entry.resolve()
-        above = {entry, *entry.parents, found_by, *found_by.parents, *_OURS, *_TRAINER.parents}
+        above = {entry, *entry.parents, found_by, *found_by.parents, *_OURS, *files.TRAINER.parents}
         shown = files.shown(file, Path.cwd())
         for folder in sorted({*file.parents, *real.parents} - above):
             if run_directory.is_run(folder):

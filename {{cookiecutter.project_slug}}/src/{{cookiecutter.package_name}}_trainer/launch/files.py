@@ -6,6 +6,7 @@ a convenience, so its failure is a note, and what it was for is there without it
 
 import contextlib
 import functools
+import importlib.util
 import os
 import secrets
 import shutil
@@ -20,6 +21,16 @@ from . import output
 TEMPORARY = ".*." + "[0-9a-f]" * 16
 """Pattern of names that replace others, and of what is removed."""
 _LONGEST_PATH = 4096
+TRAINER = Path(__file__).resolve().parents[1]
+PACKAGE = TRAINER.name.removesuffix("_trainer")
+"""Name of the user's package."""
+
+
+def sources() -> Path:
+    """Folder of the user's package; the trainer is beside it, or was installed from a wheel."""
+    if TRAINER.with_name(PACKAGE).is_dir() or (found := importlib.util.find_spec(PACKAGE)) is None:
+        return TRAINER.parent
+    return Path(found.origin or TRAINER).resolve().parents[1]
 
 
 def shown(path: Path, directory: Path) -> Path:

@@ -22,14 +22,14 @@ import torch
 import torch.distributed as dist
 
 from ..checkpoint import run_directory
-from ..launch import collectives
+from ..launch import collectives, files
 from ..launch.reports import exit_code
 from ..options import redaction
 from .plan import Plan
 
-_TRAINER = Path(__file__).resolve().parents[1]
+_SOURCES = files.sources()
 # The project's folder, unless the package was installed from a wheel.
-_PROJECT = _TRAINER.parents[1]
+_PROJECT = _SOURCES.parent
 _VARIABLES = re.compile(
     r"(OMP|KMP|MKL|GOTO|OPENBLAS|NCCL|RCCL|GLOO|CUBLAS|CUDA|CUDNN|NVIDIA|HIP|ATEN|TORCH|PYTORCH)_"
     r"|PYTHONHASHSEED$|SLURM_\w+(_ID|_COUNT|_NODELIST|_NODES|_NODE|_PER_TASK|_PARTITION)$"
@@ -83,7 +83,7 @@ def here(directory: Path) -> dict[str, Any]:
     variables = {name: os.environ[name] for name in sorted(os.environ) if _VARIABLES.match(name)}
     return {
         "directory": str(directory),
-        "code": str(_TRAINER.parent),
+        "code": str(_SOURCES),
         "git": commit(_PROJECT if is_project else directory),
         "template": redaction.value(_template()),
         "locks": {path.name: sha256(path.read_bytes()).hexdigest() for path in locks},
@@ -94,11 +94,18 @@ def here(directory: Path) -> dict[str, Any]:
 
 
 def other_code(directory: Path) -> list[str]:
-    """A line if not the code of the project in a directory runs, of which this may be a copy."""
-    here = directory / "src" / _TRAINER.name
-    if not here.is_dir() or here.samefile(_TRAINER):
-        return []
-    return [f"the code in {_TRAINER.parent} runs, not that in {here.parent}: first `make setup`"]
+    """A line for each package of the project in a directory of which another copy runs."""
+    here, lines = directory / "src", []
+    for running in (_SOURCES / files.PACKAGE, files.TRAINER):
+        copy, where = here / running.name, running.parent
+        if copy.is_dir() and not (running.is_dir() and copy.samefile(running)):
+            lines.append(f"the code in {where} runs, not that in {here}: first `make setup`")
+    trainer, where = files.TRAINER.name, files.TRAINER.parent
+    for wheel in directory.glob(f"wheels/{trainer}-*.whl"):
+        version = wheel.name.split("-")[1]
+        if not (where / f"{trainer}-{version}.dist-info").is_dir():
+            lines.append(f"the trainer in {where} runs, not {wheel.name}: first `make setup`")
+    return lines[:1]
 
 
 def _template() -> dict[str, Any] | None:
@@ -277,17 +284,17 @@ class DataRecord:
         self._thread.start()
 
     def _write(self) -> None:
-        files: list[dict[str, Any]] = []
+        found: list[dict[str, Any]] = []
         is_cut, left = False, _MOST_BYTES
         for each in files_in(self._paths):
-            if is_cut := len(files) == _MOST_FILES or self._stopped.is_set():
+            if is_cut := len(found) == _MOST_FILES or self._stopped.is_set():
                 break
-            files.append(each)
-        for each in files:
+            found.append(each)
+        for each in found:
             is_hashed = each["bytes"] <= left and not self._stopped.is_set()
             each["sha256"] = hash_of(Path(each["path"]), self._stopped) if is_hashed else None
             left -= each["bytes"] * is_hashed
-        run_directory.extend_record(self._directory, {"data": files, "data_cut": is_cut})
+        run_directory.extend_record(self._directory, {"data": found, "data_cut": is_cut})
 
     def end(self, *, wait: bool) -> None:
         """Return when it is written; without ``wait`` with the hashes that there are by now."""

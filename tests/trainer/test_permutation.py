@@ -3,7 +3,6 @@
 import tracemalloc
 from collections import Counter
 from itertools import chain, islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,15 +10,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from my_project_trainer import TrainingModule
-from my_project_trainer.checkpoint import Checkpoint
 from my_project_trainer.data import feed_creation, sampling
+from my_project_trainer.data.feed import OrderedFeed
 from my_project_trainer.data.randomness import permuted
-from my_project_trainer.loop import resuming
-from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
-
-from fitting import quiet
 
 BILLION = 10**9
 
@@ -89,49 +83,6 @@ def test_which_orders_are_held(more: int) -> None:
     share = feed_creation.Share(0, 1, 0)
     given: dict[str, Any] = {"accumulate": 1, "global_batch_size": None, "in_global_order": True}
     loader = DataLoader(dataset, batch_size=8)
-    assert feed_creation.feed_training(loader, share, **given).holds_order == (not more)
-
-
-class Noting(TrainingModule):
-    """Notes the samples of each step."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(1, 1)
-        self.seen: list[list[float]] = []
-
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        self.seen.append(batch[0].flatten().tolist())
-        return self.layer(batch[0]).mean()
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), 0.001)
-
-
-def train(folder: Path, steps: int, **options: Any) -> list[list[float]]:
-    """Train on 40 samples in batches of 4; return the samples of each step."""
-    module = Noting()
-    loader = DataLoader(TensorDataset(torch.arange(40.0).unsqueeze(1)), batch_size=4)
-    limits = {"max_epochs": 2, "max_steps": steps}
-    quiet(default_root_dir=folder, **limits, **options).fit(module, loader)
-    return module.seen
-
-
-@pytest.mark.parametrize("is_held", [False, True])
-def test_a_resume_keeps_the_order_of_its_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_held: bool
-) -> None:
-    """A held one, of an older version, is held on, although a new run would compute it."""
-    monkeypatch.setattr(feed_creation, "MOST_HELD", 100 if is_held else 10)
-    whole = train(tmp_path, 20, run_name="whole")
-    first = train(tmp_path, 7, run_name="resumed")
-    [saved] = (tmp_path / "resumed" / "checkpoints").glob("step-*")
-    assert Checkpoint(saved).stored_state()["position"]["holds_order"] is is_held
-    monkeypatch.setattr(feed_creation, "MOST_HELD", 10)
-    assert first + train(tmp_path, 20, run_name="resumed", resume="auto") == whole
-    assert is_held == (whole != train(tmp_path, 20, run_name="new"))
-
-
-def test_an_older_checkpoint_has_held_orders() -> None:
-    older = {"epoch": 0, "step_in_epoch": 1, "samples_per_step": 4, "global_step": 1}
-    assert resuming._checked({**older, "validated_at": -1}, 1)["holds_order"] is True
+    feed = feed_creation.feed_training(loader, share, **given)
+    assert isinstance(feed, OrderedFeed)
+    assert feed._order.is_held == (not more)

@@ -11,7 +11,6 @@ import torch
 from my_project_trainer import errors
 from my_project_trainer.checkpoint import naming
 from my_project_trainer.checkpoint import reading as checkpoint
-from my_project_trainer.loop import saving
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
@@ -301,25 +300,6 @@ def test_a_run_that_ended_is_validated_again_and_logs_its_last_step(tmp_path):
     make(tmp_path, resume="auto", **options).fit(resumed)
     assert resumed.called == ["validation"]
     assert log.read_text() == before
-
-
-def test_a_checkpoint_without_the_flag_resumes(tmp_path, monkeypatch):
-    """As it was saved when an epoch was saved after its validation."""
-    state = saving.state
-
-    def older(fit: Any) -> dict[str, Any]:
-        found = state(fit)
-        assert found.pop("epoch_values") == {}
-        if found["position"].pop("epoch_done"):
-            found["position"] |= {"epoch": 1, "step_in_epoch": 0}
-        return found
-
-    monkeypatch.setattr(saving, "state", older)
-    make(tmp_path).fit(Model())
-    monkeypatch.undo()
-    made = make(tmp_path, resume="auto", max_epochs=2)
-    made.fit(Model())
-    assert (made.global_step, made.current_epoch) == (16, 2)
 
 
 def test_a_changed_learning_rate_is_told(tmp_path, capsys):

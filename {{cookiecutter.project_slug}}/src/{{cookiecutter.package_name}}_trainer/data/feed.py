@@ -22,15 +22,13 @@ class Feed:
 
     ``batches``: micro-batches per epoch; ``samples_per_step``: the effective batch size; both
     ``None`` if unknown. ``accumulate``: micro-batches per optimizer step. ``has_plan``: ``batches``
-    is exact, and the same on every rank. ``holds_order``: whether the order of a shuffled epoch is
-    held by ``torch.randperm``, as in older checkpoints. ``remarks``: what to print at the start.
+    is exact, and the same on every rank. ``remarks``: what to print at the start.
     """
 
     batches: int | None
     samples_per_step: int | None
     accumulate: int
     has_plan: bool = False
-    holds_order: bool = True
     remarks: Sequence[str] = ()
 
     @property
@@ -86,7 +84,6 @@ class OrderedFeed(Feed):
         self.batches = order.plan.batches
         self.samples_per_step = order.plan.global_batch
         self.accumulate = order.plan.accumulate
-        self.holds_order = order.is_held
 
     def set_epoch(self, epoch: int) -> None:
         if isinstance(dataset := self._loader.dataset, KeyedDataset):
@@ -94,7 +91,6 @@ class OrderedFeed(Feed):
 
     def epoch(self, epoch: int, start: int) -> Iterator[MicroBatch]:
         plan, order = self.plan, self._order
-        order.is_held = self.holds_order
         order.epoch, order.start = 0 if self._repeats else epoch, start
         self.set_epoch(epoch)
         if (now := len(cast(Any, self._loader.dataset))) != self._samples:

@@ -145,7 +145,7 @@ class GlobalOrder(Sampler[list[Key]]):
     ``keyed``: yield ``(epoch, index)`` for :class:`KeyedDataset` instead of indices. ``fill``: if
     the replica has no sample in a last batch, yield the first replica's, with weight 0 in the
     plan, so that every replica takes part in every step. ``is_held``: shuffle by
-    ``torch.randperm``, of which every rank holds 8 bytes per sample; older checkpoints need it.
+    ``torch.randperm``, of which every rank holds 8 bytes per sample.
     ``sampler``: one of torch's, which draws the samples of an epoch in place of a permutation.
     ``epoch``, ``start``: where the next iteration starts.
     """

@@ -67,14 +67,14 @@ def _load_sums(fit: FitParts, checkpoint: Checkpoint, layout: Layout) -> list[st
     """Load what ranks have logged in the epoch so far; of another layout, merged on replica 0."""
     here, recorder, states = share(fit), fit.outputs.recorder, list[dict[str, Tensor]]()
     own = checkpoint.own(layout.rank) if checkpoint.world_size == layout.world_size else {}
-    if own and torch.equal(part(own, "share").get("of", here), here):  # older ones do not say it
+    if own and torch.equal(part(own, "share")["of"], here):
         states = [own]
         recorder.load_state(part(own, "log"))
     elif fit.strategy.data.index == 0 and here[2]:
         saved = [checkpoint.own(rank) for rank in range(checkpoint.world_size)]
-        shares = [(part(state, "share").get("of"), state) for state in saved]
+        shares = [(part(state, "share")["of"], state) for state in saved]
         # Ranks of one replica have logged the same.
-        states = [*{int(of[0]): state for of, state in shares if of is not None and of[2]}.values()]
+        states = [*{int(of[0]): state for of, state in shares if of[2]}.values()]
         recorder.load_state(_merged([part(state, "log") for state in states]))
     of_metrics = [found for each in states if (found := part(each, "torchmetrics"))]
     return torchmetrics_state.load(fit.module, of_metrics) if of_metrics else []
@@ -99,14 +99,14 @@ def _load(fit: FitParts, saved: dict[str, Any], step: int) -> list[str]:
     fit.strategy.precision.load_state(saved["precision"])
     remarks += _load_position(fit, position)
     outputs.latest.update(_numbers(saved["latest"]))
-    for kind, names in saved.get("fresh", {}).items():
+    for kind, names in saved["fresh"].items():
         outputs.fresh[kind].update(outputs.latest.keys() & names)
     if fit.position.epoch_done:
         outputs.epoch_values = _numbers(saved["epoch_values"])
     if fit.position.epoch_done or fit.position.is_end(fit.options):
         outputs.last_values = _numbers(saved["last_values"])
     outputs.log_positions = {name: int(each) for name, each in saved["logs"].items()}
-    return remarks + fit.calls.load_state(saved.get("callbacks", {}))
+    return remarks + fit.calls.load_state(saved["callbacks"])
 
 
 def freeze_as_at_start(module: nn.Module, resumed: Checkpoint) -> None:
@@ -128,7 +128,7 @@ def _load_optimization(fit: FitParts, saved: Mapping[str, Any]) -> list[str]:
     Compared is what the code gave at the start: what a schedule or a hook has changed since is no
     difference, and is restored.
     """
-    optimization, code, was = fit.optimization, fit.configured, saved.get("configured", {})
+    optimization, code, was = fit.optimization, fit.configured, saved["configured"]
     differ = [name for name in code if name in was and was[name] != code[name]]
     takes_code = fit.options.resume_options == "code"
     lines = [_line(name, was[name], code[name], takes_code) for name in differ]
@@ -154,7 +154,7 @@ def _load_optimization(fit: FitParts, saved: Mapping[str, Any]) -> list[str]:
         for group, own_group in zip(optimizer.param_groups, groups, strict=True):
             group.update({key: own_group[key] for key in keys})
     optimization.configured_rates()  # are numbers
-    if "frozen" in saved and FROZEN not in taken:
+    if FROZEN not in taken:
         _freeze(fit.module, saved["frozen"])
     code |= {name: was[name] for name in differ if name not in taken and name != TOTAL_STEPS}
     return lines
@@ -190,8 +190,6 @@ def extra_steps(checkpoint: Checkpoint, feed: Feed) -> int:
 
 def _checked(saved: Mapping[str, Any], step: int) -> Mapping[str, Any]:
     """Check the position of a checkpoint; KeyError, TypeError or ValueError if it is invalid."""
-    # Missing in older checkpoints, which were saved at the end of an epoch after validation.
-    saved = {"epoch_done": False, "seconds": 0.0, "holds_order": True, **saved}
     least = {"epoch": 0, "step_in_epoch": 0, "global_step": step, "validated_at": -1}
     if saved["samples_per_step"] is not None:
         least["samples_per_step"] = 1
@@ -214,7 +212,6 @@ def _load_position(fit: FitParts, saved: Mapping[str, Any]) -> list[str]:
     for name in ("epoch", "global_step", "epoch_done", "validated_at"):
         setattr(position, name, saved[name])
     position.earlier_seconds = float(saved["seconds"])
-    fit.feed.holds_order = saved["holds_order"]
     earlier = saved["samples_per_step"]
     if samples and earlier and samples != earlier:
         remarks = [f"the effective batch size is {samples}; it was {earlier}"]

@@ -69,7 +69,6 @@ def _position(fit: FitParts) -> dict[str, Any]:
         "validated_at": position.validated_at,
         "epoch_done": position.epoch_done,
         "seconds": position.seconds,
-        "holds_order": fit.feed.holds_order,
     }
 
 

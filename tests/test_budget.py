@@ -15,18 +15,18 @@ PACKAGE = TEMPLATE / "src" / "{{cookiecutter.package_name}}"
 TRAINER = PACKAGE.with_name(f"{PACKAGE.name}_trainer")
 LINES = {
     "__init__.py": 40,
-    "callbacks": 835,
+    "callbacks": 841,
     "checkpoint": 1674,
     "cli": 1197,
-    "data": 2108,
-    "errors.py": 188,
+    "data": 2099,
+    "errors.py": 190,
     "launch": 2917,
-    "legacy": 599,
+    "legacy": 600,
     "logging": 1445,
     "loop": 2419,
     "memory": 301,
-    "module": 807,
-    "options": 1091,
+    "module": 830,
+    "options": 1094,
     "run": 1799,
     "strategies/*.py": 2480,
     "strategies/asynchronous": 736,
@@ -83,12 +83,12 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
     components = sum(count(folder) for folder in folders if folder.is_dir())
     assert count(TRAINER / "tools") <= 2500
     # To be 27,600 and 19,100, with 1,100 for everyday faults, clusters, disks and files.
-    assert count(TRAINER) <= 29_829
-    assert count(TRAINER) - components <= 21_413
+    assert count(TRAINER) <= 29_855
+    assert count(TRAINER) - components <= 21_438
 
 
 def test_the_tests_are_few() -> None:
-    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 59_916  # to be 58,000
+    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 60_007  # to be 58,000
 
 
 def test_the_user_s_package_is_small() -> None:

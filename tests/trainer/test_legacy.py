@@ -227,10 +227,10 @@ def test_a_contradiction_is_refused_in_one_line(given: dict[str, Any], rest: str
         ({"gpus": True}, "gpus=True: expected int | str | list[int] | None"),
         ({"gpus": 1.5}, "gpus=1.5: expected int | str | list[int] | None"),
         ({"gpus": "auto"}, "gpus='auto': give a number, or indices"),
-        ({"tpu_cores": 0}, "tpu_cores=0: give how many, or one of them as [1] to [8]"),
+        ({"tpu_cores": 0}, "tpu_cores=0: give how many, or one as [1] to [8]"),
         ({"tpu_cores": True}, "tpu_cores=True: expected int | list[int] | None"),
-        ({"tpu_cores": [9]}, "tpu_cores=[9]: give how many, or one of them as [1] to [8]"),
-        ({"tpu_cores": [1, 8]}, "tpu_cores=[1, 8]: give how many, or one of them as [1] to [8]"),
+        ({"tpu_cores": [9]}, "tpu_cores=[9]: give how many, or one as [1] to [8]"),
+        ({"tpu_cores": [1, 8]}, "tpu_cores=[1, 8]: give how many, or one as [1] to [8]"),
         ({"plugins": []}, "plugins=[]: give one, or strategy in its place"),
         (
             {"plugins": [OBJECT], "strategy": "ddp"},

@@ -128,18 +128,26 @@ def test_refusals(tmp_path: Path, given: Any, line: str) -> None:
         make(tmp_path).validate(Net(), given)
 
 
-def test_lightnings_index_of_a_loader_is_refused(tmp_path: Path) -> None:
-    class WithDefault(Net):
-        def validation_step(self, batch: Tensor, batch_idx: int, dataloader_idx: int = 0) -> None:
-            super().validation_step(batch, batch_idx)
+def test_lightnings_index_of_a_loader_is_that_of_a_list(tmp_path: Path) -> None:
+    seen: list[int] = []
 
     class Needed(Net):
         def validation_step(self, batch: Tensor, batch_idx: int, dataloader_idx: int) -> None:  # type: ignore[override]
-            raise AssertionError
+            seen.append(dataloader_idx)
+            super().validation_step(batch, batch_idx)
 
-    line = "validation_step takes dataloader_idx, which is not passed: use self.dataloader_name"
-    one = loader(1)
-    assert make(tmp_path).validate(WithDefault(), one)["val_loss"] == 1
-    for module, given in ((WithDefault(), LOADERS), (Needed(), one)):
+    class WithDefault(Needed):
+        def validation_step(self, batch: Tensor, batch_idx: int, dataloader_idx: int = 0) -> None:
+            super().validation_step(batch, batch_idx, dataloader_idx)
+
+    for kind in (Needed, WithDefault):
+        found = make(tmp_path).validate(kind(), [loader(1), loader(2)])
+        assert found["val_loss/dataloader_idx_0"] == 1
+        assert [*dict.fromkeys(seen)] == [0, 1]
+        seen.clear()
+        assert make(tmp_path).validate(kind(), loader(1))["val_loss"] == 1
+        assert {*seen} == {0}
+        line = "takes dataloader_idx, which a dict of loaders has not: use self.dataloader_name"
         with pytest.raises(ConfigurationError, match=line):
-            make(tmp_path).validate(module, given)
+            make(tmp_path).validate(kind(), LOADERS)
+        seen.clear()

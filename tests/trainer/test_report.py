@@ -103,7 +103,11 @@ def test_the_numbers_are_those_of_the_logs(run: Path) -> None:
     points = sorted((each["step"], each["value"]) for each in page.values if "step" in each)
     assert points == sorted((step, value) for _, step, value in logged)
     losses = [value for name, _, value in rows(run / "metrics.csv") if name == "loss"]
-    assert page.row("last loss") == [f"{losses[-1]:.6g}"]
+    assert page.row("last loss") == [f"{losses[-1]:.4g}"]
+    step = 1 + losses.index(min(losses))
+    assert page.row("best loss") == [f"{min(losses):.4g} at step {step}, epoch 0"]
+    assert (page.row("processes"), page.row("samples per step")) == (["1"], ["4"])
+    assert not any(row[0] == "best lr" for row in page.rows if row)
     shown = [
         row for row in page.rows if row[:1] == [run.name] and len(row) == 3 and row[1].isdecimal()
     ]

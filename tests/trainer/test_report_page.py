@@ -88,6 +88,21 @@ def test_curves_are_drawn_without_an_error_or_a_request(
     assert browser.run("document.body.textContent.includes('onerror=alert(1)')")
 
 
+def test_curves_are_drawn_by_epochs_and_on_a_logarithmic_scale(
+    browser: Browser, page: Path
+) -> None:
+    browser.open(page, *DESKTOP)
+    titles = "[...document.querySelectorAll('.role-axis-title')].map((each) => each.textContent)"
+    form = "document.getElementById('axes')"
+    assert set(browser.run(titles)) == {"steps"}
+    browser.run(f"{form}.elements.unit.value = 'epochs'; {form}.elements.log.checked = true")
+    browser.run(f"{form}.dispatchEvent(new Event('change'))")
+    browser.run("new Promise((done) => setTimeout(done, 2000))")
+    # The run whose epochs are not known stays as it was.
+    assert browser.run(titles).count("epochs") > 2 > browser.run(titles).count("steps") > 0
+    assert browser.problems() == []
+
+
 def test_everything_is_reached_by_keyboard(browser: Browser, page: Path) -> None:
     browser.open(page, *DESKTOP)
     reached = []

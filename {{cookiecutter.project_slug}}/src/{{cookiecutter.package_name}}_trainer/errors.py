@@ -137,7 +137,7 @@ foreign = Foreign()
 
 def instead(where: str, name: str) -> str:
     """The end of a line about another trainer's name, ``"; use …"``; empty for other names."""
-    if name[0] != "_":
+    if name[:1] != "_":
         foreign.load()
     return f"; {foreign.advice[where, name]}" if (where, name) in foreign.advice else ""
 
@@ -147,7 +147,9 @@ def missing(each: object, name: str, where: str = "module", known: Iterable[str]
     end = instead(where, name) or (nearest(name, known) if known and name[0] != "_" else "")
     if where == "module" and name in foreign.methods:
         return MethodType(foreign.methods[name], each)
-    raise AttributeError(f"{type(each).__name__!r} object has no attribute {name!r}{end}") from None
+    kind = f"{type(each).__name__!r} object"
+    kind = f"type object {each.__name__!r}" if isinstance(each, type) else kind
+    raise AttributeError(f"{kind} has no attribute {name!r}{end}") from None
 
 
 def shown(value: object) -> str:

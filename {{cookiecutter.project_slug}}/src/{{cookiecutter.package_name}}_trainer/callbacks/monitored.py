@@ -13,6 +13,7 @@ from ..checkpoint.writing import keep_copies
 from ..errors import ConfigurationError, UserError, nearest, shown
 from ..launch import collectives, files, output
 from ..module import Run, TrainingModule
+from ..options.reading import takes_foreign
 from .callback import Callback, check
 
 Mode = Literal["min", "max"]
@@ -75,6 +76,7 @@ class EarlyStopping(Monitored):
     was never logged is an error. See :class:`Monitored` for the other arguments.
     """
 
+    @takes_foreign
     def __init__(
         self,
         monitor: str,
@@ -126,6 +128,7 @@ class BestCheckpoint(Monitored):
     :class:`Monitored` for the arguments.
     """
 
+    @takes_foreign
     def __init__(
         self, monitor: str, mode: Mode = "min", k: int = 1, name: str | None = None
     ) -> None:

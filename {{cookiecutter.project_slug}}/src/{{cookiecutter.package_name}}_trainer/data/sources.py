@@ -55,17 +55,7 @@ def missing(module: TrainingModule, names: Sequence[str]) -> list[str]:
 
 def check(module: TrainingModule, *names: str) -> None:
     """Raise ConfigurationError if a module does not override a hook, or one cannot be called."""
-    lines = missing(module, names) + problems_of_signatures(module, DataHooks)
-    refuse(lines + [x for name in names for x in _with_index(module, name, is_needed=True)])
-
-
-def _with_index(module: TrainingModule, step: str, *, is_needed: bool) -> list[str]:
-    """The line for a step that takes Lightning's index of a loader, which is not passed."""
-    index = inspect.signature(getattr(module, step)).parameters.get("dataloader_idx")
-    if index is None or (is_needed and index.default is not index.empty):
-        return []
-    name = f"{type(module).__name__}.{step}"
-    return [f"{name} takes dataloader_idx, which is not passed: use self.dataloader_name"]
+    refuse(missing(module, names) + problems_of_signatures(module, DataHooks))
 
 
 # --- loaders -------------------------------------------------------------------------------------
@@ -108,10 +98,11 @@ def check_given(data: Data, *, is_training: bool = False) -> None:
 
 
 def _named(made: object, source: str, module: TrainingModule, stage: _Evaluation) -> LoadersByName:
-    named = _by_name(made, source)
-    if "" not in named:
-        refuse(_with_index(module, _STEPS[stage], is_needed=False))
-    return named
+    step = getattr(module, _STEPS[stage])
+    if isinstance(made, Mapping) and "dataloader_idx" in inspect.signature(step).parameters:
+        line = "takes dataloader_idx, which a dict of loaders has not: use self.dataloader_name"
+        refuse([f"{type(module).__name__}.{_STEPS[stage]} {line}"])
+    return _by_name(made, source)
 
 
 def _made(data: Data, module: TrainingModule, stage: str) -> tuple[object, str]:

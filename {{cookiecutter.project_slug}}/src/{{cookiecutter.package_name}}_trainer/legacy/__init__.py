@@ -1,8 +1,7 @@
 """Names and arguments of Lightning 1.x, so that its examples run when their imports are changed.
 
 ``from PACKAGE_trainer.legacy import LightningModule, Trainer``; the plugins and loggers are in
-``legacy.plugins`` and ``legacy.loggers``, as they were. Deleting this folder removes them, and the
-older arguments of ``Trainer``.
+``legacy.plugins`` and ``legacy.loggers``, as they were. Deleting this folder removes all of it.
 """
 
 from typing import Any

@@ -74,15 +74,14 @@ def keywords(call: str, taken: Collection[str], given: _Values) -> dict[str, Any
             continue
         if now in found or now in taken:
             raise ConfigurationError(f"{call}: {name}: {now} is given, too; give one of them")
-        if now == name and (advice := instead("call", name)):
+        if now == name and (advice := instead("callbacks" if call[0].isupper() else "call", name)):
             raise ConfigurationError(f"{call}: {name}={_shown(value)}{advice}")
         found[now] = value
     return found
 
 
 def _is_given(current: _Values, name: str) -> bool:
-    value = current.get(name, "auto")
-    return not (isinstance(value, str) and value == "auto")
+    return shown(current.get(name, "auto")) != "'auto'"
 
 
 def _mode(current: _Values) -> str | None:
@@ -156,11 +155,9 @@ def _gpus(value: Any) -> tuple[str, Any]:
         return "cpu", 1
     if not isinstance(value, str) or "," in value:
         return "gpu", value
-    try:
-        index = int(value)
-    except ValueError:
-        raise ConfigurationError(f"gpus={shown(value)}: give a number, or indices") from None
-    return "gpu", index if index < 0 else [index]
+    if not value.strip().removeprefix("-").isdecimal():
+        raise ConfigurationError(f"gpus={shown(value)}: give a number, or indices")
+    return "gpu", int(value) if int(value) < 0 else [int(value)]
 
 
 def _tpu_cores(value: Any) -> Any:
@@ -169,9 +166,7 @@ def _tpu_cores(value: Any) -> Any:
         return value
     if isinstance(value, list) and len(value) == 1 and value[0] in range(1, 9):
         return [value[0] - 1]
-    raise ConfigurationError(
-        f"tpu_cores={shown(value)}: give how many, or one of them as [1] to [8]"
-    )
+    raise ConfigurationError(f"tpu_cores={shown(value)}: give how many, or one as [1] to [8]")
 
 
 def _renamed(older: _Values, current: _Values) -> dict[str, Any]:

@@ -23,10 +23,7 @@ def save_hyperparameters(
 ) -> None:
     """Add arguments of ``__init__``, those of subclasses included, to ``self.hparams``.
 
-    Args:
-        given: Names of arguments, by default all; or one mapping, or object, in their place.
-        ignore: Names to leave out.
-        logger: Only True.
+    ``given``: names, by default all; or one mapping, or object, in their place.
     """
     if not logger:
         raise ConfigurationError("save_hyperparameters: logger=False: leave it out, or use ignore")

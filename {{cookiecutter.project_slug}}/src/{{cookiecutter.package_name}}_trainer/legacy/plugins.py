@@ -60,10 +60,8 @@ class RPCSequentialPlugin(Plugin):
 class DeepSpeedPlugin(Plugin):
     """``strategy="deepspeed"`` with ZeRO-Offload (``cpu_offload``), which was Lightning's default.
 
-    Args:
-        config: DeepSpeed's own configuration, as a dict or the path of a JSON file, without other
-            arguments.
-        options: Options of the strategy; sizes of buckets may be floats such as 5e8.
+    ``config``: DeepSpeed's own, as a dict or the path of a JSON file, without other arguments;
+    ``options``: those of the strategy; sizes of buckets may be floats such as 5e8.
     """
 
     strategy = "deepspeed"
@@ -74,10 +72,8 @@ class DeepSpeedPlugin(Plugin):
         if config is not None and options:
             names = ", ".join(sorted(options))
             raise ConfigurationError(f"DeepSpeedPlugin: config replaces {names}; set them there")
-        if config is None:
-            options["offload_optimizer"] = options.pop("cpu_offload", True)
-        else:
-            options["config"] = config
+        offload = {"offload_optimizer": options.pop("cpu_offload", True)}
+        options |= offload if config is None else {"config": config}
         sizes = {name: int(each) for name, each in options.items() if isinstance(each, float)}
         super().__init__(**{**options, **sizes})
 

@@ -26,7 +26,7 @@ class Progress:
         self._samples = samples_per_step
         self._bar: RichProgress | None = None
         self._interval = _TERMINAL_SECONDS if sys.stderr.isatty() else _LINE_SECONDS
-        self._title = ""
+        self._title = self._line = ""
         self._first_step = 0
         self._started = self._shown = time.monotonic()
 
@@ -39,7 +39,9 @@ class Progress:
             self._bar.start()
 
     def begin_epoch(self, epoch: int, epochs: int | None) -> None:
-        """Set the epoch, counted from 0."""
+        """Set the epoch, counted from 0; above a bar stays a line of the one before."""
+        if self._bar is not None and self._line:
+            self._bar.console.print(self._line, markup=False, highlight=False)
         self._title = f"epoch {epoch + 1}" + (f"/{epochs}" if epochs else "")
 
     def step(self, step: int, values: Mapping[str, Any]) -> None:
@@ -58,17 +60,18 @@ class Progress:
         rate = (step - self._first_step) / max(self._shown - self._started, 1e-9)
         speed = f"{rate * self._samples:.0f} samples/s" if self._samples else f"{rate:.1f} steps/s"
         speed = speed if rate else ""  # no step yet after a resume
+        passed = timedelta(seconds=int(self._shown - self._started))
+        of = f"/{self._total}" if self._total else ""
+        self._line = f"{self._title}  step {step}{of}  {numbers}  {speed}  {passed}"
         if self._bar is not None:
             task = self._bar.task_ids[0]
             self._bar.update(task, completed=step, values=numbers, speed=speed)
             self._bar.update(task, description=self._title, refresh=True)
             return
-        of = f"/{self._total}" if self._total else ""
         left = ""
         if self._total and rate:
             left = f"  {timedelta(seconds=int((self._total - step) / rate))} left"
-        line = f"{self._title}  step {step}{of}  {numbers}  {speed}{left}"
-        output.print_lines(line, error=True)
+        output.print_lines(self._line + left, error=True)
 
     def stop(self) -> None:
         """Stop the display."""
@@ -80,12 +83,16 @@ class Progress:
 def _make_bar(total: int | None, step: int) -> "RichProgress":
     from rich import progress
     from rich.console import Console
+    from rich.table import Column
+
+    of = len(f"{total or step}/{total or '?'}")  # what a narrow terminal must not cut
 
     bar = progress.Progress(
         progress.TextColumn("{task.description}"),
         progress.BarColumn(bar_width=None),
-        progress.MofNCompleteColumn(),
+        progress.MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=of)),
         progress.TextColumn("{task.fields[values]}  {task.fields[speed]}"),
+        progress.TimeElapsedColumn(table_column=Column(no_wrap=True, min_width=7)),
         progress.TimeRemainingColumn(),
         console=Console(stderr=True),
         # Refreshed explicitly: a thread that redraws would slow down every step.

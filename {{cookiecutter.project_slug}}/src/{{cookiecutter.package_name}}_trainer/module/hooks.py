@@ -30,6 +30,13 @@ _OTHER_HOOKS = (
 )
 
 
+class _OfClass:
+    """What classes of other trainers have, and these have not."""
+
+    def __get__(self, each: object, cls: type) -> Any:
+        return missing(cls, "load_from_checkpoint")
+
+
 class DataHooks:
     """Loaders, and hooks around a command, of modules and data modules.
 
@@ -42,6 +49,7 @@ class DataHooks:
     """Hyperparameters to record in ``run.json``, in checkpoints of a module, and for loggers."""
 
     if not TYPE_CHECKING:  # so that type checkers report unknown names
+        load_from_checkpoint = _OfClass()
 
         def __getattr__(self, name: str) -> Any:
             try:

@@ -48,8 +48,11 @@ class TrainingModule(ReplicaProperties, Hooks, nn.Module):
         super().__init_subclass__(**options)
         for name in ("training_step", "validation_step", "test_step", "predict_step"):
             step = getattr(cls, name)
-            given = inspect.signature(step).parameters.values()
-            if len(given) == 2 and all(each.kind == each.POSITIONAL_OR_KEYWORD for each in given):
+            given = inspect.signature(step).parameters
+            kinds = {each.kind for each in given.values()}
+            if "dataloader_idx" in given:
+                setattr(cls, name, _with_loader(step))
+            elif len(given) == 2 and kinds == {inspect.Parameter.POSITIONAL_OR_KEYWORD}:
                 setattr(cls, name, _with_index(step))
 
     # --- steps -----------------------------------------------------------------------------
@@ -291,3 +294,15 @@ class TrainingModule(ReplicaProperties, Hooks, nn.Module):
 def _with_index(step: Callable[..., Any]) -> Callable[..., Any]:
     """A step that takes a batch only, as one that the trainer can call like any other."""
     return functools.wraps(step)(lambda self, batch, batch_idx=None: step(self, batch))
+
+
+def _with_loader(step: Callable[..., Any]) -> Callable[..., Any]:
+    """A step that takes the index of its loader in a list: it is given where the call does not."""
+
+    @functools.wraps(step)
+    def call(self: TrainingModule, batch: Any, batch_idx: int, *given: int, **named: int) -> Any:
+        if not given and not named:
+            given = (int(self.dataloader_name.rpartition("_")[2] or 0),)
+        return step(self, batch, batch_idx, *given, **named)
+
+    return call

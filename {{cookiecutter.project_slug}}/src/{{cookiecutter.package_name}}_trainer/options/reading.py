@@ -55,14 +55,16 @@ def takes(
 
 
 def takes_foreign(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P], R]:
-    """Decorate a method: keywords that it does not have may be those of other trainers."""
+    """Decorate a method: keywords that it lacks may be those of other trainers."""
     known = [*inspect.signature(method).parameters][1:]
+    owner, _, name = method.__qualname__.rpartition(".")
+    called = owner if name == "__init__" else name
 
     @functools.wraps(method)
     def call(self: T, /, *arguments: P.args, **given: P.kwargs) -> R:
         if given.keys() - known:
             foreign.load()
-            given = foreign.keywords(method.__name__, known[: len(arguments)], given)  # type: ignore[assignment]
+            given = foreign.keywords(called, known[: len(arguments)], given)  # type: ignore[assignment]
         return method(self, *arguments, **given)
 
     return call

@@ -128,7 +128,9 @@ def convert(
     for name, value in given.items():
         if name not in expected:
             line = f"{prefix}{shorten(str(name))}: there is no such option"
-            problems.add(f"{line}{nearest(str(name), expected if known is None else known)}")
+            names = expected if known is None else known
+            kind = "argument" if prefix == "trainer." else prefix.partition("[")[0]
+            problems.add(f"{line}{nearest(str(name), names, kind)}")
             continue
         with problems:
             good[name] = read(f"{prefix}{name}", expected[name], value)

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ..errors import ConfigurationError, UserError, one_line
+from ..errors import ConfigurationError, UserError, instead, one_line
 from ..module import TrainingModule
 from .optimizer_state import IMPLEMENTATION
 
@@ -296,7 +296,8 @@ def _read(returned: Any) -> Optimization:
             if unknown:
                 names = ", ".join(sorted(map(repr, unknown)))
                 raise ConfigurationError(
-                    f"configure_optimizers gave {names}; use 'optimizer' and 'lr_scheduler'"
+                    f"configure_optimizers gave {names}; give 'optimizer' and 'lr_scheduler': a "
+                    "scheduler, or a dict of 'scheduler', 'interval' and 'monitor'"
                 )
             scheduled = [each for each in returned if "lr_scheduler" in each]
             schedulers = [_fields(each["lr_scheduler"], each.get("monitor")) for each in scheduled]
@@ -331,11 +332,10 @@ def _read_scheduler(entry: Any) -> SchedulerConfig:
     fields = {name: value for name, value in fields.items() if fixed.get(name, fields) != value}
     unknown = fields.keys() - {"scheduler", "interval", "monitor"}
     if unknown or not isinstance(scheduler, LRScheduler | ReduceLROnPlateau):
-        what = f": {min(unknown, key=str)!r} is not supported;" if unknown else f" {entry!r}:"
-        raise ConfigurationError(
-            f"lr_scheduler{what} give a scheduler, or a dict of 'scheduler', 'interval' and "
-            "'monitor'"
-        )
+        what = f": {(name := min(map(str, unknown)))!r} is not supported" if unknown else ""
+        advice = "; give a scheduler, or a dict of 'scheduler', 'interval' and 'monitor'"
+        advice = (unknown and instead("scheduler", name)) or advice
+        raise ConfigurationError(f"lr_scheduler{what or f' {entry!r}'}{advice}")
     config = SchedulerConfig(**fields)
     if config.interval not in ("step", "epoch"):
         raise ConfigurationError(

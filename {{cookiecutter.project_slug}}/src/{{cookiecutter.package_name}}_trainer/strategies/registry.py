@@ -56,7 +56,7 @@ def find(name: object) -> Entry:
     if "." in name:
         return Entry(class_paths.imported(f"strategy={shown(name)}", name, Strategy))
     if name not in _ENTRIES:
-        instead = _REFUSED.get(name) or nearest(name, ["auto", *_ENTRIES])
+        instead = _REFUSED.get(name) or nearest(name, ["auto", *_ENTRIES], "strategy")
         raise ConfigurationError(f"strategy={shown(name)} is unknown{instead}")
     return _ENTRIES[name]
 

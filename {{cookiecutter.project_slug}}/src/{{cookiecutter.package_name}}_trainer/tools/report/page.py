@@ -26,6 +26,15 @@ _LONGEST = 400
 # They keep the page below 2 MB: curves, bytes of all points, points of a curve, rows of tables.
 _MOST_CURVES, _MOST_BYTES, _MOST_OF_ONE, _MOST_ROWS = 400, 600_000, 1_000, 2_000
 
+# Which values are better, by words of their names.
+_LOWER = re.compile(r"(?i)loss|perplexity|error|\bm[as]e\b|rmse")
+_HIGHER = re.compile(r"(?i)acc|f1|auc|recall|iou|bleu|rouge|score|\br2\b")
+# Names of run.json, and those that the page has.
+_FACTS = {
+    **dict.fromkeys(("strategy", "precision", "device")),
+    **{"layout.world_size": "processes", "samples_per_step": "samples per step"},
+}
+
 Plot = dict[str, Any]
 """Drawn by ``page.js`` with Vega-Lite, shown as a table by ``page.html``: ``title``; ``kind``: a
 key of ``specs`` in ``page.js``; ``domain``: what colors tell apart; ``values``."""
@@ -48,16 +57,36 @@ def written(runs: Sequence[Run]) -> str:
     signs, loader = ("<%", "%>", "[[", "]]", "[#", "#]"), FileSystemLoader(_FOLDER)
     made = Environment(*signs, autoescape=True, trim_blocks=True, loader=loader)
     made.filters["duration"] = lambda seconds: timedelta(seconds=round(min(max(0, seconds), 1e13)))
+    made.filters["best"] = best
     made.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     return made.get_template("page.html").render(
         runs=[(run, run.spent, checks.check(run)) for run in runs],
         differences=_differences(runs),
+        facts=_FACTS,
+        units={run.name: [1, _count(run, "steps"), _count(run, "samples")] for run in runs},
         drawn=drawn,
         left=left,
         rows=min(36, _MOST_ROWS // max(1, sum(map(len, drawn.values())))),
         scripts=scripts,
         hashes=hashes,
     )
+
+
+def best(run: Run, metric: str) -> str:
+    """The best value of a metric with its step and epoch; empty where no direction is known."""
+    sign = 1 if _LOWER.search(metric) else -1 if _HIGHER.search(metric) else 0
+    points = [each for each in run.metrics.get(metric, []) if math.isfinite(each[1])]
+    if not sign or not points:
+        return ""
+    step, value = min(points, key=lambda point: sign * point[1])
+    length = _count(run, "steps")
+    return f"{value:.4g} at step {step}" + (f", epoch {(step - 1) // length}" if length else "")
+
+
+def _count(run: Run, what: str) -> int:
+    """Steps of an epoch, or samples of a step, as ``run.json`` has them; 0: unknown."""
+    text = run.facts.get({"steps": "steps_per_epoch", "samples": "samples_per_step"}[what], "")
+    return int(text) if text.isdecimal() and len(text) < 16 else 0
 
 
 @cache

@@ -1,0 +1,147 @@
+"""Snippets of pages: a plain loop and its module, class weights, windows, images, metrics."""
+
+import ast
+import os
+import re
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import my_project_trainer as trainer
+import pytest
+import torch
+from my_project_trainer.cli import load_weights
+from tests.project import ROOT, run
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+pytestmark = pytest.mark.usefixtures("apart")
+DOCS = ROOT / "docs"
+BESIDE = {"use_distributed_sampler": "false", "accelerator": "cpu", "devices": "1"}
+IMPORTS = "import torch\nfrom torch import nn\nfrom torch.utils.data import Dataset\n"
+
+
+def blocks(page: str, language: str = "python", heading: str = "") -> list[str]:
+    """The code of a page, or of a section."""
+    text = (DOCS / page).read_text()
+    text = text.split(f"\n## {heading}")[1] if heading else text
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.M | re.S)
+
+
+def defined(page: str, heading: str) -> dict[str, Any]:
+    """What the first snippet of a section defines."""
+    known = {each.__name__: each for each in (Dataset, trainer.TrainingModule, trainer.Callback)}
+    found: dict[str, Any] = known | {"torch": torch, "nn": nn, "cross_entropy": cross_entropy}
+    exec(blocks(page, heading=heading)[0], found)  # noqa: S102
+    return found
+
+
+def fit(module: trainer.TrainingModule, loader: Any, **options: Any) -> trainer.Trainer:
+    base = {"accelerator": "cpu", "devices": 1, "enable_progress_bar": False, "loggers": []}
+    made = trainer.Trainer(**{**base, "max_epochs": 1, "use_distributed_sampler": False, **options})
+    made.fit(module, *loader)
+    return made
+
+
+def test_a_plain_loop_trains_the_same_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, before = blocks("coming-from/plain-loop.md")
+    [config] = blocks("coming-from/plain-loop.md", "yaml")
+    assert before.count("\n") > 200 > 75 > module.count("\n") + config.count("\n")
+    parts = {each.name: ast.get_source_segment(before, each) for each in ast.parse(before).body
+             if isinstance(each, ast.ClassDef | ast.FunctionDef)}  # fmt: skip
+    Path("squares.py").write_text(f"{IMPORTS}{parts['Squares']}\n{parts['make_network']}\n")
+    Path("my_module.py").write_text(module.replace("shuffle=True", "shuffle=False"))
+    Path("squares.yaml").write_text(config)
+    Path("before.py").write_text(before.replace("shuffle=True", "shuffle=False"))
+    paths = os.pathsep.join([str(Path.cwd()), os.environ["PYTHONPATH"]])
+    options = [word for name, value in BESIDE.items() for word in (f"--trainer.{name}", value)]
+    words = ["-m", "my_project", "fit", "--config", "squares.yaml", *options]
+    done = run([*words, "--trainer.run_name", "one"], cwd=Path.cwd(), extra={"PYTHONPATH": paths})
+    assert done.returncode == 0, done.stderr
+    monkeypatch.setattr(sys, "argv", ["before.py"])
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    runpy.run_path("before.py", run_name="__main__")
+    torch.set_num_threads(threads)
+    for file, name in (("last.pt", "last"), ("best.pt", "best")):
+        expected = torch.load(Path("output", file), weights_only=True)["model"]
+        own: Any = trainer.TrainingModule()
+        own.network = runpy.run_path("squares.py")["make_network"](16)
+        load_weights(own, Path("runs", "one") if name == "last" else Path("runs", "one", name))
+        for key, value in own.network.state_dict().items():
+            torch.testing.assert_close(value, expected[key], atol=1e-6, rtol=0)
+
+
+def test_class_weights_are_those_of_the_whole_step() -> None:
+    kind = defined("how-to/data.md", "Class weights")["Weighted"]
+    x, y = torch.randn(8, 4), torch.tensor([0, 0, 0, 0, 1, 1, 0, 1])
+    found = []
+    for size in (8, 4):
+        torch.manual_seed(0)
+        module = kind()
+        loader = DataLoader(TensorDataset(x, y), batch_size=size)
+        fit(module, [loader], accumulate_grad_batches=8 // size)
+        found.append(module.layer.weight.detach())
+    torch.testing.assert_close(*found, atol=1e-6, rtol=0)
+
+
+class Plain(trainer.TrainingModule):
+    """Keeps what it reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+        self.seen: list[list[float]] = []
+        self.samples = torch.zeros(1, 4, 4)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.seen.append(batch[0].flatten().tolist())
+        return self.layer(batch[0]).mean()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("value", self.layer(batch[0]).mean())
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def test_random_windows_are_others_in_each_epoch_and_the_same_again() -> None:
+    kind = defined("how-to/data.md", "Random windows")["Windows"]
+    seen = []
+    for _ in range(2):
+        module = Plain()
+        data = kind(torch.arange(1000.0), 4, 8)
+        fit(module, [DataLoader(data, batch_size=8)], max_epochs=2, use_distributed_sampler=True)
+        seen.append(module.seen)
+    assert seen[0] == seen[1]
+    assert seen[0][0] != seen[0][1]
+
+
+def test_images_are_in_tensorboard() -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    kind = defined("how-to/loggers.md", "Images, figures and text")["Samples"]
+    batch = [(torch.ones(2, 4),)]
+    made = fit(Plain(), [batch, batch], callbacks=[kind()])  # a list of batches is a loader
+    assert made.run_directory is not None
+    found = EventAccumulator(str(made.run_directory / "images"))
+    found.Reload()
+    assert [each.step for each in found.Images("samples")] == [1]
+
+
+def test_a_metric_is_that_of_all_samples() -> None:
+    import torchmetrics
+
+    step = blocks("how-to/metrics.md", heading="torchmetrics")[0]
+    found: dict[str, Any] = {}
+    exec(step, found)  # noqa: S102
+    module: Any = type("Own", (Plain,), {"validation_step": found["validation_step"]})()
+    module.forward = lambda x: x[:, 0]
+    module.accuracy = torchmetrics.F1Score("binary")
+    x = torch.tensor([1.0, 1, 0, 0, 1])[:, None].expand(5, 4)
+    y = torch.tensor([1, 0, 1, 0, 1])
+    loader = DataLoader(TensorDataset(x, y), batch_size=2)
+    made = fit(module, [[(x,)], loader], max_epochs=2)  # it is reset
+    assert made.metrics["val_accuracy"] == pytest.approx(2 / 3)

@@ -120,7 +120,7 @@ class Mesh(FSDP):
 
     def make_mesh(self) -> DeviceMesh:
         """Create the mesh of all dimensions, and return that over which units are sharded."""
-        # Also without units: a later fit with them then has groups of the same names in torch's caches.
+        # Without units too: a later fit with them has groups of the same names, which torch caches.
         sizes = {name: size for name, size in self.sizes if size > 1 or name == "shard"}
         self.whole_mesh = self.new_mesh(sizes)
         return self.whole_mesh[tuple(name for name in sizes if name != "tensor")]

@@ -220,8 +220,10 @@ gpu-project: $(TOOLS)  ## render the project for test-gpu and bench-gpu; INSTALL
 # With the Python whose torch sees a GPU, or PYTHON=…; the results are written to docs/gpu.md.
 GPU_VENV := $(CURDIR)/build/venv-cuda
 GPU_TOOLS ?= $(CURDIR)/build/gpu-tools
-REPORT ?= $(CURDIR)/docs/gpu.md
-RESULTS ?= $(CURDIR)/build/gpu-results.json
+# OUT=DIR: results are written there, and not into docs/gpu.md.
+OUT ?=
+REPORT ?= $(if $(OUT),$(abspath $(OUT)),$(CURDIR)/docs)/gpu.md
+RESULTS ?= $(if $(OUT),$(abspath $(OUT)),$(CURDIR)/build)/gpu-results.json
 test-gpu: export GPU_CHECKS := $(CURDIR)/tests/trainer/gpu
 test-gpu: export RENDERED_PROJECT := $(abspath $(IN_GPU_PROJECT))
 test-gpu: $(if $(GPU_PROJECT),,gpu-project)  ## test a rendered project on one GPU (ten minutes), and write docs/gpu.md
@@ -233,11 +235,12 @@ gpu-tools: $(if $(GPU_PROJECT),,gpu-project)  ## install what these need besides
 
 # A smoke run on the CPU uses the environment of the benchmarks, which has Lightning.
 ON_CPU := $(findstring --device cpu,$(ARGS))
-bench-gpu: $(if $(GPU_PROJECT),,gpu-project) $(if $(ON_CPU),$(BENCH_TOOLS))  ## time a GPT of 124 million parameters on a GPU (twenty minutes)
+bench-gpu: $(if $(GPU_PROJECT),,gpu-project) $(if $(ON_CPU),$(BENCH_TOOLS))  ## time a GPT of 124 million parameters on a GPU (ten minutes)
 	@python=$$($(if $(ON_CPU),echo '$(BENCH)/bin/python',$(PYTHON) '$(IN_GPU_PROJECT)/tests/gpu/find_python.py' \
 		--venv '$(GPU_VENV)' $(if $(filter command,$(origin PYTHON)),'$(PYTHON)'))) && echo "by $$python" && \
 		export PYTHONPATH="$(abspath $(IN_GPU_PROJECT))/src:$(GPU_TOOLS)$${PYTHONPATH:+:$$PYTHONPATH}" && \
-		$(if $(ON_CPU),,"$$python" '$(IN_GPU_PROJECT)/tests/gpu/packages.py' &&) "$$python" benchmarks/gpu.py $(ARGS)
+		$(if $(ON_CPU),,"$$python" '$(IN_GPU_PROJECT)/tests/gpu/packages.py' &&) "$$python" benchmarks/gpu.py \
+		$(if $(OUT),--out '$(abspath $(OUT))/bench.md' --lines '$(abspath $(OUT))/bench.jsonl') $(ARGS)
 
 # Scripts, Dockerfile and workflow of the rendered project contain Jinja, so a render is checked. tests/test_workflows.py checks
 # the scripts in workflows.

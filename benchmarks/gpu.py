@@ -1,6 +1,6 @@
 """Times a GPT of 124 million parameters on one GPU: the trainer, a hand-written loop, Lightning.
 
-python benchmarks/gpu.py                         seven rounds, twenty minutes; writes docs/gpu.md
+python benchmarks/gpu.py                         three rounds, ten minutes; writes docs/gpu.md
 python benchmarks/gpu.py --device cpu --quick    a smoke run with a tiny model; writes nothing
 
 The contestants alternate, in a fresh process each; medians are compared. It takes the Python that
@@ -19,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from gpu_job import MARK, NAMES, PRECISION, QUICK, Job, lightning_name
@@ -46,13 +47,19 @@ def main() -> None:
     )
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--quick", action="store_true", help="one round of a tiny model")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", nargs="+", choices=NAMES, default=list(NAMES), metavar="NAME")
+    parser.add_argument(
+        "--seconds", type=float, default=540, help="no round begins that would not fit"
+    )
+    parser.add_argument("--lines", type=Path, help="file to which each measurement is added")
     parser.add_argument("--batch", type=int, default=Job.batch, help="sequences of a step")
     parser.add_argument("--peak-tflops", type=float, help="of the GPU in bfloat16, for the MFU")
     parser.add_argument("--out", type=Path, default=PAGE, help="page with the two marks in it")
     options = parser.parse_args()
-    if options.rounds < 5 and not options.quick:
-        parser.error("--rounds: medians of less than five say nothing")
+    if options.rounds < 3 and not options.quick:
+        parser.error("--rounds: medians of less than three say nothing")
+    chosen = {"loop", *options.only, *map(_loop_of, options.only)}
     if options.device == "cpu" and not options.quick:
         parser.error("--device cpu: on a CPU only the smoke run is of use; add --quick")
     if not options.quick:
@@ -61,7 +68,9 @@ def main() -> None:
     if not options.quick:
         job = dataclasses.replace(job, batch=options.batch)
     names, left_out = contestants()
-    rounds = play(job, names, 1 if options.quick else options.rounds)
+    names = [each for each in names if each in chosen]
+    count = 1 if options.quick else options.rounds
+    rounds = play(job, names, count, options.seconds, options.lines)
     check(rounds)
     device = device_of(options.device)
     known = (each for name, each in PEAK_TFLOPS.items() if name in device)
@@ -82,14 +91,21 @@ def contestants() -> tuple[list[str], list[str]]:
     return [name for name in NAMES if name != "lightning"], [line]
 
 
-def play(job: Job, names: list[str], count: int) -> Rounds:
-    """Measure all contestants in so many rounds."""
+def play(job: Job, names: list[str], count: int, seconds: float, lines: Path | None) -> Rounds:
+    """Measure all contestants in so many rounds, or fewer where the next would end too late."""
     rounds: Rounds = {name: [] for name in names}
+    began = time.monotonic()
     for number in range(count):
+        if number and (time.monotonic() - began) * (number + 1) / number > seconds:
+            print(f"{number} rounds: no time for another (--seconds)", file=sys.stderr, flush=True)
+            break
         # Every other round runs backwards, so that a GPU that gets warm favors nobody.
         for name in names[::-1] if number % 2 else names:
             result = measure(job, name)
             rounds[name].append(result)
+            if lines is not None:
+                with lines.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps({"round": number + 1, "name": name, **result}) + "\n")
             line = ", ".join(f"{key} {value:.2f}" for key, value in result.items())
             print(f"{number + 1}: {NAMES[name]}: {line}", file=sys.stderr, flush=True)
     return rounds
@@ -197,6 +213,9 @@ def device_of(kind: str) -> str:
 
 def check_page(page: Path) -> None:
     """Refuse a page without the two marks before anything is measured."""
+    if page != PAGE and not page.exists():
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(f"{BEGIN}{END}", encoding="utf-8")
     text = page.read_text(encoding="utf-8") if page.exists() else ""
     if BEGIN not in text or END not in text.partition(BEGIN)[2]:
         raise SystemExit(f"{page} has no lines {BEGIN.strip()} and {END} to put the table between")

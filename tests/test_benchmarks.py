@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import json
 import re
 import subprocess
 import sys
@@ -79,7 +80,7 @@ def test_the_gpu_benchmark_refuses_a_page_before_it_measures(tmp_path: Path) -> 
     for arguments, code, says in (
         (["--out", str(page)], 1, f"{page} has no lines <!-- bench-gpu: begin --> and "),
         (["--device", "cpu"], 2, "gpu.py: error: --device cpu: on a CPU only the smoke run"),
-        (["--rounds", "3"], 2, "gpu.py: error: --rounds: medians of less than five say nothing"),
+        (["--rounds", "2"], 2, "gpu.py: error: --rounds: medians of less than three say nothing"),
     ):
         done = subprocess.run(
             [sys.executable, "-B", BENCHMARKS / "gpu.py", *arguments],
@@ -119,6 +120,22 @@ def test_the_gpu_benchmark_says_what_it_found_and_what_it_left_out(gpu: Any) -> 
     rounds["bundled"][1]["loss"] = 5.0
     with pytest.raises(SystemExit, match=r"this trainer ends at 5\.000, not near 4\.000"):
         gpu.check(rounds)
+
+
+def test_the_gpu_benchmark_keeps_each_measurement_and_ends_in_time(
+    gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([0.0, 100.0, 250.0])
+    monkeypatch.setattr(gpu.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(gpu, "measure", lambda job, name: {"step_ms": 1.0})
+    lines = tmp_path / "bench.jsonl"
+    rounds = gpu.play(gpu.Job(), ["loop", "bundled"], 7, 350, lines)
+    # After two rounds in 250 s, a third would end at 375 s.
+    assert {name: len(found) for name, found in rounds.items()} == {"loop": 2, "bundled": 2}
+    kept = [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()]
+    assert [(each["round"], each["name"]) for each in kept] == [
+        *((1, "loop"), (1, "bundled"), (2, "bundled"), (2, "loop")),
+    ]
 
 
 def test_the_gpu_benchmark_writes_between_its_marks(gpu: Any, tmp_path: Path) -> None:

@@ -29,21 +29,18 @@ from torch.utils.data import DataLoader, TensorDataset
 from fitting import quiet
 from live_storages import Live, Pair
 
-LAYERS, WIDTH, STEPS = 4, 128, 5
-WEIGHT = WIDTH * WIDTH * 4
-"""Bytes of a weight."""
-SMALLEST = WEIGHT // 8  # activations and random states are smaller, shards of two ranks are not
+LAYERS, STEPS = 4, 5
 _ASKS = ("get", "set", "add", "check", "compare_set", "wait")
 
 
 class Deep(trainer.TrainingModule):
     """Layers one after another; ``repeated``: the last one is called twice."""
 
-    def __init__(self, live: Live, asks: list[int], *, repeated: bool) -> None:
+    def __init__(self, live: Live, asks: list[int], case: "Case") -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.sequential_module = nn.Sequential(*(Pair(WIDTH) for _ in range(LAYERS)))
-        self.live, self.asks, self.repeated = live, asks, repeated
+        self.sequential_module = nn.Sequential(*(Pair(case.width) for _ in range(LAYERS)))
+        self.live, self.asks, self.case = live, asks, case
         self.casts: list[float] = []
         self.asked: list[int] = []
 
@@ -54,10 +51,10 @@ class Deep(trainer.TrainingModule):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         self.asked.append(self.asks[0])
         y = self.sequential_module(batch[0])
-        if self.repeated:
+        if self.case.repeated:
             y = self.sequential_module[-1](y)
         loss: Tensor = y.float().square().mean()
-        self.casts.append(2 * self.steady() / WEIGHT)
+        self.casts.append(2 * self.steady() / self.case.weight)
         return loss
 
     def steady(self) -> int:
@@ -72,7 +69,7 @@ class Deep(trainer.TrainingModule):
         return torch.optim.Adam(self.parameters(), lr=0.01)
 
     def train_dataloader(self) -> DataLoader[Any]:
-        return DataLoader(TensorDataset(torch.ones(4 * STEPS, WIDTH)), batch_size=2)
+        return DataLoader(TensorDataset(torch.ones(4 * STEPS, self.case.width)), batch_size=2)
 
 
 @dataclass(frozen=True)
@@ -83,11 +80,18 @@ class Case:
         options: of the strategy.
         trainer: arguments of the trainer.
         repeated: whether the last layer is called twice.
+        width: of the layers.
     """
 
     options: Mapping[str, Any] = field(default_factory=dict)
     trainer: Mapping[str, Any] = field(default_factory=dict)
     repeated: bool = False
+    width: int = 128
+
+    @property
+    def weight(self) -> int:
+        """Bytes of a weight."""
+        return self.width * self.width * 4
 
 
 UNITS = {"unit_parameters": 100}
@@ -110,7 +114,7 @@ CASES = {
         "ddp, EMA": Case(trainer={"callbacks": [EMA()]}),
         "fsdp, checkpointed by unit": Case(WHOLE_LAYERS, {"activation_checkpointing": ["Pair"]}),
         "hsdp": Case({**UNITS, "shard_size": 2}),
-        "tensor_parallel": Case(),
+        "tensor_parallel": Case(width=1024),  # each layer is a unit without an option
         "mesh, shards": Case({**UNITS, "data": 1, "shard": 2}),
         "sequential, gpipe": Case({"schedule": "gpipe"}),
         "sequential, interleaved": Case({"schedule": "interleaved"}),
@@ -122,7 +126,7 @@ CASES = {
 
 
 @contextmanager
-def counting(live: Live, asks: list[int], copies: list[float]) -> Iterator[None]:
+def counting(live: Live, asks: list[int], copies: list[int]) -> Iterator[None]:
     """Count the bytes that a save adds, and what the main thread asks of the store."""
     state, save = saving.state, Checkpoints.save
 
@@ -132,7 +136,7 @@ def counting(live: Live, asks: list[int], copies: list[float]) -> Iterator[None]
 
     def end(checkpoints: Checkpoints, *args: Any) -> None:
         save(checkpoints, *args)
-        copies.append(live.end() / WEIGHT)
+        copies.append(live.end())
 
     def counted(function: Any) -> Any:
         def call(*args: Any, **options: Any) -> Any:
@@ -166,13 +170,18 @@ def fit(folder: Path, name: str, case: Case, devices: int) -> None:
             **case.trainer,
         }
     )
-    live, asks, copies = Live(SMALLEST), [0], list[float]()
-    module = Deep(live, asks, repeated=case.repeated)
+    # Activations and random states are smaller, shards of two ranks are not.
+    live, asks, copies = Live(case.weight // 8), [0], list[int]()
+    module = Deep(live, asks, case)
     with counting(live, asks, copies), live:
         run.fit(module)
     if run.global_rank == 0:
         asked = [after - before for before, after in pairwise(module.asked)]
-        found = {"casts": max(module.casts), "copies": max(copies), "asks": asked[-2:]}
+        found = {
+            "casts": max(module.casts),
+            "copies": max(copies) / case.weight,
+            "asks": asked[-2:],
+        }
         (folder / f"{name}.json").write_text(json.dumps(found))
 
 

@@ -10,6 +10,7 @@ import torch
 from my_project_trainer.errors import ConfigurationError
 from my_project_trainer.loop import compilation
 from tests.conformance.rows import ROUNDING
+from tests.project import run
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -343,6 +344,46 @@ def test_a_model_without_repeated_blocks_is_refused():
 def test_a_scripted_module_stays_as_it_is():
     module = nn.ModuleDict({"scripted": torch.jit.script(nn.Linear(2, 2)), "own": Plain()})
     assert list(compilation.select(module, True, [])) == ["own"]
+
+
+SLOW_COMPILE = """
+import sys, time, torch, my_project_trainer as trainer
+from my_project_trainer.loop import compilation
+
+make, seconds = torch.compile, float(sys.argv[2])
+compilation.check_compiler = lambda _: None
+
+class Model(trainer.TrainingModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+
+    def training_step(self, batch, batch_idx):
+        return self.layer(batch).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+def backend(graph, inputs):
+    time.sleep(seconds * torch.distributed.get_rank())
+    return graph
+
+torch.compile = lambda model, **_: make(model, backend=backend)
+options = {"timeout_seconds": seconds / 4}
+run = trainer.Trainer(accelerator="cpu", devices=2, strategy=sys.argv[1], strategy_options=options,
+    compile=True, max_steps=2, loggers=[], enable_progress_bar=False)
+run.fit(Model(), list(torch.ones(4, 2, 4)))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_ranks_wait_for_one_whose_compile_takes_longer_than_a_collective_may(tmp_path, strategy):
+    script = tmp_path / "slow.py"
+    script.write_text(SLOW_COMPILE)
+    done = run([script, strategy, "60"], cwd=tmp_path, fresh=True)
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 def test_without_a_compiler_a_line_says_what_to_install(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,33 @@ def test_a_process_that_an_error_ends_costs_one_check(tmp_path, capsys):
     assert results[2].message == "not today"
     assert "illegal memory access" in results[3].message
     assert "test_broken.py" in capsys.readouterr().err
+
+
+def test_sessions_without_a_selected_test_are_not_started(tmp_path):
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu\n")
+    for name, text in (("one", BROKEN), ("two", BROKEN), ("bad", "import nowhere")):
+        (tmp_path / f"test_{name}.py").write_text(text)
+    each = {name: Session((str(tmp_path / f"test_{name}.py"),)) for name in ("one", "two", "bad")}
+    assert gpu_run.selected([*each.values()], "test_two and test_a") == [each["two"], each["bad"]]
+
+
+def test_sessions_run_at_once_and_what_measures_time_before_them(tmp_path, monkeypatch, capsys):
+    names = [f"test_{name}.py" for name in ("a", "b", "failures")]
+    together, ran = threading.Barrier(2, timeout=600), []
+
+    def run_session(session, device, words):
+        if session.files[0] != gpu_run.ALONE:
+            assert ran[0] == gpu_run.ALONE
+            together.wait()  # a session alone would break it
+        ran.append(session.files[0])
+        yield Result(f"{session.files[0]}::test_a", "passed")
+
+    monkeypatch.setattr(gpu_run, "sessions", lambda: [Session((name,)) for name in names])
+    monkeypatch.setattr(gpu_run, "run_session", run_session)
+    monkeypatch.setattr(sys, "argv", ["run", "--device", "cpu", "--at-once", "2"])
+    assert gpu_run.main() == 0
+    assert sorted(ran) == names
+    assert "3 passed" in capsys.readouterr().out
 
 
 def test_an_interrupted_run_continues_after_its_last_session(tmp_path, monkeypatch, capsys):

@@ -1,4 +1,4 @@
-"""In mixed precision, layers of fsdp compute in half precision, the rest in float32.
+"""In mixed precision, layers of fsdp and of meshes compute in half precision, the rest in float32.
 
 test_storages.py counts the weights that wait for the backward.
 """
@@ -49,7 +49,8 @@ def fit(module: trainer.TrainingModule, strategy: str = "fsdp") -> None:
     run_of.fit(module, [torch.ones(4, 6)] * 2)
 
 
-def test_layers_compute_in_half_precision_and_the_loss_in_float32(apart, monkeypatch):
+@pytest.mark.parametrize("strategy", ["fsdp", "mesh"])
+def test_layers_compute_in_half_precision_and_the_loss_in_float32(apart, monkeypatch, strategy):
     module, seen, policies = Holder(mixes=False), [], []
 
     def note(layer: nn.Module, args: Any, y: torch.Tensor) -> None:
@@ -62,7 +63,7 @@ def test_layers_compute_in_half_precision_and_the_loss_in_float32(apart, monkeyp
     monkeypatch.setattr(fsdp, "MixedPrecisionPolicy", make)
     for each in (module.model.first, module.model.norm, module.model.last):
         each.register_forward_hook(note)
-    fit(module)
+    fit(module, strategy)
     half = (torch.bfloat16,) * 3
     norm = (torch.bfloat16, torch.float32, torch.bfloat16)
     assert seen == [half, norm, half] * 2

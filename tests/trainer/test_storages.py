@@ -26,7 +26,7 @@ CASTS = {
     "fsdp, checkpointed by unit": 2,
     "hsdp": 1,
     "mesh, shards": 1,
-    "tensor_parallel": ALL / 2,
+    "tensor_parallel": 1,
     **dict.fromkeys(("sequential", "sequential, gpipe", "sequential, interleaved"), ALL / 2),
     "sequential, EMA": ALL / 2,
     "deepspeed_stage_3": 0,

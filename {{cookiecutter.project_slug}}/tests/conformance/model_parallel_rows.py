@@ -25,7 +25,12 @@ NO_UNITS = dict.fromkeys(
 ROWS = {
     "sequential": Row((Launch(2), more(4)), refused=REFUSED, only=ONLY),
     "pipeline": Row((Launch(2, slow=True),), only=("sgd",), is_alias=True),
-    "tensor_parallel": Row((Launch(2), more(4)), refused={**NO_SPARSE, **NO_UNITS}, only=MESHED),
+    "tensor_parallel": Row(
+        (Launch(2), more(4)),
+        tolerances=IN_UNITS,
+        refused={**NO_SPARSE, **NO_UNITS},
+        only=MESHED,
+    ),
     "mesh": Row(
         (Launch(2, slow=True), more(4)),
         options={**SMALL_UNITS, "data": 1, "shard": -1, "tensor": 2},
@@ -34,7 +39,12 @@ ROWS = {
         only=MESHED,
     ),
     "mesh, replicas": Row(
-        (more(4),), "mesh", {"tensor": 2}, refused={**NO_SPARSE, **NO_UNITS}, only=MESHED
+        (more(4),),
+        "mesh",
+        {"tensor": 2},
+        tolerances=IN_UNITS,
+        refused={**NO_SPARSE, **NO_UNITS},
+        only=MESHED,
     ),
     "mesh, replicas in units": Row(
         (more(4),),

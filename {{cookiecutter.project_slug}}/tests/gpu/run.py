@@ -1,11 +1,12 @@
 """Run all checks that need a GPU, in a few processes, and write what they found into a page.
 
 usage: python -m tests.gpu.run [--device cuda|cpu] [--report FILE] [--results FILE] [-k WORDS]
+                               [--at-once N]
 
+Those of a folder that GPU_CHECKS names are run first, by default eight processes at once on a GPU.
 If a GPU error ends a process, only the current check is lost: another process runs the rest. The
 page and the results are written after each process, and the next command continues after the last
-one that finished, if device, versions and code are the same. GPU_CHECKS can name another folder
-whose checks are run too.
+one that finished, if device, versions and code are the same.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +35,10 @@ HERE = Path(__file__).resolve().parent
 MOST_RESTARTS = 20
 # In one process; so a session ends within five minutes.
 STRATEGIES_AT_ONCE = 4
+# Processes that share a GPU.
+AT_ONCE = {"cuda": 8, "cpu": 1}
+# It measures how soon ranks end, so nothing else is to run beside it.
+ALONE = "test_failures.py"
 # Exit codes of pytest that say that it ran to its end: all well, failures, stopped, no test.
 ENDED = (0, 1, 2, 5)
 FACTS = """
@@ -58,6 +65,17 @@ print(json.dumps({"device": name, **facts}))
 """
 
 
+COLLECT = """
+import contextlib, io, json, sys, pytest
+codes = []
+for *files, words in json.loads(sys.argv[1]):
+    with contextlib.redirect_stdout(io.StringIO()):
+        more = ["-m", "gpu", "-p", "no:cacheprovider", "-q", "--collect-only"]
+        codes.append(int(pytest.main([*files, "-k", words, *more])))
+print("@" + json.dumps(codes))
+"""
+
+
 @dataclass(frozen=True)
 class Session:
     """What one process runs: files, and which of their tests."""
@@ -72,7 +90,7 @@ class Session:
 
 
 def sessions() -> list[Session]:
-    """Return them in their order: strategies first, each engine alone, another folder's last."""
+    """Return them in their order: another folder's first, then strategies, each engine alone."""
     # After `main` has looked which packages are missing.
     from .strategies import ROWS, engine, engines
 
@@ -82,6 +100,7 @@ def sessions() -> list[Session]:
     others = os.environ.get("GPU_CHECKS")
     more = sorted(map(str, Path(others).glob("test_*.py"))) if others else []
     return [
+        *(Session((name,)) for name in sorted(more, key=lambda name: not name.endswith(ALONE))),
         Session((strategies,), "test_strategies and not ["),
         *(
             Session((strategies,), _words(of_torch[first : first + STRATEGIES_AT_ONCE]))
@@ -89,7 +108,6 @@ def sessions() -> list[Session]:
         ),
         *(Session((name,)) for name in own if name != strategies),
         *(Session((strategies,), _words(names)) for names in engines().values() if names),
-        *(Session((name,)) for name in more),
     ]
 
 
@@ -97,6 +115,22 @@ def _words(strategies: Iterable[str]) -> str:
     """Select the tests of these strategies, and not those of a name that contains one of them."""
     chosen = " or ".join(f"[{name}- or [{name}]" for name in strategies)
     return f"test_strategies and ({chosen})"
+
+
+def selected(wanted: list[Session], words: str) -> list[Session]:
+    """Leave out sessions of which ``words`` select no test; all are collected in one process."""
+    selections = [(*each.files, _chosen(each, words)) for each in wanted]
+    command = [sys.executable, "-c", COLLECT, json.dumps(selections)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    # Files that cannot be imported are seen where the session runs.
+    if done.returncode != 0:
+        return wanted
+    codes = json.loads(done.stdout.rpartition("@")[2])
+    return [each for each, code in zip(wanted, codes, strict=True) if code != 5]
+
+
+def _chosen(session: Session, words: str) -> str:
+    return " and ".join(f"({each})" for each in (session.words, words) if each)
 
 
 def run_session(session: Session, device: str, words: str) -> Iterator[Result]:
@@ -124,7 +158,7 @@ def _pytest(
     session: Session, device: str, words: str, finished: Sequence[str]
 ) -> tuple[int, list[dict[str, object]], str]:
     """Return the exit code of pytest, what it wrote down, and what it printed."""
-    chosen = " and ".join(f"({each})" for each in (session.words, words) if each)
+    chosen = _chosen(session, words)
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results"
         results.touch()
@@ -198,6 +232,7 @@ def main() -> int:
         "--results", type=Path, help="results of sessions, from which the next run continues"
     )
     parser.add_argument("-k", dest="words", default="", help="as pytest's")
+    parser.add_argument("--at-once", type=int, help="processes; default: 8 on a GPU, 1 on the CPU")
     given = parser.parse_args()
     lacking = packages.missing()
     if lacking is not None:
@@ -209,21 +244,37 @@ def main() -> int:
     of = {name: value for name, value in known.items() if name != "date"}
     of |= {"code": code(), "-k": given.words}
     finished = kept(given.results, of)
-    began, results, text = time.monotonic(), list[Result](), ""
-    for session in sessions():
+    began, lock = time.monotonic(), threading.Lock()
+    wanted = selected(sessions(), given.words) if given.words else sessions()
+
+    def found() -> list[Result]:
+        return [each for one in wanted for each in finished.get(one.selection, ())]
+
+    def work(session: Session) -> None:
         is_kept = session.selection in finished
         new = finished.get(session.selection)
         new = new or list(run_session(session, given.device, given.words))
-        finished[session.selection] = new
-        results += new
-        took = time.monotonic() - began
         what = "kept from an interrupted run" if is_kept else f"{len(new)} results"
-        print(f"{took:4.0f} s  {what}: ARGS='-k \"{session.selection}\"'", flush=True)
-        text = report.markdown(known, results, sum(each.seconds for each in results))
-        if given.results is not None:
-            keep(given.results, of, finished)
-        if given.report is not None and given.device == "cuda":
-            report.write(given.report, text)
+        with lock:
+            finished[session.selection] = new
+            took = time.monotonic() - began
+            print(f"{took:4.0f} s  {what}: ARGS='-k \"{session.selection}\"'", flush=True)
+            if given.results is not None:
+                keep(given.results, of, finished)
+            if given.report is not None and given.device == "cuda":
+                report.write(given.report, report.markdown(known, found(), took))
+
+    alone = [each for each in wanted if each.files[0].endswith(ALONE)]
+    for each in alone:
+        work(each)
+    pool = ThreadPoolExecutor(given.at_once or AT_ONCE[given.device])
+    try:
+        for future in [pool.submit(work, each) for each in wanted if each not in alone]:
+            future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+    results = found()
+    text = report.markdown(known, results, time.monotonic() - began)
     if given.results is not None:
         given.results.unlink()
     print(text)

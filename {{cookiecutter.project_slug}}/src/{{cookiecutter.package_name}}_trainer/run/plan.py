@@ -38,6 +38,8 @@ from ..strategies.precision import Precision
 from . import environment, placement
 from .placement import Placement
 
+# The first compile of a rank may take so much longer than that of its peers.
+_COMPILE_SECONDS = 3600.0
 _NO_VALIDATION = "this fit has no validation"
 
 
@@ -184,6 +186,7 @@ def _check_strategy(
     problems.lines += strategy.limits.problems(name, requested)
     with problems:
         problems.lines += strategy.problems(options, None)
+    strategy.compile_seconds = _COMPILE_SECONDS if options.compile else 0.0
 
 
 def _check_placed(options: Options, where: Placement, problems: Problems) -> None:

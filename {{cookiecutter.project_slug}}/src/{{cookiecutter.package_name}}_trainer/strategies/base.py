@@ -101,6 +101,8 @@ class Strategy:
     limits: Limits = Limits(one_process_per_node=True)
     launcher: Launcher = "subprocess"
     """How several processes are started, if nothing has started them."""
+    compile_seconds = 0.0
+    """How long peers wait for a rank that compiles, beside the timeout of collectives."""
     around_hooks: Callable[[str], AbstractContextManager[None]] | None = None
     """Context in which a hook of this name is called, if hooks may not find all weights and
     gradients in the parameters."""

@@ -81,9 +81,14 @@ class ProcessGroupStrategy(Strategy):
 
     @property
     def group_timeout(self) -> datetime.timedelta:
-        """Timeout of every process group; on GPUs, ranks that hang are reported before it."""
+        """Timeout of every process group; on GPUs, ranks that hang are reported before it.
+
+        Where a rank compiles, its peers may wait longer: after a loop's first batch, the timer of
+        ``launch.hangs`` ends ranks that hang.
+        """
         margin = hangs.NCCL_SECONDS if self.device.type == "cuda" else 0.0
-        return datetime.timedelta(seconds=self.timeout_seconds + margin)
+        seconds = self.timeout_seconds + margin + self.compile_seconds
+        return datetime.timedelta(seconds=seconds)
 
     def init_process_group(self, layout: Layout, device: torch.device) -> None:
         """Initialize the process group; an override uses ``launch.rendezvous.connect_store``."""

@@ -198,7 +198,7 @@ class FSDP(ProcessGroupStrategy):
 
     def watch_gradients(self) -> None:
         """Prepare what compares and averages gradients."""
-        self.same_use = SameUse(self._leaves, _ADVICE, self.timeout_seconds)
+        self.same_use = SameUse(self._leaves, _ADVICE, self.timeout_seconds, self.compile_seconds)
         units, named = set(self._units()), self.module.named_modules()
         self._parameter_groups = [group for unit in units for group in _groups(unit)]
         self.same_use.watch({name: each for name, each in named if each in units})

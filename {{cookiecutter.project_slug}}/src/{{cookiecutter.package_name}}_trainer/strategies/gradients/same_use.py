@@ -70,14 +70,19 @@ class SameUse:
 
     ``parameters``: the trainable ones by name, leaves of the loss' graph. ``timeout_seconds``: how
     long a rank that asks waits for its peers; a quarter of it, if they may do what was expected.
+    ``more_seconds``: beside it, for what is new, and so compiled.
     """
 
     def __init__(
-        self, parameters: Callable[[], Named], advice: str, timeout_seconds: float
+        self,
+        parameters: Callable[[], Named],
+        advice: str,
+        timeout_seconds: float,
+        more_seconds: float = 0.0,
     ) -> None:
         self._parameters = parameters
         self._advice = advice
-        self._timeout_seconds = timeout_seconds
+        self._timeout_seconds, self._more_seconds = timeout_seconds, more_seconds
         self._followed: dict[int, Event] = {}  # by a hash of the events before, in a step
         self._before = self._count = self._asked = 0
         self._handles: list[RemovableHandle] = []
@@ -135,7 +140,9 @@ class SameUse:
             for name in ("first", "count", "answer"):  # all ranks have read the previous ones
                 store.delete_key(f"{key - 1}/{name}")
             store.set(f"{key}/answer", "[]")
-        seconds = self._timeout_seconds * (1.0 if expected is None else _PART_OF_TIMEOUT)
+        seconds = self._timeout_seconds * _PART_OF_TIMEOUT
+        if expected is None:
+            seconds = self._timeout_seconds + self._more_seconds
         is_answered = partial(store.check, [f"{key}/answer"])
         if not rendezvous.poll(is_answered, seconds, _SECONDS_BETWEEN_POLLS):
             if expected is None:  # then a rank does not come, whatever it does

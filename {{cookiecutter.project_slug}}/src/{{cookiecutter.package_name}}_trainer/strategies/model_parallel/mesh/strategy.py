@@ -43,8 +43,8 @@ class Mesh(FSDP):
         data: Number of replicas of the model; -1: all remaining processes.
         shard: Number of shards of each replica's parameters, gradients and optimizer states.
         tensor: Number of ranks over which layers are sharded.
-        options: As in :class:`FSDP`. Given with ``shard=1``, they make units, whose gradients
-            replicas average during backward; without, they do so after backward.
+        options: As in :class:`FSDP`. Given with ``shard=1``, or in mixed precision, they make
+            units, whose gradients replicas average during backward; without, they do so after it.
     """
 
     limits: Limits = Limits(shards_parameters=True)
@@ -55,7 +55,7 @@ class Mesh(FSDP):
         super().__init__(**options)
         self.sizes = Sizes(data, shard, tensor)
         refuse(self.sizes.problems())
-        self.has_units = shard != 1 or bool(options.keys() - {"timeout_seconds"})
+        self.has_units = shard != 1 or bool(options.keys() - {"timeout_seconds", "parameter_dtype"})
         self._until_teardown = contextlib.ExitStack()
 
     # --- before any process is started ------------------------------------------------------------
@@ -63,11 +63,15 @@ class Mesh(FSDP):
     def problems(self, options: Options, module: TrainingModule | None) -> list[str]:
         if module is not None:
             return self._problems_of(options, module)
+        # Autocast would keep its casts of all weights until backward, which units do not.
+        mixed = str(options.precision).endswith("-mixed") and self.parameter_dtype is None
+        self.has_units = self.has_units or mixed
         lines = super().problems(options, None)
         if self.find_unused_parameters and self.sizes.tensor != 1:
             lines.append(
                 "strategy_options.find_unused_parameters is not supported with tensor parallelism; "
-                "use shard=1 without options of fsdp, which needs it not, or strategy='fsdp'"
+                "use shard=1 without options of fsdp, which needs it not (in mixed precision with "
+                "parameter_dtype: float32), or strategy='fsdp'"
             )
         if options.sync_batchnorm and self.sizes.tensor != 1:
             lines.append(
@@ -116,8 +120,8 @@ class Mesh(FSDP):
 
     def make_mesh(self) -> DeviceMesh:
         """Create the mesh of all dimensions, and return that over which units are sharded."""
-        outer = "shard" if self.has_units else "data"
-        sizes = {name: size for name, size in self.sizes if size > 1 or name == outer}
+        # Without units too: a later fit with them has groups of the same names, which torch caches.
+        sizes = {name: size for name, size in self.sizes if size > 1 or name == "shard"}
         self.whole_mesh = self.new_mesh(sizes)
         return self.whole_mesh[tuple(name for name in sizes if name != "tensor")]
 

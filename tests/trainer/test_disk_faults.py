@@ -20,7 +20,7 @@ KILLED = 0
 ERRORS = (errno.EIO, KILLED, errno.ENOSPC, errno.ESTALE, errno.EDQUOT)
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(3600),
+    pytest.mark.timeout(14_400),
     pytest.mark.skipif(shutil.which("gcc") is None, reason="disk_faults.c needs gcc"),
 ]
 Faults = list[tuple[int, str, int, int]]
@@ -37,7 +37,7 @@ def fits(tmp_path: Path) -> Fit:
     def started(asynchronous: bool, faults: Faults) -> list[dict[str, Any]]:
         words = [HERE / "disk_subject.py", tmp_path / "runs", str(asynchronous), json.dumps(faults)]
         done = run(
-            words, extra={"LD_PRELOAD": str(library)}, cwd=tmp_path, timeout=3600, fresh=True
+            words, extra={"LD_PRELOAD": str(library)}, cwd=tmp_path, timeout=14_400, fresh=True
         )
         assert done.returncode == 0, done.stderr
         new, begun, *lines = map(json.loads, done.stdout.splitlines())

@@ -210,6 +210,19 @@ WORDS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("a bomb of aliases", (OF_STRATEGY, BOMB), (OF_STRATEGY,)),
     ("a key twice", (OF_STRATEGY, "{a: 1, a: 2}"), (OF_STRATEGY,)),
     ("a number for the trainer", ("--trainer", "5"), ("trainer:",)),
+    *(
+        (" ".join(words), tuple(f"--trainer.{each}" for each in words), named)
+        for words, named in (
+            (("strategy=ddp", "devices=3", "global_batch_size=8"), ("global_batch_size=8",)),
+            (("strategy=single_device", "devices=2"), ("strategy='single_device'",)),
+            (("max_epochs=null",), ("give max_epochs",)),
+            (("uneven_inputs=join", "sync_batchnorm=true"), ("uneven_inputs='join'",)),
+            (("reference_batch_size=8",), ("reference_batch_size=8",)),
+            (("gradient_clip_algorithm=value",), ("gradient_clip_algorithm='value'",)),
+            (("peak_flops=1e12",), ("peak_flops",)),
+        )
+    ),
+    ("a value of --print_config", ("--print_config=yes",), ("--print_config=yes",)),
     ("a file that is not there", ("--config", "gone.yaml"), ("--config gone.yaml",)),
     ("a directory", ("--config", "."), ("--config .",)),
     ("a device", ("--config", "/dev/zero"), ("--config /dev/zero",)),

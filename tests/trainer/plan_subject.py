@@ -1,5 +1,6 @@
 """Modules that `plan` traces: two that fake tensors cannot, and one that never ends a step."""
 
+import sys
 import threading
 from typing import Any
 
@@ -56,3 +57,10 @@ class Endless(Net):
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         threading.Event().wait()
         return super().training_step(batch, batch_idx)
+
+
+class Exits(Net):
+    """Its step ends the process, without an error."""
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        sys.exit(0)

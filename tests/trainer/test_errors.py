@@ -1,7 +1,11 @@
 """One line a problem, all problems at once."""
 
+import errno
+from pathlib import Path
+
 import pytest
 from my_project_trainer import errors
+from my_project_trainer.launch import failures
 
 
 def test_a_user_error_holds_its_lines() -> None:
@@ -60,3 +64,27 @@ def test_nearest(name: str, said: str) -> None:
 def test_nearest_names_all_that_are_close() -> None:
     assert errors.nearest("ad", ["adam", "adamw"]) == "; did you mean 'adam'?"
     assert errors.nearest("adams", ["adam", "adamw"]) == "; did you mean 'adam' or 'adamw'?"
+
+
+TOO_MANY = (
+    "Too many open files: raise the limit (ulimit -n 65536), or lower the loaders' num_workers"
+)
+FULL = "DataLoader worker (pid 7) is killed by signal: Bus error: /dev/shm is full (in Docker: "
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (OSError(errno.EMFILE, "Too many open files"), TOO_MANY),
+        (OSError(errno.ENFILE, "Too many open files in system"), TOO_MANY),
+        (
+            RuntimeError("Too many open files. Communication with the workers is no longer"),
+            TOO_MANY,
+        ),
+        (RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error. It is"), FULL),
+    ],
+)
+def test_a_limit_of_files_and_of_shared_memory_is_named(error: Exception, line: str) -> None:
+    found = failures.failure_of_machine(error, Path())
+    assert found is not None
+    assert found.startswith(line)

@@ -245,3 +245,9 @@ def test_a_billion_parameters_need_no_memory(tmp_path: Path):
         found["facts"]["whole_model"]["gradients"] / 32, rel=0.01
     )
     assert rows["fsdp"]["largest_batch_size"] > rows["ddp"]["largest_batch_size"] > 8
+
+
+def test_user_code_that_ends_the_process_is_a_line() -> None:
+    words = ("--model=plan_subject.Exits", "--devices=1", "--memory=1G", "--accelerator=cpu")
+    said = plan(*words, "--trainer.max_steps=1", code=2)
+    assert said == "error: user code called sys.exit(0): return instead, or raise an error\n"

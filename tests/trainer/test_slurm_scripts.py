@@ -1,5 +1,6 @@
 """slurm/: what can be seen of the scripts without SLURM."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -169,6 +170,39 @@ def test_options_that_sbatch_did_not_read_are_said(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, f"{said}slurm/submit.sh does\n")
     done = source_job(tmp_path / "submit", lines, SUBMITTED_BY="submit.sh")
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("options", "is_right"),
+    [
+        ("--trainer.devices=3 --trainer.global_batch_size=8 --trainer.strategy=ddp", False),
+        ("--trainer.weights=gone.safetensors --trainer.precision=17", False),
+        ("--trainer.accelerator=gpu --trainer.devices=8 --trainer.num_nodes=4", True),
+        (
+            "--trainer.strategy=fsdp --trainer.precision=16-mixed --trainer.global_batch_size=7",
+            True,
+        ),
+        ("--trainer.run_name=earlier", True),
+    ],
+)
+def test_what_fit_refuses_is_refused_before_a_job_is_submitted(
+    tmp_path: Path, options: str, is_right: bool
+) -> None:
+    """Numbers of devices, GPUs and other nodes are not known on a login node."""
+    (tmp_path / "runs" / "earlier").mkdir(parents=True)
+    (tmp_path / "runs" / "earlier" / "run.json").write_text("{}")
+    checks = f'set -u; source {FOLDER}/checks.sh; fail() {{ echo "$*"; exit 2; }}; PWD={ROOT}'
+    words = ["bash", "-c", f"{checks}; check_options {options}"]
+    config = f"{ROOT}/configs/digits.yaml"
+    extra = {"CONTAINER": "none", "VENV": sys.prefix, "PACKAGE": "my_project", "CONFIG": config}
+    extra["PATH"] = os.environ["PATH"]
+    done = subprocess.run(words, cwd=tmp_path, env=extra, capture_output=True, text=True)
+    said = ""
+    if not is_right:
+        alone = run(["-m", "my_project", "fit", "--config", config, *options.split()], cwd=tmp_path)
+        assert alone.returncode == 2
+        said = f"fit refuses its options: {alone.stderr}"
+    assert (done.returncode, done.stdout, done.stderr) == (0 if is_right else 2, said, "")
 
 
 def test_a_config_that_comes_later_says_otherwise(tmp_path: Path) -> None:

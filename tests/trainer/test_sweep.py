@@ -216,7 +216,7 @@ def test_a_file_that_yaml_would_misread_is_refused(
     if damage.startswith("metric"):
         text = text.replace("metric: val_loss", "")
     file.write_text(f"{text}{damage}")
-    with pytest.raises(script.UserError) as caught:
+    with pytest.raises(script.errors.UserError) as caught:
         script.Sweep(file, alone=True)
     assert says in caught.value.problems[0]
     assert "\n" not in str(caught.value.problems[0])
@@ -226,7 +226,7 @@ def test_a_file_that_is_none_is_a_line(script: ModuleType, tmp_path: Path) -> No
     os.mkfifo(tmp_path / "pipe.yaml")
     (tmp_path / "bytes.yaml").write_bytes(b"metric: \xff")
     for name in ("/dev/zero", tmp_path, "pipe.yaml", "bytes.yaml", "nowhere.yaml"):
-        with pytest.raises(script.UserError) as caught:
+        with pytest.raises(script.errors.UserError) as caught:
             script.Sweep(Path(name), alone=True)
         (line,) = caught.value.problems
         assert line.startswith(f"{name}: ")
@@ -253,7 +253,7 @@ def test_a_study_whose_last_line_was_cut_continues(script: ModuleType, tmp_path:
         assert [each.value for each in trials(tmp_path)] == [0.5]
     log.write_bytes(whole[:50] + b"x\n" + whole[50:])
     with pytest.raises(
-        script.UserError, match=r"study\.log: cannot be read .* delete runs/sweep-s"
+        script.errors.UserError, match=r"study\.log: cannot be read .* delete runs/sweep-s"
     ):
         script.Sweep(file, alone=True)
 
@@ -265,7 +265,9 @@ def test_links_and_damaged_runs_are_a_line(script: ModuleType, tmp_path: Path) -
     lock = Path("runs", "sweep-s", ".lock")
     lock.unlink()
     lock.symlink_to(victim.absolute())
-    with pytest.raises(script.UserError, match=r"\.lock: cannot be written \(Too many levels"):
+    with pytest.raises(
+        script.errors.UserError, match=r"\.lock: cannot be written \(Too many levels"
+    ):
         script.Sweep(file, alone=True)
     assert victim.read_text() == "precious"
     lock.unlink()
@@ -282,13 +284,13 @@ def test_a_wrong_metric_ends_the_sweep_and_another_needs_another_study(
     script.Sweep(file, alone=True).ask("")
     record(0, "finished step 4", loss=1.0)
     with pytest.raises(
-        script.UserError, match="metric val_loss: runs/sweep-s/trial-0 has only loss"
+        script.errors.UserError, match="metric val_loss: runs/sweep-s/trial-0 has only loss"
     ):
         script.Sweep(file, alone=True)
     changed = write(tmp_path, metric="loss")
     for alone in (True, False):
         with pytest.raises(
-            script.UserError, match="more than `trials` changed since its first trial: "
+            script.errors.UserError, match="more than `trials` changed since its first trial: "
         ):
             script.Sweep(changed, alone)
 

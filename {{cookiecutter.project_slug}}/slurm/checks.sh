@@ -74,11 +74,11 @@ check_torch() { # OPTION of fit …
 
 # The options of `fit` can be read, as far as this machine knows.
 check_options() { # OPTION of fit …
-    local said code=0 config=(--config "$CONFIG")
+    local said code=0 config=(--config "$CONFIG") # other errors than 2 may be of this machine
     if [ "$CONTAINER" != none ] || [ "${1-}" = reproduce ]; then return; fi
     if option --config "$@" > /dev/null; then config=(); fi
+    if option --trainer.run_name "$@" > /dev/null; then config+=(--trainer.resume auto); fi # as in the job
     use_own_packages
     said=$("$VENV/bin/python" -m "$PACKAGE" fit "${config[@]}" "$@" --print_config 2>&1 > /dev/null < /dev/null) || code=$?
-    # Other errors may be of this machine.
     if [ "$code" = 2 ]; then fail "fit refuses its options: $said"; fi
 }

@@ -126,7 +126,7 @@ run_directory() {
     root=$(option --trainer.default_root_dir "${fit[@]}") || root=
     [[ $root != @(|*[~\$]*) || ${fit[1]} != fit ]] || root=$(run_python -c 'import os, sys, yaml
 print(os.path.expanduser(os.path.expandvars(yaml.safe_load(sys.argv[1])["trainer"]["default_root_dir"])))' \
-        "$(run_python -m "${fit[@]}" --print_config)" 2> /dev/null)
+        "$(run_python -m "${fit[@]}" --print_config=unchecked)" 2> /dev/null)
     printf %s "${root:-runs}/$own"
 }
 

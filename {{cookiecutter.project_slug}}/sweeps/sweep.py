@@ -10,7 +10,6 @@ runs/sweep-NAME/trial-N; study.log there is the study. What a trial trains depen
 file, its number and the results before it, so that an interrupted sweep continues as if it was not.
 """
 
-import contextlib
 import fcntl
 import hashlib
 import json
@@ -28,6 +27,7 @@ from typing import Annotated, Any, Literal
 
 try:
     import optuna
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
     from optuna.trial import TrialState
@@ -35,22 +35,16 @@ except ModuleNotFoundError as missing:
     raise SystemExit(f"error: {missing.name} is not installed: make optuna") from None
 
 # isort: split
+from my_project_trainer import errors
 from my_project_trainer.checkpoint import run_directory
 from my_project_trainer.cli import config_files
-from my_project_trainer.errors import (
-    ConfigurationError,
-    Problems,
-    UserError,
-    refused,
-)
-from my_project_trainer.launch import reports, side_files
+from my_project_trainer.launch import failures
 from my_project_trainer.options import values
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # PartialFixedSampler
 FIT = [sys.executable, "-m", "my_project", "fit"]
 OPTION = re.compile(r"(trainer|model|data)(\.\w+)+")
-RUNNING = (TrialState.RUNNING,)
 OWN = ("--trainer.run_name", "--trainer.default_root_dir", "--trainer.resume")  # set for each trial
 NO_WORD = re.compile(f"{'|'.join(OWN)}|.*[\\n\\0]|-?inf$|nan$")
 
@@ -81,55 +75,46 @@ def options(chosen: dict[str, Any]) -> list[str]:
     return [f"--{name}={text(value)}" for name, value in chosen.items()]
 
 
-def suggest(trial: optuna.Trial, name: str, space: dict[str, Any]) -> None:
-    """Let a trial choose the value of an option; raise TypeError or ValueError if it cannot."""
+def distribution(name: str, space: dict[str, Any]) -> Any:
+    """Return what an option is drawn from; raise TypeError or ValueError if there is no such."""
     if not OPTION.fullmatch(name) or f"--{name}" in OWN:
         raise ValueError("this option cannot be searched")
     if words := space.get("choices"):
         if not are_words(words) or len(set(map(text, words))) < len(words):
             raise ValueError("choices are different numbers, texts of one line, true, false, null")
-        trial.suggest_categorical(name, **space)
-    else:
-        if not all(map(math.isfinite, space.values())):
-            raise ValueError("limits are finite numbers")
-        is_int = all(type(space.get(key, 1)) is int for key in ("low", "high", "step"))
-        (trial.suggest_int if is_int else trial.suggest_float)(name, **space)
+        return CategoricalDistribution(**space)
+    if not all(map(math.isfinite, space.values())):
+        raise ValueError("limits are finite numbers")
+    is_int = all(type(space.get(key, 1)) is int for key in ("low", "high", "step"))
+    return (IntDistribution if is_int else FloatDistribution)(**space)
 
 
-def read(path: Path, check: bool) -> tuple[dict[str, Any], dict[str, list[Any]]]:
-    """Return a file's content, and the choices of a grid; with `check`, `fit` checks its options.
+def read(path: Path, check: bool) -> tuple[dict[str, Any], dict[str, Any], bool]:
+    """Return a file's content, what its options are drawn from, and whether it is a grid.
 
-    Raises ConfigurationError with a line for each mistake.
+    With `check`, `fit` checks its options. Raises ConfigurationError with a line per mistake.
     """
     given = {"seed": 0} | values.plain(config_files.read_file(str(path), path))
-    grid, problems = {}, Problems()
-    if "trials" not in given and values.fits(dict[str, dict[str, list[Any]]], given.get("search")):
-        grid = {name: space.get("choices", []) for name, space in given["search"].items()}
-        given["trials"] = math.prod(map(len, grid.values()))
+    lists, space, problems = dict[str, dict[str, list[Any]]], {}, errors.Problems()
+    if is_grid := "trials" not in given and values.fits(lists, given.get("search")):
+        lengths = (len(each.get("choices", [])) for each in given["search"].values())
+        given["trials"] = math.prod(lengths)
     given = values.convert(f"{path}: ", KEYS, dict.fromkeys(KEYS) | given, problems, values.fitting)
-    trial = optuna.create_study(sampler=optuna.samplers.RandomSampler(0)).ask()
-    for name, space in given.get("search", {}).items():
+    for name, each in given.get("search", {}).items():
         try:
-            suggest(trial, name, space)
+            space[name] = distribution(name, each)
         except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
             form = "expected {low: …, high: …} or {choices: […]}"
             problems.add(f"{path}: search: {name}: {form}: {error}")
     given["command"] = [text(word) for word in given.get("command", [])]
     if check:
-        command = [*FIT, *given["command"], *options(trial.params), "--print_config"]
+        drawn = optuna.create_study(sampler=optuna.samplers.RandomSampler(0)).ask(space).params
+        command = [*FIT, *given["command"], *options(drawn), "--print_config"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         for line in done.stderr.splitlines() if done.returncode else ():
             problems.add(f"{path}: {line.removeprefix('error: ')}")
     problems.raise_any()
-    return given, grid
-
-
-def last_line(log: Path) -> str:
-    """Return the last line of a run's log; that of a job is elsewhere."""
-    with contextlib.suppress(OSError, ValueError), side_files.opened(log) as file:
-        file.seek(max(0, log.stat().st_size - 2**16))
-        return str(file.read(2**16), "utf-8", "replace").rstrip().rpartition("\n")[2]
-    return ""
+    return given, space, is_grid
 
 
 def living_jobs() -> set[str]:
@@ -138,7 +123,7 @@ def living_jobs() -> set[str]:
     try:
         return set(subprocess.check_output(command, text=True).split())
     except (OSError, subprocess.CalledProcessError) as error:
-        raise ConfigurationError(f"whether the jobs of trials are over: {error}") from None
+        raise errors.ConfigurationError(f"whether the jobs of trials are over: {error}") from None
 
 
 class Lock(JournalFileOpenLock):  # type: ignore[misc]
@@ -147,9 +132,7 @@ class Lock(JournalFileOpenLock):  # type: ignore[misc]
     Optuna's readers skip such a line, but could not read what is appended to it.
     """
 
-    def __init__(self, log: Path) -> None:
-        super().__init__(str(log))
-        self.log = log
+    log = Path()
 
     def acquire(self) -> bool:
         """Wait for the lock."""
@@ -164,9 +147,10 @@ class Sweep:
     """The study of a file, and its runs; `alone`: check its options, and what became of trials."""
 
     def __init__(self, path: Path, alone: bool) -> None:
-        self.given, self.grid = read(path, check=alone)
+        self.given, self.space, self.is_grid = read(path, check=alone)
         self.directory = Path("runs", f"sweep-{path.stem}")
-        log, direction = self.directory / "study.log", self.given["direction"]
+        log, lock = self.directory / "study.log", Lock(str(self.directory / "study.log"))
+        lock.log, direction = log, self.given["direction"]
         how: dict[str, Any] = {"study_name": "sweep", "load_if_exists": True}
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -176,51 +160,54 @@ class Sweep:
                 fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if log.exists() and not log.is_file():
                 raise ValueError("is not a regular file")
-            self.storage = JournalStorage(JournalFileBackend(str(log), Lock(log)))
+            self.storage = JournalStorage(JournalFileBackend(str(log), lock))
             self.study = optuna.create_study(storage=self.storage, direction=direction, **how)
         except BlockingIOError:
-            raise ConfigurationError(f"{self.directory}: another sweep trains in it") from None
+            line = f"{self.directory}: another sweep trains in it"
+            raise errors.ConfigurationError(line) from None
         except OSError as error:
-            raise refused(error.filename, error) from None
+            raise errors.refused(error.filename, error) from None
         except (ValueError, LookupError, TypeError) as error:
-            what = f"cannot be read ({error}); delete {self.directory}, or restore it"
-            raise ConfigurationError(f"{log}: {what}") from None
+            line = f"{log}: cannot be read ({error}); delete {self.directory}, or restore it"
+            raise errors.ConfigurationError(line) from None
         # A hash: an option of the command may be a secret. Only `trials` may change.
-        content = text(self.given | {"trials": bool(self.grid)})
+        content = text(self.given | {"trials": self.is_grid})
         digest = hashlib.sha256(content.encode()).hexdigest()
         if self.study.user_attrs.get("file", digest) != digest:
-            what = "more than `trials` changed since its first trial"
-            raise ConfigurationError(f"{path}: {what}: rename it, or delete {self.directory}")
+            line = f"{path}: more than `trials` changed since its first trial: rename it"
+            raise errors.ConfigurationError(f"{line}, or delete {self.directory}")
         if alone:
             self.study.set_user_attr("file", digest)
-            running = self.study.get_trials(states=RUNNING)
-            jobs = {trial.user_attrs.get("job", "") for trial in running}
+            jobs = {trial.user_attrs.get("job", "") for trial in self.found(TrialState.RUNNING)}
             self.settle(jobs - living_jobs() if jobs - {""} else jobs, is_over=False)
 
-    def count(self, *states: TrialState) -> int:
-        """The number of trials in some states."""
-        return len(self.study.get_trials(states=states))
+    def found(self, *states: TrialState) -> list[optuna.trial.FrozenTrial]:
+        """The trials in some states."""
+        return self.study.get_trials(states=states)
 
     @property
     def left(self) -> int:
         """The number of trials that were not taken."""
-        taken = self.count(TrialState.RUNNING, TrialState.COMPLETE, TrialState.FAIL)
-        return max(0, int(self.given["trials"]) - taken)
+        taken = self.found(TrialState.RUNNING, TrialState.COMPLETE, TrialState.FAIL)
+        return max(0, int(self.given["trials"]) - len(taken))
 
     def ask(self, job: str) -> tuple[str, list[str]]:
         """Take a trial; return the name of its run, and its options besides the command."""
-        trial = self.study.ask()
+        number = (trial := self.study.ask()).number
         trial.set_user_attr("job", job)
         # A generator for all trials would begin again in each process.
-        digest = hashlib.sha256(f"{self.given['seed']} {trial.number}".encode()).hexdigest()
-        position, combination = trial.number, {}
-        for name, choices in reversed(self.grid.items()):  # the last option changes first
-            position, combination[name] = position // len(choices), choices[position % len(choices)]
-        sampler = optuna.samplers.TPESampler(seed=int(digest[:8], 16))
-        self.study.sampler = optuna.samplers.PartialFixedSampler(combination, sampler)
-        for name, space in self.given["search"].items():
-            suggest(trial, name, space)
-        chosen, run = options(trial.params), f"trial-{trial.number}"
+        digest = hashlib.sha256(f"{self.given['seed']} {number}".encode()).hexdigest()
+        sampler: Any = optuna.samplers.TPESampler(seed=int(digest[:8], 16))
+        if self.is_grid:
+            rest, combination = number, {}
+            for name, each in reversed(self.space.items()):  # the last option changes first
+                rest, index = divmod(rest, len(each.choices))
+                combination[name] = each.choices[index]
+            sampler = optuna.samplers.PartialFixedSampler(combination, sampler)
+        self.study.sampler = sampler
+        for name, each in self.space.items():
+            trial._suggest(name, each)
+        chosen, run = options(trial.params), f"trial-{number}"
         print(f"{run}: {shlex.join(chosen)}", file=sys.stderr)
         own = zip(OWN, (run, self.directory, "auto"), strict=True)
         return run, [*chosen, *(f"{name}={value}" for name, value in own)]
@@ -230,8 +217,8 @@ class Sweep:
 
         `is_over`: a run that did not record how it ended has failed.
         """
-        metric, study = self.given["metric"], self.storage.get_study_id_from_name("sweep")
-        for trial in self.study.get_trials(states=RUNNING):
+        metric = self.given["metric"]
+        for trial in self.found(TrialState.RUNNING):
             if trial.user_attrs.get("job", "") not in jobs:
                 continue
             run = self.directory / f"trial-{trial.number}"
@@ -240,20 +227,21 @@ class Sweep:
             if is_finished := said.startswith("finished"):
                 metrics = attempts[-1]["metrics"]
                 if metric not in metrics:
-                    names = ", ".join(metrics)
-                    raise ConfigurationError(f"metric {metric}: {run} has only {names}")
+                    line = f"metric {metric}: {run} has only {', '.join(metrics)}"
+                    raise errors.ConfigurationError(line)
                 value = float(metrics[metric])  # or a text: "nan"
             if math.isfinite(value):
                 said = f"{metric} {value:.6g}"
                 self.study.tell(trial.number, value)
             elif is_finished or (is_over and not said.startswith("preempted")):
-                why = last_line(run.with_suffix(".log")) or said
+                tail = ["tail", "-n1", f"{run}.log"]  # that of a job is elsewhere
+                last = subprocess.run(tail, capture_output=True, check=False).stdout
+                why = last.decode(errors="replace").strip() or said
                 said = f"failed: {f'{metric} is {value}' if is_finished else why}"
                 self.study.tell(trial.number, state=TrialState.FAIL)
             else:
                 said = "interrupted"
-                id = self.storage.get_trial_id_from_study_id_trial_number(study, trial.number)
-                self.storage.set_trial_state_values(id, TrialState.WAITING)
+                self.storage.set_trial_state_values(trial._trial_id, TrialState.WAITING)
             print(f"{run.name}: {said}", file=sys.stderr)
 
     def train(self) -> int:
@@ -280,7 +268,7 @@ class Sweep:
                 child.send_signal(signals[0])
             child.wait()
             self.settle({""}, is_over=not signals)
-        ended, failed = self.count(TrialState.COMPLETE), self.count(TrialState.FAIL)
+        ended, failed = (len(self.found(each)) for each in (TrialState.COMPLETE, TrialState.FAIL))
         counts = f"{ended} finished, {failed} failed, {self.left} left"
         print(f"trials: {counts}; {self.directory}")
         if ended:
@@ -308,8 +296,8 @@ def main() -> None:
                 Sweep(Path(file), alone=False).settle({job}, is_over=True)
             case _:
                 sys.exit(__doc__)
-    except UserError as error:
-        sys.exit(reports.describe(error))
+    except errors.UserError as error:
+        sys.exit(failures.describe(error))
 
 
 if __name__ == "__main__":

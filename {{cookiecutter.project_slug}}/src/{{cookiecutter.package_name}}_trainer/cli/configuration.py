@@ -4,7 +4,7 @@ import argparse
 import inspect
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -14,10 +14,11 @@ from jsonargparse import ActionConfigFile, ArgumentParser, set_parsing_settings
 
 from .. import strategies
 from ..checkpoint import run_directory
-from ..errors import ConfigurationError, Problems, foreign
+from ..errors import ConfigurationError, Problems, foreign, shorten
 from ..module import DataModule, TrainingModule
 from ..options import Options, class_paths, values
 from ..options.class_paths import Specified
+from ..run import plan
 from ..strategies import Entry, Limits
 from ..trainer import Trainer
 from . import arguments, config_files, imports, loading
@@ -37,6 +38,7 @@ _WITH_CHECKPOINT = ("validate", "test", "predict")
 _OF_ONE_RUN = ("run_name", "resume", "overwrite")
 _STRATEGY_HELP = "--trainer.strategy.help"
 _OPTIONS = "trainer.strategy_options"
+_UNCHECKED = "unchecked"
 _AUTO = (
     "ddp for several devices or processes, ddp_notebook for them in a notebook, else single_device"
 )
@@ -135,8 +137,14 @@ def read_sections(
             is_of_run |= _add_classes_of(checkpoint, sections)
     with imports.checked(is_of_run and words == list(given)):
         checked = _check(sections, checkpoint, problems)
-        if arguments.PRINT in dict(options):
+        if (how := dict(options).get(arguments.PRINT)) is not None:
+            if how not in ("", _UNCHECKED):
+                problems.add(f"--{arguments.PRINT}={shorten(how)}: nothing, or {_UNCHECKED}")
             problems.raise_any()
+            if not how:
+                from ..run import anywhere  # all checks of fit but those of its devices
+
+                _made(command, checked, problems, anywhere.make, plan.check_module)
             sys.stdout.write(_resolved(checked))
             sys.exit(0)
         yield checked
@@ -174,12 +182,30 @@ def _check(sections: Mapping[str, Any], checkpoint: Path | None, problems: Probl
 
 
 def _create(command: str, checked: Checked, problems: Problems) -> Work:
+    make: Callable[[Mapping[str, Any]], Trainer] = lambda given: Trainer(**given)  # noqa: E731
+    made = _made(command, checked, problems, make, Trainer.check_fit)
+    made["trainer"].configuration = _resolved(checked, _OF_ONE_RUN)
+    # Absolute, like the trainer's: user code may change the working directory.
+    root, path = made["trainer"].default_root_dir.absolute(), checked.checkpoint
+    weights = {"checkpoint": str(path) if path else None, "averaged": checked.averaged}
+    results = Results(path, root, checked.trainer.get("run_name"))
+    return Work(**made, weights=weights, results=results)
+
+
+def _made(
+    command: str,
+    checked: Checked,
+    problems: Problems,
+    make: Callable[[Mapping[str, Any]], Any],
+    check_fit: Callable[[Any, TrainingModule], None],
+) -> dict[str, Any]:
+    """Create the objects of a command; ``make``: a trainer, or a plan of it on another machine."""
     # After an error, a model that may take minutes to create is not.
     names = [name for name in ("data", "model") if name == "data" or not problems.lines]
     made: dict[str, Any] = {"data": None}
     # The trainer first: creating it sets the seed with which the model initializes its weights.
     with problems:
-        made["trainer"] = Trainer(**checked.trainer)
+        made["trainer"] = make(checked.trainer)
     for name in names:
         if name in checked.classes:
             meta = made["trainer"].building() if name == "model" and "trainer" in made else None
@@ -187,14 +213,9 @@ def _create(command: str, checked: Checked, problems: Problems) -> Work:
                 made[name] = checked.classes[name].create()
     if command == "fit" and made.keys() >= {"trainer", "model"}:
         with problems:
-            made["trainer"].check_fit(made["model"])
+            check_fit(made["trainer"], made["model"])
     problems.raise_any()
-    made["trainer"].configuration = _resolved(checked, _OF_ONE_RUN)
-    # Absolute, like the trainer's: user code may change the working directory.
-    root, path = made["trainer"].default_root_dir.absolute(), checked.checkpoint
-    weights = {"checkpoint": str(path) if path else None, "averaged": checked.averaged}
-    results = Results(path, root, checked.trainer.get("run_name"))
-    return Work(**made, weights=weights, results=results)
+    return made
 
 
 def _resolved(checked: Checked, without: Sequence[str] = ()) -> str:

@@ -6,6 +6,7 @@ be told from those that lost it.
 
 import atexit
 import contextlib
+import errno
 import json
 import os
 import re
@@ -37,6 +38,7 @@ _LOST_A_PEER = "lost-a-peer"
 _TRAINER = Path(__file__).parents[1]
 _LIBRARY = Path(os.__file__).parent
 _PYTHON = ("<frozen os>", *(f"{_LIBRARY}/{name}" for name in ("os", "pathlib", "shutil")))
+_TOO_MANY = "Too many open files"
 _LOST = ("closed by peer", "reset by peer", "pair closure", "Broken pipe", "gloo", "NCCL")
 
 keep_error: Callable[[BaseException, int], object] | None = None
@@ -192,6 +194,8 @@ def reason(error: BaseException) -> str:
 
 def failure_of_machine(error: BaseException, directory: Path) -> str | None:
     """One line for a disk that fails, or a loader's worker that was killed; else ``None``."""
+    if getattr(error, "errno", 0) in (errno.EMFILE, errno.ENFILE) or _TOO_MANY in str(error):
+        return f"{_TOO_MANY}: raise the limit (ulimit -n 65536), or lower the loaders' num_workers"
     if isinstance(error, OSError) and error.strerror:
         frames = traceback.extract_tb(error.__traceback__)
         # Not Python's own, which open, rename and remove for their caller.
@@ -204,6 +208,8 @@ def failure_of_machine(error: BaseException, directory: Path) -> str | None:
     if not worker:
         return None
     remedy = "give the loader fewer num_workers; see docs/trouble.md#a-loader-worker-was-killed"
+    if "Bus error" in worker:
+        return f"{worker}: /dev/shm is full (in Docker: --shm-size=8g); {remedy}"
     return f"{worker}; if nobody killed it, memory ran out: {remedy}"
 
 

@@ -28,6 +28,10 @@ class Placement:
     name: str
     """The name of the strategy."""
     strategy: Strategy
+    is_here: bool = True
+    """Whether it is this machine, whose interfaces and programs are checked, too."""
+    is_counted: bool = True
+    """Whether the number of devices is known."""
 
     @property
     def torch_devices(self) -> tuple[torch.device, ...]:

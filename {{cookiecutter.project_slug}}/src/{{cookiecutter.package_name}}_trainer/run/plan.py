@@ -144,7 +144,8 @@ def make(given: Options, problems: Problems, find: Find = placement.find) -> Pla
 def _check_options(options: Options, where: Placement, problems: Problems) -> None:
     """Check what does not depend on the strategy."""
     with problems:
-        environment.check(several=max(len(where.devices), where.layout.world_size) > 1)
+        several = max(len(where.devices), where.layout.world_size) > 1
+        environment.check(several and where.is_here)
     reading.check(options, problems)
     if options.changes_layers:
         from ..loop import compilation
@@ -153,7 +154,7 @@ def _check_options(options: Options, where: Placement, problems: Problems) -> No
         compilation.check(options.compile, problems)
         with problems:
             activation_checkpointing.check_names(options.activation_checkpointing)
-        if "compile" not in where.strategy.limits.refused:
+        if where.is_here and "compile" not in where.strategy.limits.refused:
             with problems:
                 compilation.check_compiler(options.compile)
     run_choice.check(options, where.layout, problems)
@@ -202,11 +203,13 @@ def _check_placed(options: Options, where: Placement, problems: Problems) -> Non
     if where.accelerator != "cuda" or options.devices in ("auto", -1, "-1"):
         unused["auto_select_gpus"] = "it selects idle GPUs if devices is their number"
     problems.lines += _without_effect(options, unused)
+    if not where.is_counted:
+        return
     with problems:
         replicas = strategy.replicas(devices, where.nodes)
-        if options.global_batch_size is not None and options.accumulate_grad_batches > 0:
-            accumulate = options.accumulate_grad_batches
-            device_batch_size(options.global_batch_size, replicas, accumulate)
+        accumulate, size = options.accumulate_grad_batches, options.global_batch_size
+        if size is not None and accumulate > 0:
+            device_batch_size(size, replicas, accumulate)
 
 
 def _without_effect(options: Options, unused: Mapping[str, str]) -> list[str]:

@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
-from unittest import mock
 
 from torch import Tensor
 
@@ -18,11 +17,10 @@ from ...data import Feed, moving, sources
 from ...data.feed_creation import device_batch_size
 from ...data.randomness import seed_everything
 from ...errors import Problems, UserError, shown
-from ...launch import cluster
 from ...loop.position import scaled_rate
 from ...module import DataModule, TrainingModule
 from ...options import Options, reading, values
-from ...run import placement
+from ...run import anywhere, placement
 from ...run import plan as plans
 from ...run.plan import Find, Plan
 from ...strategies import SingleDevice, Strategy, registry
@@ -89,17 +87,10 @@ def _bytes(text: str | None, problems: Problems) -> int:
 
 
 def _placed(accelerator: str, options: Options, problems: Problems) -> placement.Placement:
-    """Find where a run will be: not on this machine, whose CPUs stand for a node's devices."""
+    """Find where a run will be: not on this machine, and on a number of devices that is given."""
     if str(options.devices) in ("auto", "-1"):
         problems.add("devices: a plan needs their number on a node; give --devices N")
-    with mock.patch.dict("os.environ", {cluster.OVERRIDE: "none"}):
-        where = placement.find(options, problems)
-    limits, nodes = where.strategy.limits, where.nodes
-    local, source = limits.local_processes(len(where.devices)), next(iter(limits.sources), "plan")
-    layout = cluster.Layout(
-        world_size=local * nodes, local_world_size=local, num_nodes=nodes, source=source
-    )
-    return replace(where, accelerator=accelerator, layout=layout)
+    return anywhere.find(accelerator, options, problems)
 
 
 def disagreements(root: Path, devices: int, nodes: int, accelerator: str) -> list[str]:
@@ -144,8 +135,12 @@ def make(asked: Request, problems: Problems, program: str) -> dict[str, Any]:
         plan = plans.make(options, problems, place)  # raises all problems
         seed_everything(options.seed)
         build = checked.classes["model"].create
-        with contextlib.redirect_stdout(None):  # user code would print in each trace
-            return _Planning(asked, plan, place, build, data).planned()
+        try:
+            with contextlib.redirect_stdout(None):  # user code would print in each trace
+                return _Planning(asked, plan, place, build, data).planned()
+        except SystemExit as error:
+            line = f"user code called sys.exit({error.code}): return instead, or raise an error"
+            raise UserError(line) from None
 
 
 @dataclass

@@ -225,14 +225,28 @@ def test_what_no_output_uses_has_no_gradient_in_a_pipeline(tmp_path: Path, sched
     assert found == pytest.approx(alone, rel=1e-6)
 
 
-@pytest.mark.needs("deepspeed")
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_zero_leaves_what_has_no_gradient_as_it_is(tmp_path: Path, stage: int):
-    """Its optimizer steps slices of all parameters, and would decay these."""
+DECAYING = [
+    *(("deepspeed", "deepspeed", {"stage": stage}) for stage in range(4)),
+    ("fairscale", "ddp_sharded", {"find_unused_parameters": True}),
+    ("horovod", "horovod", {"scale_learning_rate": False}),
+    ("", "parameter_server", {"max_staleness": 0}),
+]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [
+        pytest.param(*given, marks=[pytest.mark.needs(engine)] if engine else [])
+        for engine, *given in DECAYING
+    ],
+)
+def test_what_has_no_gradient_does_not_decay(tmp_path: Path, strategy: str, options: Any):
+    """Engines create zeros, or step all parameters together."""
     names = ["PartlyUsed", "UsedAfterDetach"]
     alone = fits(tmp_path, names, (), devices=1, run_name="alone")
-    options = {"devices": 2, "strategy": f"deepspeed_stage_{stage}"}
-    assert fits(tmp_path, names, TORCHRUN, **options) == pytest.approx(alone, rel=1e-6)
+    by = horovodrun(2) if strategy == "horovod" else TORCHRUN
+    found = fits(tmp_path, names, by, devices=2, strategy=strategy, strategy_options=options)
+    assert found == pytest.approx(alone, rel=1e-6)
 
 
 class Residual(nn.Sequential):

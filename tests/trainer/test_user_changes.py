@@ -249,6 +249,31 @@ def test_what_has_no_gradient_does_not_decay(tmp_path: Path, strategy: str, opti
     assert found == pytest.approx(alone, rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "refused"),
+    [
+        ("fsdp", {"CallsLater": "a Linear is called after the fit", "ReadsLater": "of a sharded"}),
+        ("sequential", {"CallsLater": "a Linear is called after the fit"}),
+        ("ddp", {}),
+        pytest.param(
+            "deepspeed",
+            {"CallsLater": "a Linear is called after the fit"},
+            marks=pytest.mark.needs("deepspeed"),
+        ),
+    ],
+)
+def test_what_a_fit_has_sharded_is_not_computed_with(
+    tmp_path: Path, strategy: str, refused: dict[str, str]
+):
+    """A rank would do it with its part only."""
+    stage_3 = {"zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}}
+    options = {"config": stage_3} if strategy == "deepspeed" else {}
+    names = ["CallsLater", "ReadsLater"]
+    found = fits(tmp_path, names, TORCHRUN, devices=2, strategy=strategy, strategy_options=options)
+    assert all(refused.get(name, "") in str(found[name]) for name in names)
+    assert [name for name in names if isinstance(found[name], str)] == list(refused)
+
+
 class Residual(nn.Sequential):
     def forward(self, given: Tensor) -> Tensor:
         found: Tensor = super().forward(given)

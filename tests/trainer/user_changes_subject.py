@@ -376,12 +376,24 @@ class UsedAfterDetach(PartlyUsed):
         super().__init__(detaching=2)
 
 
+class CallsLater(Plain):
+    def after_fit(self) -> None:
+        self.head(torch.ones(1, 4))
+
+
+class ReadsLater(Plain):
+    def after_fit(self) -> None:
+        assert self.state_dict().keys() == dict(self.named_parameters()).keys()
+        float(self.head.weight.sum())
+
+
 def fitted(module: TrainingModule, folder: Path, options: dict[str, Any]) -> float | str:
     """The sum of the absolute weights after a fit, or the error that ended it."""
     alone = {"max_epochs": 2, "global_batch_size": 8, "loggers": [], "seed": 7}
     quiet = {"enable_progress_bar": False, "default_root_dir": folder, "run_name": "run"}
     try:
         Trainer(accelerator="cpu", **{**alone, **quiet, **options}).fit(module)
+        getattr(module, "after_fit", dict)()
     except UserError as error:
         print(error, flush=True)
         return str(error)

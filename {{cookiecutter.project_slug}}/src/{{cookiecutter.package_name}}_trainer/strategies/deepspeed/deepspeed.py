@@ -35,7 +35,7 @@ from ..optimizer_state import group_names, parameter_names
 from ..optimizers import Optimization
 from ..precision import Precision
 from ..process_group import ProcessGroupStrategy
-from ..user_code import HookGuard
+from ..user_code import HookGuard, forbid_calls
 from . import ELSEWHERE, optimizers, process, settings
 from .onebit_adam import CompressionErrors, OneBitAdam
 from .slices import FlatSlices, ParameterSlices, clip_finite
@@ -416,6 +416,7 @@ class DeepSpeed(ProcessGroupStrategy):
         if engine is not None:
             engine.destroy()
             process.clean(self.module, self._untouched)
+            forbid_calls(self.module, only_empty=True)  # of stage 3
             for name in ("slices", "_unused", "_step_module"):  # they have hooks of the engine
                 self.__dict__.pop(name, None)
         del engine

@@ -18,24 +18,24 @@ LINES = {
     "callbacks": 835,
     "checkpoint": 1674,
     "cli": 1197,
-    "data": 2108,
+    "data": 2116,
     "errors.py": 188,
     "launch": 2917,
     "legacy": 599,
     "logging": 1445,
-    "loop": 2419,
+    "loop": 2420,
     "memory": 301,
     "module": 807,
     "options": 1091,
     "run": 1799,
-    "strategies/*.py": 2480,
+    "strategies/*.py": 2505,
     "strategies/asynchronous": 736,
-    "strategies/deepspeed": 1747,
+    "strategies/deepspeed": 1761,
     "strategies/fairscale": 270,
-    "strategies/fsdp": 702,
-    "strategies/gradients": 436,
-    "strategies/horovod": 233,
-    "strategies/model_parallel": 2078,
+    "strategies/fsdp": 708,
+    "strategies/gradients": 456,
+    "strategies/horovod": 227,
+    "strategies/model_parallel": 2079,
     "strategies/replicated": 607,
     "strategies/xla": 299,
     "tools/__init__.py": 6,
@@ -83,12 +83,12 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
     components = sum(count(folder) for folder in folders if folder.is_dir())
     assert count(TRAINER / "tools") <= 2500
     # To be 27,600 and 19,100, with 1,100 for everyday faults, clusters, disks and files.
-    assert count(TRAINER) <= 29_829
-    assert count(TRAINER) - components <= 21_413
+    assert count(TRAINER) <= 29_898
+    assert count(TRAINER) - components <= 21_473
 
 
 def test_the_tests_are_few() -> None:
-    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 59_916  # to be 58,000
+    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 60_019  # to be 58,000
 
 
 def test_the_user_s_package_is_small() -> None:

@@ -394,8 +394,7 @@ def fitted(module: TrainingModule, folder: Path, options: dict[str, Any]) -> flo
 if __name__ == "__main__":
     torch.set_num_threads(1)
     folder, options, *names = sys.argv[1:]
-    found = {
-        name: fitted(globals()[name](), Path(folder) / name, json.loads(options)) for name in names
-    }
+    options = json.loads(options)
+    found = {name: fitted(globals()[name](), Path(folder) / name, options) for name in names}
     if int(os.environ.get("RANK", os.environ.get("HOROVOD_RANK", "0"))) == 0:
         (Path(folder) / "found.json").write_text(json.dumps(found))

@@ -27,6 +27,8 @@ def test_workers_of_a_second_fit_leave_the_first_one_s_process_group_alone(tmp_p
     left = [line for line in done.stdout.splitlines() if line.startswith("left:")]
     assert len(left) == 2
     assert "pt_gloo_runloop" in left[0]  # there was something to destroy; and its name is known
+    assert "[rank0]: ValueError: shown" in (lines := done.stderr.splitlines())  # one prefix
+    assert not any(line.startswith("[rank0]: [rank0]") for line in lines)
 
 
 @pytest.mark.parametrize("name", ["pt_test", "test"])

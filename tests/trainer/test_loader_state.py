@@ -12,7 +12,14 @@ import torch
 from my_project_trainer import CheckpointError
 from my_project_trainer.data import Feed, Share, replay
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    Sampler,
+    SubsetRandomSampler,
+    TensorDataset,
+)
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import fitting
@@ -93,6 +100,49 @@ def test_it_goes_on_from_any_batch_without_reading_earlier_ones(
         ]
         if most is None:  # the next epoch is read from its beginning
             assert len(read(resumed)[0]) == len(whole)
+
+
+class Told(Sampler[int]):
+    """Says a state that a loader does not save."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(SAMPLES))
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    load_state_dict = state_dict
+
+
+class Kept(TensorDataset):
+    """A map-style dataset, whose state is no position."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    load_state_dict = state_dict
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_the_state_of_a_sampler_is_not_saved_and_said_so(told: bool) -> None:
+    dataset = Kept(torch.arange(float(SAMPLES)))
+    sampler = Told() if told else SubsetRandomSampler(range(SAMPLES))
+    for loader in (
+        DataLoader(dataset, SIZE, sampler=sampler),
+        DataLoader(dataset, batch_sampler=BatchSampler(sampler, SIZE, False)),
+    ):
+        feed = replay.ReplayFeed(loader, Share(replica=0, replicas=1, seed=3), 1)
+        assert [each.split(":")[0] for each in feed.remarks] == [
+            "the state_dict of Told is not saved"
+        ] * told
+        whole, states = read(feed)
+        assert states[2] == {}
+        rest, _ = read(feed, 3)
+        for one, other in zip(rest, whole[3:], strict=True):
+            assert torch.equal(one[0], other[0])
 
 
 class Net(trainer.TrainingModule):

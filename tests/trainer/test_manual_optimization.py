@@ -101,6 +101,16 @@ def test_steps_are_batches_and_what_is_returned_is_not_used(tmp_path):
     assert all(each.isfinite().all() for each in weights(module).values())
 
 
+def test_a_weight_that_is_returned_is_not_ignored(tmp_path):
+    class Weighs(ByHand):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            super().training_step(batch, batch_idx)
+            return {"weight": 3}
+
+    with pytest.raises(trainer.UserError, match="override count_weight"):
+        fit(Weighs(), tmp_path)
+
+
 # --- toggling --------------------------------------------------------------------------------
 
 

@@ -225,14 +225,53 @@ def test_what_no_output_uses_has_no_gradient_in_a_pipeline(tmp_path: Path, sched
     assert found == pytest.approx(alone, rel=1e-6)
 
 
-@pytest.mark.needs("deepspeed")
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_zero_leaves_what_has_no_gradient_as_it_is(tmp_path: Path, stage: int):
-    """Its optimizer steps slices of all parameters, and would decay these."""
+DECAYING = [
+    *(("deepspeed", "deepspeed", {"stage": stage}) for stage in range(4)),
+    ("fairscale", "ddp_sharded", {"find_unused_parameters": True}),
+    ("horovod", "horovod", {"scale_learning_rate": False}),
+    ("", "parameter_server", {"max_staleness": 0}),
+]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [
+        pytest.param(*given, marks=[pytest.mark.needs(engine)] if engine else [])
+        for engine, *given in DECAYING
+    ],
+)
+def test_what_has_no_gradient_does_not_decay(tmp_path: Path, strategy: str, options: Any):
+    """Engines create zeros, or step all parameters together."""
     names = ["PartlyUsed", "UsedAfterDetach"]
     alone = fits(tmp_path, names, (), devices=1, run_name="alone")
-    options = {"devices": 2, "strategy": f"deepspeed_stage_{stage}"}
-    assert fits(tmp_path, names, TORCHRUN, **options) == pytest.approx(alone, rel=1e-6)
+    by = horovodrun(2) if strategy == "horovod" else TORCHRUN
+    found = fits(tmp_path, names, by, devices=2, strategy=strategy, strategy_options=options)
+    assert found == pytest.approx(alone, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "refused"),
+    [
+        ("fsdp", {"CallsLater": "a Linear is called after the fit", "ReadsLater": "of a sharded"}),
+        ("sequential", {"CallsLater": "a Linear is called after the fit"}),
+        ("ddp", {}),
+        pytest.param(
+            "deepspeed",
+            {"CallsLater": "a Linear is called after the fit"},
+            marks=pytest.mark.needs("deepspeed"),
+        ),
+    ],
+)
+def test_what_a_fit_has_sharded_is_not_computed_with(
+    tmp_path: Path, strategy: str, refused: dict[str, str]
+):
+    """A rank would do it with its part only."""
+    stage_3 = {"zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}}
+    options = {"config": stage_3} if strategy == "deepspeed" else {}
+    names = ["CallsLater", "ReadsLater"]
+    found = fits(tmp_path, names, TORCHRUN, devices=2, strategy=strategy, strategy_options=options)
+    assert all(refused.get(name, "") in str(found[name]) for name in names)
+    assert [name for name in names if isinstance(found[name], str)] == list(refused)
 
 
 class Residual(nn.Sequential):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from ..checkpoint import from_tensors, to_tensors
 from ..errors import UserError
@@ -24,6 +24,10 @@ from .weighing import MOST_AHEAD, Counted, Counter, endless, weighed
 _HIDDEN = (
     "workers read copies of the dataset, so its state_dict is not saved, and a resume within "
     "an epoch reads the earlier batches again; use torchdata's StatefulDataLoader"
+)
+_UNSAVED = (
+    "the state_dict of {} is not saved: a resume iterates over the sampler from the beginning of "
+    "its epoch, after set_epoch; torchdata's StatefulDataLoader saves it"
 )
 _NEW_RANDOM = (
     "workers go on from the loader's position, but with new random numbers: keep the state of a "
@@ -47,13 +51,17 @@ class Saved(NamedTuple):
 
 
 def positions(loader: Any, reader: tuple[int, int]) -> "tuple[Positions | None, list[str]]":
-    """The positions of a loader with a ``state_dict``, or of its dataset without workers.
+    """The positions of a loader with a ``state_dict``, or of its stream without workers.
 
     ``reader``: the replica that reads, and the number of replicas. Also returns what to print.
     """
     if _is_resumable(loader):
         return Positions(loader, reader), []
     dataset = getattr(loader, "dataset", None)
+    if isinstance(loader, DataLoader) and not isinstance(dataset, IterableDataset):
+        samplers = filter(lambda each: isinstance(each, Sampler), components(loader))
+        unsaved = {type(each).__name__: None for each in samplers if _is_resumable(each)}
+        return None, [_UNSAVED.format(name) for name in unsaved]
     if not _is_resumable(dataset):
         return None, []
     has_workers = bool(getattr(loader, "num_workers", 0))

@@ -13,7 +13,7 @@ from ..logging import BatchContext
 from ..module import TrainingModule
 from ..options import Options
 from ..strategies import Strategy
-from ..strategies.base import StepOutput, check_loss
+from ..strategies.base import StepOutput, check_loss, refuse_others
 from ..strategies.gradients import sparse
 from ..strategies.limits import FEATURES
 from ..strategies.optimizers import Optimization, requiring_grad
@@ -115,6 +115,7 @@ class ManualOptimization:
     def run(self, batch: Any, batch_idx: int) -> StepOutput:
         """Run the user's step, which calls the other methods, and end it if it has stepped."""
         outputs = self.strategy.forward("training", batch, batch_idx)
+        refuse_others(outputs)
         if self.has_stepped:
             self.has_stepped = False
             self.strategy.step(Optimization([], []))

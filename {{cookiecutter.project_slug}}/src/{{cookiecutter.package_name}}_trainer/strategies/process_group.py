@@ -2,6 +2,7 @@
 
 import datetime
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -67,6 +68,8 @@ class ProcessGroupStrategy(Strategy):
     engine_groups: EngineGroups | None = None
     """The optimizers' groups, if the strategy has taken them over."""
     _has_run = False
+    _has_prefix = False
+    """Whether torch prefixes errors of this process with its rank; of the class."""
 
     def __init__(self, timeout_seconds: float = 600.0) -> None:
         self.timeout_seconds = timeout_seconds
@@ -98,7 +101,7 @@ class ProcessGroupStrategy(Strategy):
         is_between_nodes = "cuda:nccl" in names and layout.num_nodes > 1
         if is_between_nodes and layout.is_main and (line := rendezvous.sockets_note()):
             output.print_lines(f"note: {line}", error=True)
-        to_join = datetime.timedelta(seconds=self.timeout_seconds)
+        to_join, shows = datetime.timedelta(seconds=self.timeout_seconds), sys.excepthook
         # Ranks wait for each other twice: until all have joined, and until all are connected. In
         # the kernel no timeout of torch applies: a rank may be stopped with the lock of the store.
         with hangs.limited((to_join + self.group_timeout).total_seconds() + _SECONDS_FOR_TORCH):
@@ -111,6 +114,9 @@ class ProcessGroupStrategy(Strategy):
                 # NCCL connects now instead of in a step, and other groups are split from this one.
                 device_id=device if "cuda:nccl" in names else None,
             )
+        if ProcessGroupStrategy._has_prefix:
+            sys.excepthook = shows  # torch would prefix the lines of errors once more
+        ProcessGroupStrategy._has_prefix = True
 
     @staticmethod
     def start_equal(tensors: Iterable[Tensor], sources: Mapping[int, int] | None = None) -> None:

@@ -5,6 +5,7 @@ Without this, it would read and change something else, or nothing.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -21,6 +22,24 @@ _ALLOWED = {
     *(Tensor.dim, Tensor.size, Tensor.numel, Tensor.is_floating_point, Tensor.is_complex),
     Tensor.requires_grad_,
 }
+
+
+def forbid_calls(module: nn.Module, *, only_empty: bool = False) -> None:
+    """Let calls of layers raise UserError on all ranks after a fit, which left parts of weights.
+
+    ``only_empty``: of layers whose parameters are freed, until a checkpoint is loaded.
+    """
+    for layer in module.modules():
+        if next(layer.parameters(recurse=False), None) is not None:
+            layer.register_forward_pre_hook(partial(_refuse_call, only_empty))
+
+
+def _refuse_call(only_empty: bool, layer: nn.Module, _: Any) -> None:
+    if not only_empty or not all(each.numel() for each in layer.parameters(recurse=False)):
+        raise UserError(
+            f"a {type(layer).__name__} is called after the fit that has sharded its weights; "
+            "create the module again, and load them: load_weights(module, trainer.run_directory)"
+        )
 
 
 class HookGuard:

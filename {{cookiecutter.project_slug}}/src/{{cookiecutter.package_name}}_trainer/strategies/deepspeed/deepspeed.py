@@ -27,6 +27,7 @@ from ...options.values import PositiveInt
 from ..base import Stage, StepModule, StepOutput
 from ..engine_optimizers import EngineGroups, stepping
 from ..gradients import sparse
+from ..gradients.averaging import leaving_out_unused
 from ..gradients.same_use import SameUse, trained
 from ..limits import Limits
 from ..memory import Memory, Sizes
@@ -34,7 +35,7 @@ from ..optimizer_state import group_names, parameter_names
 from ..optimizers import Optimization
 from ..precision import Precision
 from ..process_group import ProcessGroupStrategy
-from ..user_code import HookGuard
+from ..user_code import HookGuard, forbid_calls
 from . import ELSEWHERE, optimizers, process, settings
 from .onebit_adam import CompressionErrors, OneBitAdam
 from .slices import FlatSlices, ParameterSlices, clip_finite
@@ -244,6 +245,7 @@ class DeepSpeed(ProcessGroupStrategy):
         self.zero = self.engine.optimizer if self.stage else None
         optimizer: Optimizer = self.engine.basic_optimizer
         if self.zero is None:
+            self.engine.enable_backward_allreduce = False  # see _average
             # Without ZeRO, the engine scales losses and steps with it.
             self.engine.torch_autocast_z0_gradscaler = self.precision.scaler
             return optimizer
@@ -282,8 +284,6 @@ class DeepSpeed(ProcessGroupStrategy):
         if not self._accumulates:  # the first micro-batch of a step
             self._check_trained()
         self.engine.set_gradient_accumulation_boundary(synchronize)
-        if self.one_bit_adam is not None:
-            self.engine.enable_backward_allreduce = not self.one_bit_adam.compresses
         if self.zero is not None and self.precision.scaler is not None:
             self.zero.override_loss_scale(self.precision.scaler.get_scale())
         return super().forward_backward(batch, batch_idx, weight=weight, synchronize=synchronize)
@@ -323,9 +323,21 @@ class DeepSpeed(ProcessGroupStrategy):
             self.same_use.check(loss)
         with process.explained():
             self.engine.backward(loss, scale_wrt_gas=False)
+        if synchronize and self.zero is None:
+            self._average()
         if synchronize and self._accumulates and self.zero is not None:
             self.slices.finish_accumulation()
         self._accumulates = not synchronize
+
+    def _average(self) -> None:
+        """Average gradients without ZeRO, where all processes have them whole."""
+        named = trained(self.module)
+        with leaving_out_unused([each for _, each in named]):
+            if self.one_bit_adam is None or not self.one_bit_adam.compresses:
+                self.engine.allreduce_gradients()
+                return
+            for _, each in named:
+                each.grad = torch.zeros_like(each) if each.grad is None else each.grad
 
     def clip(self, optimization: Optimization, value: float, algorithm: str) -> Tensor | None:
         if self.zero is None:
@@ -404,6 +416,7 @@ class DeepSpeed(ProcessGroupStrategy):
         if engine is not None:
             engine.destroy()
             process.clean(self.module, self._untouched)
+            forbid_calls(self.module, only_empty=True)  # of stage 3
             for name in ("slices", "_unused", "_step_module"):  # they have hooks of the engine
                 self.__dict__.pop(name, None)
         del engine

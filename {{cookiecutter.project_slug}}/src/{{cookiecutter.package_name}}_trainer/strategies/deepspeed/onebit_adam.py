@@ -53,7 +53,7 @@ class OneBitAdam(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Step once; a missing gradient counts as 0."""
+        """Step once; parameters without a gradient, the same on all processes, are left as is."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 self._step(parameter, group)
@@ -64,11 +64,12 @@ class OneBitAdam(Optimizer):
             state["step"] = torch.tensor(0.0)
             state["exp_avg"] = torch.zeros_like(parameter)
             state["exp_avg_sq"] = torch.zeros_like(parameter)
-        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        momentum, variance = state["exp_avg"], state["exp_avg_sq"]
+        gradient, momentum, variance = parameter.grad, state["exp_avg"], state["exp_avg_sq"]
         beta1, beta2 = group["betas"]
         frozen = bool(state["step"] >= group["freeze_step"])
-        state["step"] += 1
+        state["step"] += 1  # of all, so that all are frozen at once
+        if gradient is None:
+            return
         momentum.mul_(beta1).add_(gradient, alpha=1 - beta1)
         if frozen:
             self._average(parameter, momentum)

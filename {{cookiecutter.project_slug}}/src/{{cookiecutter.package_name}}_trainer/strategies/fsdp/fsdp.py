@@ -41,6 +41,7 @@ from ..noise import drawing_nothing
 from ..optimizer_state import parameter_names
 from ..optimizers import Optimization
 from ..process_group import ProcessGroupStrategy
+from ..user_code import forbid_calls
 from ..weights import LocalWeights
 from . import state as sharded_state
 from .state import groups_split
@@ -373,8 +374,10 @@ class FSDP(ProcessGroupStrategy):
             drop_groups(unit)
         if self._step_module is not None:
             getattr(self.mesh, "_pg_registry", {}).clear()
+            forbid_calls(self.module)
         self._step_module, self.roots = None, ()
-        sharded_state.HANDLERS.pop(sharded_state.READ, None)
+        if self._layout.world_size == 1:  # otherwise a program could read a number of a shard
+            sharded_state.HANDLERS.pop(sharded_state.READ, None)
         super().teardown()
 
     def _units(self) -> list[FSDPModule]:

@@ -46,7 +46,10 @@ def read_number(operation: Callable[[Tensor], Any], given: tuple[Any, ...], _: A
     """Refuse to read a number of a DTensor that is not whole, of which torch gives a part."""
     if all(each.is_replicate() for each in given[0].placements):
         return operation(given[0].to_local())
-    raise UserError("item(), float() or if of a sharded tensor: call full_tensor() on all ranks")
+    raise UserError(
+        "item(), float() or if of a sharded tensor: call full_tensor() on all ranks, or read the "
+        "checkpoint after a fit"
+    )
 
 
 def move_rest(module: nn.Module, device: torch.device) -> None:

@@ -6,7 +6,7 @@ its forward, each time for some parameters only; and a layer may be unfrozen lat
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -117,10 +117,30 @@ def reduce_used(
 ) -> None:
     """Reduce the gradients of the parameters that any process of a group has used."""
     trained = [each for each in parameters if each.requires_grad]
-    has = torch.tensor([float(each.grad is not None) for each in trained])
-    anywhere = collectives.all_reduce(has, "max", group).tolist() if trained else []
-    used = [each for each, is_used in zip(trained, anywhere, strict=True) if is_used]
+    used = [each for each, is_used in _used_anywhere(trained, group) if is_used]
     reduce_dense(used, partial(collectives.sum_in_place, group=group), divisor)
+
+
+@contextmanager
+def leaving_out_unused(parameters: Sequence[Tensor]) -> Iterator[None]:
+    """Averaging by an engine that creates zeros: what no process has used has no gradient after it.
+
+    Momentum and weight decay would use them.
+    """
+    used = _used_anywhere(parameters, None)
+    yield
+    for parameter, is_used in used:
+        if not is_used:
+            parameter.grad = None
+
+
+def _used_anywhere(
+    parameters: Sequence[Tensor], group: dist.ProcessGroup | None
+) -> list[tuple[Tensor, float]]:
+    """Each parameter with 1.0 if any process of a group has its gradient, otherwise with 0.0."""
+    has = torch.tensor([float(each.grad is not None) for each in parameters])
+    found = collectives.all_reduce(has, "max", group).tolist() if parameters else []
+    return list(zip(parameters, found, strict=True))
 
 
 @contextmanager

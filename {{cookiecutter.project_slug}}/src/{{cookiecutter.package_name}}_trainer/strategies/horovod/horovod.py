@@ -18,7 +18,7 @@ from ...launch.cluster import Layout
 from ...module import TrainingModule
 from ..base import StepOutput
 from ..engine_optimizers import EngineGroups, copy_settings, not_created
-from ..gradients.averaging import GradientAverage, copy_gradient
+from ..gradients.averaging import GradientAverage, copy_gradient, leaving_out_unused
 from ..gradients.sparse import sparse_parameters
 from ..limits import Limits
 from ..memory import Memory, Sizes, memory
@@ -170,14 +170,8 @@ class Horovod(ProcessGroupStrategy):
     def _wait(self, optimizer: Any) -> None:
         """Wait for the averaged gradients of a step."""
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
-        used = torch.tensor([float(each.grad is not None) for each in parameters])
-        used = self.reduce(used, "max")
-        optimizer.synchronize()
-        # Horovod creates zeros for missing gradients, also of parameters that were frozen since:
-        # momentum and weight decay would use them.
-        for parameter, is_used in zip(parameters, used.tolist(), strict=True):
-            if not is_used:
-                parameter.grad = None
+        with leaving_out_unused(parameters):  # also of those that were frozen since
+            optimizer.synchronize()
 
     def _step_optimizer(self, optimizer: Any) -> None:
         with optimizer.skip_synchronize():

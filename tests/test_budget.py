@@ -16,19 +16,19 @@ TRAINER = PACKAGE.with_name(f"{PACKAGE.name}_trainer")
 LINES = {
     "__init__.py": 40,
     "callbacks": 841,
-    "checkpoint": 1674,
-    "cli": 1214,
+    "checkpoint": 1725,
+    "cli": 1231,
     "data": 2103,
     "errors.py": 190,
     "launch": 2934,
     "legacy": 596,
     "logging": 1452,
-    "loop": 2415,
+    "loop": 2418,
     "memory": 301,
     "module": 830,
-    "options": 1094,
-    "run": 1871,
-    "strategies/*.py": 2509,
+    "options": 1097,
+    "run": 1890,
+    "strategies/*.py": 2510,
     "strategies/asynchronous": 453,
     "strategies/deepspeed": 1761,
     "strategies/fairscale": 270,
@@ -83,12 +83,12 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
     components = sum(count(folder) for folder in folders if folder.is_dir())
     assert count(TRAINER / "tools") <= 2500
     # To be 27,600 and 19,100, with 1,100 for everyday faults, clusters, disks and files.
-    assert count(TRAINER) <= 29_780
-    assert count(TRAINER) - components <= 21_613
+    assert count(TRAINER) <= 29_874
+    assert count(TRAINER) - components <= 21_707
 
 
 def test_the_tests_are_few() -> None:
-    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 60_032  # to be 58,000
+    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 60_209  # to be 58,000
 
 
 def test_the_user_s_package_is_small() -> None:

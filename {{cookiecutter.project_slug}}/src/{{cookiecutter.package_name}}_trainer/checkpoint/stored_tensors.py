@@ -198,6 +198,8 @@ def fill_module(module: nn.Module, saved: Mapping[str, Any], strict: bool = True
         state[name] = read_all(state[name])
         if isinstance(here.get(name), Tensor):
             state[name] = state[name].to(here[name].device)
+    for name in [name for name, each in state.items() if isinstance(each, str) and name in own]:
+        state[name] = here[name]  # left out: that of the code
     module.load_state_dict(state, strict)
 
 

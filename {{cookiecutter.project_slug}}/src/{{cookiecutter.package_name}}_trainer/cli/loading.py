@@ -4,7 +4,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import Checkpoint, find_link, is_link, read_all, resolve, run_of
+from ..checkpoint import (
+    Checkpoint,
+    fill_module,
+    find_link,
+    is_link,
+    left_out,
+    read_all,
+    resolve,
+    run_of,
+)
 from ..errors import CheckpointError, ConfigurationError, one_line, shown
 from ..launch import files, output
 from ..module import TrainingModule
@@ -61,7 +70,9 @@ def load_weights(module: TrainingModule, run: str | Path, *, averaged: bool = Tr
     """
     checkpoint = Checkpoint(resolve(run))
     try:
-        module.load_state_dict(read_weights(checkpoint, averaged=averaged))
+        weights = read_weights(checkpoint, averaged=averaged)
+        left_out.check(module, weights, checkpoint.path)
+        fill_module(module, weights)
     except RuntimeError as error:
         raise CheckpointError(
             f"{checkpoint.path}: does not fit {type(module).__name__} ({one_line(error)})"

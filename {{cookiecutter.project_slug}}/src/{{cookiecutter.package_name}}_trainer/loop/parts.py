@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .manual_optimization import ManualOptimization
 
 
-FROZEN, TOTAL_STEPS = "frozen parameters", "total_steps"
+FROZEN, TOTAL_STEPS, LEFT_OUT = "frozen parameters", "total_steps", "left out"
 """Names in ``FitParts.configured``, beside those of ``strategies.optimizers.described``."""
 
 

@@ -12,16 +12,19 @@ from ..checkpoint import is_sharded, state_file, tensor_files, to_tensors
 from ..data import randomness
 from ..logging.logger import hyperparameters
 from ..module import TrainingModule
-from .parts import FitParts, frozen
+from .parts import LEFT_OUT, FitParts, frozen
 
 OF_MODULE = "rank_state"
 
 
 def state(fit: FitParts) -> dict[str, Any]:
     """State that is the same on every process."""
-    outputs = fit.outputs
+    outputs, found = fit.outputs, fit.strategy.state(fit.optimization)
+    if left_out := fit.configured.get(LEFT_OUT):
+        names = {*frozen(fit.module)} & left_out.keys() & found["model"].keys()
+        found["model"].update({name: left_out[name] for name in names})
     return {
-        **fit.strategy.state(fit.optimization),
+        **found,
         "schedules": [each.scheduler.state_dict() for each in fit.optimization.schedulers],
         "precision": fit.strategy.precision.state(),
         "configured": fit.configured,

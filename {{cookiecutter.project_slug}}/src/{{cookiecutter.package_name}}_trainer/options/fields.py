@@ -139,6 +139,9 @@ class Options:
     stop after 30 in a row; reads a number from the device in each step. With a gradient scaler
     (``"16-mixed"``) both skip such steps, until the scale falls below 1e-4. ``"ignore"``: no
     checks."""
+    checkpoint_weights: Literal["all", "trainable"] = "all"
+    """``"trainable"``: checkpoints leave out parameters that are frozen from the start, such as
+    pretrained ones under adapters: the module has to give them again, which is checked."""
     async_checkpoints: bool = False
     """Write checkpoints while training continues."""
     resume: str | None = None

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import Checkpoint, fill_module, resolve, run_choice
+from ..checkpoint import Checkpoint, fill_module, left_out, resolve, run_choice
 from ..checkpoint.stored_tensors import find_tensors
 from ..errors import CheckpointError, ConfigurationError, Problems, shown
 from ..launch import collectives, files
@@ -21,6 +21,11 @@ def check(options: Options, problems: Problems) -> None:
     """Check whether there are such weights; ``problems`` collects one line per error."""
     with problems:
         _source(Path(str(options.weights)))
+    if options.checkpoint_weights == "trainable":
+        problems.add(
+            "weights and checkpoint_weights='trainable': a resume would not have those of weights "
+            "that are frozen; load these in __init__ of the module, or leave one out"
+        )
 
 
 def check_module(options: Options, started_in: Path, module: TrainingModule) -> None:
@@ -49,7 +54,12 @@ def load(options: Options, started_in: Path, module: TrainingModule) -> list[str
 
 
 def leave_to(checkpoint: Checkpoint, module: TrainingModule) -> None:
-    """Do not initialize parameters on the meta device that a checkpoint is about to overwrite."""
+    """Do not initialize parameters on the meta device that a checkpoint is about to overwrite.
+
+    Raises:
+        CheckpointError: The module gives others than those that the checkpoint left out.
+    """
+    left_out.check(module, checkpoint.stored_state().get("model", {}), checkpoint.path)
     if any(each.is_meta for each in module.parameters()):
         names = checkpoint.weights(averaged=False)[0]
         module.trainer_state = replace(module.trainer_state, weights=dict.fromkeys(names))
@@ -93,9 +103,13 @@ def _fitting(
     """The weights that a module takes, and in words which ones do not fit."""
     own, fitting = module.state_dict(), dict[str, Any]()
     parameters = dict(module.named_parameters(remove_duplicate=False))
+    with _naming_the_option():
+        left_out.check(module, weights, "weights")
     given = {id(each) for name, each in parameters.items() if name in weights}
     missing, different = [], []
     for name, value in own.items():
+        if isinstance(weights.get(name), str) and name in parameters:
+            continue  # left out
         if name in weights:
             stored, here = _shape(weights[name]), _shape(value)
             if stored == here:

@@ -179,6 +179,7 @@ def _check_strategy(
         "skipping": options.nonfinite_loss == "skip" and options.precision != "16-mixed",
         "uneven_inputs": options.uneven_inputs == "join",
         "learning_rate_scaling": options.learning_rate_scaling != "none",
+        "trainable_weights": options.checkpoint_weights == "trainable",
     }
     features = {name for name, is_used in used.items() if is_used}
     features = features.union(*(each.needs for each in callbacks))

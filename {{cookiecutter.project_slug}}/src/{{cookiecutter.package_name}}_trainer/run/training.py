@@ -31,7 +31,7 @@ from ..logging import LoggedRun, Outputs, Progress
 from ..logging.logger import hyperparameters
 from ..loop import hashes, saving
 from ..loop.fit import FitLoop
-from ..loop.parts import FROZEN, TOTAL_STEPS, FitParts, frozen
+from ..loop.parts import FROZEN, LEFT_OUT, TOTAL_STEPS, FitParts, frozen
 from ..loop.position import scaled_rate, warmed_up_rate
 from ..module import DataHooks, Loaders, TrainingModule
 from ..strategies.optimizers import Optimization, configured, described, replace_kept
@@ -67,7 +67,11 @@ def fit(run: RankRun, module: TrainingModule, data: Data, val_dataloader: Loader
             if loaders and options.overfit_batches:
                 loaders = {"": loader}
             check_loaders(plan, validates=bool(loaders), orders=feed.has_plan)
-            code = {FROZEN: frozen(module)}
+            code: dict[str, Any] = {FROZEN: frozen(module)}
+            if options.checkpoint_weights == "trainable":
+                from ..checkpoint import left_out
+
+                code[LEFT_OUT] = left_out.marks(module)
             if resumed is not None and options.resume_options == "checkpoint":
                 from ..loop import resuming
 

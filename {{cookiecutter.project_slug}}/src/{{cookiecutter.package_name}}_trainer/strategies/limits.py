@@ -89,6 +89,7 @@ FEATURES = {
     "skipped_batches": "may_skip_batches",
     "skipped_batches_of_a_step": "may_skip_batches with accumulate_grad_batches",
     "parameter_averaging": "averages of the parameters (EMA)",
+    "trainable_weights": "checkpoint_weights='trainable'",
 }
 
 

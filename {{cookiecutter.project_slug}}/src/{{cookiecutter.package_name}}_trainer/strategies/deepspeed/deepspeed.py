@@ -120,7 +120,7 @@ class DeepSpeed(ProcessGroupStrategy):
         refused = dict(self.limits.refused)
         if self.stage == 3:
             instead = "its engine gathers and frees parameters itself; use 'deepspeed_stage_2'"
-            refused["parameter_averaging"] = instead
+            refused |= dict.fromkeys(("parameter_averaging", "trainable_weights"), instead)
         self.limits = replace(
             self.limits,
             refused=refused,

@@ -1,0 +1,65 @@
+"""A frozen network with an adapter, whose checkpoints leave the network out.
+
+``python -m left_out_subject FOLDER STRATEGY RANKS`` trains it whole, and stopped and resumed.
+"""
+
+import sys
+from typing import Any
+
+import my_project_trainer as trainer
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+WIDTH, STEPS = 128, 6
+
+
+class Adapted(trainer.TrainingModule):
+    """The adapter starts as nothing, as that of LoRA."""
+
+    def __init__(self, base: int = 1) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(base)
+        layers = [nn.Linear(WIDTH, WIDTH) for _ in range(4)]
+        for each in layers:
+            nn.init.normal_(each.weight, std=0.1, generator=generator)
+            nn.init.zeros_(each.bias)
+        self.sequential_module = nn.Sequential(*layers, nn.Linear(WIDTH, 1))
+        for each in layers[:-1]:
+            each.requires_grad_(False)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.sequential_module(batch[0]).square().mean()
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("loss", self.training_step(batch, batch_idx))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters(), lr=0.01)
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        data = torch.randn(8 * STEPS, WIDTH, generator=torch.Generator().manual_seed(2))
+        return DataLoader(TensorDataset(data), batch_size=4)
+
+    def test_dataloader(self) -> DataLoader[Any]:
+        return self.train_dataloader()
+
+
+def make(folder: str, run_name: str, **options: Any) -> trainer.Trainer:
+    """Make a trainer that leaves frozen parameters out of its checkpoints."""
+    given = {"accelerator": "cpu", "max_epochs": 1, "global_batch_size": 8, "loggers": ["csv"]}
+    given |= {"enable_progress_bar": False, "checkpoint_weights": "trainable", "run_name": run_name}
+    return trainer.Trainer(default_root_dir=folder, **(given | options))
+
+
+def main() -> None:
+    folder, strategy, ranks = sys.argv[1:]
+    options = {"strategy": strategy, "devices": int(ranks)}
+    make(folder, "whole", **options).fit(Adapted())
+    make(folder, "resumed", max_steps=STEPS // 2, **options).fit(Adapted())
+    make(folder, "resumed", resume="auto", **options).fit(Adapted())
+
+
+if __name__ == "__main__":
+    main()

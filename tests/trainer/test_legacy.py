@@ -4,6 +4,7 @@ import contextlib
 import inspect
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import my_project_trainer as trainer
 import pytest
@@ -118,7 +119,8 @@ def test_the_command_line_tells_given_from_not_given(
 ) -> None:
     given = [f"--trainer.{word[2:]}" if word.startswith("--") else word for word in words]
     made: list[dict[str, Any]] = []
-    monkeypatch.setattr(configuration, "Trainer", lambda **options: made.append(options))
+    noting = mock.Mock(side_effect=lambda **options: made.append(options))
+    monkeypatch.setattr(configuration, "Trainer", noting)
     with contextlib.suppress(AttributeError):
         configuration.read_work("program", "fit", ["--model", "test_legacy.Model", *given])
     assert layout(**made[0]) == expected

@@ -21,7 +21,7 @@ EXAMPLES = {
     *("tasks/line.py", "strategies/sign.py", "lora.py", "reviews.py", "tasks/houses.py"),
     "upload.py",
 }
-EXAMPLES |= {"predict.py"}
+EXAMPLES |= {"predict.py", "squares.py"}
 
 
 def anchors(page: Path) -> set[str]:

@@ -24,21 +24,33 @@ _ALLOWED = {
 }
 
 
+_AGAIN = "create the module again, and load them: load_weights(module, trainer.run_directory)"
+
+
 def forbid_calls(module: nn.Module, *, only_empty: bool = False) -> None:
     """Let calls of layers raise UserError on all ranks after a fit, which left parts of weights.
 
-    ``only_empty``: of layers whose parameters are freed, until a checkpoint is loaded.
+    ``only_empty``: of layers whose parameters are freed, until a checkpoint is loaded; the
+    parameters raise it too, until :func:`allow_use`.
     """
     for layer in module.modules():
         if next(layer.parameters(recurse=False), None) is not None:
             layer.register_forward_pre_hook(partial(_refuse_call, only_empty))
+    for each in module.parameters():
+        if only_empty and type(each) is nn.Parameter and not each.numel():
+            each.__class__ = _Freed
+
+
+def allow_use(module: nn.Module) -> None:
+    """Let the trainer load the parameters that a fit has freed."""
+    for each in module.parameters():
+        each.__class__ = nn.Parameter if type(each) is _Freed else type(each)
 
 
 def _refuse_call(only_empty: bool, layer: nn.Module, _: Any) -> None:
     if not only_empty or not all(each.numel() for each in layer.parameters(recurse=False)):
         raise UserError(
-            f"a {type(layer).__name__} is called after the fit that has sharded its weights; "
-            "create the module again, and load them: load_weights(module, trainer.run_directory)"
+            f"a {type(layer).__name__} is called after the fit that has sharded its weights; {_AGAIN}"
         )
 
 
@@ -138,6 +150,17 @@ class _Missing(_Guarded, nn.Parameter):
                 raise cls.guard.error("weights")
         call: Any = super().__torch_function__  # a parameter's calls the function plainly
         return call(func, types, args, kwargs or {})
+
+
+class _Freed(nn.Parameter):
+    """A parameter that a fit has freed: without values."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _ALLOWED:
+            call: Any = super().__torch_function__
+            return call(func, types, args, kwargs or {})
+        raise UserError(f"weights are used after the fit that has sharded them; {_AGAIN}")
 
 
 class _Hidden(_Guarded, Tensor):

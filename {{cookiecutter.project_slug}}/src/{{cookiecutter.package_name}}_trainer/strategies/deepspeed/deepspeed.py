@@ -35,7 +35,7 @@ from ..optimizer_state import group_names, parameter_names
 from ..optimizers import Optimization
 from ..precision import Precision
 from ..process_group import ProcessGroupStrategy
-from ..user_code import HookGuard, forbid_calls
+from ..user_code import HookGuard, allow_use, forbid_calls
 from . import ELSEWHERE, optimizers, process, settings
 from .onebit_adam import CompressionErrors, OneBitAdam
 from .slices import FlatSlices, ParameterSlices, clip_finite
@@ -185,6 +185,7 @@ class DeepSpeed(ProcessGroupStrategy):
         process.adopt_process_group(self.group_timeout)
 
     def place(self, module: TrainingModule) -> None:
+        allow_use(module)
         super().place(module)
         for each in module.parameters():
             each.data = each.data.contiguous()  # DeepSpeed broadcasts no others

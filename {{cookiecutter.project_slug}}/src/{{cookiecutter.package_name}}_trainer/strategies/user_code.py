@@ -30,27 +30,21 @@ _AGAIN = "create the module again, and load them: load_weights(module, trainer.r
 def forbid_calls(module: nn.Module, *, only_empty: bool = False) -> None:
     """Let calls of layers raise UserError on all ranks after a fit, which left parts of weights.
 
-    ``only_empty``: of layers whose parameters are freed, until a checkpoint is loaded; the
-    parameters raise it too, until :func:`allow_use`.
+    ``only_empty``: only where parameters are freed, and any use of these, until they are loaded.
     """
     for layer in module.modules():
         if next(layer.parameters(recurse=False), None) is not None:
             layer.register_forward_pre_hook(partial(_refuse_call, only_empty))
     for each in module.parameters():
         if only_empty and type(each) is nn.Parameter and not each.numel():
-            each.__class__ = _Freed
-
-
-def allow_use(module: nn.Module) -> None:
-    """Let the trainer load the parameters that a fit has freed."""
-    for each in module.parameters():
-        each.__class__ = nn.Parameter if type(each) is _Freed else type(each)
+            each.__class__ = Freed
 
 
 def _refuse_call(only_empty: bool, layer: nn.Module, _: Any) -> None:
     if not only_empty or not all(each.numel() for each in layer.parameters(recurse=False)):
         raise UserError(
-            f"a {type(layer).__name__} is called after the fit that has sharded its weights; {_AGAIN}"
+            f"a {type(layer).__name__} is called after the fit that has sharded its weights; "
+            f"{_AGAIN}"
         )
 
 
@@ -71,7 +65,7 @@ class HookGuard:
     ) -> None:
         self._module, self._instead, self.is_held = module, instead, is_held
         self._stand_in: Any = {"hidden": _Hidden, "some": _Some}.get(gradients)
-        self._hook = ""
+        self._hook = "code after the fit"
 
     def error(self, what: str) -> UserError:
         """The error of an operation on ``what``."""
@@ -152,17 +146,6 @@ class _Missing(_Guarded, nn.Parameter):
         return call(func, types, args, kwargs or {})
 
 
-class _Freed(nn.Parameter):
-    """A parameter that a fit has freed: without values."""
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _ALLOWED:
-            call: Any = super().__torch_function__
-            return call(func, types, args, kwargs or {})
-        raise UserError(f"weights are used after the fit that has sharded them; {_AGAIN}")
-
-
 class _Hidden(_Guarded, Tensor):
     """Stands for a gradient that is not in the parameter."""
 
@@ -183,3 +166,9 @@ class _Some(_Guarded, Tensor):
             if is_number and all(each is not given for given in tree_leaves(args)):
                 raise cls.guard.error("gradients")
         return found
+
+
+class Freed(_Missing):
+    """A parameter that a fit has freed, until it is loaded."""
+
+    guard = HookGuard(nn.Module(), _AGAIN, lambda each: each.numel() > 0)

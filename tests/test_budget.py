@@ -18,7 +18,7 @@ LINES = {
     "callbacks": 841,
     "checkpoint": 1725,
     "cli": 1231,
-    "data": 2103,
+    "data": 2125,
     "errors.py": 190,
     "launch": 2934,
     "legacy": 596,
@@ -26,17 +26,17 @@ LINES = {
     "loop": 2418,
     "memory": 301,
     "module": 830,
-    "options": 1097,
+    "options": 1100,
     "run": 1890,
-    "strategies/*.py": 2510,
+    "strategies/*.py": 2522,
     "strategies/asynchronous": 453,
-    "strategies/deepspeed": 1761,
+    "strategies/deepspeed": 1758,
     "strategies/fairscale": 270,
     "strategies/fsdp": 708,
     "strategies/gradients": 463,
     "strategies/horovod": 227,
     "strategies/model_parallel": 2083,
-    "strategies/replicated": 607,
+    "strategies/replicated": 603,
     "strategies/xla": 299,
     "tools/__init__.py": 6,
     "tools/doctor": 680,
@@ -83,12 +83,12 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
     components = sum(count(folder) for folder in folders if folder.is_dir())
     assert count(TRAINER / "tools") <= 2500
     # To be 27,600 and 19,100, with 1,100 for everyday faults, clusters, disks and files.
-    assert count(TRAINER) <= 29_874
-    assert count(TRAINER) - components <= 21_707
+    assert count(TRAINER) <= 29_904
+    assert count(TRAINER) - components <= 21_740
 
 
 def test_the_tests_are_few() -> None:
-    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 60_211  # to be 58,000
+    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 60_243  # to be 58,000
 
 
 def test_the_user_s_package_is_small() -> None:

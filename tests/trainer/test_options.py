@@ -8,8 +8,9 @@ from typing import Any
 
 import my_project_trainer as trainer
 import pytest
+import torch
 from my_project_trainer.launch import idle_gpus, start
-from my_project_trainer.options import Options
+from my_project_trainer.options import Options, reading
 from my_project_trainer.run import placement
 
 
@@ -79,6 +80,15 @@ def test_text_is_no_number_where_only_numbers_are_accepted() -> None:
         "seed='2': expected int >= 0",
     )
     assert third.startswith("devices='0' may mean no device or device 0")
+
+
+def test_the_seed_is_that_of_seed_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(reading.SEEDED, "seed", 1)
+    trainer.seed_everything(42)
+    before = torch.nn.Linear(3, 3).weight
+    made = [trainer.Trainer(accelerator="cpu", **given) for given in ({"seed": 7}, {})]
+    assert [each._plan.options.seed for each in made] == [7, 42]
+    assert torch.equal(before, torch.nn.Linear(3, 3).weight)  # created after the trainer
 
 
 def test_making_a_trainer_writes_no_variable(

@@ -1,9 +1,11 @@
 """Samplers and loaders of the user: how many samples an epoch has, on any number of replicas."""
 
+import random
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from my_project_trainer.data import feed as feeds
@@ -114,6 +116,26 @@ def test_a_generator_that_is_not_used_is_said() -> None:
         loader = DataLoader(DATA, 2, shuffle=True, generator=generator)
         feed = feed_creation.feed_training(loader, share, in_global_order=True, **options)
         assert len(feed.remarks) == lines
+
+
+class Drawing(RandomSampler):
+    """Of a user: draws from a generator of its own."""
+
+
+class Seeded(Drawing):
+    def set_epoch(self, epoch: int) -> None: ...
+
+
+def test_a_generator_that_a_resume_does_not_restore_is_said() -> None:
+    def remarks(sampler: Any, **own: Any) -> list[str]:
+        vars(sampler).update(own)
+        return ReplayFeed(DataLoader(DATA, 2, sampler=sampler), feeds.Share(0, 1, 7), 1).remarks
+
+    for each in (np.random.default_rng(5), random.Random(5), torch.Generator()):
+        (line,) = remarks(Drawing(DATA), rng=each)
+        assert line.startswith("Drawing.rng draws from its beginning again after a resume")
+        assert remarks(Seeded(DATA), rng=each) == []
+    assert remarks(Drawing(DATA), generator=torch.Generator()) == []
 
 
 class Doubled(DataLoader[Any]):

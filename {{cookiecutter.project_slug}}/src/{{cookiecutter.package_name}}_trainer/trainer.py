@@ -73,7 +73,7 @@ class Trainer(RunProperties, OptionNames):
         self._last = RunResult()
         self.configuration: str | None = None
         console.warn_of_hidden_gpus(self._plan)
-        randomness.seed_everything(options.seed)
+        randomness.seed_generators(options.seed)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if hasattr(Options, name):

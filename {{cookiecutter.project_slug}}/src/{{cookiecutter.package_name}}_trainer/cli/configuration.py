@@ -16,7 +16,7 @@ from .. import strategies
 from ..checkpoint import run_directory
 from ..errors import ConfigurationError, Problems, foreign, shorten
 from ..module import DataModule, TrainingModule
-from ..options import Options, class_paths, values
+from ..options import Options, class_paths, reading, values
 from ..options.class_paths import Specified
 from ..run import plan
 from ..strategies import Entry, Limits
@@ -221,7 +221,7 @@ def _made(
 def _resolved(checked: Checked, without: Sequence[str] = ()) -> str:
     """The whole configuration with defaults, in today's spelling."""
     defaults = {each.name: each.default for each in fields(Options)}
-    trainer = defaults | foreign.translate(checked.trainer)
+    trainer = defaults | reading.SEEDED | foreign.translate(checked.trainer)
     sections: dict[str, Any] = {
         "trainer": {
             name: list(value) if isinstance(value, tuple) else value

@@ -13,6 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..options.reading import SEEDED
+
 State = dict[str, Tensor]
 _ROUNDS = 6  # of the network of a permutation
 # Mixes bits (Steele, Lea and Flood 2014).
@@ -54,6 +56,12 @@ def _in_bits(numbers: NDArray[np.uint64], count: int, key: int) -> NDArray[np.ui
 
 
 def seed_everything(seed: int) -> None:
+    """Seed torch (all devices), NumPy and Python, and trainers that are created without a seed."""
+    SEEDED["seed"] = int(seed)
+    seed_generators(seed)
+
+
+def seed_generators(seed: int) -> None:
     """Seed torch (all devices), NumPy and Python."""
     torch.manual_seed(seed)
     seed_sample(seed)

@@ -4,10 +4,12 @@ A resume reads no batch again if the loader can say its position.
 """
 
 import copy
+import random
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Sampler
@@ -33,6 +35,10 @@ _NEW_RANDOM = (
     "workers go on from the loader's position, but with new random numbers: keep the state of a "
     "generator in the dataset's state_dict"
 )
+_NEW_DRAWS = (
+    "{}.{} draws from its beginning again after a resume: seed it in set_epoch, or name a "
+    "torch.Generator 'generator', which each epoch seeds"
+)
 _RESTARTED = (
     "persistent_workers: the loader is read as it is, and its workers are started again in each "
     "epoch, so that set_epoch and random numbers reach them"
@@ -41,6 +47,16 @@ _RESTARTED = (
 
 def _is_resumable(owner: object) -> bool:
     return all(callable(getattr(owner, name, None)) for name in ("state_dict", "load_state_dict"))
+
+
+def _new_draws(loader: Any) -> Iterator[str]:
+    """A line for each generator that is neither seeded by an epoch nor saved."""
+    kinds = torch.Generator, np.random.Generator, np.random.RandomState, random.Random
+    for owner in components(loader):
+        for name, value in getattr(owner, "__dict__", {}).items():
+            is_seeded = name == "generator" and isinstance(value, torch.Generator)
+            if isinstance(value, kinds) and not (is_seeded or hasattr(type(owner), "set_epoch")):
+                yield _NEW_DRAWS.format(type(owner).__name__, name)
 
 
 class Saved(NamedTuple):
@@ -158,6 +174,8 @@ class ReplayFeed(Feed):
         self._positions, self.remarks = positions(loader, reader)
         if self._has_workers and getattr(loader, "persistent_workers", False):
             self.remarks = [*self.remarks, _RESTARTED]
+        if self._positions is None:
+            self.remarks = [*self.remarks, *_new_draws(loader)]
         self._saved: Saved | None = None
 
     def set_epoch(self, epoch: int) -> None:

@@ -25,6 +25,8 @@ _TODAY = {
     "accelerator": ("auto", "cpu", "gpu", "cuda"),
     "precision": ("32-true", "bf16-mixed", "16-mixed", "bf16-true", "16-true"),
 }
+SEEDED: dict[str, int] = {}
+"""The default ``seed``, once ``seed_everything`` has been called."""
 T = TypeVar("T")
 R = TypeVar("R")
 P = ParamSpec("P")
@@ -77,6 +79,7 @@ def read(given: Mapping[str, Any], problems: Problems) -> Options:
     for name, value in _NOT_GIVEN.items():
         if type(given.get(name, "")) is type(value) and given[name] == value:
             del given[name]
+    given = SEEDED | given
     spelled = ((given.get(name, names[0]), names) for name, names in _TODAY.items())
     is_older = any(not isinstance(value, str) or value not in names for value, names in spelled)
     if is_older or given.keys() - defaults:

@@ -67,7 +67,7 @@ class RankRun(Run):
         strategy.connect(plan.layout, plan.devices, precision)
         # Each rank draws its own dropout masks, unless it computes the same as another one.
         data = strategy.data
-        randomness.seed_everything(randomness.mix(self.seed, data.random_rank))
+        randomness.seed_generators(randomness.mix(self.seed, data.random_rank))
         self.recorder = Recorder(
             strategy.reduce,
             strategy.device,

@@ -36,7 +36,7 @@ class Noise:
         devices = self._devices if kind != "cpu" else ()
         kind = kind if devices else "cuda"
         with randomness.kept(), torch.random.fork_rng(devices, device_type=kind):
-            randomness.seed_everything(randomness.mix(run.seed, self._step, self._number))
+            randomness.seed_generators(randomness.mix(run.seed, self._step, self._number))
             yield
 
 

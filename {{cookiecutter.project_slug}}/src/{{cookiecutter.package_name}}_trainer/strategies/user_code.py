@@ -24,21 +24,27 @@ _ALLOWED = {
 }
 
 
+_AGAIN = "create the module again, and load them: load_weights(module, trainer.run_directory)"
+
+
 def forbid_calls(module: nn.Module, *, only_empty: bool = False) -> None:
     """Let calls of layers raise UserError on all ranks after a fit, which left parts of weights.
 
-    ``only_empty``: of layers whose parameters are freed, until a checkpoint is loaded.
+    ``only_empty``: only where parameters are freed, and any use of these, until they are loaded.
     """
     for layer in module.modules():
         if next(layer.parameters(recurse=False), None) is not None:
             layer.register_forward_pre_hook(partial(_refuse_call, only_empty))
+    for each in module.parameters():
+        if only_empty and type(each) is nn.Parameter and not each.numel():
+            each.__class__ = Freed
 
 
 def _refuse_call(only_empty: bool, layer: nn.Module, _: Any) -> None:
     if not only_empty or not all(each.numel() for each in layer.parameters(recurse=False)):
         raise UserError(
             f"a {type(layer).__name__} is called after the fit that has sharded its weights; "
-            "create the module again, and load them: load_weights(module, trainer.run_directory)"
+            f"{_AGAIN}"
         )
 
 
@@ -59,7 +65,7 @@ class HookGuard:
     ) -> None:
         self._module, self._instead, self.is_held = module, instead, is_held
         self._stand_in: Any = {"hidden": _Hidden, "some": _Some}.get(gradients)
-        self._hook = ""
+        self._hook = "code after the fit"
 
     def error(self, what: str) -> UserError:
         """The error of an operation on ``what``."""
@@ -160,3 +166,9 @@ class _Some(_Guarded, Tensor):
             if is_number and all(each is not given for given in tree_leaves(args)):
                 raise cls.guard.error("gradients")
         return found
+
+
+class Freed(_Missing):
+    """A parameter that a fit has freed, until it is loaded."""
+
+    guard = HookGuard(nn.Module(), _AGAIN, lambda each: each.numel() > 0)

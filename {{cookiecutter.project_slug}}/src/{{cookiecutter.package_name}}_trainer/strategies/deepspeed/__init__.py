@@ -16,14 +16,10 @@ def _read(env: Environment) -> Layout:
     return check_filled(read_named(env, "deepspeed", _NAMES))
 
 
-def _appended(env: Environment) -> list[str]:
-    """The option by which the launcher passes the local rank, which is also in a variable."""
-    return [f"--local_rank={env.get('LOCAL_RANK')}"]
-
-
 # After MPI, which the launcher can use to start ranks; before srun, whose step they inherit.
 _SOURCE = Source(
-    "deepspeed", 50, _read, ("CROSS_RANK", "CROSS_SIZE", "LOCAL_SIZE", "MASTER_ADDR"), _appended
+    *("deepspeed", 50, _read, ("CROSS_RANK", "CROSS_SIZE", "LOCAL_SIZE", "MASTER_ADDR")),
+    lambda env: [f"--local_rank={env.get('LOCAL_RANK')}"],  # by its launcher; a variable has it too
 )
 # The second one is Lightning's.
 VARIABLES = ("TRAINER_DEEPSPEED_CONFIG", "PL_DEEPSPEED_CONFIG_PATH")

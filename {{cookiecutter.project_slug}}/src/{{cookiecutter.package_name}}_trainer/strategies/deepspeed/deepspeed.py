@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...errors import UserError, one_line
@@ -35,7 +35,7 @@ from ..optimizer_state import group_names, parameter_names
 from ..optimizers import Optimization
 from ..precision import Precision
 from ..process_group import ProcessGroupStrategy
-from ..user_code import HookGuard, forbid_calls
+from ..user_code import Freed, HookGuard, forbid_calls
 from . import ELSEWHERE, optimizers, process, settings
 from .onebit_adam import CompressionErrors, OneBitAdam
 from .slices import FlatSlices, ParameterSlices, clip_finite
@@ -185,9 +185,10 @@ class DeepSpeed(ProcessGroupStrategy):
         process.adopt_process_group(self.group_timeout)
 
     def place(self, module: TrainingModule) -> None:
-        super().place(module)
         for each in module.parameters():
+            each.__class__ = nn.Parameter if type(each) is Freed else type(each)
             each.data = each.data.contiguous()  # DeepSpeed broadcasts no others
+        super().place(module)
 
     def _make_step_module(self, module: TrainingModule) -> StepModule:
         return _AutocastStep(module, self.precision)

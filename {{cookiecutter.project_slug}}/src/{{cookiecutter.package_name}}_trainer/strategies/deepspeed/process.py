@@ -230,5 +230,5 @@ def explained() -> Iterator[None]:
         is_engine = not isinstance(error, RuntimeError) and "deepspeed" in Path(file).parts
         if not is_engine and "returned an invalid gradient" not in str(error):
             raise
-        reason = " ".join(str(error).split()).rstrip(".")
+        reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
         raise UserError(f"DeepSpeed cannot compute this step ({reason}); {_ONE_USE}") from error

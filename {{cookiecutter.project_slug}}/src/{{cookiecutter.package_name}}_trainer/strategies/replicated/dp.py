@@ -164,11 +164,7 @@ def of_first_device(sizes: Sizes) -> Sizes:
 
 
 def replicate(
-    module: Any,
-    device: torch.device,
-    *,
-    is_first: bool,
-    copies: dict[int, Any] | None = None,
+    module: Any, device: torch.device, *, is_first: bool, copies: dict[int, Any] | None = None
 ) -> Any:
     """Replicate a module for one step; gradients flow to the parameters of the original.
 

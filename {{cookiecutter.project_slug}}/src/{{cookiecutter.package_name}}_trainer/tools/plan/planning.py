@@ -15,7 +15,7 @@ from torch import Tensor
 from ...cli import arguments, config_files, configuration
 from ...data import Feed, moving, sources
 from ...data.feed_creation import device_batch_size
-from ...data.randomness import seed_everything
+from ...data.randomness import seed_generators
 from ...errors import Problems, UserError, shown
 from ...loop.position import scaled_rate
 from ...module import DataModule, TrainingModule
@@ -133,7 +133,7 @@ def make(asked: Request, problems: Problems, program: str) -> dict[str, Any]:
             with problems:
                 data = checked.classes["data"].create()
         plan = plans.make(options, problems, place)  # raises all problems
-        seed_everything(options.seed)
+        seed_generators(options.seed)
         build = checked.classes["model"].create
         try:
             with contextlib.redirect_stdout(None):  # user code would print in each trace

@@ -50,7 +50,7 @@ TRAINER_TYPES = cd tests/trainer && $(PROJECT_VENV)/bin/mypy --cache-dir $(CURDI
 TRAINER_TESTS = RENDERED_PROJECT=build/test/my-project $(PROJECT_VENV)/bin/python $(PYTEST)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo project tutorial test test-template test-trainer test-capabilities test-engines renders test-slow conformance test-xla test-gpu gpu-project gpu-tools bench-gpu soak docker slurm ssh horovod engines models lint format bench bench-memory bench-plan bench-pipeline bench-checkpoints docs docs-serve docs-screenshots lock clean tables docs-tools test-docs bench-scale soak-long test-oldest test-fake-gpu
+.PHONY: help demo project tutorial test test-template test-trainer test-capabilities test-engines renders test-slow conformance test-xla test-gpu gpu-project gpu-tools bench-gpu soak docker slurm ssh horovod engines models lint format bench bench-memory bench-plan bench-pipeline bench-checkpoints docs docs-serve docs-screenshots lock clean tables docs-tools test-docs bench-scale soak-long test-oldest test-fake-gpu torch-names
 
 help:  ## list these commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -114,6 +114,11 @@ test-oldest: project  ## run the quick tests with the oldest torch that is suppo
 	'$(OLDEST)/bin/python' -m pip install -qq --no-build-isolation --no-deps --editable build/test/my-project
 	cd build/test/my-project && CUDA_VISIBLE_DEVICES= '$(OLDEST)/bin/python' $(PYTEST) -m "$(QUICK)"
 	RENDERED_PROJECT=build/test/my-project CUDA_VISIBLE_DEVICES= '$(OLDEST)/bin/python' $(PYTEST) -m "$(QUICK)" tests/trainer
+
+# From the oldest that is supported to the locked one; none of them is installed.
+TORCH_VERSIONS ?= 2.10.* 2.11.* 2.12.* 2.13.*
+torch-names: $(TOOLS)  ## say which names of torch that the trainer uses a supported version lacks, from its wheel (400 MB in all)
+	$(BIN)/python tools/torch_names.py build/torch-names $(foreach each,$(TORCH_VERSIONS),'$(each)')
 
 # The locked torch with CUDA, besides what the project's environment has, and the headers of CUDA that it lacks.
 FAKE_GPU := $(CURDIR)/build/fake-gpu

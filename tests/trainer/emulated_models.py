@@ -114,20 +114,3 @@ class Measured(Model):
         self.metric.update(loss.detach())
         self.log("metric", self.metric)
         return loss
-
-
-class Reading(Model):
-    """Trains on a tensor in a batch.
-
-    Args:
-        read: finds it.
-    """
-
-    def __init__(self, read: Callable[[Any], Tensor]) -> None:
-        super().__init__()
-        self.read = read
-        self.types: set[str] = set()
-
-    def train_on(self, batch: Any) -> Tensor:
-        self.types.add(type(batch).__name__)
-        return self.network(self.read(batch).view(-1, 6)).square().mean()  # type: ignore[no-any-return]

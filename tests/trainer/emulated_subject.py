@@ -26,9 +26,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import emulated_gpu
 import emulated_operations
-from emulated_batches import BATCHES
 from emulated_gpu import NAME
-from emulated_models import ADAMW, Manual, Measured, Model, Reading
+from emulated_models import ADAMW, Manual, Measured, Model
 
 STEPS = 8
 SAVED = 6
@@ -192,20 +191,6 @@ def batch_sizes(folder: Path) -> dict[str, int]:
     return found
 
 
-def batch_type(name: str, folder: Path) -> dict[str, Any]:
-    """Two steps of ddp on batches of a type."""
-    make, read = BATCHES[name]
-    model = Reading(read)
-    batches = [make(torch.ones(_BATCH, 6) * number) for number in range(2)]
-    running = make_trainer(folder / "batches" / name, "gpu", strategy="ddp")
-    running.fit(model, batches)
-    return {
-        "steps": running.global_step,
-        "type": type(batches[0]).__name__,
-        "types": sorted(model.types),
-    }
-
-
 def planted(folder: Path) -> dict[str, Any]:
     """What is seen of faults that were planted."""
     found: dict[str, Any] = {}
@@ -281,7 +266,6 @@ def main(folder: Path) -> None:
             "fits": {name: attempted(seen, fit, folder / name) for name, fit in FITS.items()},
             "evaluations": attempted(evaluations, folder / "evaluations"),
             "crossings": attempted(crossings, folder / "crossings"),
-            "batch types": {name: attempted(batch_type, name, folder) for name in BATCHES},
             "batch sizes": attempted(batch_sizes, folder / "sizes"),
             "planted": attempted(planted, folder / "planted"),
         }

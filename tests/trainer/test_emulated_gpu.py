@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from tests.project import run
 
-from emulated_batches import BATCHES
 from emulated_models import FIRST, LAST
 from emulated_subject import FITS, STEPS
 
@@ -119,14 +118,6 @@ def test_predictions_are_on_the_host_in_whatever_they_are(found: Any) -> None:
 @pytest.mark.slow
 def test_a_search_for_the_batch_size_steps_in_16_mixed(found: Any) -> None:
     assert part(found, "batch sizes") == {"automatic": 4 * STEPS, "manual": 4 * STEPS}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", BATCHES)
-def test_ddp_trains_on_batches_of_a_type(found: Any, name: str) -> None:
-    seen = part(found, "batch types", name)
-    assert seen["steps"] == 2
-    assert seen["types"] == [seen["type"].replace("Tensor", "EmulatedTensor")]
 
 
 # --- the device itself: what is broken on purpose is noticed --------------------------------------

@@ -1,4 +1,4 @@
-"""Snippets of pages: a plain loop and its module, class weights, windows, images, metrics."""
+"""Snippets of pages: a plain loop and its module, losses, windows, images, metrics."""
 
 import ast
 import os
@@ -15,6 +15,8 @@ from my_project_trainer.cli import load_weights
 from tests.project import ROOT, run
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 pytestmark = pytest.mark.usefixtures("apart")
@@ -85,6 +87,33 @@ def test_class_weights_are_those_of_the_whole_step() -> None:
         fit(module, [loader], accumulate_grad_batches=8 // size)
         found.append(module.layer.weight.detach())
     torch.testing.assert_close(*found, atol=1e-6, rtol=0)
+
+
+class Largest(TorchDispatchMode):
+    """The number of elements of the largest tensor that is made."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        sizes = [each.numel() for each in tree_leaves(made) if isinstance(each, torch.Tensor)]
+        self.elements = max(self.elements, *sizes)
+        return made
+
+
+def test_a_chunked_loss_is_that_of_all_tokens(tmp_path: Path) -> None:
+    head = defined("how-to/memory.md", "Large vocabularies")["ChunkedLoss"](2, 100, tokens=4)
+    hidden, labels = torch.randn(3, 5, 2, requires_grad=True), torch.arange(15).view(3, 5)
+    labels[0, :2] = -100
+    with Largest() as seen:
+        loss = head(hidden, labels)
+        loss.backward()
+    assert seen.elements == 4 * 100
+    found = [loss, hidden.grad, head.weight.grad]
+    hidden.grad = head.weight.grad = None
+    whole = cross_entropy((hidden @ head.weight.T).flatten(0, 1), labels.flatten())
+    whole.backward()
+    torch.testing.assert_close(found, [whole, hidden.grad, head.weight.grad], atol=1e-6, rtol=0)
 
 
 class Plain(trainer.TrainingModule):

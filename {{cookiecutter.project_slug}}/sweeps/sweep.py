@@ -183,7 +183,8 @@ class Sweep:
 
     def found(self, *states: TrialState) -> list[optuna.trial.FrozenTrial]:
         """The trials in some states."""
-        return self.study.get_trials(states=states)
+        trials: list[optuna.trial.FrozenTrial] = self.study.get_trials(states=states)
+        return trials
 
     @property
     def left(self) -> int:

@@ -35,7 +35,6 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,7 @@ from ..checkpoint import Checkpoints, dtensors
 from ..data import MicroBatch
 from ..launch import collectives, output
 from ..launch.signals import STOP, Preempted, Preemption
-from ..logging import BatchContext, peak_memory, torchmetrics_state
+from ..logging import BatchContext, peak_memory
 from ..strategies import BatchSkipped
 from ..strategies.optimizers import rates_to_log
 from . import saving
@@ -158,7 +157,8 @@ class FitLoop(AbstractContextManager["FitLoop"]):
             hashes, step = self.hashes, position.global_step + 1
             is_logged = context.is_recorded and hashes.is_moment(step, context.ends_epoch)
             hashes.is_due = hashes.is_open and (hashes.is_every or is_logged or step == hashes.last)
-            outputs = self._run_batch(batch, context)
+            run = self._run_batch if context.samples else self._run_padding
+            outputs = run(batch, context)
             position.batch += 1
             if context.ends_step:
                 if fit.manual is None:
@@ -247,17 +247,24 @@ class FitLoop(AbstractContextManager["FitLoop"]):
 
     # --- a step --------------------------------------------------------------------------------
 
+    def _run_padding(self, batch: MicroBatch, context: BatchContext) -> list[Any]:
+        from ..logging import torchmetrics_state
+
+        with torchmetrics_state.unchanged(self.fit.module):
+            return self._run_batch(batch, context)
+
     def _run_batch(self, batch: MicroBatch, context: BatchContext) -> list[Any]:
         """Run a micro-batch; return what ``training_step`` returned."""
         strategy, manual, given = self.fit.strategy, self.fit.manual, (batch.data, batch.number)
         if self.fit.compiled is not None:
             torch.compiler.cudagraph_mark_step_begin()
-        # The last batch of a step may be skipped, and so cannot average those before it.
-        sync = context.ends_step or self.fit.module.may_skip_batches
-        step = partial(strategy.forward_backward, weight=context.weight, synchronize=sync)
         try:
-            with torchmetrics_state.unchanged(self.fit.module, context.samples):
-                found = step(*given) if manual is None else manual.run(*given)
+            if manual is None:
+                # The last batch of a step may be skipped, and so cannot average those before it.
+                sync = context.ends_step or self.fit.module.may_skip_batches
+                found = strategy.forward_backward(*given, weight=context.weight, synchronize=sync)
+            else:
+                found = manual.run(*given)
         except BatchSkipped:
             self._skipped_batches += 1
             return []

@@ -23,7 +23,7 @@ LINES = {
     "launch": 2934,
     "legacy": 596,
     "logging": 1442,
-    "loop": 2416,
+    "loop": 2423,
     "memory": 301,
     "module": 830,
     "options": 1100,
@@ -83,12 +83,12 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
     components = sum(count(folder) for folder in folders if folder.is_dir())
     assert count(TRAINER / "tools") <= 2500
     # To be 27,600 and 19,100, with 1,100 for everyday faults, clusters, disks and files.
-    assert count(TRAINER) <= 29_890
-    assert count(TRAINER) - components <= 21_727
+    assert count(TRAINER) <= 29_897
+    assert count(TRAINER) - components <= 21_734
 
 
 def test_the_tests_are_few() -> None:
-    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 60_270  # to be 58,000
+    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 60_266  # to be 58,000
 
 
 def test_the_user_s_package_is_small() -> None:

@@ -38,8 +38,8 @@ def step(x: Tensor) -> None:
 
 def write(path: Path, files: dict[str, str]) -> Version:
     with zipfile.ZipFile(path, "w") as wheel:
-        for name, text in files.items():
-            wheel.writestr(name, text)
+        for each in files.items():
+            wheel.writestr(*each)
     return Version(path)
 
 

@@ -9,14 +9,13 @@ import json
 import os
 import sys
 from collections import defaultdict
-from functools import partial
 from typing import Any
 
 import my_project_trainer as trainer
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 WIDTH = 512
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "bf16-true")
@@ -44,7 +43,7 @@ class Block(nn.Module):
 class Model(trainer.TrainingModule):
     """Four blocks."""
 
-    batch_type: Any = dict
+    batch_of: Any = staticmethod(lambda rows: {"x": default_collate(rows)[0]})
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,10 +62,7 @@ class Model(trainer.TrainingModule):
 
     def train_dataloader(self) -> Any:
         data = TensorDataset(torch.ones(64, 4, WIDTH))
-        make = self.batch_type
-        return DataLoader(
-            data, 4, collate_fn=lambda rows: make(x=torch.stack([x for (x,) in rows]))
-        )
+        return DataLoader(data, batch_size=4, collate_fn=self.batch_of)
 
     val_dataloader = train_dataloader
 
@@ -77,7 +73,7 @@ def fit(name: str, precision: str, devices: int) -> int:
     torch.cuda.reset_peak_memory_stats()
     model = Model()
     if name == "ddp":  # FSDP moves batches itself, and fails on one of this type
-        model.batch_type = partial(defaultdict, Tensor)
+        model.batch_of = lambda rows: defaultdict(Tensor, x=default_collate(rows)[0])
     options = {"val_every_n_steps": 4, "limit_val_batches": 2, "gradient_clip_val": 1.0}
     trainer.Trainer(
         **options,

@@ -18,16 +18,16 @@ LINES = {
     "callbacks": 841,
     "checkpoint": 1725,
     "cli": 1231,
-    "data": 2125,
+    "data": 2129,
     "errors.py": 190,
     "launch": 2934,
     "legacy": 596,
     "logging": 1442,
-    "loop": 2423,
+    "loop": 2422,
     "memory": 301,
     "module": 830,
     "options": 1100,
-    "run": 1890,
+    "run": 1888,
     "strategies/*.py": 2522,
     "strategies/asynchronous": 453,
     "strategies/deepspeed": 1758,
@@ -83,8 +83,8 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
     components = sum(count(folder) for folder in folders if folder.is_dir())
     assert count(TRAINER / "tools") <= 2500
     # To be 27,600 and 19,100, with 1,100 for everyday faults, clusters, disks and files.
-    assert count(TRAINER) <= 29_897
-    assert count(TRAINER) - components <= 21_734
+    assert count(TRAINER) <= 29_898
+    assert count(TRAINER) - components <= 21_735
 
 
 def test_the_tests_are_few() -> None:

@@ -157,8 +157,7 @@ class FitLoop(AbstractContextManager["FitLoop"]):
             hashes, step = self.hashes, position.global_step + 1
             is_logged = context.is_recorded and hashes.is_moment(step, context.ends_epoch)
             hashes.is_due = hashes.is_open and (hashes.is_every or is_logged or step == hashes.last)
-            run = self._run_batch if context.samples else self._run_padding
-            outputs = run(batch, context)
+            outputs = (self._run_batch if context.samples else self._run_padding)(batch, context)
             position.batch += 1
             if context.ends_step:
                 if fit.manual is None:

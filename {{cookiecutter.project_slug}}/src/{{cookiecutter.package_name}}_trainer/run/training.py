@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..callbacks.calls import calls_of, start_fresh
-from ..checkpoint import DIRECTORY, Checkpoint, Checkpoints, run_choice, run_directory
+from ..checkpoint import DIRECTORY, Checkpoint, Checkpoints, left_out, run_choice, run_directory
 from ..checkpoint.run_choice import Selection
 from ..checkpoint.run_lock import RunLock
 from ..checkpoint.writing import set_aside
@@ -69,8 +69,6 @@ def fit(run: RankRun, module: TrainingModule, data: Data, val_dataloader: Loader
             check_loaders(plan, validates=bool(loaders), orders=feed.has_plan)
             code: dict[str, Any] = {FROZEN: frozen(module)}
             if options.checkpoint_weights == "trainable":
-                from ..checkpoint import left_out
-
                 code[LEFT_OUT] = left_out.marks(module)
             if resumed is not None and options.resume_options == "checkpoint":
                 from ..loop import resuming

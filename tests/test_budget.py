@@ -22,8 +22,8 @@ LINES = {
     "errors.py": 190,
     "launch": 2934,
     "legacy": 596,
-    "logging": 1452,
-    "loop": 2415,
+    "logging": 1442,
+    "loop": 2413,
     "memory": 301,
     "module": 830,
     "options": 1094,
@@ -35,8 +35,8 @@ LINES = {
     "strategies/fsdp": 708,
     "strategies/gradients": 463,
     "strategies/horovod": 227,
-    "strategies/model_parallel": 2083,
-    "strategies/replicated": 607,
+    "strategies/model_parallel": 2082,
+    "strategies/replicated": 606,
     "strategies/xla": 299,
     "tools/__init__.py": 6,
     "tools/doctor": 680,
@@ -83,12 +83,12 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
     components = sum(count(folder) for folder in folders if folder.is_dir())
     assert count(TRAINER / "tools") <= 2500
     # To be 27,600 and 19,100, with 1,100 for everyday faults, clusters, disks and files.
-    assert count(TRAINER) <= 29_771
-    assert count(TRAINER) - components <= 21_604
+    assert count(TRAINER) <= 29_757
+    assert count(TRAINER) - components <= 21_591
 
 
 def test_the_tests_are_few() -> None:
-    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 60_032  # to be 58,000
+    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 60_057  # to be 58,000
 
 
 def test_the_user_s_package_is_small() -> None:

@@ -14,6 +14,7 @@ import torch
 from my_project_trainer import Trainer, TrainingModule
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics.aggregation import SumMetric
 
 
 class Unequal(TrainingModule):
@@ -28,6 +29,7 @@ class Unequal(TrainingModule):
         for each in self.parameters():
             each.data.fill_(own)
         self.register_buffer("scale", torch.full((3,), own))
+        self.samples = SumMetric()
         self.seen: dict[str, Any] = {"evaluated": []}
 
     def training_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
@@ -41,6 +43,11 @@ class Unequal(TrainingModule):
         own = self.global_rank + 1.0
         self.log("low", own, on_epoch=True, reduce_fx="min")
         self.log("high", own, on_epoch=True, reduce_fx="max")
+        count = float(len(batch[0]))
+        self.samples.update(count)
+        self.log("metric", self.samples)
+        self.log("sum", count, on_step=False, on_epoch=True, reduce_fx="sum")
+        self.log("mean", own, on_step=False, on_epoch=True, batch_size=len(batch[0]))
         self.scale.fill_(own)  # like BatchNorm's statistics, which differ between ranks
         values = self.last(self.first(batch[0]))
         loss = values.square().mean()
@@ -67,7 +74,8 @@ class Unequal(TrainingModule):
         return torch.optim.Adam(self.parameters(), lr=0.0)
 
     def train_dataloader(self) -> Any:
-        return DataLoader(TensorDataset(torch.ones(8, 2)), batch_size=2)
+        # The last of nine samples is rank 0's: rank 1 has a padding batch.
+        return DataLoader(TensorDataset(torch.ones(9, 2)), batch_size=2)
 
     def val_dataloader(self) -> Any:
         return DataLoader(TensorDataset(torch.ones(1, 2)), batch_size=1)  # one sample, on rank 0

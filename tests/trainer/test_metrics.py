@@ -30,6 +30,16 @@ def test_means_of_parts_are_the_mean_of_the_whole(parts: list[tuple[int, float]]
     assert recorder.take_epoch()["x"] == pytest.approx(sum(whole) / len(whole), abs=1e-9)
 
 
+@pytest.mark.parametrize("how", ["mean", "sum", "min", "max"])
+def test_a_padding_batch_counts_in_no_reduction(how: str) -> None:
+    recorder = make_recorder()
+    for value, samples in [(9.0, 0), (3.0, 2), (-9.0, 0)]:
+        recorder.context = recorder.context._replace(samples=samples)
+        recorder.log("x", value, on_epoch=True, reduce_fx=how, batch_size=2)
+    assert recorder.take_step() == {"x_step": 3.0}
+    assert recorder.take_epoch() == {"x_epoch": 3.0}
+
+
 @pytest.mark.parametrize(
     ("how", "result"), [("mean", 1.75), ("sum", 3.0), ("min", -2.0), ("max", 4.0)]
 )

@@ -78,17 +78,24 @@ def test_values_are_reduced_over_ranks_and_over_one_without_samples(
     results: Results, strategy: str
 ) -> None:
     assert set(results.logged(strategy, "low_step")) == {1.0}
-    assert set(results.logged(strategy, "high_step")) == {2.0}
+    assert results.logged(strategy, "high_step") == [2.0, 2.0, 1.0]
     assert results.logged(strategy, "low_epoch") == [1.0]
     assert results.logged(strategy, "high_epoch") == [2.0]
-    assert results.logged(strategy, "val_low") == [1.0, 1.0]
+    assert results.logged(strategy, "val_low") == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_padding_batch_counts_in_no_value(results: Results, strategy: str) -> None:
+    expected = {"metric": 9.0, "sum": 9.0, "mean": (5 + 4 * 2) / 9}
+    for name, value in expected.items():
+        assert results.logged(strategy, name) == [pytest.approx(value)], name
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_each_rank_s_hooks_get_what_its_step_returned(results: Results, strategy: str) -> None:
     for rank, seen in enumerate(results.seen(strategy)):
         # All weights and inputs are 1: the first layer gives 3, the last one 13.
-        assert seen["outputs"] == [[[14.0 + rank] * 2] * 2, ["a"], [False, False]]
+        assert seen["outputs"] == [[[14.0 + rank] * 2], ["a"], [False, False]]
 
 
 def test_rank_0_prints_to_the_terminal_and_the_others_into_their_files(results: Results) -> None:

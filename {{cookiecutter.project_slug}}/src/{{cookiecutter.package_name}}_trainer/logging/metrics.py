@@ -57,10 +57,10 @@ class _Total:
     total: Tensor
     weight: float
 
-    def add(self, value: Tensor, samples: float) -> None:
+    def add(self, value: Tensor, samples: float | None) -> None:
+        if samples is None or (self.how == "mean" and not samples):
+            return  # the mean over nothing may be NaN
         if self.how == "mean":
-            if not samples:  # the mean over nothing may be NaN
-                return
             self.total.add_(value, alpha=samples)  # one kernel
             self.weight += samples
         elif self.how == "sum":
@@ -94,7 +94,8 @@ class _Logged(NamedTuple):
 
     name: str
     value: Any
-    samples: float
+    samples: float | None
+    """``None``: it counts in no reduction, as of a padding batch."""
     how: ReduceFx
     synced: bool
 
@@ -103,7 +104,7 @@ class Recorder:
     """Records the values that a module logs, on the device, until they are shown.
 
     Without ``steps_together``, values of a step are not reduced: other ranks may be at another one.
-    Unless it ``counts``, all values of this rank have a weight of 0.
+    Unless it ``counts``, no value of this rank does.
     """
 
     def __init__(
@@ -115,7 +116,6 @@ class Recorder:
     ) -> None:
         self.context = BatchContext(level="epoch")
         """Of the batch whose step runs, or of hooks between steps."""
-        self._ignores = False
         self.latest: dict[str, Any] = {}
         self._reduce = reduce
         self._steps_together, self._counts = steps_together, counts
@@ -152,8 +152,8 @@ class Recorder:
         """See :meth:`~..module.TrainingModule.log`; the batch's loader is added to the name."""
         context = self.context
         name = f"{name}/{context.loader}" if context.loader else name
-        samples = context.counted if batch_size is None else batch_size
-        samples *= self._counts
+        count = context.counted if batch_size is None else batch_size
+        samples = count if context.samples and self._counts else None
         if isinstance(value, Tensor):
             is_quick = not context.is_recorded and context.is_training and context.level == "step"
             if is_quick and not (on_epoch or prog_bar or on_step is False):
@@ -174,8 +174,6 @@ class Recorder:
                     "on_epoch and reduce_fx; to log values of steps, log what calling it returns"
                 )
             self._log_metric(name, value)
-            return
-        if self._ignores:
             return
         if prog_bar:
             self.latest[name] = value
@@ -292,15 +290,6 @@ class Recorder:
         finally:
             self.context, self._epoch, self._steps, self.metrics, self.latest = kept
             self._of_training = {}
-
-    @contextlib.contextmanager
-    def ignoring_values(self) -> Iterator[None]:
-        """Record no values in this context, only metric objects, which all ranks must compute."""
-        self._ignores = True
-        try:
-            yield
-        finally:
-            self._ignores = False
 
     def state(self) -> dict[str, Tensor]:
         """This rank's sums of the current epoch."""

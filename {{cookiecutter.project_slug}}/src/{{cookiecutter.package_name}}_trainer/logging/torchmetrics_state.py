@@ -12,9 +12,10 @@ _MOST = 100  # items of a container in which metrics are looked for
 
 
 @contextlib.contextmanager
-def unchanged(module: nn.Module) -> Iterator[None]:
-    """Restore the state of every torchmetrics metric inside a module on exit."""
-    kept = [(each, each._copy_state_dict(), each._update_count) for each in metrics(module)]
+def unchanged(module: nn.Module, samples: float = 0) -> Iterator[None]:
+    """Restore the state of torchmetrics metrics in a module on exit, unless ``samples`` count."""
+    found = [] if samples else metrics(module)
+    kept = [(each, each._copy_state_dict(), each._update_count) for each in found]
     try:
         yield
     finally:

@@ -41,10 +41,7 @@ def evaluate(
             for batch in read(strategy, feed, 0, 0):
                 facts: dict[str, Any] = {"samples": batch.samples, "counted": batch.counted}
                 recorder.context = recorder.context._replace(**facts)
-                with contextlib.ExitStack() as padding:
-                    if not (batch.samples and counts):  # nothing that is logged counts
-                        padding.enter_context(recorder.ignoring_values())
-                        padding.enter_context(torchmetrics_state.unchanged(module))
+                with torchmetrics_state.unchanged(module, batch.samples and counts):
                     output = strategy.forward(stage, batch.data, batch.number)
                 if output is not None and batch.number == 0 and collectives.rank() == 0:
                     warnings.warn(
@@ -54,7 +51,8 @@ def evaluate(
                     )
             if name:  # a metric object may be logged again, for the next loader
                 values |= recorder.take_epoch()
-        recorder.context = recorder.context._replace(loader="")
+        # Of no batch: every rank counts the same, whatever its last batch was.
+        recorder.context = recorder.context._replace(loader="", samples=1, counted=1.0)
         getattr(module, f"on_{stage}_epoch_end")()
         return values | recorder.take_epoch()
 

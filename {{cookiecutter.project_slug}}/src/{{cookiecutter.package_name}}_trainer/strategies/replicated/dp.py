@@ -71,8 +71,7 @@ class ReplicatedStep(StepModule):
         outputs = []
         for index, (replica, piece) in enumerate(zip(replicas, pieces, strict=True)):
             device = self._devices[index]
-            # A padding batch, which only keeps this process in step with others, has weight 0.
-            counted = self.counts[index] if run is None or run.batch_samples else 0.0
+            counted = self.counts[index]
             state = dataclasses.replace(self.module.trainer_state, device=device, samples=counted)
             replica.trainer_state = state
             # The current one, for its kernels and new tensors.

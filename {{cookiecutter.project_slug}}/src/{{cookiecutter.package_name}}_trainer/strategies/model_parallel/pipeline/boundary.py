@@ -86,8 +86,7 @@ class Boundary:
     def outputs(self, step: Step, compute: Compute) -> Any:
         """Run a step in which ``compute`` replaces ``sequential_module``."""
         module, state = self._module, self._module.trainer_state
-        is_padding = state.run is not None and not state.run.batch_samples
-        module.trainer_state = replace(state, samples=0 if is_padding else step.samples)
+        module.trainer_state = replace(state, samples=step.samples)
         self._compute, self._calls = compute, 0
         try:
             with ExitStack() as self._before:

@@ -84,6 +84,7 @@ EXEMPT = {
     "resume": "each run is resumed",
     "resume_options": "the same in each run: nothing differs in a resume",
     "run_name": "each run has one",
+    "checkpoint_weights": "no row freezes parameters from the start: test_left_out.py does",
     "default_root_dir": "each row has its own",
     "overwrite": "refused with resume, in each row",
     "fast_dev_run": "its run of one epoch saves no checkpoint that another could resume",

@@ -37,10 +37,10 @@ def _mark(value: Tensor) -> str:
     return f"{value.dtype} {list(value.shape)} {zlib.crc32(some.tobytes()):08x}"
 
 
-def check(module: nn.Module, model: Mapping[str, Any], source: object) -> None:
+def check(module: nn.Module, model: Any, source: object) -> None:
     """Raise CheckpointError if a parameter that was left out has other values in the module."""
     for name, each in module.named_parameters(remove_duplicate=False):
-        was = model.get(name)
+        was = model.get(name) if isinstance(model, Mapping) else None  # damaged, or forged
         if isinstance(was, str) and not dtensors.is_sharded(each) and was != _mark(each):
             raise CheckpointError(
                 f"{source}: {name} was frozen and left out (checkpoint_weights='trainable'), and "

@@ -35,7 +35,6 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,7 @@ from ..checkpoint import Checkpoints, dtensors
 from ..data import MicroBatch
 from ..launch import collectives, output
 from ..launch.signals import STOP, Preempted, Preemption
-from ..logging import BatchContext, peak_memory, torchmetrics_state
+from ..logging import BatchContext, peak_memory
 from ..strategies import BatchSkipped
 from ..strategies.optimizers import rates_to_log
 from . import saving
@@ -258,12 +257,13 @@ class FitLoop(AbstractContextManager["FitLoop"]):
         strategy, manual, given = self.fit.strategy, self.fit.manual, (batch.data, batch.number)
         if self.fit.compiled is not None:
             torch.compiler.cudagraph_mark_step_begin()
-        # The last batch of a step may be skipped, and so cannot average those before it.
-        sync = context.ends_step or self.fit.module.may_skip_batches
-        step = partial(strategy.forward_backward, weight=context.weight, synchronize=sync)
         try:
-            with torchmetrics_state.unchanged(self.fit.module, context.samples):
-                found = step(*given) if manual is None else manual.run(*given)
+            if manual is None:
+                # The last batch of a step may be skipped, and so cannot average those before it.
+                sync = context.ends_step or self.fit.module.may_skip_batches
+                found = strategy.forward_backward(*given, weight=context.weight, synchronize=sync)
+            else:
+                found = manual.run(*given)
         except BatchSkipped:
             self._skipped_batches += 1
             return []

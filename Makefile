@@ -141,7 +141,7 @@ test-slow: models  ## run the tests that are slow or need an engine, and train i
 	$(IN_PROJECT) build/test/my-project test-slow VENV=$(PROJECT_VENV)
 	$(TRAINER_TESTS) -m "$(TESTS)" tests/trainer
 	PROJECT_PYTHON=$(PROJECT_VENV)/bin/python $(BIN)/python $(PYTEST) -m "$(TRAINS)" tests/test_update.py tests/test_docs.py \
-		tests/test_project_files.py tests/test_examples.py tests/test_kubernetes.py
+		tests/test_project_files.py tests/test_examples.py tests/test_kubernetes.py tests/test_wheel.py
 
 conformance: project  ## compare every strategy with one process in all combinations, and print the table
 	$(IN_PROJECT) build/test/my-project conformance VENV=$(PROJECT_VENV)

@@ -72,8 +72,8 @@ def fit(name: str, precision: str, devices: int) -> int:
     gc.collect()
     torch.cuda.reset_peak_memory_stats()
     model = Model()
-    if name == "ddp":  # FSDP moves batches itself, and fails on one of this type
-        model.batch_of = lambda rows: defaultdict(Tensor, x=default_collate(rows)[0])
+    # DDP and FSDP, which would move a batch too, fail on one of this type.
+    model.batch_of = lambda rows: defaultdict(Tensor, x=default_collate(rows)[0])
     options = {"val_every_n_steps": 4, "limit_val_batches": 2, "gradient_clip_val": 1.0}
     trainer.Trainer(
         **options,

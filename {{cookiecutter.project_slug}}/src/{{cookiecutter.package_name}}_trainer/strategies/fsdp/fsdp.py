@@ -6,7 +6,7 @@ Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -51,6 +51,14 @@ from .units import can_shard, choose_units, explain_sharded_use, outer_modules, 
 _OLDEST_TORCH = "2.10"
 
 _ADVICE = f"set {OPTION}, which gathers all units for the whole step, or use strategy='ddp' with it"
+
+
+class _Step(StepModule):
+    """Gets its batch from a function: on GPUs, torch rebuilds containers in inputs of a root unit,
+    which fails for some, such as ``defaultdict``."""
+
+    def forward(self, stage: Stage, batch: Callable[[], Any], batch_idx: int) -> Any:
+        return super().forward(stage, batch(), batch_idx)
 
 
 class FSDP(ProcessGroupStrategy):
@@ -168,7 +176,7 @@ class FSDP(ProcessGroupStrategy):
         self._initializer = meta_device.Initializer(
             module, dist.get_rank(), dist.get_world_size(), self.device
         )
-        self._step_module = StepModule(module)
+        self._step_module = _Step(module)
         sharded_state.move_rest(module, self.device)
         before = dict(module.named_parameters(remove_duplicate=False))
         self.shard_units(module)
@@ -275,7 +283,7 @@ class FSDP(ProcessGroupStrategy):
         if self.same_use is not None:
             self.same_use.begin(stage)
         with explain_sharded_use(self.half):
-            return self._step_module(stage, batch, batch_idx)
+            return self._step_module(stage, lambda: batch, batch_idx)
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
         for group in self._parameter_groups:

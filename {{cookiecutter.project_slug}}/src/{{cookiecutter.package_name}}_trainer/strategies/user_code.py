@@ -33,7 +33,7 @@ def forbid_calls(module: nn.Module, *, only_empty: bool = False) -> None:
     ``only_empty``: only where parameters are freed, and any use of these, until they are loaded.
     """
     for layer in module.modules():
-        if next(layer.parameters(recurse=False), None) is not None:
+        if any(not (only_empty and each.numel()) for each in layer.parameters(recurse=False)):
             layer.register_forward_pre_hook(partial(_refuse_call, only_empty))
     for each in module.parameters():
         if only_empty and type(each) is nn.Parameter and not each.numel():

@@ -55,6 +55,8 @@ FAMILIES = ("model_parallel", "asynchronous", "legacy", "tools")
 COMPONENTS = (*ENGINES, *FAMILIES)
 PARTS = ("all", "core")
 TRAINERS = ("source", "wheel")
+# Of the trainer's tests, which a project with its wheel lacks.
+TESTS_PAGE = "docs/strategies/tests.md"
 # Pages of its commands. Those of other components bear their name.
 TOOLS_PAGES = frozenset(
     f"docs/{name}.md" for name in ("tutorial", "doctor", "plan", "report", "reproduce")
@@ -366,6 +368,8 @@ def has_page(answers: Mapping[str, object], page: str) -> bool:
     for component in COMPONENTS:
         if component in words or (component == "tools" and page in TOOLS_PAGES):
             return answers[component] == "yes"
+    if page == TESTS_PAGE and answers["trainer"] == "wheel":
+        return False
     if words[-1] in PLACES:
         return words[-1] in places(answers)
     if words[-1] == "examples":

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,14 +26,14 @@ MKDOCS = Path(os.environ.get("DOCS_VENV", ROOT / "build" / "docs-venv")) / "bin"
 VARIANTS = {
     "all": {"ci": "github", "examples": "all", "other_launchers": "all"},
     "none": dict.fromkeys(COMPONENTS, "no") | {"ci": "none", "license": "Proprietary"},
-    # The strategies of torch's own with each family; and a name that must be quoted.
+    # Each family; and a name that must be quoted.
     "families": {
         **dict.fromkeys(COMPONENTS, "no"),
         **dict.fromkeys(("model_parallel", "asynchronous", "legacy"), "yes"),
         **{"ci": "gitlab", "examples": "lora", "other_launchers": "ssh"},
         **{"package_name": "night", "project_name": 'Night: "Train" #1'},
     },
-    "core": CORE,
+    **{"core": CORE, "wheel": {"trainer": "wheel"}},
 }
 OWN_PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md"))]
 # The commands of the trainer; those of tools/ are folders.
@@ -53,9 +54,11 @@ EXAMPLES = re.compile(
 
 @pytest.fixture(scope="session")
 def projects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Return a render, hooks included, for each variant."""
+    """Return a render, hooks included, for each variant; that of a wheel with it unpacked."""
     folder = tmp_path_factory.mktemp("pages")
-    return {name: render(folder / name, answers, hooks=True) for name, answers in VARIANTS.items()}
+    made = {name: render(folder / name, answers, hooks=True) for name, answers in VARIANTS.items()}
+    subprocess.run([sys.executable, made["wheel"] / "requirements/eject.py"], check=True)
+    return made
 
 
 @pytest.fixture(params=VARIANTS)
@@ -106,7 +109,7 @@ def test_the_navigation_names_each_page_once(project: Path) -> None:
     docs = project / "docs"
     files = sorted(str(file.relative_to(docs)) for file in docs.rglob("*.md"))
     assert sorted(named(config["nav"])) == files
-    is_core = not (project / "tests" / "gpu").exists()
+    is_core = 'parts = "core"' in (project / "pyproject.toml").read_text(encoding="utf-8")
     assert len(files) == 20 if is_core else len(files) > 50
     sections = [each for each in config["nav"] if isinstance(each, dict)]
     assert all(content for section in sections for content in section.values())
@@ -296,8 +299,7 @@ def wrong(command: str, project: Path, makefile: str) -> list[str]:
 
 
 def test_commands_on_the_pages_are_there(project: Path) -> None:
-    makefile = (project / "Makefile").read_text(encoding="utf-8")
-    count = 0
+    makefile, count = (project / "Makefile").read_text(encoding="utf-8"), 0
     for file, text in texts(project).items():
         for command in pages.commands(text):
             count += 1

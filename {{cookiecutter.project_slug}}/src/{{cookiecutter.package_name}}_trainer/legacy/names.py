@@ -38,7 +38,7 @@ argument | use configure_optimizers | weight_decay optim lr_scheduler_type warmu
 argument | use DataLoader | per_device_train_batch_size dataloader_num_workers dataloader_drop_last
   per_device_eval_batch_size
 argument | use {} | num_processes=devices progress_bar_refresh_rate,disable_tqdm=enable_progress_bar
-  distributed_backend,fsdp,deepspeed=strategy log_with,report_to=loggers output_dir=default_root_dir
+  distributed_backend,fsdp=strategy log_with,report_to=loggers output_dir=default_root_dir
   auto_scale_batch_size,auto_find_batch_size=find_batch_size save_strategy=checkpoint_every_n_epochs
   terminate_on_nan=nonfinite_loss profiler=callbacks=['Profile'] save_steps=checkpoint_every_n_steps
   track_grad_norm=log_gradient_norm full_determinism=deterministic save_total_limit=keep_checkpoints

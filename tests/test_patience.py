@@ -33,8 +33,8 @@ def named(node: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
         case ast.Dict(keys=keys, values=values):
             yield from zip((getattr(key, "value", "") for key in keys), values, strict=True)
         case ast.arguments(defaults=defaults, kwonlyargs=only, kw_defaults=given):
-            arguments = [*node.posonlyargs, *node.args]
-            last = arguments[len(arguments) - len(defaults) :]
+            every = [*node.posonlyargs, *node.args]
+            last = every[len(every) - len(defaults) :]
             names = (each.arg for each in chain(last, only))
             yield from zip(names, [*defaults, *given], strict=True)
         case ast.Assign(targets=[ast.Name(id=name)], value=value):

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,9 @@ from rendering import CORE, git, make_repository, render, tree
 from test_update import PYTHON, cruft
 
 WHEEL = {"trainer": "wheel"}
-FIT = ("-m", "my_project", "fit", "--config", "configs/digits.yaml", "--trainer.max_epochs", "2")
+FIT = ["-m", "my_project", "fit", "--config", "configs/digits.yaml"]
+FIT += ["--trainer.max_epochs", "2", "--trainer.accelerator", "cpu"]
+run = partial(subprocess.run, capture_output=True, text=True, timeout=600)
 
 
 @pytest.fixture(scope="module")
@@ -89,8 +92,8 @@ def test_an_update_replaces_one_file(tmp_path: Path) -> None:
     after = wheel_of(project)
     assert after.name != before
     changed = git(project, "status", "--porcelain", "--untracked-files=all").split()[1::2]
-    locks = [".cruft.json", "requirements/trainer.txt"]
-    assert sorted(changed) == sorted([*locks, f"wheels/{before}", f"wheels/{after.name}"])
+    wheels = {f"wheels/{before}", f"wheels/{after.name}"}
+    assert set(changed) == {".cruft.json", "requirements/trainer.txt", *wheels}
     assert hashlib.sha256(after.read_bytes()).hexdigest() in lock_of(project)
 
 
@@ -102,14 +105,13 @@ def test_a_wheel_trains_as_its_sources_do(project: Path, tmp_path: Path) -> None
     installed = tmp_path / "installed"
     pip = [sys.executable, "-m", "pip", "install", "-qq", "--no-index", "--require-hashes"]
     lock = ["--no-deps", "--target", str(installed), "-r", "requirements/trainer.txt"]
-    subprocess.run([*pip, *lock], cwd=project, check=True, timeout=600)
+    assert run([*pip, *lock], cwd=project).returncode == 0
     places = [str(project / "src"), str(installed)]
     assert trained(project, places) == wanted
     assert trained(project, places, "--trainer.devices", "2") == trained(
         source, [str(source / "src")], "--trainer.devices", "2"
     )
-    record = json.loads(newest(project, "run.json").read_text("utf-8"))
-    [attempt] = record["attempts"]
+    [attempt] = json.loads(newest(project, "run.json").read_text("utf-8"))["attempts"]
     assert (attempt["code"], attempt["directory"]) == (str(project / "src"), str(project))
     assert attempt["locks"]["trainer.txt"] == hashlib.sha256(lock_of(project).encode()).hexdigest()
     old = project / "wheels" / "my_project_trainer-0.0.1-py3-none-any.whl"
@@ -117,33 +119,17 @@ def test_a_wheel_trains_as_its_sources_do(project: Path, tmp_path: Path) -> None
     line = f"note: the trainer in {installed} runs, not {old.name}: first `make setup`"
     assert line in fit(project, places).stderr
     old.rename(old.with_name(Path(re.findall(r"wheels/(\S+)", lock_of(project))[0]).name))
-    done = subprocess.run(
-        [sys.executable, "requirements/eject.py"],
-        cwd=project,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=True,
-    )
+    ejecting = [sys.executable, "requirements/eject.py"]
+    done, again = (run(ejecting, cwd=project) for _ in range(2))
     assert done.stdout == "the trainer is in src/my_project_trainer: commit it\n"
-    assert not (project / "wheels").exists()
-    assert trained(project, [str(project / "src")]) == wanted
-    again = subprocess.run(
-        [sys.executable, "requirements/eject.py"], cwd=project, capture_output=True, text=True
-    )
-    assert again.returncode == 1
     assert again.stderr.startswith("error: wheels/ has 0 wheels of the trainer, not one")
+    assert (done.returncode, again.returncode) == (0, 1)
+    assert trained(project, [str(project / "src")]) == wanted
 
 
 def fit(project: Path, places: list[str], *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(PYTHON), *FIT, "--trainer.accelerator", "cpu", *options],
-        cwd=project,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(places), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    variables = {"PYTHONPATH": os.pathsep.join(places), "OMP_NUM_THREADS": "1"}
+    return run([str(PYTHON), *FIT, *options], cwd=project, env=os.environ | variables)
 
 
 def newest(project: Path, name: str) -> Path:

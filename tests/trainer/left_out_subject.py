@@ -1,6 +1,6 @@
 """A frozen network with an adapter, whose checkpoints leave the network out.
 
-``python -m left_out_subject FOLDER STRATEGY RANKS`` trains it whole, and stopped and resumed.
+``python -m left_out_subject FOLDER STRATEGY RANKS`` trains into CLASS-whole and CLASS-resumed.
 """
 
 import sys
@@ -46,6 +46,18 @@ class Adapted(trainer.TrainingModule):
         return self.train_dataloader()
 
 
+class Teacher(Adapted):
+    """A frozen layer follows a trained one, as a teacher does, and another is trained once."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self.sequential_module[1].requires_grad_(batch_idx == 1)
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        teacher, student = self.sequential_module[0], self.sequential_module[3]
+        for mine, own in zip(teacher.parameters(), student.parameters(), strict=True):
+            mine.data.lerp_(own.data, 0.1)
+
+
 def make(folder: str, run_name: str, **options: Any) -> trainer.Trainer:
     """Make a trainer that leaves frozen parameters out of its checkpoints."""
     given = {"accelerator": "cpu", "max_epochs": 1, "global_batch_size": 8, "loggers": ["csv"]}
@@ -56,9 +68,11 @@ def make(folder: str, run_name: str, **options: Any) -> trainer.Trainer:
 def main() -> None:
     folder, strategy, ranks = sys.argv[1:]
     options = {"strategy": strategy, "devices": int(ranks)}
-    make(folder, "whole", **options).fit(Adapted())
-    make(folder, "resumed", max_steps=STEPS // 2, **options).fit(Adapted())
-    make(folder, "resumed", resume="auto", **options).fit(Adapted())
+    for kind in (Adapted, Teacher) if strategy in ("single_device", "ddp", "fsdp") else (Adapted,):
+        whole, resumed = f"{kind.__name__}-whole", f"{kind.__name__}-resumed"
+        make(folder, whole, **options).fit(kind())
+        make(folder, resumed, max_steps=STEPS // 2, **options).fit(kind())
+        make(folder, resumed, resume="auto", **options).fit(kind())
 
 
 if __name__ == "__main__":

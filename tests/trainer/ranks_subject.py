@@ -69,6 +69,9 @@ class Unequal(TrainingModule):
         self.last(self.first(batch[0]))
         self.log("val_low", self.global_rank + 1.0, reduce_fx="min")
 
+    def on_validation_epoch_end(self) -> None:
+        self.log("val_ranks", self.global_rank + 1.0)
+
     def configure_optimizers(self) -> Any:
         # The weights do not change, and Adam still has a state.
         return torch.optim.Adam(self.parameters(), lr=0.0)

@@ -216,8 +216,11 @@ def test_a_skipped_step_does_not_count() -> None:
 )
 def test_strategies_without_common_weights_refuse_it(strategy: str, reason: str) -> None:
     line = rf"strategy='{strategy}' does not support averages of the parameters \(EMA\): {reason}"
-    with pytest.raises(trainer.ConfigurationError, match=line):
-        trainer.Trainer(accelerator="cpu", devices=2, strategy=strategy, callbacks=["EMA"])
+    options = {"callbacks": ["EMA"], "checkpoint_weights": "trainable"}
+    with pytest.raises(trainer.ConfigurationError, match=line) as raised:
+        trainer.Trainer(accelerator="cpu", devices=2, strategy=strategy, **options)
+    is_refused = "checkpoint_weights='trainable': its engine gathers" in str(raised.value)
+    assert is_refused == (strategy == "deepspeed_stage_3")
 
 
 def test_arguments_out_of_range_are_refused() -> None:

@@ -23,9 +23,7 @@ SEQUENCES = (
     "processes do not split sequences; for long ones use strategy='fsdp' with "
     "activation_checkpointing"
 )
-SYNCHRONIZED = (
-    "use 'ddp' with accumulate_grad_batches, which averages gradients once in several batches"
-)
+SYNCHRONIZED = "use 'ddp' with accumulate_grad_batches, which averages gradients less often"
 FAIRSCALE = "strategy='fairscale_fsdp' is unknown; use 'fsdp', which is PyTorch's own"
 
 

@@ -5,57 +5,65 @@ from pathlib import Path
 import pytest
 import torch
 from my_project_trainer import CheckpointError, ConfigurationError
-from my_project_trainer.checkpoint import Checkpoint
+from my_project_trainer.checkpoint import Checkpoint, resolve
 from my_project_trainer.cli import load_weights
 from my_project_trainer.cli.export import _write_weights
-from my_project_trainer.cli.loading import read_weights
 from safetensors.torch import load_file
 from tests.project import run
 from torch import Tensor
 
-from left_out_subject import STEPS, WIDTH, Adapted, make
+from left_out_subject import WIDTH, Adapted, make
 
 BASE = 3 * (WIDTH + 1) * WIDTH * 4  # bytes
-WAYS = [
-    pytest.param("single_device", 1, id="single_device"),
-    pytest.param("ddp", 2, id="ddp", marks=pytest.mark.slow),
-    pytest.param("fsdp", 2, id="fsdp"),
-    pytest.param("sequential", 2, id="sequential", marks=pytest.mark.slow),
-    pytest.param(
-        "deepspeed_stage_2",
-        2,
-        id="deepspeed_stage_2",
-        marks=[pytest.mark.slow, pytest.mark.needs("deepspeed")],
-    ),
-]
+LAYERS = {"Adapted": {"3", "4"}, "Teacher": {"0", "1", "3", "4"}}
+slow = pytest.mark.slow
 
 
-def newest(folder: Path, name: str) -> Checkpoint:
-    return Checkpoint(folder / name / "checkpoints" / f"step-{STEPS:08d}")
+def saved(run_directory: Path) -> dict[str, Tensor]:
+    model = Checkpoint(resolve(run_directory)).state()["model"]
+    return {name: each for name, each in model.items() if isinstance(each, Tensor)}
 
 
-def trained(folder: Path, name: str) -> dict[str, Tensor]:
+def trained(run_directory: Path) -> dict[str, Tensor]:
     module = Adapted()
-    load_weights(module, folder / name)
+    load_weights(module, run_directory)
     return module.state_dict()
 
 
-@pytest.mark.parametrize(("strategy", "ranks"), WAYS)
-def test_a_resume_is_exact_without_what_is_frozen(
-    tmp_path: Path, strategy: str, ranks: int
-) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "ranks"),
+    [
+        ("single_device", 1),
+        ("fsdp", 2),
+        *(pytest.param(name, 2, marks=slow) for name in ("ddp", "sequential")),
+        pytest.param("deepspeed_stage_2", 2, marks=[slow, pytest.mark.needs("deepspeed")]),
+    ],
+)
+def test_a_resume_is_exact(tmp_path: Path, strategy: str, ranks: int) -> None:
     done = run(["-m", "left_out_subject", tmp_path, strategy, str(ranks)])
     assert done.returncode == 0, done.stderr
-    paths = [newest(tmp_path, name).path for name in ("whole", "resumed")]
-    sizes = [sum(file.stat().st_size for file in path.iterdir()) for path in paths]
+    kinds = {path.name.partition("-")[0] for path in tmp_path.iterdir()}
+    for kind in kinds:
+        runs = [tmp_path / f"{kind}-whole", tmp_path / f"{kind}-resumed"]
+        whole, resumed = map(trained, runs)
+        assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+        start = Adapted().state_dict()
+        # What is frozen at the start and in the end is saved if any code has changed it.
+        changed = {name for name in whole if not torch.equal(whole[name], start[name])}
+        assert {name.split(".")[1] for name in changed} == LAYERS[kind]
+        assert [saved(each).keys() - {"seen"} for each in runs] == [changed] * 2
+    size = sum(file.stat().st_size for file in resolve(tmp_path / "Adapted-whole").iterdir())
     # What is trained, with Adam's moments, is as large as what is left out; and random states.
-    assert max(sizes) < BASE + 40_000 * ranks < 2 * BASE
-    whole, resumed = trained(tmp_path, "whole"), trained(tmp_path, "resumed")
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
-    assert torch.equal(whole["sequential_module.0.weight"], Adapted().sequential_module[0].weight)
-    assert not torch.equal(
-        whole["sequential_module.3.weight"], Adapted().sequential_module[3].weight
-    )
+    assert size < BASE + 40_000 * ranks < 2 * BASE
+
+
+def test_what_a_checkpoint_has_of_another_network_is_saved_again(tmp_path: Path) -> None:
+    for base, count in ((2, 8), (1, 5)):  # biases of both networks are 0
+        make(str(tmp_path), f"{base}", max_steps=2, checkpoint_weights="all").fit(Adapted())
+        make(str(tmp_path), f"{base}", resume="auto").fit(Adapted(base=base))
+        assert len(saved(tmp_path / f"{base}")) == count
+        kept = trained(tmp_path / f"{base}")["sequential_module.0.weight"]
+        assert torch.equal(kept, Adapted().sequential_module[0].weight)
 
 
 def test_another_network_below_it_is_an_error(tmp_path: Path) -> None:
@@ -71,25 +79,14 @@ def test_another_network_below_it_is_an_error(tmp_path: Path) -> None:
     weights = {"weights": tmp_path / "run", "checkpoint_weights": "all"}
     with pytest.raises(ConfigurationError, match=line):
         make(str(tmp_path), "next", **weights).fit(Adapted(base=2))
-    module = Adapted()
-    make(str(tmp_path), "next", max_steps=1, **weights).fit(module)
-    assert len(newest_weights(tmp_path, "next")) == 11
+    make(str(tmp_path), "next", max_steps=1, **weights).fit(Adapted())
+    assert len(saved(tmp_path / "next")) == 11
 
 
-def newest_weights(folder: Path, name: str) -> dict[str, Tensor]:
-    [path] = (folder / name / "checkpoints").glob("step-*")
-    weights = read_weights(Checkpoint(path), averaged=False)
-    return {name: each for name, each in weights.items() if isinstance(each, Tensor)}
-
-
-def test_an_export_has_what_was_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_export_has_the_rest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make(str(tmp_path), "run", max_steps=2).fit(Adapted())
-    assert sorted(newest_weights(tmp_path, "run")) == [
-        "seen",
-        *(f"sequential_module.{layer}.{kind}" for layer in (3, 4) for kind in ("bias", "weight")),
-    ]
-    [path] = (tmp_path / "run" / "checkpoints").glob("step-*")
-    _write_weights(read_weights(Checkpoint(path), averaged=False), {}, tmp_path / "file")
+    model = Checkpoint(resolve(tmp_path / "run")).state()["model"]
+    _write_weights(model, {}, tmp_path / "file")
     assert len(load_file(tmp_path / "file")) == 5
     line = "the 6 parameters that its checkpoint left out are not in the file"
     assert line in capsys.readouterr().err
@@ -103,10 +100,3 @@ def test_what_no_code_gives_is_an_error(tmp_path: Path) -> None:
     make(str(tmp_path), "run", max_steps=1).fit(Adapted())
     with pytest.raises(ConfigurationError, match="a resume would not have those of weights"):
         make(str(tmp_path), "new", weights=tmp_path / "run")
-
-
-@pytest.mark.needs("deepspeed")
-def test_stage_3_keeps_all() -> None:
-    line = "does not support checkpoint_weights='trainable': its engine gathers and frees"
-    with pytest.raises(ConfigurationError, match=line):
-        make(".", "run", strategy="deepspeed_stage_3", devices=2)

@@ -92,6 +92,12 @@ def test_a_padding_batch_counts_in_no_value(results: Results, strategy: str) -> 
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_hook_after_validation_counts_each_rank_once(results: Results, strategy: str) -> None:
+    """Also one that has read no batch, and so has logged nothing before."""
+    assert results.logged(strategy, "val_ranks") == [1.5, 1.5, 1.5]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_each_rank_s_hooks_get_what_its_step_returned(results: Results, strategy: str) -> None:
     for rank, seen in enumerate(results.seen(strategy)):
         # All weights and inputs are 1: the first layer gives 3, the last one 13.

@@ -147,9 +147,9 @@ def missing(each: object, name: str, where: str = "module", known: Iterable[str]
     end = instead(where, name) or (nearest(name, known) if known and name[0] != "_" else "")
     if where == "module" and name in foreign.methods:
         return MethodType(foreign.methods[name], each)
-    kind = f"{type(each).__name__!r} object"
-    kind = f"type object {each.__name__!r}" if isinstance(each, type) else kind
-    raise AttributeError(f"{kind} has no attribute {name!r}{end}") from None
+    of = f"{type(each).__name__!r} object"
+    of = f"type object {each.__name__!r}" if isinstance(each, type) else of
+    raise AttributeError(f"{of} has no attribute {name!r}{end}") from None
 
 
 def shown(value: object) -> str:

@@ -7,43 +7,63 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..errors import CheckpointError, ConfigurationError
+from ..launch import collectives
 from . import dtensors
 
 _VALUES = 64  # that are compared; more would copy a large model from its device
 
 
-def marks(module: nn.Module) -> dict[str, str]:
-    """The texts of all frozen parameters, by each of their names; before they are sharded.
+class LeftOut:
+    """What checkpoints of a fit leave out; created before parameters are sharded."""
 
-    Raises:
-        ConfigurationError: One is on the meta device, so that only a checkpoint can give it.
-    """
-    named = module.named_parameters(remove_duplicate=False)
-    frozen = {name: each for name, each in named if not each.requires_grad}
-    for name in (name for name, each in frozen.items() if each.is_meta):
-        raise ConfigurationError(
-            f"checkpoint_weights='trainable': {name} is frozen and on the meta device, so that a "
-            "resume could not have it; use 'all'"
-        )
-    return {name: _mark(each) for name, each in frozen.items()}
+    def __init__(self, module: nn.Module) -> None:
+        named = module.named_parameters(remove_duplicate=False)
+        frozen = {name: each for name, each in named if not each.requires_grad}
+        if meta := [name for name, each in frozen.items() if each.is_meta]:
+            line = f"checkpoint_weights='trainable': {meta[0]} is frozen and on the meta device"
+            raise ConfigurationError(f"{line}, so that a resume could not have it; use 'all'")
+        self._texts = {name: _text(each) for name, each in frozen.items()}
+        self._given: dict[str, str] = {}
+
+    def begin(self, module: nn.Module) -> None:
+        """Note what this rank holds of them, before a checkpoint or user code changes them."""
+        self._given = self._held(module)
+
+    def texts(self, module: nn.Module) -> dict[str, str]:
+        """The texts of those that are as the code gave them on all ranks, which all call it."""
+        now, given = self._held(module), self._given
+        differ = torch.tensor([float(now.get(name) != given.get(name)) for name in self._texts])
+        changed = collectives.all_reduce(differ, "max").tolist() if self._texts else []
+        pairs = zip(self._texts.items(), changed, strict=True)
+        return {name: text for (name, text), is_changed in pairs if not is_changed}
+
+    def _held(self, module: nn.Module) -> dict[str, str]:
+        # A teacher that follows a trained network is frozen, too: all values are summed up.
+        return {
+            name: f"{_text(part := dtensors.local(each))} {part.abs().sum(dtype=torch.float64)}"
+            for name, each in module.named_parameters(remove_duplicate=False)
+            if name in self._texts and not (each.requires_grad or each.is_meta)
+        }
 
 
-def _mark(value: Tensor) -> str:
+def _text(value: Tensor) -> str:
     flat = value.detach().flatten()
-    some = flat[:: max(1, flat.numel() // _VALUES)].double().cpu().numpy()
-    return f"{value.dtype} {list(value.shape)} {zlib.crc32(some.tobytes()):08x}"
+    some = flat[:: max(1, flat.numel() // _VALUES)].cpu()
+    some = torch.view_as_real(some) if some.is_complex() else some
+    return f"{value.dtype} {list(value.shape)} {zlib.crc32(some.double().numpy().tobytes()):08x}"
 
 
 def check(module: nn.Module, model: Any, source: object) -> None:
     """Raise CheckpointError if a parameter that was left out has other values in the module."""
     for name, each in module.named_parameters(remove_duplicate=False):
         was = model.get(name) if isinstance(model, Mapping) else None  # damaged, or forged
-        if isinstance(was, str) and not dtensors.is_sharded(each) and was != _mark(each):
+        if isinstance(was, str) and not dtensors.is_sharded(each) and was != (now := _text(each)):
             raise CheckpointError(
                 f"{source}: {name} was frozen and left out (checkpoint_weights='trainable'), and "
-                f"the module gives another one: {was} then, {_mark(each)} now; load the same "
-                "pretrained weights in its __init__"
+                f"the module gives another one: {was} then, {now} now; load the same pretrained "
+                "weights in its __init__"
             )

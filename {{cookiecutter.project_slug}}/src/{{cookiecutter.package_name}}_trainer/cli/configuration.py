@@ -182,8 +182,7 @@ def _check(sections: Mapping[str, Any], checkpoint: Path | None, problems: Probl
 
 
 def _create(command: str, checked: Checked, problems: Problems) -> Work:
-    make: Callable[[Mapping[str, Any]], Trainer] = lambda given: Trainer(**given)  # noqa: E731
-    made = _made(command, checked, problems, make, Trainer.check_fit)
+    made = _made(command, checked, problems, lambda given: Trainer(**given), Trainer.check_fit)
     made["trainer"].configuration = _resolved(checked, _OF_ONE_RUN)
     # Absolute, like the trainer's: user code may change the working directory.
     root, path = made["trainer"].default_root_dir.absolute(), checked.checkpoint

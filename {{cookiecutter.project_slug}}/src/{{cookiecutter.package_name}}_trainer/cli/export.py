@@ -109,12 +109,11 @@ def _checked_paths(given: argparse.Namespace, kind: _Format) -> tuple[Path, Path
 
 
 def _write_weights(weights: dict[str, Any], metadata: dict[str, str], file: Path) -> None:
-    left_out = [name for name, value in weights.items() if isinstance(value, str)]
-    if left_out:
-        note = f"the {len(left_out)} parameters that its checkpoint left out are not in the file"
-        output.print_lines(note, error=True)
-    for name in left_out:
-        del weights[name]
+    count = len(weights)
+    weights = {name: value for name, value in weights.items() if not isinstance(value, str)}
+    if left_out := count - len(weights):
+        line = f"the {left_out} parameters that its checkpoint left out are not in the file"
+        output.print_lines(line, error=True)
     for name, value in weights.items():
         if not isinstance(value, Tensor):
             raise UserError(

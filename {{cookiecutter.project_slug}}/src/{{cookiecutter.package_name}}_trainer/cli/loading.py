@@ -4,16 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import (
-    Checkpoint,
-    fill_module,
-    find_link,
-    is_link,
-    left_out,
-    read_all,
-    resolve,
-    run_of,
-)
+from ..checkpoint import Checkpoint, fill_module, find_link, is_link, read_all, resolve, run_of
+from ..checkpoint.left_out import check
 from ..errors import CheckpointError, ConfigurationError, one_line, shown
 from ..launch import files, output
 from ..module import TrainingModule
@@ -71,7 +63,7 @@ def load_weights(module: TrainingModule, run: str | Path, *, averaged: bool = Tr
     checkpoint = Checkpoint(resolve(run))
     try:
         weights = read_weights(checkpoint, averaged=averaged)
-        left_out.check(module, weights, checkpoint.path)
+        check(module, weights, checkpoint.path)
         fill_module(module, weights)
     except RuntimeError as error:
         raise CheckpointError(

@@ -22,8 +22,7 @@ TEMPORARY = ".*." + "[0-9a-f]" * 16
 """Pattern of names that replace others, and of what is removed."""
 _LONGEST_PATH = 4096
 TRAINER = Path(__file__).resolve().parents[1]
-PACKAGE = TRAINER.name.removesuffix("_trainer")
-"""Name of the user's package."""
+PACKAGE = TRAINER.name.removesuffix("_trainer")  # the user's
 
 
 def sources() -> Path:

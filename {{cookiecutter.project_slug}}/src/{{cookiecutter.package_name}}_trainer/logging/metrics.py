@@ -252,7 +252,7 @@ class Recorder:
         return _values(synced, self._reduce) | _values(local)
 
     def _agreed(self, totals: dict[str, _Total], may_differ: bool) -> dict[str, _Total]:
-        """Use the same names in the same order on every rank; a rank without any takes part."""
+        """Use the same names in the same order on every rank; one without a batch has the last."""
         if collectives.world_size() == 1:
             return totals
         names = [f"{total.how} {name}" for name, total in totals.items()]
@@ -266,8 +266,8 @@ class Recorder:
         known = collectives.gather(names)
         if may_differ:
             known = [sorted({name for each in known for name in each})]
-        first, main = next((rank, each) for rank, each in enumerate(known) if each)
-        if names and names != main and not may_differ:
+        first, main = max(enumerate(known), key=lambda each: len(each[1]))
+        if names and names != main[-len(names) :] and not may_differ:
             there = ", ".join(name.split(" ", 1)[1] for name in main)
             raise UserError(
                 f"rank {collectives.rank()} logged {', '.join(totals)} and rank {first} {there}: "

@@ -45,7 +45,7 @@ from ..checkpoint import Checkpoints, dtensors
 from ..data import MicroBatch
 from ..launch import collectives, output
 from ..launch.signals import STOP, Preempted, Preemption
-from ..logging import BatchContext, peak_memory
+from ..logging import BatchContext, peak_memory, torchmetrics_state
 from ..strategies import BatchSkipped
 from ..strategies.optimizers import rates_to_log
 from . import saving
@@ -247,8 +247,7 @@ class FitLoop(AbstractContextManager["FitLoop"]):
     # --- a step --------------------------------------------------------------------------------
 
     def _run_padding(self, batch: MicroBatch, context: BatchContext) -> list[Any]:
-        from ..logging import torchmetrics_state
-
+        """Run a batch of a rank that has no samples left, which torchmetrics must not count."""
         with torchmetrics_state.unchanged(self.fit.module):
             return self._run_batch(batch, context)
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..callbacks.calls import HookCalls
+from ..checkpoint.left_out import LeftOut
 from ..data import Feed, MicroBatch, moving, transfer
 from ..errors import UserError, shown
 from ..launch import collectives
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from .manual_optimization import ManualOptimization
 
 
-FROZEN, TOTAL_STEPS, LEFT_OUT = "frozen parameters", "total_steps", "left out"
+FROZEN, TOTAL_STEPS = "frozen parameters", "total_steps"
 """Names in ``FitParts.configured``, beside those of ``strategies.optimizers.described``."""
 
 
@@ -41,7 +42,8 @@ class FitParts:
     ``optimization``: the optimizers that ``setup`` returned; ``manual``: only for a module with
     manual optimization; ``feed``: training batches; ``outputs``: where values are logged;
     ``calls``: hooks of callbacks and of the module; ``configured``: what a resume compares with a
-    checkpoint, see :mod:`.resuming`; ``compiled``: what is compiled of the module.
+    checkpoint, see :mod:`.resuming`; ``compiled``: what is compiled of the module; ``left_out``:
+    what checkpoints leave out.
     """
 
     options: Options
@@ -55,6 +57,7 @@ class FitParts:
     calls: HookCalls
     configured: dict[str, Any]
     compiled: "Compiled | None"
+    left_out: LeftOut | None
 
 
 def read(

@@ -12,7 +12,7 @@ from ..checkpoint import is_sharded, state_file, tensor_files, to_tensors
 from ..data import randomness
 from ..logging.logger import hyperparameters
 from ..module import TrainingModule
-from .parts import LEFT_OUT, FitParts, frozen
+from .parts import FitParts, frozen
 
 OF_MODULE = "rank_state"
 
@@ -20,9 +20,9 @@ OF_MODULE = "rank_state"
 def state(fit: FitParts) -> dict[str, Any]:
     """State that is the same on every process."""
     outputs, found = fit.outputs, fit.strategy.state(fit.optimization)
-    if left_out := fit.configured.get(LEFT_OUT):
-        names = {*frozen(fit.module)} & left_out.keys() & found["model"].keys()
-        found["model"].update({name: left_out[name] for name in names})
+    if fit.left_out is not None:
+        texts = fit.left_out.texts(fit.module)
+        found["model"].update({name: texts[name] for name in texts.keys() & found["model"].keys()})
     return {
         **found,
         "schedules": [each.scheduler.state_dict() for each in fit.optimization.schedulers],

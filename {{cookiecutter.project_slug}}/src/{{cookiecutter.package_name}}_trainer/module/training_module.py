@@ -301,8 +301,7 @@ def _with_loader(step: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(step)
     def call(self: TrainingModule, batch: Any, batch_idx: int, *given: int, **named: int) -> Any:
-        if not given and not named:
-            given = (int(self.dataloader_name.rpartition("_")[2] or 0),)
-        return step(self, batch, batch_idx, *given, **named)
+        index = () if given or named else (int(self.dataloader_name.rpartition("_")[2] or 0),)
+        return step(self, batch, batch_idx, *given, *index, **named)
 
     return call

@@ -140,7 +140,7 @@ class Options:
     (``"16-mixed"``) both skip such steps, until the scale falls below 1e-4. ``"ignore"``: no
     checks."""
     checkpoint_weights: Literal["all", "trainable"] = "all"
-    """``"trainable"``: checkpoints leave out parameters that are frozen from the start, such as
+    """``"trainable"``: checkpoints leave out frozen parameters that nothing has changed, such as
     pretrained ones under adapters: the module has to give them again, which is checked."""
     async_checkpoints: bool = False
     """Write checkpoints while training continues."""

@@ -25,8 +25,7 @@ _TODAY = {
     "accelerator": ("auto", "cpu", "gpu", "cuda"),
     "precision": ("32-true", "bf16-mixed", "16-mixed", "bf16-true", "16-true"),
 }
-SEEDED: dict[str, int] = {}
-"""The default ``seed``, once ``seed_everything`` has been called."""
+SEEDED: dict[str, int] = {}  # the default ``seed``, once ``seed_everything`` was called
 T = TypeVar("T")
 R = TypeVar("R")
 P = ParamSpec("P")

@@ -42,5 +42,5 @@ def find(accelerator: Accelerator, options: Options, problems: Problems) -> Plac
         world_size=local * nodes, local_world_size=local, num_nodes=nodes, source=source
     )
     counted = str(options.devices) not in ("auto", "-1")
-    where = replace(where, is_here=False, is_counted=counted)
-    return replace(where, accelerator=accelerator, layout=layout)
+    where = replace(where, accelerator=accelerator, layout=layout)
+    return replace(where, is_here=False, is_counted=counted)

@@ -54,12 +54,9 @@ def load(options: Options, started_in: Path, module: TrainingModule) -> list[str
 
 
 def leave_to(checkpoint: Checkpoint, module: TrainingModule) -> None:
-    """Do not initialize parameters on the meta device that a checkpoint is about to overwrite.
-
-    Raises:
-        CheckpointError: The module gives others than those that the checkpoint left out.
-    """
-    left_out.check(module, checkpoint.stored_state().get("model", {}), checkpoint.path)
+    """Check what a checkpoint left out, and do not initialize on the meta device what it has."""
+    if not all(each.requires_grad for each in module.parameters()):
+        left_out.check(module, checkpoint.stored_state().get("model"), checkpoint.path)
     if any(each.is_meta for each in module.parameters()):
         names = checkpoint.weights(averaged=False)[0]
         module.trainer_state = replace(module.trainer_state, weights=dict.fromkeys(names))

@@ -91,18 +91,16 @@ def here(directory: Path) -> dict[str, Any]:
 
 
 def other_code(directory: Path) -> list[str]:
-    """A line for each package of the project in a directory of which another copy runs."""
-    here, lines = directory / "src", []
+    """A line if other code runs than that of the project in a directory, such as a copy of it."""
+    here, trainer, where = directory / "src", files.TRAINER.name, files.TRAINER.parent
     for running in (_SOURCES / files.PACKAGE, files.TRAINER):
-        copy, where = here / running.name, running.parent
+        copy, place = here / running.name, running.parent
         if copy.is_dir() and not (running.is_dir() and copy.samefile(running)):
-            lines.append(f"the code in {where} runs, not that in {here}: first `make setup`")
-    trainer, where = files.TRAINER.name, files.TRAINER.parent
+            return [f"the code in {place} runs, not that in {here}: first `make setup`"]
     for wheel in directory.glob(f"wheels/{trainer}-*.whl"):
-        version = wheel.name.split("-")[1]
-        if not (where / f"{trainer}-{version}.dist-info").is_dir():
-            lines.append(f"the trainer in {where} runs, not {wheel.name}: first `make setup`")
-    return lines[:1]
+        if not (where / f"{trainer}-{wheel.name.split('-')[1]}.dist-info").is_dir():
+            return [f"the trainer in {where} runs, not {wheel.name}: first `make setup`"]
+    return []
 
 
 def _template() -> dict[str, Any] | None:

@@ -10,7 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..callbacks.calls import calls_of, start_fresh
-from ..checkpoint import DIRECTORY, Checkpoint, Checkpoints, left_out, run_choice, run_directory
+from ..checkpoint import DIRECTORY, Checkpoint, Checkpoints, run_choice, run_directory
+from ..checkpoint.left_out import LeftOut
 from ..checkpoint.run_choice import Selection
 from ..checkpoint.run_lock import RunLock
 from ..checkpoint.writing import set_aside
@@ -31,7 +32,7 @@ from ..logging import LoggedRun, Outputs, Progress
 from ..logging.logger import hyperparameters
 from ..loop import hashes, saving
 from ..loop.fit import FitLoop
-from ..loop.parts import FROZEN, LEFT_OUT, TOTAL_STEPS, FitParts, frozen
+from ..loop.parts import FROZEN, TOTAL_STEPS, FitParts, frozen
 from ..loop.position import scaled_rate, warmed_up_rate
 from ..module import DataHooks, Loaders, TrainingModule
 from ..strategies.optimizers import Optimization, configured, described, replace_kept
@@ -67,9 +68,7 @@ def fit(run: RankRun, module: TrainingModule, data: Data, val_dataloader: Loader
             if loaders and options.overfit_batches:
                 loaders = {"": loader}
             check_loaders(plan, validates=bool(loaders), orders=feed.has_plan)
-            code: dict[str, Any] = {FROZEN: frozen(module)}
-            if options.checkpoint_weights == "trainable":
-                code[LEFT_OUT] = left_out.marks(module)
+            code = {FROZEN: frozen(module)}
             if resumed is not None and options.resume_options == "checkpoint":
                 from ..loop import resuming
 
@@ -173,6 +172,7 @@ class _Fit:
             from ..strategies import sync_batchnorm
 
             sync_batchnorm.convert(module, self._plan.device.type)
+        left_out = LeftOut(module) if options.checkpoint_weights == "trainable" else None
         run.read_sample = lambda: next(iter(feed.epoch(0, 0))).data
         optimization = strategy.setup(module, self._configure)
         pairs = zip(self._own_optimizers, optimization.optimizers, strict=False)
@@ -188,7 +188,9 @@ class _Fit:
         progress = Progress(shows, run.total_steps, feed.samples_per_step)
         outputs, position = Outputs(recorder, progress), run.position
         parts = (options, module, strategy, optimization, manual, feed, outputs, position, calls)
-        return FitParts(*parts, self._configured, self._compiled)
+        if left_out is not None:
+            left_out.begin(module)
+        return FitParts(*parts, self._configured, self._compiled, left_out)
 
     def _configure(self) -> Optimization:
         found = configured(self._module)

@@ -68,8 +68,7 @@ class ProcessGroupStrategy(Strategy):
     engine_groups: EngineGroups | None = None
     """The optimizers' groups, if the strategy has taken them over."""
     _has_run = False
-    _has_prefix = False
-    """Whether torch prefixes errors of this process with its rank; of the class."""
+    _has_prefix = False  # whether torch prefixes errors of this process with its rank
 
     def __init__(self, timeout_seconds: float = 600.0) -> None:
         self.timeout_seconds = timeout_seconds
@@ -86,12 +85,10 @@ class ProcessGroupStrategy(Strategy):
     def group_timeout(self) -> datetime.timedelta:
         """Timeout of every process group; on GPUs, ranks that hang are reported before it.
 
-        Where a rank compiles, its peers may wait longer: after a loop's first batch, the timer of
-        ``launch.hangs`` ends ranks that hang.
+        With ``compile``, the timer of ``launch.hangs`` ends ranks that hang after a first batch.
         """
         margin = hangs.NCCL_SECONDS if self.device.type == "cuda" else 0.0
-        seconds = self.timeout_seconds + margin + self.compile_seconds
-        return datetime.timedelta(seconds=seconds)
+        return datetime.timedelta(seconds=self.timeout_seconds + margin + self.compile_seconds)
 
     def init_process_group(self, layout: Layout, device: torch.device) -> None:
         """Initialize the process group; an override uses ``launch.rendezvous.connect_store``."""

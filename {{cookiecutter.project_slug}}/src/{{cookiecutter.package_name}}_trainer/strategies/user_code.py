@@ -22,8 +22,6 @@ _ALLOWED = {
     *(Tensor.dim, Tensor.size, Tensor.numel, Tensor.is_floating_point, Tensor.is_complex),
     Tensor.requires_grad_,
 }
-
-
 _AGAIN = "create the module again, and load them: load_weights(module, trainer.run_directory)"
 
 
@@ -42,10 +40,8 @@ def forbid_calls(module: nn.Module, *, only_empty: bool = False) -> None:
 
 def _refuse_call(only_empty: bool, layer: nn.Module, _: Any) -> None:
     if not only_empty or not all(each.numel() for each in layer.parameters(recurse=False)):
-        raise UserError(
-            f"a {type(layer).__name__} is called after the fit that has sharded its weights; "
-            f"{_AGAIN}"
-        )
+        what = f"a {type(layer).__name__} is called after the fit that has sharded its weights"
+        raise UserError(f"{what}; {_AGAIN}")
 
 
 class HookGuard:

@@ -5,9 +5,7 @@ It imports from ``strategies/``, and from the floors below.
 
 from ..registration import Entry, Registration
 
-_INSTEAD = (
-    "; use 'ddp' with accumulate_grad_batches, which averages gradients once in several batches"
-)
+_INSTEAD = "; use 'ddp' with accumulate_grad_batches, which averages gradients less often"
 
 REGISTRATION = Registration(
     {

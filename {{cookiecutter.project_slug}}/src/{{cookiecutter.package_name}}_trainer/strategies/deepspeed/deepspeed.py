@@ -27,7 +27,6 @@ from ...options.values import PositiveInt
 from ..base import Stage, StepModule, StepOutput
 from ..engine_optimizers import EngineGroups, stepping
 from ..gradients import sparse
-from ..gradients.averaging import leaving_out_unused
 from ..gradients.same_use import SameUse, trained
 from ..limits import Limits
 from ..memory import Memory, Sizes
@@ -40,7 +39,7 @@ from . import ELSEWHERE, optimizers, process, settings
 from .onebit_adam import CompressionErrors, OneBitAdam
 from .slices import FlatSlices, ParameterSlices, clip_finite
 from .state import ShardedState
-from .unused import UnusedParameters
+from .unused import UnusedParameters, average_used
 
 _Config = Mapping[str, Any] | str | os.PathLike[str]
 
@@ -246,7 +245,7 @@ class DeepSpeed(ProcessGroupStrategy):
         self.zero = self.engine.optimizer if self.stage else None
         optimizer: Optimizer = self.engine.basic_optimizer
         if self.zero is None:
-            self.engine.enable_backward_allreduce = False  # see _average
+            self.engine.enable_backward_allreduce = False  # average_used does it
             # Without ZeRO, the engine scales losses and steps with it.
             self.engine.torch_autocast_z0_gradscaler = self.precision.scaler
             return optimizer
@@ -325,20 +324,11 @@ class DeepSpeed(ProcessGroupStrategy):
         with process.explained():
             self.engine.backward(loss, scale_wrt_gas=False)
         if synchronize and self.zero is None:
-            self._average()
+            compresses = self.one_bit_adam is not None and self.one_bit_adam.compresses
+            average_used(self.engine, trained(self.module), averages=not compresses)
         if synchronize and self._accumulates and self.zero is not None:
             self.slices.finish_accumulation()
         self._accumulates = not synchronize
-
-    def _average(self) -> None:
-        """Average gradients without ZeRO, where all processes have them whole."""
-        named = trained(self.module)
-        with leaving_out_unused([each for _, each in named]):
-            if self.one_bit_adam is None or not self.one_bit_adam.compresses:
-                self.engine.allreduce_gradients()
-                return
-            for _, each in named:
-                each.grad = torch.zeros_like(each) if each.grad is None else each.grad
 
     def clip(self, optimization: Optimization, value: float, algorithm: str) -> Tensor | None:
         if self.zero is None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ...launch import collectives, output
+from ..gradients.averaging import leaving_out_unused
 from .slices import FlatSlices, ParameterSlices, Slice
 
 
@@ -23,6 +24,16 @@ def _note_common_counts() -> None:
         "all together: Adam corrects its averages as if all were used; strategy='fsdp' does not",
         error=True,
     )
+
+
+def average_used(engine: Any, named: Sequence[tuple[str, Tensor]], *, averages: bool) -> None:
+    """Without ZeRO, average gradients; or not, if the optimizer averages its momentum instead."""
+    with leaving_out_unused([each for _, each in named]):
+        if averages:
+            engine.allreduce_gradients()
+            return
+        for _, each in named:
+            each.grad = torch.zeros_like(each) if each.grad is None else each.grad
 
 
 class UnusedParameters:

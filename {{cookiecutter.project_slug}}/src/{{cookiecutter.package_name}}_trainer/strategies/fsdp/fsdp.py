@@ -6,7 +6,7 @@ Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -29,7 +29,7 @@ from ...errors import UserError, one_line
 from ...memory import meta_device
 from ...module import TrainingModule
 from ...options import Options
-from ..base import Stage, StepModule
+from ..base import Stage
 from ..clipping import clip_distinct_gradients, is_first_holder
 from ..engine_optimizers import stepping
 from ..gradients import sparse
@@ -51,14 +51,6 @@ from .units import can_shard, choose_units, explain_sharded_use, outer_modules, 
 _OLDEST_TORCH = "2.10"
 
 _ADVICE = f"set {OPTION}, which gathers all units for the whole step, or use strategy='ddp' with it"
-
-
-class _Step(StepModule):
-    """Gets its batch from a function: on GPUs, torch rebuilds containers in inputs of a root unit,
-    which fails for some, such as ``defaultdict``."""
-
-    def forward(self, stage: Stage, batch: Callable[[], Any], batch_idx: int) -> Any:
-        return super().forward(stage, batch(), batch_idx)
 
 
 class FSDP(ProcessGroupStrategy):
@@ -176,7 +168,7 @@ class FSDP(ProcessGroupStrategy):
         self._initializer = meta_device.Initializer(
             module, dist.get_rank(), dist.get_world_size(), self.device
         )
-        self._step_module = _Step(module)
+        self._step_module = sharded_state.HeldBatchStep(module)
         sharded_state.move_rest(module, self.device)
         before = dict(module.named_parameters(remove_duplicate=False))
         self.shard_units(module)

@@ -15,11 +15,20 @@ from torch.utils.hooks import RemovableHandle
 from ...data import moving
 from ...errors import UserError
 from ...module import TrainingModule
+from ..base import Stage, StepModule
 from ..optimizers import replace_kept
 from .units import can_shard, outer_modules
 
 HANDLERS: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
 READ = torch.ops.aten._local_scalar_dense.default  # item(), float() and if
+
+
+class HeldBatchStep(StepModule):
+    """On GPUs torch rebuilds containers in inputs of a root, and fails for ``defaultdict``."""
+
+    def forward(self, stage: Stage, batch: Callable[[], Any], batch_idx: int) -> Any:
+        """Run ``training_step``, ``validation_step``, … on what a function returns."""
+        return super().forward(stage, batch(), batch_idx)
 
 
 def hooked(module: nn.Module) -> list[str]:

@@ -69,13 +69,12 @@ def test_one_optimizer_or_a_list(tmp_path, count):
     assert rates == [0.5, 1.0, 1.5][:count]
 
 
-@pytest.mark.parametrize("call", [lambda m: m.optimizers(), lambda m: m.manual_backward(None)])
-def test_without_saying_so_nothing_is_done_by_hand(tmp_path, call):
+def test_without_saying_so_nothing_is_done_by_hand(tmp_path):
     class Forgets(ByHand):
         automatic_optimization = True
 
         def training_step(self, batch: Any, batch_idx: int) -> Any:
-            return call(self)
+            self.manual_backward(torch.zeros(()))
 
     with pytest.raises(RuntimeError) as raised:
         fit(Forgets(), tmp_path)

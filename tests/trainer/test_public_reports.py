@@ -253,3 +253,27 @@ def test_output_of_another_encoding_does_not_end_a_run(
             accelerator="cpu", devices=1, loggers=(), max_epochs=1, default_root_dir=folder
         ).fit(Model(), data())
     assert r"\xe9/" in (tmp_path / "printed").read_text()
+
+
+def test_a_hook_reads_and_changes_the_optimizer_of_automatic_optimization() -> None:
+    class Halves(Model):
+        def on_train_epoch_end(self) -> None:
+            for group in self.optimizers().param_groups:
+                group["lr"] /= 2
+
+    make().fit(model := Halves(), data())
+    assert model.a.item() == -(2 + 1 + 0.5)
+
+
+def test_a_layer_that_is_trained_in_eval_mode_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """``from_pretrained`` gives such a model; frozen layers are in that mode on purpose."""
+    model = Model()
+    model.net, model.frozen = nn.Linear(1, 1).eval(), nn.Linear(1, 1).requires_grad_(False).eval()
+    make().fit(model, data())
+    (line,) = (each for each in capsys.readouterr().err.splitlines() if "eval()" in each)
+    assert line.endswith(
+        "net (Linear) is trained in eval() mode, without dropout; else call its train()"
+    )
+    model.net.train()
+    make().fit(model, data())
+    assert "eval()" not in capsys.readouterr().err

@@ -163,14 +163,15 @@ class TrainingModule(ReplicaProperties, Hooks, nn.Module):
     # --- manual optimization -----------------------------------------------------------------
 
     def optimizers(self) -> Any:
-        """Get the optimizers of ``configure_optimizers``, in a step with manual optimization.
+        """Get the optimizer of ``configure_optimizers``, or the list of them.
 
-        Returns:
-            A :class:`~.manual_optimization.ManualOptimizer`, or a list of them. Each has
-            ``step()``, ``zero_grad()``, ``clip_gradients(value)``, and ``toggle_model(
-            sync_grad=True)``: a context in which only its own parameters require gradients.
+        With manual optimization, each is a :class:`~.manual_optimization.ManualOptimizer`, which
+        has ``step()``, ``zero_grad()``, ``clip_gradients(value)``, and ``toggle_model(
+        sync_grad=True)``: a context in which only its own parameters require gradients. With
+        automatic optimization, the trainer steps them: use them to read and change their options.
         """
-        optimizers = self._manual().optimizers
+        is_manual = not self.automatic_optimization
+        optimizers = self._manual().optimizers if is_manual else self.trainer.optimizers
         return optimizers[0] if len(optimizers) == 1 else optimizers
 
     def manual_backward(self, loss: Tensor) -> None:

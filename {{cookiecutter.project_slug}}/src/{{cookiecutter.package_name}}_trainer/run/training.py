@@ -32,7 +32,7 @@ from ..logging import LoggedRun, Outputs, Progress
 from ..logging.logger import hyperparameters
 from ..loop import hashes, saving
 from ..loop.fit import FitLoop
-from ..loop.parts import FROZEN, TOTAL_STEPS, FitParts, frozen
+from ..loop.parts import FROZEN, TOTAL_STEPS, FitParts, frozen, in_eval_mode
 from ..loop.position import scaled_rate, warmed_up_rate
 from ..module import DataHooks, Loaders, TrainingModule
 from ..strategies.optimizers import Optimization, configured, described, replace_kept
@@ -58,6 +58,7 @@ def fit(run: RankRun, module: TrainingModule, data: Data, val_dataloader: Loader
         with run.console.output_of(chosen.directory), run.attached(module, "fit", data):
             check_created_layers(plan, module)
             saving.check_tensors(module)
+            run.console.note(*in_eval_mode(module))
             resumed = Checkpoint(chosen.checkpoint) if chosen.checkpoint else None
             run.start_from_weights(module, resumed)
             loader = sources.training_loader(data, module)

@@ -277,3 +277,25 @@ def test_a_layer_that_is_trained_in_eval_mode_is_said(capsys: pytest.CaptureFixt
     model.net.train()
     make().fit(model, data())
     assert "eval()" not in capsys.readouterr().err
+
+
+def test_an_evaluation_drops_the_last_batch_of_a_loader_that_says_so() -> None:
+    class Predicts(Model):
+        def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return batch[0].sum()
+
+    loader = DataLoader(TensorDataset(torch.ones(7)), batch_size=2, drop_last=True)
+    found = make().predict(Predicts(), loader)
+    assert [each.item() for each in found] == [2, 2, 2]
+    loader = DataLoader(TensorDataset(torch.ones(1)), batch_size=2, drop_last=True)
+    with pytest.raises(UserError, match="drop_last=True leaves no batch: 1 samples, batch_size=2"):
+        make().predict(Predicts(), loader)
+
+
+def test_what_predict_step_logs_is_refused() -> None:
+    class Logs(Model):
+        def predict_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("norm", 1.0)
+
+    with pytest.raises(UserError, match=r"log\('norm'\): predict_step does not log: return the"):
+        make().predict(Logs(), data())

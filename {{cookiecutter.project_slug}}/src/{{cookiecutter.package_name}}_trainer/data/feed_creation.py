@@ -141,12 +141,12 @@ def feed_evaluation(
     if not (in_global_order and can_be_ordered(loader)):
         return _replayed(loader, share, 1, "join" if together else "allow", limit)
     samples, size = _samples(loader), _batches_of(loader).batch_size
-    most = limit.of(-(-samples // size))
-    plan = BatchPlan(
-        *(samples, size, share.replicas),
-        most=None if most is None else most * size,
-        keeps_batches=True,
-    )
+    batches = samples // size if _batches_of(loader).drop_last else -(-samples // size)
+    if not batches:
+        raise UserError(f"drop_last=True leaves no batch: {samples} samples, batch_size={size}")
+    limited = limit.of(batches)
+    most = (batches if limited is None else min(batches, limited)) * size
+    plan = BatchPlan(samples, size, share.replicas, most=most, keeps_batches=True)
     return _ordered(loader, plan, share, shuffle=False, fill=together)
 
 

@@ -221,6 +221,11 @@ class Recorder:
         shape = tuple(number.shape)
         raise UserError(f"log({name!r}): give one number, not a tensor of shape {shape}")
 
+    @property
+    def names(self) -> list[str]:
+        """Of the values that are not reduced yet."""
+        return [*self._step, *self._epoch, *self.metrics]
+
     def take_step(self) -> dict[str, float]:
         """Values of the step, reduced over micro-batches and ranks."""
         totals, self._step = self._step, {}

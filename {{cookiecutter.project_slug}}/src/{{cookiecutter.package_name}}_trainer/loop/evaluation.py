@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..callbacks import Callback
 from ..data import Feed, moving, randomness
-from ..errors import nearest, refuse
+from ..errors import UserError, nearest, refuse
 from ..launch import collectives
 from ..logging import Recorder, torchmetrics_state
 from ..module import TrainingModule
@@ -134,6 +134,8 @@ def predict(
             outputs, packed = [], []
             for batch in read(strategy, feed, 0, 0):
                 output = strategy.forward("predict", batch.data, batch.number)
+                for logged in recorder.names:
+                    raise UserError(f"log({logged!r}): predict_step does not log: return the value")
                 # Among ranks of a replica, a lower one has the same outputs.
                 if batch.samples and data.counts and data.is_first:
                     is_here = strategy.device == _CPU

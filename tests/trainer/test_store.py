@@ -2,6 +2,7 @@
 
 import datetime
 import os
+import socket
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -145,3 +146,14 @@ def test_what_waits_in_the_kernel_is_ended_with_its_stack(tmp_path: Path) -> Non
     assert done.returncode == 1
     assert done.stderr.startswith("Timeout (0:00:00.200000)!")
     assert 'File "<string>", line 8 in <module>' in done.stderr
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_port_in_use_is_one_line(nodes: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        where = {"main_address": "127.0.0.1", "main_port": port, "num_nodes": nodes}
+        first = cluster.Layout(world_size=2, local_world_size=2 // nodes, source="srun", **where)
+        line = f"the store of rank 0 cannot be served at 127.0.0.1:{port}: .*in use"
+        with pytest.raises(errors.TemporaryError, match=line):
+            rendezvous.connect_store(first, SOON)

@@ -146,11 +146,11 @@ def _tcp_store(layout: Layout, timeout: datetime.timedelta) -> dist.Store:
     soft, hard = getrlimit(RLIMIT_NOFILE)
     if serves and 0 <= soft < _OPEN_FILES:  # each rank keeps a connection; -1 is no limit
         setrlimit(RLIMIT_NOFILE, (hard if 0 <= hard < _OPEN_FILES else _OPEN_FILES, hard))
-    if layout.num_nodes == 1 and not is_served:
-        address = "127.0.0.1"
-        if serves:
-            descriptor = socket.create_server((address, port), backlog=1024).detach()
+    is_local = layout.num_nodes == 1 and not is_served
+    address = "127.0.0.1" if is_local else address
     try:
+        if serves and is_local:
+            descriptor = socket.create_server((address, port), backlog=1024).detach()
         store = dist.TCPStore(
             address,
             port,
@@ -159,7 +159,7 @@ def _tcp_store(layout: Layout, timeout: datetime.timedelta) -> dist.Store:
             timeout=timeout,
             master_listen_fd=descriptor,
         )
-    except dist.DistNetworkError as error:
+    except (dist.DistNetworkError, OSError) as error:  # such as: the port is in use
         problem = "cannot be served" if serves else "was not found"
         line = f"the store of rank 0 {problem} at {address}:{port}: {error}"
         raise TemporaryError(line) from error

@@ -10,7 +10,8 @@ from ..registration import Entry, Registration
 _SEQUENTIAL = Entry(
     "pipeline.strategy:Sequential",
     lacks={
-        "find_unused_parameters": "a pipeline needs none for parameters that a step does not use"
+        "find_unused_parameters": "a pipeline needs none for parameters that a step does not use",
+        "stages_per_process": "each process has one stage; leave it out",
     },
 )
 _MESH = Entry(

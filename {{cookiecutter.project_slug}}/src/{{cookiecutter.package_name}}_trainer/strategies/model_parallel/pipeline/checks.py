@@ -8,18 +8,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from ....errors import nearest
 from ....module import TrainingModule
 from .measure import Measured
 from .partition import ATTRIBUTE
-from .stages import SCHEDULES
-
-_CHOICES = {
-    "schedule": tuple(SCHEDULES),
-    "checkpoint": ("never", "except_last", "always"),
-    "balance": ("parameters", "time", "memory"),
-}
-_LEAST = {"stages": 1, "microbatches": 1, "stages_per_process": 2}
 
 
 @dataclass(frozen=True)
@@ -31,24 +22,15 @@ class Shape:
     microbatches: int
     schedule: str
     checkpoint: str
-    stages_per_process: int | None
-
-    @property
-    def rounds(self) -> int:
-        """Number of stages of a process."""
-        return (self.stages_per_process or 2) if self.schedule == "interleaved" else 1
 
     def processes(self, run_processes: int) -> int:
         """Number of processes of a pipeline in a run of so many processes."""
         return self.stages or run_processes
 
-    def count(self, samples: int, processes: int) -> int:
-        """The largest number of micro-batches that divides a batch and that its schedule runs."""
-        in_rounds = self.schedule in ("interleaved", "zero_bubble")
-        for count in range(min(self.microbatches, samples), 1, -1):
-            if samples % count == 0 and not (in_rounds and count % max(1, count // processes)):
-                return count
-        return 1
+    def count(self, samples: int) -> int:
+        """The largest number of micro-batches that divides a batch."""
+        counts = range(min(self.microbatches, samples), 1, -1)
+        return next((count for count in counts if samples % count == 0), 1)
 
     def checkpoints(self, number: int, count: int) -> bool:
         """Whether stages recompute the activations of a micro-batch of so many."""
@@ -76,43 +58,15 @@ class Shape:
 
     def _memory(self, found: Sequence[Measured], stages: int, stage: int, indices: range) -> float:
         """Bytes that a stage needs while it holds as many micro-batches as its schedule lets."""
-        held = {"1f1b": stages - stage, "zero_bubble": stages}.get(self.schedule, self.microbatches)
-        held = min(held, self.microbatches)
+        held = self.microbatches
+        if self.schedule == "1f1b":
+            held = min(held, stages - stage)
         saved = sum(found[index].saved for index in indices)
         if self.checkpoint == "never":
             kept = saved * held
         else:
             kept = saved + found[indices.start].inputs * held
         return kept + sum(found[index].parameters for index in indices)
-
-    def problems(self) -> list[str]:
-        """One line for each invalid option."""
-        lines = [
-            f"strategy_options.{name}={value!r} is unknown{nearest(value, known)}"
-            for name, known in _CHOICES.items()
-            if isinstance(value := getattr(self, name), str) and value not in known
-        ]
-        lines += [
-            f"strategy_options.{name}={value}: give at least {least}"
-            for name, least in _LEAST.items()
-            if (value := getattr(self, name)) is not None and value < least
-        ]
-        if not isinstance(self.balance, str) and any(size < 1 for size in self.balance):
-            lines.append(
-                f"strategy_options.balance={list(self.balance)}: each stage needs a child; give "
-                "numbers of at least 1"
-            )
-        if self.stages_per_process is not None and self.schedule != "interleaved":
-            lines.append(
-                f"strategy_options.stages_per_process has no effect with schedule={self.schedule!r}"
-                "; use schedule='interleaved'"
-            )
-        if self.schedule == "zero_bubble" and self.checkpoint != "never":
-            lines.append(
-                "strategy_options.checkpoint: schedule='zero_bubble' divides a backward in two, "
-                "and would recompute activations twice; use checkpoint='never', or schedule='1f1b'"
-            )
-        return lines
 
     def problems_with(self, run_processes: int) -> list[str]:
         """One line for each option that a number of processes contradicts."""
@@ -122,19 +76,12 @@ class Shape:
                 f"strategy_options.stages={count}: {run_processes} processes are not divisible by "
                 "it; change it, or devices"
             ]
-        lines = []
-        stages = count * self.rounds
-        if not isinstance(self.balance, str) and len(self.balance) != stages:
-            lines.append(
+        if not isinstance(self.balance, str) and len(self.balance) != count:
+            return [
                 f"strategy_options.balance={list(self.balance)} has {len(self.balance)} entries "
-                f"for {stages} stages; give one per stage"
-            )
-        if self.schedule == "interleaved" and count == 1:
-            lines.append(
-                "strategy_options.schedule='interleaved' passes micro-batches round several "
-                "processes, and a pipeline has one here; use schedule='1f1b', or more stages"
-            )
-        return lines
+                f"for {count} stages; give one per stage"
+            ]
+        return []
 
 
 def problems_of_module(module: TrainingModule, shape: Shape, run_processes: int) -> list[str]:
@@ -147,7 +94,7 @@ def problems_of_module(module: TrainingModule, shape: Shape, run_processes: int)
             f"a pipeline divides the children of self.{ATTRIBUTE}, an nn.Sequential; {name} {found}"
         ]
     lines = []
-    count, stages = len(sequential), shape.processes(run_processes) * shape.rounds
+    count, stages = len(sequential), shape.processes(run_processes)
     if not isinstance(shape.balance, str) and sum(shape.balance) != count:
         lines.append(
             f"strategy_options.balance={list(shape.balance)} is of {sum(shape.balance)} children; "

@@ -13,8 +13,12 @@ import torch
 from my_project_trainer.errors import ConfigurationError
 from my_project_trainer.strategies.model_parallel.pipeline import activations
 from my_project_trainer.strategies.model_parallel.pipeline.activations import Spec, pack, unpack
-from my_project_trainer.strategies.model_parallel.pipeline.checks import Shape, divide, total
-from my_project_trainer.strategies.model_parallel.pipeline.measure import measure
+from my_project_trainer.strategies.model_parallel.pipeline.division import (
+    Shape,
+    divide,
+    measure,
+    total,
+)
 from torch import Tensor, nn
 
 from pipeline_subject import Subject

@@ -14,7 +14,7 @@ from my_project_trainer.launch import collectives, rendezvous
 from my_project_trainer.launch.cluster import Layout
 from my_project_trainer.run import environment
 from my_project_trainer.strategies import process_group
-from my_project_trainer.strategies.replicated import communication_hooks, ddp
+from my_project_trainer.strategies.replicated import ddp
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -177,8 +177,8 @@ def test_ddp_is_given_no_devices(device: str) -> None:
 
 
 def test_what_powersgd_has_left_out_comes_back_to_the_device_of_the_gradients() -> None:
-    saved = communication_hooks.CommunicationHook("powersgd")
-    hook = communication_hooks.CommunicationHook("powersgd")
+    saved = ddp.CommunicationHook("powersgd")
+    hook = ddp.CommunicationHook("powersgd")
     for each in (saved, hook):
         each.register(mock.Mock())
     saved._powersgd.error_dict[0] = torch.ones(3)

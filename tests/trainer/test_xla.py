@@ -13,7 +13,7 @@ from my_project_trainer.launch.devices import ADDED
 from my_project_trainer.loop.nonfinite import LossRecord
 from my_project_trainer.loop.position import Position
 
-hardware = pytest.importorskip("my_project_trainer.strategies.xla.hardware")
+hardware = pytest.importorskip("my_project_trainer.strategies.xla")
 MISSING = (
     "strategy='xla' needs the package torch_xla, which is not installed: make xla (into an "
     "environment of its own, .venv-xla)"

@@ -33,7 +33,7 @@ from ..module import (
     problems_of_signatures,
 )
 from ..options import Options, reading
-from ..strategies import Requested, Strategy
+from ..strategies import Strategy
 from ..strategies.precision import Precision
 from . import environment, placement
 from .placement import Placement
@@ -184,8 +184,9 @@ def _check_strategy(
     features = {name for name, is_used in used.items() if is_used}
     features = features.union(*(each.needs for each in callbacks))
     precision, devices = str(options.precision), len(where.devices)
-    requested = Requested(where.accelerator, precision, devices, where.nodes, frozenset(features))
-    problems.lines += strategy.limits.problems(name, requested)
+    problems.lines += strategy.limits.problems(
+        name, where.accelerator, precision, devices, where.nodes, features
+    )
     with problems:
         problems.lines += strategy.problems(options, None)
     strategy.compile_seconds = _COMPILE_SECONDS if options.compile else 0.0

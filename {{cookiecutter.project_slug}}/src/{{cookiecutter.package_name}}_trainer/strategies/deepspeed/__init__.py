@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...launch.cluster import Environment, Layout, Names, Source, check_filled, read_named
-from ..registration import Entry, Registration
+from ..registry import Entry, Registration
 
 _NAMES = Names("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
 

@@ -37,9 +37,8 @@ from ..process_group import ProcessGroupStrategy
 from ..user_code import Freed, HookGuard, forbid_calls
 from . import ELSEWHERE, optimizers, process, settings
 from .onebit_adam import CompressionErrors, OneBitAdam
-from .slices import FlatSlices, ParameterSlices, clip_finite
-from .state import ShardedState
-from .unused import UnusedParameters, average_used
+from .optimizers import UnusedParameters, average_used
+from .state import FlatSlices, ParameterSlices, ShardedState, clip_finite
 
 _Config = Mapping[str, Any] | str | os.PathLike[str]
 
@@ -126,8 +125,6 @@ class DeepSpeed(ProcessGroupStrategy):
             shards_parameters=self.stage == 3,
             needs_optimizers=settings.kind(self.config, "optimizer") is None,
         )
-
-    # --- before a run ----------------------------------------------------------------------------
 
     def memory(self, sizes: Sizes) -> Memory:
         config = settings.completed(self.config)
@@ -269,8 +266,6 @@ class DeepSpeed(ProcessGroupStrategy):
             process.note_uses(module, self.same_use.note)
         return optimizer
 
-    # --- steps -----------------------------------------------------------------------------------
-
     @contextmanager
     def _around_hook(self, hook: str) -> Iterator[None]:
         groups = self.engine_groups
@@ -360,8 +355,6 @@ class DeepSpeed(ProcessGroupStrategy):
             if self.zero.overflow:
                 self.precision.note_skipped_step()
         return dict
-
-    # --- checkpoints -----------------------------------------------------------------------------
 
     def state(self, optimization: Optimization | None) -> dict[str, Any]:
         if self.sharded is None:

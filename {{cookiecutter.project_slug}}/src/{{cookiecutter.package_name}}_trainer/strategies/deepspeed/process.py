@@ -26,7 +26,7 @@ from torch.utils.file_baton import FileBaton
 from ...errors import UserError
 from ...launch import output
 from ...launch.cluster import Layout
-from ..gradients.fixed_order import FixedOrder
+from ..gradients.averaging import FixedOrder
 from ..optimizers import UNREACHED
 
 # Attributes that stage 3 sets on every module; the first two refer to its engine.

@@ -3,7 +3,7 @@
 It imports from ``strategies/``, ``gradients/`` and ``replicated/``, and from the floors below.
 """
 
-from ..registration import Entry, Registration
+from ..registry import Entry, Registration
 
 REGISTRATION = Registration(
     {

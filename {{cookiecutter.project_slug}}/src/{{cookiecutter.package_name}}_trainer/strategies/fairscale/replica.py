@@ -9,8 +9,7 @@ from fairscale.nn.data_parallel import ShardedDataParallel
 from fairscale.optim.oss import OSS
 from torch import Tensor, nn
 
-from ..gradients.averaging import copy_gradient
-from ..gradients.fixed_order import FixedOrder
+from ..gradients.averaging import FixedOrder, copy_gradient
 
 
 class Replica(ShardedDataParallel):  # type: ignore[misc]

@@ -15,10 +15,9 @@ from ...errors import ConfigurationError, UserError, refuse
 from ...launch.cluster import Layout
 from ...module import TrainingModule
 from ...options import Options
-from .. import elementwise
 from ..base import StepOutput
 from ..clipping import clip_distinct_gradients
-from ..engine_optimizers import EngineGroups, sharded_optimizer
+from ..engine_optimizers import EngineGroups, problems_of, sharded_optimizer
 from ..gradients import sparse
 from ..gradients.averaging import GradientAverage
 from ..gradients.same_use import OPTION, SameUse, trained
@@ -104,7 +103,7 @@ class DDPSharded(ProcessGroupStrategy):
         self.start_equal((*module.parameters(), *module.buffers()))
         given = configure()
         _check(given, parameter_names(module))
-        refuse(elementwise.problems_of(given.optimizers, "parameters", "ddp_sharded"))
+        refuse(problems_of(given.optimizers, "parameters", "ddp_sharded"))
         if self.find_unused_parameters or not module.automatic_optimization:
             # OSS broadcasts those that are trainable when it is created; others may be unfrozen.
             with requiring_grad(given.parameters, True):

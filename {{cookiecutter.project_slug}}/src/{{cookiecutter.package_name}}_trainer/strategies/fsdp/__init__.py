@@ -3,7 +3,7 @@
 It imports from ``strategies/`` and ``gradients/``, and from the floors below.
 """
 
-from ..registration import Entry, Registration
+from ..registry import Entry, Registration
 
 _LACKS = {"accumulate_in_parts": "it is called reduce_every_microbatch now"}
 

@@ -31,13 +31,12 @@ from ...module import TrainingModule
 from ...options import Options
 from ..base import Stage
 from ..clipping import clip_distinct_gradients, is_first_holder
-from ..engine_optimizers import stepping
+from ..engine_optimizers import drawing_nothing, stepping
 from ..gradients import sparse
 from ..gradients.averaging import GradientAverage
 from ..gradients.same_use import OPTION, SameUse, trained, unused, with_zeros
 from ..limits import Limits
 from ..memory import Memory, Sizes, divided, memory
-from ..noise import drawing_nothing
 from ..optimizer_state import parameter_names
 from ..optimizers import Optimization
 from ..process_group import ProcessGroupStrategy

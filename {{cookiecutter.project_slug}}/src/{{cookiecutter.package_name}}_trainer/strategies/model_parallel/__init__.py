@@ -5,7 +5,7 @@ It imports from ``strategies/``, ``gradients/`` and ``fsdp/``, and from the floo
 
 from dataclasses import replace
 
-from ..registration import Entry, Registration
+from ..registry import Entry, Registration
 
 _SEQUENTIAL = Entry(
     "pipeline.strategy:Sequential",

@@ -1,25 +1,38 @@
 """``ddp``: one process per device, gradients averaged in backward.
 
-Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+Sources: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+and https://docs.pytorch.org/docs/stable/ddp_comm_hooks.html
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from ...errors import refuse
 from ...module import TrainingModule
 from ...options.values import PositiveInt
 from ..base import StepModule
+from ..engine_optimizers import EngineGroups, problems_of, sharded_optimizer
 from ..gradients.averaging import GradientAverage
 from ..gradients.same_use import OPTION, left_out, trained, unused
 from ..gradients.sparse import sparse_parameters
-from ..memory import Memory, Sizes, memory
+from ..memory import Memory, Sizes, divided, memory
 from ..optimizers import Optimization
 from ..process_group import ProcessGroupStrategy
-from .communication_hooks import CommunicationHook, Name
+
+if TYPE_CHECKING:
+    from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
+
+HookName = Literal["none", "fp16", "bf16", "powersgd"]
+_MEMORIES = ("error_dict", "p_memory_dict", "q_memory_dict")
+_SEED = 0  # of PowerSGD
 
 
 class DDP(ProcessGroupStrategy):
@@ -41,7 +54,7 @@ class DDP(ProcessGroupStrategy):
         self,
         find_unused_parameters: bool = False,
         bucket_cap_mb: float = 25.0,
-        communication_hook: Name = "none",
+        communication_hook: HookName = "none",
         powersgd_rank: PositiveInt = 1,
         powersgd_start_step: PositiveInt = 1000,
         timeout_seconds: float = 600.0,
@@ -135,6 +148,95 @@ class DDP(ProcessGroupStrategy):
             del each._ddp_ignored  # set by torch; in another fit, DDP may average it
         self._ignored = []
         super().teardown()
+
+
+class DDPZeRO1(DDP):
+    """``ddp`` with optimizer states sharded over the processes.
+
+    Each process steps its shard and broadcasts the new values.
+
+    Source: https://docs.pytorch.org/docs/stable/distributed.optim.html#torch.distributed.optim.ZeroRedundancyOptimizer
+    """
+
+    def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        optimization = super().setup(module, configure)
+        refuse(problems_of(optimization.optimizers, "parameters", "ddp_zero1"))
+        sharded = optimization.replaced(partial(sharded_optimizer, ZeroRedundancyOptimizer))
+        self.engine_groups = EngineGroups(sharded.optimizers, grows=True)
+        return sharded
+
+    def memory(self, sizes: Sizes) -> Memory:
+        share = sizes.largest_share()
+        own = replace(divided(sizes, optimizer=share), step=sizes.step_of(share))
+        return super().memory(own)
+
+
+class CommunicationHook:
+    """One of torch's communication hooks, with its state for checkpoints.
+
+    ``rank``: of PowerSGD's matrices (Vogels et al. 2019, https://arxiv.org/abs/1905.13727);
+    ``start_step``: the first one that it compresses, at least the second.
+    """
+
+    def __init__(self, name: HookName, rank: int = 1, start_step: int = 1000) -> None:
+        self.name = name
+        self._rank = rank
+        self._start = start_step
+        self._powersgd: PowerSGDState | None = None
+
+    def register(self, wrapped: DistributedDataParallel) -> None:
+        """Register the hook with DDP."""
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+        if self.name == "fp16":
+            wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        elif self.name == "bf16":
+            wrapped.register_comm_hook(None, _bf16)
+        elif self.name == "powersgd":
+            self._powersgd = powerSGD_hook.PowerSGDState(
+                None,
+                matrix_approximation_rank=self._rank,
+                start_powerSGD_iter=self._start,
+                random_seed=_SEED,
+            )
+            wrapped.register_comm_hook(self._powersgd, powerSGD_hook.powerSGD_hook)
+
+    def state(self) -> dict[str, Tensor]:
+        """This rank's error feedback of the compression; empty if the hook has none."""
+        powersgd = self._powersgd
+        if powersgd is None:
+            return {}
+        words = powersgd.rng.get_state(legacy=False)["state"]
+        state = {
+            "iteration": torch.tensor([powersgd.iter, words["pos"]]),
+            "random": torch.from_numpy(words["key"].astype(np.int64)),
+        }
+        for name in _MEMORIES:
+            for bucket, tensor in getattr(powersgd, name).items():
+                state[f"{name}/{bucket}"] = tensor
+        return state
+
+    def load_state(self, state: Mapping[str, Tensor], device: torch.device) -> None:
+        """Restore a state of :meth:`state`, on the device of the gradients."""
+        powersgd = self._powersgd
+        if powersgd is None or "iteration" not in state:  # or saved by another strategy
+            return
+        powersgd.iter, position = state["iteration"].tolist()
+        keys = state["random"].numpy().astype(np.uint32)
+        powersgd.rng.set_state(("MT19937", keys, position, 0, 0.0))
+        for key, tensor in state.items():
+            name, _, bucket = key.partition("/")
+            if bucket:
+                getattr(powersgd, name)[int(bucket)] = tensor.to(device)
+
+
+def _bf16(state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    # torch's own function is a wrapper whose signature register_comm_hook does not accept.
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    return default_hooks.bf16_compress_hook(None, bucket)  # type: ignore[arg-type]
 
 
 def _rebuild_buckets(wrapped: DistributedDataParallel) -> None:

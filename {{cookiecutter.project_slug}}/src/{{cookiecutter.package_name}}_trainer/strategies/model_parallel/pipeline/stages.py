@@ -1,5 +1,8 @@
 """Run the stage of a process, in the order of one of torch's schedules.
 
+The user's step runs on the first and the last stage: it enters and leaves the pipeline where it
+calls ``sequential_module``.
+
 Sources: https://docs.pytorch.org/docs/stable/distributed.pipelining.html; GPipe
 (https://arxiv.org/abs/1811.06965), 1F1B (https://arxiv.org/abs/2006.09503).
 """
@@ -7,6 +10,8 @@ Sources: https://docs.pytorch.org/docs/stable/distributed.pipelining.html; GPipe
 import json
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,14 +19,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from ....data import randomness
 from ....errors import UserError
 from ....memory import activation_checkpointing
 from ....module import TrainingModule
 from ...precision import Precision
 from . import partition
 from .activations import Spec, Uses, alias, pack, unpack
-from .boundary import Boundary, Step
-from .partition import Processes
+from .partition import ATTRIBUTE, Processes
 
 # Schedules of the latest shapes of batches: each holds the tensors that it receives.
 _KEPT = 4
@@ -33,6 +38,103 @@ _EXPLAINED = {
     "not have been used in the graph": "training_step asks for a gradient with respect to what "
     "enters a pipeline, whose first stage is on another process: use strategy='ddp'",
 }
+Compute = Callable[[tuple[Any, ...]], Any]
+"""Gets the inputs of ``sequential_module`` and returns its output."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """The user's step on a micro-batch."""
+
+    run: Callable[[], Any]
+    """Returns, in training, what to call backward on."""
+    seed: int | None = None
+    """Seed of its random numbers before ``sequential_module``; ``None``: not seeded."""
+    samples: float | None = None
+    """What it counts; ``None``: what the batch does."""
+    checkpointed: bool = False
+    """Whether stages recompute their activations."""
+
+
+class _Reached(BaseException):
+    """Ends a step on the first stage; the user's ``except Exception`` does not catch it."""
+
+
+def _stop(inputs: tuple[Any, ...]) -> Any:
+    raise _Reached(*inputs)
+
+
+class Boundary:
+    """Replaces the call of ``sequential_module`` in a step until :meth:`close`.
+
+    A step gets the seed of the random numbers before the call, which are the same on the first and
+    the last process. ``device``: whose random numbers it may draw.
+    """
+
+    def __init__(self, module: TrainingModule, device: torch.device) -> None:
+        self._module = module
+        self._device = device
+        self._sequential: nn.Module = getattr(module, ATTRIBUTE)
+        self._compute: Compute | None = None
+        self._calls = 0
+        self._before: ExitStack = ExitStack()
+        vars(self._sequential)["forward"] = self._forward
+
+    def close(self) -> None:
+        """Restore the module."""
+        vars(self._sequential).pop("forward", None)
+
+    def _forward(self, *inputs: Any) -> Any:
+        if self._compute is None:
+            raise UserError(f"{ATTRIBUTE} is called outside of a step; call it in a step")
+        self._calls += 1
+        if self._calls > 1:
+            raise UserError(
+                f"a step calls {ATTRIBUTE} twice; a pipeline runs it once: use strategy='fsdp'"
+            )
+        self._before.close()
+        return self._compute(inputs)
+
+    def inputs(self, step: Step) -> tuple[Any, ...]:
+        """Run a step until it calls ``sequential_module``; return what it gives to it."""
+        vars(self._module)["log"] = lambda *_, **__: None  # the process with the last stage logs
+        inputs: tuple[Any, ...] = ()
+        try:
+            self.outputs(step, _stop)
+        except _Reached as reached:
+            inputs = reached.args
+        finally:
+            del vars(self._module)["log"]
+        return inputs
+
+    def outputs(self, step: Step, compute: Compute) -> Any:
+        """Run a step in which ``compute`` replaces ``sequential_module``."""
+        module, state = self._module, self._module.trainer_state
+        module.trainer_state = replace(state, samples=step.samples)
+        self._compute, self._calls = compute, 0
+        try:
+            with ExitStack() as self._before:
+                if step.seed is not None:
+                    self._before.enter_context(self.seeded(step.seed))
+                outputs = step.run()
+        finally:
+            self._compute, module.trainer_state = None, state
+        if not self._calls:
+            raise UserError(
+                f"{type(self._module).__name__}: a step did not call self.{ATTRIBUTE}; call it, "
+                "not its children"
+            )
+        return outputs
+
+    @contextmanager
+    def seeded(self, seed: int) -> Iterator[None]:
+        """Draw the random numbers in this context from a seed."""
+        with randomness.Stream(seed), ExitStack() as stack:
+            if self._device.type != "cpu":
+                own: Any = torch.get_device_module(self._device)
+                stack.callback(own.set_rng_state, own.get_rng_state(self._device), self._device)
+                own.manual_seed(seed)
+            yield
 
 
 class _Module(nn.Module):
@@ -58,7 +160,7 @@ class OwnStage:
         self._precision, self._device = precision, device
         self._boundary = Boundary(module, device)
         self._group = processes.among(range(processes.count))
-        self._name = f"{partition.ATTRIBUTE}.{list(part._modules)[-1]}"
+        self._name = f"{ATTRIBUTE}.{list(part._modules)[-1]}"
         self._schedules: dict[Hashable, tuple[Any, Spec | None, Spec | None]] = {}
         self._received: Spec | None = None
         self._given: Spec | None = None
@@ -189,7 +291,7 @@ class OwnStage:
         part = self._part
 
         def compute(given: tuple[Any, ...]) -> Any:
-            part.training = getattr(self._module, partition.ATTRIBUTE).training
+            part.training = getattr(self._module, ATTRIBUTE).training
             if self._received is not None:
                 given = partition.arguments(part, unpack(received, self._received))
             if not step.checkpointed:

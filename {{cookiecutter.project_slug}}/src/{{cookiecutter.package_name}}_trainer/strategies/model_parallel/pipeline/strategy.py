@@ -20,24 +20,21 @@ from ....launch.collectives import How
 from ....module import TrainingModule
 from ....options import Options
 from ....options.values import PositiveInt
-from ... import elementwise, memory
+from ... import memory
 from ...base import DataLayout, Stage, StepModule, StepOutput, check_loss
 from ...clipping import clip_distinct_gradients
-from ...engine_optimizers import stepping
+from ...engine_optimizers import drawing_nothing, problems_of, stepping
 from ...gradients import sparse
 from ...gradients.averaging import reduce_used
 from ...limits import Limits
-from ...noise import drawing_nothing
 from ...optimizers import Optimization
 from ...process_group import ProcessGroupStrategy
 from ...user_code import HookGuard, forbid_calls
 from ...weights import LocalWeights
 from . import partition
-from .boundary import Step
-from .checks import Shape, problems_of_module
-from .measure import measure
+from .division import Shape, measure, problems_of_module
 from .partition import Ownership, Processes
-from .stages import OwnStage
+from .stages import OwnStage, Step
 
 _REFUSED = {
     "16-mixed": "each stage would have to skip the same steps; use 'bf16-mixed'",
@@ -95,8 +92,6 @@ class Sequential(ProcessGroupStrategy):
         self._run_processes = 1
         self._splitter = Splitter()
 
-    # --- before any process is started ------------------------------------------------------------
-
     def replicas(self, devices: int, nodes: int) -> int:
         self._run_processes = processes = super().replicas(devices, nodes)
         refuse(self.shape.problems_with(processes))
@@ -117,8 +112,6 @@ class Sequential(ProcessGroupStrategy):
             *problems_of_module(module, self.shape, self._run_processes),
             *sparse.problems_of(module, "a pipeline sums gradients as whole tensors"),
         ]
-
-    # --- before the first step -----------------------------------------------------------------
 
     def init_process_group(self, layout: Any, device: torch.device) -> None:
         super().init_process_group(layout, device)
@@ -141,7 +134,7 @@ class Sequential(ProcessGroupStrategy):
         # have no gradients.
         optimization = configure()
         if self.processes.count > 1:
-            refuse(elementwise.problems_of(optimization.optimizers, "parameters", "sequential"))
+            refuse(problems_of(optimization.optimizers, "parameters", "sequential"))
         for optimizer in optimization.optimizers:
             for each in [each for each in optimizer.state if not self.ownership.is_own(each)]:
                 del optimizer.state[each]
@@ -197,8 +190,6 @@ class Sequential(ProcessGroupStrategy):
         self._stage = OwnStage(module, part, self.processes, self.precision, self.device)
         module.trainer_state = replace(module.trainer_state, device=self.device)
         self._guard = HookGuard(module, _INSTEAD, self.ownership.is_own, "some")
-
-    # --- a micro-batch -------------------------------------------------------------------------
 
     def forward_backward(
         self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
@@ -279,8 +270,6 @@ class Sequential(ProcessGroupStrategy):
         self.ownership.join(self.module.buffers())
         yield
 
-    # --- a step --------------------------------------------------------------------------------
-
     def clip(self, optimization: Optimization, value: float, algorithm: str) -> Tensor | None:
         parameters = optimization.parameters
         if algorithm == "value" and all(each.grad is None for each in parameters):
@@ -314,8 +303,6 @@ class Sequential(ProcessGroupStrategy):
             return super().reduce(tensor, how)
         own = tensor if self.processes.has_last else torch.zeros_like(tensor)
         return collectives.all_reduce(own) / self.processes.replicas
-
-    # --- checkpoints ---------------------------------------------------------------------------
 
     def _model_state(self) -> dict[str, Any]:
         # Of what several stages have, the last one's.

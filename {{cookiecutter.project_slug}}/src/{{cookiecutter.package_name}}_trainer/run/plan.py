@@ -183,10 +183,8 @@ def _check_strategy(
     }
     features = {name for name, is_used in used.items() if is_used}
     features = features.union(*(each.needs for each in callbacks))
-    precision, devices = str(options.precision), len(where.devices)
-    problems.lines += strategy.limits.problems(
-        name, where.accelerator, precision, devices, where.nodes, features
-    )
+    asked = where.accelerator, str(options.precision), len(where.devices), where.nodes
+    problems.lines += strategy.limits.problems(name, *asked, features)
     with problems:
         problems.lines += strategy.problems(options, None)
     strategy.compile_seconds = _COMPILE_SECONDS if options.compile else 0.0

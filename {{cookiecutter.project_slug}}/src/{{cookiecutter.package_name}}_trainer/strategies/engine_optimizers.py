@@ -8,7 +8,6 @@ as for dropout, and replicas would drift apart without a word.
 
 import inspect
 import re
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
@@ -93,26 +92,6 @@ class EngineGroups:
         finally:
             for group, given in zip(groups, stepped, strict=False):
                 group["params"] = given
-
-
-@contextmanager
-def stepping(optimizer: Optimizer, part: str, signs: str = "") -> Iterator[None]:
-    """Context of an engine's step of ``part``, which an optimizer may not support.
-
-    ``signs``: a pattern of the errors that say so; default: all that a user's optimizer raises.
-    """
-    try:
-        yield
-    except (LookupError, RuntimeError, UserError) as error:
-        frames = traceback.walk_tb(error.__traceback__)
-        is_own = any(frame.f_locals.get("self") is optimizer for frame, _ in frames)
-        is_own = is_own and not type(optimizer).__module__.startswith("torch.optim")
-        if not (re.search(signs, str(error)) if signs else is_own):
-            raise
-        raise UserError(
-            f"{type(optimizer).__name__} cannot step {part} ({one_line(error)}); use AdamW, or "
-            "strategy='ddp'"
-        ) from error
 
 
 def sharded_optimizer(sharded: Callable[..., T], optimizer: Optimizer) -> T:

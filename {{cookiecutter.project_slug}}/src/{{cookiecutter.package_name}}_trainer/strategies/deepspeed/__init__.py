@@ -29,8 +29,6 @@ ELSEWHERE = (
 _DEEPSPEED = Entry(
     "deepspeed:DeepSpeed",
     lacks={
-        "cpu_adam": "give a config with the optimizer Adam and offload_optimizer, which is "
-        "DeepSpeed's Adam for CPUs",
         "find_unused_parameters": f"it steps all that it has flattened together; {ELSEWHERE}",
     },
 )

@@ -25,7 +25,7 @@ from ...module import TrainingModule
 from ...options import Options
 from ...options.values import PositiveInt
 from ..base import Stage, StepModule, StepOutput
-from ..engine_optimizers import EngineGroups, stepping
+from ..engine_optimizers import EngineGroups
 from ..gradients import sparse
 from ..gradients.same_use import SameUse, trained
 from ..limits import Limits
@@ -345,8 +345,7 @@ class DeepSpeed(ProcessGroupStrategy):
         if self.zero is not None:
             self.slices.take_weights()
         (optimizer,) = optimization.optimizers
-        alike = nullcontext() if self.zero is not None else self._drawing(optimizer)
-        with stepping(optimizer, "slices of parameters"), alike:
+        with nullcontext() if self.zero is not None else self._drawing(optimizer):
             self.engine.step()  # which resets the gradients
         if self.zero is not None:
             adapt_scale(self.precision.scaler, self.zero.overflow)

@@ -16,7 +16,7 @@ from ...launch.cluster import Layout
 from ...module import TrainingModule
 from ...options import Options
 from ..base import StepOutput
-from ..clipping import clip_distinct_gradients
+from ..clipping import clip_gradients
 from ..engine_optimizers import EngineGroups, problems_of, sharded_optimizer
 from ..gradients import sparse
 from ..gradients.averaging import GradientAverage
@@ -146,7 +146,7 @@ class DDPSharded(ProcessGroupStrategy):
         if self._wrapped is None:  # each process has all gradients
             return super().clip(optimization, value, algorithm)
         self.precision.unscale(optimization.optimizers)
-        return clip_distinct_gradients(optimization.parameters, value, algorithm)
+        return clip_gradients(optimization.parameters, value, algorithm, lambda _: True)
 
     def teardown(self) -> None:
         # Remaining references to the process group would keep gloo's threads alive.

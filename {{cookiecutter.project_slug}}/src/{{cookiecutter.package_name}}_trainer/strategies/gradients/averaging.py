@@ -66,13 +66,10 @@ class GradientAverage:
     def _changed(self, index: int, parameter: Tensor) -> None:
         self._averaged.discard(index)
 
-    @property
-    def has_trained(self) -> bool:
-        """Whether any of the parameters is trainable now; must be the same on every process."""
-        return any(each.requires_grad for each in self._parameters)
-
     def average(self) -> None:
         """Average over all processes; a process that did not use a parameter contributes zero."""
+        if not any(each.requires_grad for each in self._parameters):  # as on every process
+            return
         waiting = [self._pending(index) for index in range(len(self._parameters))]
         waiting = collectives.all_reduce(torch.tensor(waiting), "max", self._group).tolist()
         self._averaged.update(index for index, kind in enumerate(waiting) if kind != _NONE)

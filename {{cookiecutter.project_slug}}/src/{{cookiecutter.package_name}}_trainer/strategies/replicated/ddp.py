@@ -43,7 +43,8 @@ class DDP(ProcessGroupStrategy):
         bucket_cap_mb: Size of a gradient bucket in MiB.
         communication_hook: Compression of gradients: ``"none"``, ``"fp16"``, ``"bf16"`` or
             ``"powersgd"``.
-        powersgd_rank: Rank of the matrices that PowerSGD sends instead of a gradient.
+        powersgd_rank: Rank of the matrices that PowerSGD (Vogels et al. 2019,
+            https://arxiv.org/abs/1905.13727) sends instead of a gradient.
         powersgd_start_step: First step that PowerSGD compresses, at least the second.
         timeout_seconds: Timeout of collectives: if a rank does not join, they fail on its peers.
     """
@@ -62,7 +63,10 @@ class DDP(ProcessGroupStrategy):
         super().__init__(timeout_seconds)
         self.find_unused_parameters = find_unused_parameters
         self.bucket_cap_mb = bucket_cap_mb
-        self.hook = CommunicationHook(communication_hook, powersgd_rank, powersgd_start_step)
+        self.communication_hook = communication_hook
+        self.powersgd_rank = powersgd_rank
+        self.powersgd_start_step = powersgd_start_step
+        self._powersgd: PowerSGDState | None = None
         self._ignored: list[Any] = []
         self._trained: list[tuple[str, Tensor]] = []
 
@@ -101,7 +105,7 @@ class DDP(ProcessGroupStrategy):
 
     def memory(self, sizes: Sizes) -> Memory:
         # Gradients are views of the buckets, which stay; PowerSGD keeps the error of each.
-        kept = sizes.gradients * (2 if self.hook.name == "powersgd" else 1)
+        kept = sizes.gradients * (2 if self.communication_hook == "powersgd" else 1)
         buckets = kept - sizes.gradients
         work, step = sizes.gradients + sizes.activations, sizes.gradients + sizes.step
         return memory(sizes, work=work, step=step, buckets=buckets)
@@ -118,8 +122,24 @@ class DDP(ProcessGroupStrategy):
         )
         if not self.find_unused_parameters:
             _rebuild_buckets(wrapped)
-        self.hook.register(wrapped)
+        self._register_hook(wrapped)
         return wrapped
+
+    def _register_hook(self, wrapped: DistributedDataParallel) -> None:
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+        if self.communication_hook == "fp16":
+            wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        elif self.communication_hook == "bf16":
+            wrapped.register_comm_hook(None, _bf16)
+        elif self.communication_hook == "powersgd":
+            self._powersgd = powerSGD_hook.PowerSGDState(
+                None,
+                matrix_approximation_rank=self.powersgd_rank,
+                start_powerSGD_iter=self.powersgd_start_step,
+                random_seed=_SEED,
+            )
+            wrapped.register_comm_hook(self._powersgd, powerSGD_hook.powerSGD_hook)
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
         super().backward(loss, synchronize=synchronize)
@@ -133,10 +153,30 @@ class DDP(ProcessGroupStrategy):
             raise left_out(list(names), instead) from None
 
     def rank_local_state(self) -> dict[str, Tensor]:
-        return self.hook.state()
+        powersgd = self._powersgd
+        if powersgd is None:
+            return {}
+        words = powersgd.rng.get_state(legacy=False)["state"]
+        state = {
+            "iteration": torch.tensor([powersgd.iter, words["pos"]]),
+            "random": torch.from_numpy(words["key"].astype(np.int64)),
+        }
+        for name in _MEMORIES:  # this rank's error feedback of the compression
+            for bucket, tensor in getattr(powersgd, name).items():
+                state[f"{name}/{bucket}"] = tensor
+        return state
 
     def load_rank_local_state(self, state: Mapping[str, Tensor]) -> None:
-        self.hook.load_state(state, self.device)
+        powersgd = self._powersgd
+        if powersgd is None or "iteration" not in state:  # or saved by another strategy
+            return
+        powersgd.iter, position = state["iteration"].tolist()
+        keys = state["random"].numpy().astype(np.uint32)
+        powersgd.rng.set_state(("MT19937", keys, position, 0, 0.0))
+        for key, tensor in state.items():
+            name, _, bucket = key.partition("/")
+            if bucket:
+                getattr(powersgd, name)[int(bucket)] = tensor.to(self.device)
 
     def teardown(self) -> None:
         wrapped, self._wrapped = self._wrapped, None
@@ -171,65 +211,6 @@ class DDPZeRO1(DDP):
         share = sizes.largest_share()
         own = replace(divided(sizes, optimizer=share), step=sizes.step_of(share))
         return super().memory(own)
-
-
-class CommunicationHook:
-    """One of torch's communication hooks, with its state for checkpoints.
-
-    ``rank``: of PowerSGD's matrices (Vogels et al. 2019, https://arxiv.org/abs/1905.13727);
-    ``start_step``: the first one that it compresses, at least the second.
-    """
-
-    def __init__(self, name: HookName, rank: int = 1, start_step: int = 1000) -> None:
-        self.name = name
-        self._rank = rank
-        self._start = start_step
-        self._powersgd: PowerSGDState | None = None
-
-    def register(self, wrapped: DistributedDataParallel) -> None:
-        """Register the hook with DDP."""
-        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
-
-        if self.name == "fp16":
-            wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
-        elif self.name == "bf16":
-            wrapped.register_comm_hook(None, _bf16)
-        elif self.name == "powersgd":
-            self._powersgd = powerSGD_hook.PowerSGDState(
-                None,
-                matrix_approximation_rank=self._rank,
-                start_powerSGD_iter=self._start,
-                random_seed=_SEED,
-            )
-            wrapped.register_comm_hook(self._powersgd, powerSGD_hook.powerSGD_hook)
-
-    def state(self) -> dict[str, Tensor]:
-        """This rank's error feedback of the compression; empty if the hook has none."""
-        powersgd = self._powersgd
-        if powersgd is None:
-            return {}
-        words = powersgd.rng.get_state(legacy=False)["state"]
-        state = {
-            "iteration": torch.tensor([powersgd.iter, words["pos"]]),
-            "random": torch.from_numpy(words["key"].astype(np.int64)),
-        }
-        for name in _MEMORIES:
-            for bucket, tensor in getattr(powersgd, name).items():
-                state[f"{name}/{bucket}"] = tensor
-        return state
-
-    def load_state(self, state: Mapping[str, Tensor], device: torch.device) -> None:
-        """Restore a state of :meth:`state`, on the device of the gradients."""
-        powersgd = self._powersgd
-        if powersgd is None or "iteration" not in state:  # or saved by another strategy
-            return
-        powersgd.iter, position = state["iteration"].tolist()
-        keys = state["random"].numpy().astype(np.uint32)
-        powersgd.rng.set_state(("MT19937", keys, position, 0, 0.0))
-        for key, tensor in state.items():
-            name, _, bucket = key.partition("/")
-            if bucket:
-                getattr(powersgd, name)[int(bucket)] = tensor.to(device)
 
 
 def _bf16(state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:

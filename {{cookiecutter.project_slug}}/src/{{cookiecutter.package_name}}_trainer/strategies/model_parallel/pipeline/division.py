@@ -16,9 +16,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from ....data import randomness
 from ....memory import activation_checkpointing, meta_device
 from ....module import TrainingModule
-from . import partition
 from .activations import alias
-from .partition import ATTRIBUTE
+from .partition import ATTRIBUTE, arguments, part_of
 from .stages import Boundary, Step
 
 Context = Callable[[], AbstractContextManager[None]]
@@ -211,7 +210,7 @@ def measure(
     weights = {name: each for name, each in state.weights.items() if each is not None}
     module.trainer_state = replace(state, weights=weights)
     meta_device.Initializer(module).materialize(module)
-    sequential: Any = getattr(module, partition.ATTRIBUTE)
+    sequential: Any = getattr(module, ATTRIBUTE)
     boundary = Boundary(module, torch.device("cpu"))
     found, seen = [], dict[int, Tensor]()
     with randomness.Stream(0), activation_checkpointing.buffers_kept(module):
@@ -221,13 +220,13 @@ def measure(
         finally:
             boundary.close()
         for index in range(len(sequential)):
-            part = copy.deepcopy(partition.part(sequential, range(index, index + 1))).to(device)
+            part = copy.deepcopy(part_of(sequential, range(index, index + 1))).to(device)
             inputs = tree_map_only(
                 Tensor, lambda x: x.detach().to(device).requires_grad_(x.is_floating_point()), given
             )
             measured, output = _measure(part, inputs, seen, autocast)
             found.append(measured)
-            given = partition.arguments(part, output)
+            given = arguments(part, output)
     return found
 
 

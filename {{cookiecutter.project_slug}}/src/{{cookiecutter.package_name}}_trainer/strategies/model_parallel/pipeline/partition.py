@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ....checkpoint import dtensors
 from ....memory import meta_device
 from ....module import TrainingModule
 
@@ -65,7 +64,7 @@ class Processes:
         self._groups.clear()
 
 
-def part(sequential: nn.Sequential, indices: range) -> nn.Sequential:
+def part_of(sequential: nn.Sequential, indices: range) -> nn.Sequential:
     """A copy of a sequential module with some of its children, which are shared with it."""
     taken = list(sequential._modules.items())[indices.start : indices.stop]
     found = copy.copy(sequential)
@@ -115,7 +114,7 @@ class Ownership:
 
     def part(self) -> nn.Sequential:
         """This process' part of ``sequential_module``."""
-        return part(getattr(self._module, ATTRIBUTE), self._bounds[self._processes.position])
+        return part_of(getattr(self._module, ATTRIBUTE), self._bounds[self._processes.position])
 
     def _has_layer(self, layer: nn.Module) -> bool:
         return self._processes.position in self._layers.get(id(layer), self._ends)
@@ -178,15 +177,6 @@ class Ownership:
             if not self.is_own(each):
                 each.grad = None
                 each.data = _without_memory(each, device)
-
-
-def is_divided(module: nn.Module) -> bool:
-    """Whether a fit has left parameters of a module without memory, or sharded."""
-    return any(
-        dtensors.is_sharded(each)
-        or (each.numel() > 1 and each.layout == torch.strided and not any(each.stride()))
-        for each in module.parameters()
-    )
 
 
 def _without_memory(tensor: Tensor, device: torch.device) -> Tensor:

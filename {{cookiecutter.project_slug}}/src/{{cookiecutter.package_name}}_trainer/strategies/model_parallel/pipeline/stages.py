@@ -24,9 +24,8 @@ from ....errors import UserError
 from ....memory import activation_checkpointing
 from ....module import TrainingModule
 from ...precision import Precision
-from . import partition
 from .activations import Spec, Uses, alias, pack, unpack
-from .partition import ATTRIBUTE, Processes
+from .partition import ATTRIBUTE, Processes, arguments
 
 # Schedules of the latest shapes of batches: each holds the tensors that it receives.
 _KEPT = 4
@@ -247,7 +246,6 @@ class OwnStage:
         return found
 
     def _next(self, received: Tensor) -> Tensor:
-        """Run the next micro-batch, in training."""
         step = next(self._steps)
         output = self._run(received, step)
         if self._processes.has_first:
@@ -293,7 +291,7 @@ class OwnStage:
         def compute(given: tuple[Any, ...]) -> Any:
             part.training = getattr(self._module, ATTRIBUTE).training
             if self._received is not None:
-                given = partition.arguments(part, unpack(received, self._received))
+                given = arguments(part, unpack(received, self._received))
             if not step.checkpointed:
                 return part(*given)
             return activation_checkpointing.recomputed(part, recompute, *given)

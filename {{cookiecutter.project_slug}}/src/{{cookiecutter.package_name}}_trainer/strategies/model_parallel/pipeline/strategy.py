@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from ....checkpoint import ShardedDict, fill_module
 from ....data import moving, randomness
 from ....data.samples import Splitter, batch_length, counts_of, part_sizes
-from ....errors import UserError, refuse
+from ....errors import refuse
 from ....launch import collectives
 from ....launch.collectives import How
 from ....module import TrainingModule
@@ -22,16 +22,15 @@ from ....options import Options
 from ....options.values import PositiveInt
 from ... import memory
 from ...base import DataLayout, Stage, StepModule, StepOutput, check_loss
-from ...clipping import clip_distinct_gradients
-from ...engine_optimizers import drawing_nothing, problems_of, stepping
+from ...clipping import clip_gradients
+from ...engine_optimizers import drawing_nothing, problems_of
 from ...gradients import sparse
 from ...gradients.averaging import reduce_used
 from ...limits import Limits
 from ...optimizers import Optimization
 from ...process_group import ProcessGroupStrategy
-from ...user_code import HookGuard, forbid_calls
+from ...user_code import HookGuard, forbid_calls, refuse_sharded
 from ...weights import LocalWeights
-from . import partition
 from .division import Shape, measure, problems_of_module
 from .partition import Ownership, Processes
 from .stages import OwnStage, Step
@@ -148,13 +147,7 @@ class Sequential(ProcessGroupStrategy):
         self._divide(module)
 
     def _place(self, module: TrainingModule) -> None:
-        """Move this process' part of a module to the device."""
-        if partition.is_divided(module):
-            raise UserError(
-                f"{type(module).__name__} is still divided into stages, or sharded, from a "
-                "previous fit; create it again, and give a checkpoint, as in test(module, "
-                "checkpoint=trainer.run_directory)"
-            )
+        refuse_sharded(module)
         refuse(problems_of_module(module, self.shape, self._layout.world_size))
         self.module, self._step_module = module, StepModule(module)
         self.ownership = Ownership(module, self._sizes(module), self.processes)
@@ -274,7 +267,7 @@ class Sequential(ProcessGroupStrategy):
         parameters = optimization.parameters
         if algorithm == "value" and all(each.grad is None for each in parameters):
             return None  # a stage may have no parameters, and torch refuses an empty list
-        return clip_distinct_gradients(parameters, value, algorithm, self._counts)
+        return clip_gradients(parameters, value, algorithm, self._counts)
 
     def step(
         self, optimization: Optimization, *, ends: bool = True
@@ -286,8 +279,7 @@ class Sequential(ProcessGroupStrategy):
         return read_values
 
     def _step_optimizer(self, optimizer: Optimizer) -> None:
-        name = type(optimizer).__name__
-        with stepping(optimizer, "a stage alone"), self._guard.weights(f"{name}.step"):
+        with self._guard.weights(f"{type(optimizer).__name__}.step"):
             super()._step_optimizer(optimizer)
 
     def _drawing(self, optimizer: Optimizer) -> AbstractContextManager[None]:

@@ -206,11 +206,12 @@ class Noise:
 
 
 @contextmanager
-def drawing_nothing(optimizer: Optimizer) -> Iterator[None]:
-    """Context of a step that raises UserError if it has drawn random numbers."""
-    before = torch.get_rng_state()
+def drawing_nothing(optimizer: Optimizer, device: torch.device) -> Iterator[None]:
+    """Context of a step that raises UserError if it has drawn random numbers, of any generator."""
+    before = randomness.full_state([device])
     yield
-    if not torch.equal(before, torch.get_rng_state()):
+    after = randomness.full_state([device])
+    if not all(torch.equal(each, after[name]) for name, each in before.items()):
         raise UserError(
             f"{type(optimizer).__name__}.step draws random numbers, and processes that hold copies "
             "of the same weights would draw others; use strategy='ddp'"

@@ -350,7 +350,9 @@ class FSDP(ProcessGroupStrategy):
             or any(place.is_replicate() for place in each.placements)
             for each in own
         )
-        return drawing_nothing(optimizer) if size > 1 and has_copies else contextlib.nullcontext()
+        if size == 1 or not has_copies:
+            return contextlib.nullcontext()
+        return drawing_nothing(optimizer, self.device)
 
     def weights(self) -> LocalWeights:
         def reshard() -> None:

@@ -284,7 +284,7 @@ class Sequential(ProcessGroupStrategy):
 
     def _drawing(self, optimizer: Optimizer) -> AbstractContextManager[None]:
         has_copies = self._shared or self.processes.replicas > 1
-        return drawing_nothing(optimizer) if has_copies else nullcontext()
+        return drawing_nothing(optimizer, self.device) if has_copies else nullcontext()
 
     def _counts(self, parameter: Tensor) -> bool:
         """Whether this process adds a parameter to the norm, and no other one that holds it."""

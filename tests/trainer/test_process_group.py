@@ -14,7 +14,7 @@ from my_project_trainer.launch import collectives, rendezvous
 from my_project_trainer.launch.cluster import Layout
 from my_project_trainer.run import environment
 from my_project_trainer.strategies import process_group
-from my_project_trainer.strategies.replicated import ddp
+from my_project_trainer.strategies.replicated import communication_hooks, ddp
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -180,7 +180,7 @@ def test_what_powersgd_has_left_out_comes_back_to_the_device_of_the_gradients() 
     saved, loaded = (ddp.DDP(communication_hook="powersgd") for _ in range(2))
     for each in (saved, loaded):
         each.device = torch.device("meta")
-        each._register_hook(mock.Mock())
+        each._powersgd = communication_hooks.register(mock.Mock(), "powersgd", 1, 1000)
     saved._powersgd.error_dict[0] = torch.ones(3)
     loaded.load_rank_local_state(saved.rank_local_state())
     assert loaded._powersgd.error_dict[0].device.type == "meta"

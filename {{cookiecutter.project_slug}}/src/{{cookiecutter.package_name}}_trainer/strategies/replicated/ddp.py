@@ -1,17 +1,14 @@
 """``ddp``: one process per device, gradients averaged in backward.
 
-Sources: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
-and https://docs.pytorch.org/docs/stable/ddp_comm_hooks.html
+Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
-import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -26,13 +23,7 @@ from ..gradients.sparse import sparse_parameters
 from ..memory import Memory, Sizes, divided, memory
 from ..optimizers import Optimization
 from ..process_group import ProcessGroupStrategy
-
-if TYPE_CHECKING:
-    from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
-
-HookName = Literal["none", "fp16", "bf16", "powersgd"]
-_MEMORIES = ("error_dict", "p_memory_dict", "q_memory_dict")
-_SEED = 0  # of PowerSGD
+from . import communication_hooks as hooks
 
 
 class DDP(ProcessGroupStrategy):
@@ -55,7 +46,7 @@ class DDP(ProcessGroupStrategy):
         self,
         find_unused_parameters: bool = False,
         bucket_cap_mb: float = 25.0,
-        communication_hook: HookName = "none",
+        communication_hook: hooks.Name = "none",
         powersgd_rank: PositiveInt = 1,
         powersgd_start_step: PositiveInt = 1000,
         timeout_seconds: float = 600.0,
@@ -66,7 +57,7 @@ class DDP(ProcessGroupStrategy):
         self.communication_hook = communication_hook
         self.powersgd_rank = powersgd_rank
         self.powersgd_start_step = powersgd_start_step
-        self._powersgd: PowerSGDState | None = None
+        self._powersgd: Any = None
         self._ignored: list[Any] = []
         self._trained: list[tuple[str, Tensor]] = []
 
@@ -122,24 +113,10 @@ class DDP(ProcessGroupStrategy):
         )
         if not self.find_unused_parameters:
             _rebuild_buckets(wrapped)
-        self._register_hook(wrapped)
+        self._powersgd = hooks.register(
+            wrapped, self.communication_hook, self.powersgd_rank, self.powersgd_start_step
+        )
         return wrapped
-
-    def _register_hook(self, wrapped: DistributedDataParallel) -> None:
-        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
-
-        if self.communication_hook == "fp16":
-            wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
-        elif self.communication_hook == "bf16":
-            wrapped.register_comm_hook(None, _bf16)
-        elif self.communication_hook == "powersgd":
-            self._powersgd = powerSGD_hook.PowerSGDState(
-                None,
-                matrix_approximation_rank=self.powersgd_rank,
-                start_powerSGD_iter=self.powersgd_start_step,
-                random_seed=_SEED,
-            )
-            wrapped.register_comm_hook(self._powersgd, powerSGD_hook.powerSGD_hook)
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
         super().backward(loss, synchronize=synchronize)
@@ -153,30 +130,11 @@ class DDP(ProcessGroupStrategy):
             raise left_out(list(names), instead) from None
 
     def rank_local_state(self) -> dict[str, Tensor]:
-        powersgd = self._powersgd
-        if powersgd is None:
-            return {}
-        words = powersgd.rng.get_state(legacy=False)["state"]
-        state = {
-            "iteration": torch.tensor([powersgd.iter, words["pos"]]),
-            "random": torch.from_numpy(words["key"].astype(np.int64)),
-        }
-        for name in _MEMORIES:  # this rank's error feedback of the compression
-            for bucket, tensor in getattr(powersgd, name).items():
-                state[f"{name}/{bucket}"] = tensor
-        return state
+        return {} if self._powersgd is None else hooks.state(self._powersgd)
 
     def load_rank_local_state(self, state: Mapping[str, Tensor]) -> None:
-        powersgd = self._powersgd
-        if powersgd is None or "iteration" not in state:  # or saved by another strategy
-            return
-        powersgd.iter, position = state["iteration"].tolist()
-        keys = state["random"].numpy().astype(np.uint32)
-        powersgd.rng.set_state(("MT19937", keys, position, 0, 0.0))
-        for key, tensor in state.items():
-            name, _, bucket = key.partition("/")
-            if bucket:
-                getattr(powersgd, name)[int(bucket)] = tensor.to(self.device)
+        if self._powersgd is not None and "iteration" in state:  # otherwise of another strategy
+            hooks.load_state(self._powersgd, state, self.device)
 
     def teardown(self) -> None:
         wrapped, self._wrapped = self._wrapped, None
@@ -211,13 +169,6 @@ class DDPZeRO1(DDP):
         share = sizes.largest_share()
         own = replace(divided(sizes, optimizer=share), step=sizes.step_of(share))
         return super().memory(own)
-
-
-def _bf16(state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    # torch's own function is a wrapper whose signature register_comm_hook does not accept.
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-
-    return default_hooks.bf16_compress_hook(None, bucket)  # type: ignore[arg-type]
 
 
 def _rebuild_buckets(wrapped: DistributedDataParallel) -> None:

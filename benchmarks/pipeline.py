@@ -95,13 +95,12 @@ def measure_waits(processes: int, counts: tuple[int, ...], seconds: float) -> It
             "sleep",
             options={"schedule": schedule, "microbatches": count},
             devices=processes,
-            steps=_steps(3 * (count + processes) * _seconds(seconds, schedule, processes, count)),
-            seconds=_seconds(seconds, schedule, processes, count) / _rounds(schedule),
-            layers=processes * _rounds(schedule),
+            steps=_steps(3 * (count + processes) * _seconds(seconds, processes, count)),
+            seconds=_seconds(seconds, processes, count),
+            layers=processes,
         )
         for schedule in SCHEDULES
         for count in counts
-        if schedule != "interleaved" or count % processes == 0
     }
     for (schedule, count), ranks in zip(jobs, run(*jobs.values()), strict=True):
         parts = [
@@ -109,28 +108,21 @@ def measure_waits(processes: int, counts: tuple[int, ...], seconds: float) -> It
             for step in range(len(ranks[0]["step_s"]))
         ]
         found = 1 - max(parts)
-        theory = pipeline_report.theory(schedule, processes, _rounds(schedule), count)
+        theory = pipeline_report.theory(processes, count)
         wait = Wait(schedule, processes, count, found, theory)
         print(schedule, processes, count, pipeline_report.cell(wait), file=sys.stderr, flush=True)
         yield wait
 
 
-def _seconds(least: float, schedule: str, processes: int, count: int) -> float:
+def _seconds(least: float, processes: int, count: int) -> float:
     """How long a process' forward takes: so long that what is added is small beside the bubble."""
-    rounds = _rounds(schedule)
-    bubble = pipeline_report.theory(schedule, processes, rounds, count)
-    added = ADDED * rounds / ((LONGEST - 1) * bubble)
+    added = ADDED / ((LONGEST - 1) * pipeline_report.theory(processes, count))
     return max(least, added / 3)  # of a forward and a backward, which takes twice as long
 
 
 def _steps(seconds: float) -> int:
     """How many steps are measured that take so long: other work delays some, not all of them."""
     return max(1, min(5, round(8 / seconds)))
-
-
-def _rounds(schedule: str) -> int:
-    """Stages of a process."""
-    return 2 if schedule == "interleaved" else 1
 
 
 def measure_memory(batch_size: int) -> Iterator[Memory]:

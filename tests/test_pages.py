@@ -372,7 +372,7 @@ def test_the_site_is_built_without_warnings_and_needs_no_network(project: Path) 
         assert all(name in reference for name in ("accumulate_grad_batches", "find_batch_size"))
     index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
     assert (
-        any("zero_bubble" in each["text"] for each in index["docs"])
+        any("LoopedBFS" in each["text"] for each in index["docs"])
         == (docs / "strategies" / "model_parallel").is_dir()
     )
 

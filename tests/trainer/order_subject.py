@@ -131,7 +131,7 @@ class Case:
 UNITS = {"unit_parameters": 100}
 UNEVEN = {"uneven_inputs": "join", "global_batch_size": None}
 UNUSED = {"find_unused_parameters": True}
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
+SCHEDULES = ("gpipe", "1f1b")
 
 
 def skipped(**options: Any) -> Case:

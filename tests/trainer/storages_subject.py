@@ -117,7 +117,6 @@ CASES = {
         "tensor_parallel": Case(width=1024),  # each layer is a unit without an option
         "mesh, shards": Case({**UNITS, "data": 1, "shard": 2}),
         "sequential, gpipe": Case({"schedule": "gpipe"}),
-        "sequential, interleaved": Case({"schedule": "interleaved"}),
         "sequential, EMA": Case(trainer={"callbacks": [EMA()]}),
     },
     "fairscale": {"ddp_sharded": Case()},

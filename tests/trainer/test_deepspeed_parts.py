@@ -10,8 +10,7 @@ from my_project_trainer import TrainingModule
 from my_project_trainer.errors import UserError
 from my_project_trainer.strategies.deepspeed import process
 from my_project_trainer.strategies.deepspeed.deepspeed import DeepSpeed
-from my_project_trainer.strategies.deepspeed.slices import Slice
-from my_project_trainer.strategies.deepspeed.state import ShardedState
+from my_project_trainer.strategies.deepspeed.state import ShardedState, Slice
 from my_project_trainer.strategies.optimizers import Optimization
 from my_project_trainer.strategies.precision import Precision
 from torch import Tensor, nn

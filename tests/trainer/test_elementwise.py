@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from my_project_trainer.checkpoint import reading
-from my_project_trainer.strategies import elementwise
+from my_project_trainer.strategies import engine_optimizers
 from tests.project import missing, require, run
 
 import cut_subject
@@ -22,7 +22,7 @@ def parameters() -> list[torch.nn.Parameter]:
 def refused(made: torch.optim.Optimizer) -> tuple[bool, bool]:
     """Whether it is refused for slices of parameters, and for some of the parameters."""
     cuts: Any = ("elements", "parameters")
-    slices, some = (elementwise.problems_of([made], cut, "fsdp") for cut in cuts)
+    slices, some = (engine_optimizers.problems_of([made], cut, "fsdp") for cut in cuts)
     return bool(slices), bool(some)
 
 

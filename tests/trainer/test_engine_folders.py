@@ -159,7 +159,7 @@ def test_sources_are_asked_in_their_order():
 # --- a strategy that is added ---------------------------------------------------------------------
 
 SIGN = '''
-from .registration import Entry, Registration
+from .registry import Entry, Registration
 from .replicated.ddp import DDP
 
 
@@ -175,7 +175,7 @@ class SignDDP(DDP):
 REGISTRATION = Registration({"sign": Entry(SignDDP)})
 '''
 FOLDER = """
-from ..registration import Entry, Registration
+from ..registry import Entry, Registration
 
 REGISTRATION = Registration(
     {

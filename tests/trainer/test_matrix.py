@@ -17,7 +17,7 @@ STRATEGIES = Path("src") / f"{PACKAGE}_trainer" / "strategies"
 ROWS = Path("tests") / "conformance"
 NAMES = [engine.name for engine in ENGINES]
 A_STRATEGY = """
-from .registration import Entry, Registration
+from .registry import Entry, Registration
 from .replicated.ddp import DDP
 
 REGISTRATION = Registration({"mine": Entry(DDP)})

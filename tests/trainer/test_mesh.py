@@ -9,7 +9,7 @@ import my_project_trainer as trainer
 import pytest
 import torch
 from my_project_trainer.errors import ConfigurationError
-from my_project_trainer.strategies.model_parallel.mesh.sizes import Sizes
+from my_project_trainer.strategies.model_parallel.mesh.plan import Sizes
 from my_project_trainer.strategies.model_parallel.mesh.styles import ShardedRandomness
 from safetensors.torch import load_file
 from tests.conformance.rows import ROUNDING

@@ -1,10 +1,17 @@
 """Random numbers of an optimizer's own step."""
 
 import json
+import random
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from my_project_trainer.errors import UserError
+from my_project_trainer.strategies.engine_optimizers import drawing_nothing
 from tests.project import run
 
 from processes import at_root
@@ -33,3 +40,21 @@ def test_an_optimizer_that_draws_noise_steps_replicas_alike(tmp_path: Path) -> N
     options = {"devices": 2, "run_name": "shards"}
     for each in fitted(tmp_path, strategy="fsdp", **options):  # the scale is whole
         assert each["fit"].startswith("Noisy.step draws random numbers")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("draw", [lambda: torch.rand(1), np.random.rand, random.random, None])
+def test_a_draw_from_any_generator_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, device: str, draw: Callable[[], object] | None
+) -> None:
+    states = iter(range(2))  # of a GPU's generator, which moves if nothing else does
+    module = SimpleNamespace(get_rng_state=lambda _: torch.tensor(next(states) * (draw is None)))
+    monkeypatch.setattr(torch, "get_device_module", lambda _: module)
+    optimizer = torch.optim.SGD([torch.zeros(1)])
+    if draw is None and device == "cpu":
+        with drawing_nothing(optimizer, torch.device(device)):
+            pass
+        return
+    refused = pytest.raises(UserError, match=r"SGD\.step draws random numbers")
+    with refused, drawing_nothing(optimizer, torch.device(device)):
+        (draw or int)()

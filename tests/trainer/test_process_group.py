@@ -177,14 +177,14 @@ def test_ddp_is_given_no_devices(device: str) -> None:
 
 
 def test_what_powersgd_has_left_out_comes_back_to_the_device_of_the_gradients() -> None:
-    saved = communication_hooks.CommunicationHook("powersgd")
-    hook = communication_hooks.CommunicationHook("powersgd")
-    for each in (saved, hook):
-        each.register(mock.Mock())
+    saved, loaded = (ddp.DDP(communication_hook="powersgd") for _ in range(2))
+    for each in (saved, loaded):
+        each.device = torch.device("meta")
+        each._powersgd = communication_hooks.register(mock.Mock(), "powersgd", 1, 1000)
     saved._powersgd.error_dict[0] = torch.ones(3)
-    hook.load_state(saved.state(), torch.device("meta"))
-    assert hook._powersgd.error_dict[0].device.type == "meta"
-    assert list(hook._powersgd.error_dict[0].shape) == [3]
+    loaded.load_rank_local_state(saved.rank_local_state())
+    assert loaded._powersgd.error_dict[0].device.type == "meta"
+    assert list(loaded._powersgd.error_dict[0].shape) == [3]
 
 
 # --- the network between nodes -------------------------------------------------------------------

@@ -27,8 +27,7 @@ CASTS = {
     "hsdp": 1,
     "mesh, shards": 1,
     "tensor_parallel": 1,
-    **dict.fromkeys(("sequential", "sequential, gpipe", "sequential, interleaved"), ALL / 2),
-    "sequential, EMA": ALL / 2,
+    **dict.fromkeys(("sequential", "sequential, gpipe", "sequential, EMA"), ALL / 2),
     "deepspeed_stage_3": 0,
 }
 # Copies that a save makes, in host memory, which is here the device's too: one of what the rank

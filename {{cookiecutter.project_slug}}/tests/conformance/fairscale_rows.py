@@ -1,6 +1,6 @@
 """Rows of FairScale's strategies."""
 
-from .rows import NO_SPARSE, ONE_OPTIMIZER, Engine, Launch, Portable, Row, more
+from .rows import NO_SPARSE, Engine, Launch, Portable, Row, more
 
 ENGINE = Engine("fairscale", imports=("fairscale.nn.data_parallel", "fairscale.optim"))
 FAIRSCALE = (Launch(2, engine="fairscale"), more(4, engine="fairscale"))
@@ -8,14 +8,6 @@ FAIRSCALE_SLOWLY = (Launch(2, engine="fairscale", slow=True), FAIRSCALE[1])
 
 ROWS = {
     "ddp_sharded": Row(FAIRSCALE, refused=NO_SPARSE),
-    "ddp_sharded, fp16": Row(
-        FAIRSCALE_SLOWLY[:1],
-        "ddp_sharded",
-        {"reduce_fp16": True},
-        # As with DDP's hook.
-        dict.fromkeys(ONE_OPTIMIZER, 2e-3),
-        only=ONE_OPTIMIZER,
-    ),
     "ddp_sharded_spawn": Row(
         FAIRSCALE_SLOWLY,
         # As ddp_sharded, in processes whose start takes seconds.

@@ -33,7 +33,7 @@ from ..module import (
     problems_of_signatures,
 )
 from ..options import Options, reading
-from ..strategies import Requested, Strategy
+from ..strategies import Strategy
 from ..strategies.precision import Precision
 from . import environment, placement
 from .placement import Placement
@@ -183,9 +183,8 @@ def _check_strategy(
     }
     features = {name for name, is_used in used.items() if is_used}
     features = features.union(*(each.needs for each in callbacks))
-    precision, devices = str(options.precision), len(where.devices)
-    requested = Requested(where.accelerator, precision, devices, where.nodes, frozenset(features))
-    problems.lines += strategy.limits.problems(name, requested)
+    asked = where.accelerator, str(options.precision), len(where.devices), where.nodes
+    problems.lines += strategy.limits.problems(name, *asked, features)
     with problems:
         problems.lines += strategy.problems(options, None)
     strategy.compile_seconds = _COMPILE_SECONDS if options.compile else 0.0

@@ -5,18 +5,15 @@
 """
 
 from . import registry
-from .base import BatchSkipped, Strategy
-from .limits import Limits, Requested
-from .registration import Entry, Registration
-from .registry import create, find, names, options_of, register
-from .replicated.single_device import SingleDevice
+from .base import BatchSkipped, SingleDevice, Strategy
+from .limits import Limits
+from .registry import Entry, Registration, create, find, names, options_of, register
 
 __all__ = [
     "BatchSkipped",
     "Entry",
     "Limits",
     "Registration",
-    "Requested",
     "SingleDevice",
     "Strategy",
     "create",

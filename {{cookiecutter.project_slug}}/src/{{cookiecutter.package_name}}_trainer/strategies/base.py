@@ -30,8 +30,8 @@ from .precision import Precision
 from .weights import LocalWeights
 
 if TYPE_CHECKING:
+    from .engine_optimizers import Noise
     from .memory import Memory, Sizes
-    from .noise import Noise
 
 Launcher = Literal["subprocess", "spawn", "fork"]
 Stage = Literal["training", "validation", "test", "predict"]
@@ -304,7 +304,7 @@ class Strategy:
 
     def _drawing(self, optimizer: Optimizer) -> AbstractContextManager[None]:
         """Context of a step that may draw random numbers: replicas draw the same."""
-        from .noise import Noise
+        from .engine_optimizers import Noise
 
         self._noise = self._noise or Noise(self.module, self._devices)
         return self._noise.alike(optimizer)
@@ -364,6 +364,12 @@ class Strategy:
 
     def teardown(self) -> None:
         """Undo :meth:`connect`."""
+
+
+class SingleDevice(Strategy):
+    """One process on one device."""
+
+    limits: Limits = Limits(max_devices=1, max_nodes=1)
 
 
 def read_loss(outputs: Any) -> Tensor:

@@ -1,19 +1,42 @@
-"""The optimizers of a user that an engine creates again, or gives something else to step."""
+"""The optimizers of a user that an engine creates again, gives something else to step, or copies.
+
+Those that compute an element from others are refused where a process steps only some of them: those
+of torch and widely used libraries are known by name; a class of anyone else declares it. Numbers
+that a step draws are equal where several processes step the same: each rank has its own generators,
+as for dropout, and replicas would drift apart without a word.
+"""
 
 import inspect
 import re
-import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..data import randomness
 from ..errors import ConfigurationError, UserError, one_line
+from ..module import TrainingModule
 from .optimizer_state import STEPS_SHARD
 
+Cut = Literal["elements", "parameters"]
 T = TypeVar("T", bound=Optimizer)
+
+# Packages whose optimizers are elementwise, except those named below.
+EXAMINED = "torch.optim|timm|transformers|pytorch_optimizer|torch_optimizer|bitsandbytes|apex"
+# They use other parameters, such as the norm of all gradients, or draw random numbers.
+_OF_ALL = (
+    "adagc|adai|alig|avagrad|dadapt.*|gravity|kron|(fused.*)?lamb(8bit|32bit)?|lbfgs|magma|prodigy"
+)
+# They use other elements of the same parameter: norms, factors, projections.
+_OF_PARAMETER = (
+    "a2grad|adafactor.*|adago|adahessian|adalite|adammini|adamp|adanorm|adashift|adatam|aida|alice|"
+    "amos|apollo.*|came|conda|dash|emofact|fadam|fira|flashadamw|fromage|galore.*|larc|"
+    "(pytorch)?lars(8bit|32bit)?|lorarite|mars|.*muon.*|nero|.*novograd|racs|ralamb|ranger.*|rose|"
+    "scion.*|sgdp|sgdsai|.*shampoo|sm3|soap|spectralsphere|splus|stableadamw|stablespam|swats|tam"
+)
 
 
 class EngineGroups:
@@ -71,26 +94,6 @@ class EngineGroups:
                 group["params"] = given
 
 
-@contextmanager
-def stepping(optimizer: Optimizer, part: str, signs: str = "") -> Iterator[None]:
-    """Context of an engine's step of ``part``, which an optimizer may not support.
-
-    ``signs``: a pattern of the errors that say so; default: all that a user's optimizer raises.
-    """
-    try:
-        yield
-    except (LookupError, RuntimeError, UserError) as error:
-        frames = traceback.walk_tb(error.__traceback__)
-        is_own = any(frame.f_locals.get("self") is optimizer for frame, _ in frames)
-        is_own = is_own and not type(optimizer).__module__.startswith("torch.optim")
-        if not (re.search(signs, str(error)) if signs else is_own):
-            raise
-        raise UserError(
-            f"{type(optimizer).__name__} cannot step {part} ({one_line(error)}); use AdamW, or "
-            "strategy='ddp'"
-        ) from error
-
-
 def sharded_optimizer(sharded: Callable[..., T], optimizer: Optimizer) -> T:
     """Create a sharded optimizer, whose inner one has the class and options of the user's.
 
@@ -125,3 +128,91 @@ def copy_settings(optimizer: Optimizer, made: Optimizer) -> None:
     for name, value in vars(optimizer).items():
         if isinstance(value, str | int | float | None):
             vars(made)[name] = value
+
+
+def problems_of(
+    optimizers: Iterable[Optimizer], cut: Cut, strategy: str, examined: str = EXAMINED
+) -> list[str]:
+    """One line for each class that cannot step slices of parameters, or some of them.
+
+    ``strategy``: its name; ``examined``: a pattern of packages whose classes are known by name.
+    """
+    kinds = {type(each): None for found in optimizers for each in _with_inner(found)}
+    fits = {kind.__name__: _fits(kind, cut, examined) for kind in kinds}
+    return [
+        f"configure_optimizers gave {name}, "
+        + (
+            f"which uses other {cut} than those that a process steps under {strategy}; use "
+            f"another, such as AdamW, or strategy='ddp', or set {name}.is_elementwise = True to "
+            "train anyway"
+            if does_fit is False
+            else f"which {strategy} does not know, and steps only some {cut} in a process: set "
+            f"{name}.is_elementwise = True if an element's update depends on that element alone, "
+            "or is_parameterwise = True if on its parameter alone; otherwise use strategy='ddp'"
+        )
+        for name, does_fit in fits.items()
+        if not does_fit
+    ]
+
+
+def _with_inner(optimizer: Optimizer) -> Iterator[Optimizer]:
+    yield optimizer
+    for each in vars(optimizer).values():
+        if isinstance(each, Optimizer):
+            yield from _with_inner(each)
+
+
+def _fits(kind: Any, cut: Cut, examined: str) -> bool | None:
+    """Whether its step is right for this cut; ``None`` if nothing is known of its step."""
+    for index, each in enumerate(kind.__mro__):
+        own = vars(each)
+        if {"is_elementwise", "is_parameterwise"} & own.keys():
+            by_parameter = cut == "parameters" and own.get("is_parameterwise")
+            return bool(own.get("is_elementwise") or by_parameter)
+        if re.match(rf"({examined})\b", each.__module__):
+            known = _OF_ALL if cut == "parameters" else f"{_OF_ALL}|{_OF_PARAMETER}"
+            names = (base.__name__.lower() for base in kind.__mro__[index:])
+            return not any(re.fullmatch(known, name) for name in names)
+        # torch wraps the step of each class that it creates, also an inherited one.
+        inherited: Any = getattr(super(each, kind), "step", None)
+        if "step" in own and inspect.unwrap(own["step"]) is not inspect.unwrap(inherited):
+            return None
+    return None
+
+
+class Noise:
+    """Contexts of optimizers' steps in a run, in which all replicas draw the same."""
+
+    _step, _number = -1, 0
+
+    def __init__(self, module: TrainingModule, devices: Sequence[torch.device]) -> None:
+        self._module, self._devices = module, devices
+
+    @contextmanager
+    def alike(self, optimizer: Optimizer) -> Iterator[None]:
+        """Draw by the run's seed and the step, but in shards, which only one process steps."""
+        run = self._module.trainer_state.run
+        if run is None or STEPS_SHARD in vars(optimizer):
+            yield
+            return
+        # Each optimizer draws its own numbers, and each of several steps in manual optimization.
+        self._number = self._number + 1 if run.global_step == self._step else 0
+        self._step, kind = run.global_step, self._devices[0].type
+        devices = self._devices if kind != "cpu" else ()
+        kind = kind if devices else "cuda"
+        with randomness.kept(), torch.random.fork_rng(devices, device_type=kind):
+            randomness.seed_generators(randomness.mix(run.seed, self._step, self._number))
+            yield
+
+
+@contextmanager
+def drawing_nothing(optimizer: Optimizer, device: torch.device) -> Iterator[None]:
+    """Context of a step that raises UserError if it has drawn random numbers, of any generator."""
+    before = randomness.full_state([device])
+    yield
+    after = randomness.full_state([device])
+    if not all(torch.equal(each, after[name]) for name, each in before.items()):
+        raise UserError(
+            f"{type(optimizer).__name__}.step draws random numbers, and processes that hold copies "
+            "of the same weights would draw others; use strategy='ddp'"
+        )

@@ -1,7 +1,7 @@
 """What a strategy declares about itself, which is read before any process starts."""
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 
@@ -49,7 +49,15 @@ class Limits:
         """Number of processes per node for a number of devices per node."""
         return 1 if self.one_process_per_node else devices
 
-    def problems(self, name: str, asked: "Requested") -> list[str]:
+    def problems(
+        self,
+        name: str,
+        accelerator: str,
+        precision: str,
+        devices: int,
+        nodes: int = 1,
+        features: Collection[str] = (),
+    ) -> list[str]:
         """One line for each requested feature that the strategy does not support."""
         lines = [
             f"strategy={name!r} needs the package {package}, which is not installed: {command}"
@@ -59,19 +67,19 @@ class Limits:
         lines += [
             f"strategy={name!r} does not support {FEATURES.get(each, repr(each))}: {reason}"
             for each, reason in self.refused.items()
-            if each == asked.precision or each in asked.features
+            if each == precision or each in features
         ]
-        if asked.accelerator not in self.accelerators:
+        if accelerator not in self.accelerators:
             on = " or ".join(self.accelerators)
-            lines.append(f"strategy={name!r} runs on {on}, not on {asked.accelerator}")
-        if self.max_devices is not None and asked.devices > self.max_devices:
+            lines.append(f"strategy={name!r} runs on {on}, not on {accelerator}")
+        if self.max_devices is not None and devices > self.max_devices:
             lines.append(
-                f"strategy={name!r} uses {self.max_devices} device and {asked.devices} were "
+                f"strategy={name!r} uses {self.max_devices} device and {devices} were "
                 "requested; use strategy='ddp', or devices=1"
             )
-        if self.max_nodes is not None and asked.nodes > self.max_nodes:
+        if self.max_nodes is not None and nodes > self.max_nodes:
             lines.append(
-                f"strategy={name!r} runs on {self.max_nodes} node and there are {asked.nodes}; "
+                f"strategy={name!r} runs on {self.max_nodes} node and there are {nodes}; "
                 "use strategy='ddp'"
             )
         return lines
@@ -91,14 +99,3 @@ FEATURES = {
     "parameter_averaging": "averages of the parameters (EMA)",
     "trainable_weights": "checkpoint_weights='trainable'",
 }
-
-
-@dataclass(frozen=True)
-class Requested:
-    """The features that a run requests from its strategy."""
-
-    accelerator: str
-    precision: str
-    devices: int
-    nodes: int = 1
-    features: frozenset[str] = frozenset()

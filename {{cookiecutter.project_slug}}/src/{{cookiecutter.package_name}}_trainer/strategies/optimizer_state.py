@@ -149,7 +149,6 @@ def implementation(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _load_shard(inner: Optimizer, saved: Mapping[str, Any], names: Mapping[int, str]) -> None:
-    """Load the state of this process' shard."""
     own = {names[id(parameter)] for group in inner.param_groups for parameter in group["params"]}
     share = {
         "state": {name: values for name, values in saved["state"].items() if name in own},

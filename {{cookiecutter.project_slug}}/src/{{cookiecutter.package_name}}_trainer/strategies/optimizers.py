@@ -195,7 +195,6 @@ def _plain(value: Any) -> Any:
 
 
 def _replace_optimizers(scheduler: Any, optimizers: Mapping[int, Optimizer]) -> None:
-    """Replace the optimizers in a scheduler and its nested schedulers."""
     if id(scheduler.optimizer) in optimizers:
         scheduler.optimizer = optimizers[id(scheduler.optimizer)]
     for inner in getattr(scheduler, "_schedulers", ()):

@@ -152,7 +152,7 @@ class ProcessGroupStrategy(Strategy):
         is_checked, self._has_run = self._wrapped is None or self._has_run, True
         with nullcontext() if is_checked else accumulated_once(self.module):
             super().backward(loss, synchronize=synchronize)
-        if synchronize and self.averaged is not None and self.averaged.has_trained:
+        if synchronize and self.averaged is not None:
             self.averaged.average()
 
     def step(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from ..checkpoint import dtensors
 from ..errors import UserError
 
 _ABOUT = ("shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_leaf", "grad")
@@ -23,6 +24,17 @@ _ALLOWED = {
     Tensor.requires_grad_,
 }
 _AGAIN = "create the module again, and load them: load_weights(module, trainer.run_directory)"
+
+
+def refuse_sharded(module: nn.Module) -> None:
+    """Raise UserError if a fit has left parameters of a module sharded, or without memory."""
+    for each in module.parameters():
+        is_freed = each.numel() > 1 and each.layout == torch.strided and not any(each.stride())
+        if dtensors.is_sharded(each) or is_freed:
+            raise UserError(
+                f"{type(module).__name__} is still sharded from a previous fit; create it again, "
+                "and give a checkpoint, as in test(module, checkpoint=trainer.run_directory)"
+            )
 
 
 def forbid_calls(module: nn.Module, *, only_empty: bool = False) -> None:

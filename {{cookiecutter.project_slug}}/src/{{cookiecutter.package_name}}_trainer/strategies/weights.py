@@ -53,7 +53,6 @@ class LocalWeights:
         return ShardedDict(kept) if self._is_sharded else kept
 
     def _whole(self, name: str, shard: Tensor) -> Tensor:
-        """The full tensor or DTensor of a shard."""
         like: Any = self.parameters[name]
         if not dtensors.is_sharded(like):
             return shard
@@ -71,7 +70,6 @@ class LocalWeights:
         return {name: self._read(name, saved[name]) for name in self.parameters if name in saved}
 
     def _read(self, name: str, value: Tensor | Stored) -> Tensor:
-        """This process' shard of a full tensor."""
         like = torch.empty_like(self.parameters[name], dtype=value.dtype, requires_grad=False)
         fill(like, value)
         return dtensors.local(like)

@@ -3,7 +3,7 @@
 It imports from ``strategies/``, and from the floors below.
 """
 
-from ..registration import Entry, Registration
+from ..registry import Entry, Registration
 
 _INSTEAD = "; use 'ddp' with accumulate_grad_batches, which averages gradients less often"
 

@@ -194,8 +194,6 @@ class ParameterServer(ProcessGroupStrategy):
         self._received = int(request[0])  # the server is told when the next step starts
         return torch.tensor([self._signal, -1.0])  # after each step
 
-    # --- evaluation and checkpoints --------------------------------------------------------------
-
     def _refresh(self) -> None:
         """Load the server's weights on all ranks, once all workers have made their steps."""
         if self._has_latest:  # perhaps changed by user code

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from ...launch import failures
 from ..clipping import clip_gradients
-from ..engine_optimizers import stepping
 from ..optimizers import Optimization
 
 # What a worker sends instead of a signal when it ends as intended.
@@ -116,8 +115,7 @@ class Server:
             if bound:
                 clip_gradients(self.parameters, bound, algorithm)
         for optimizer in self._optimizers:
-            with stepping(optimizer, "copies of the parameters, on a server"):
-                optimizer.step()
+            optimizer.step()
         self._version += 1
 
     def serve(self, group: Any) -> None:

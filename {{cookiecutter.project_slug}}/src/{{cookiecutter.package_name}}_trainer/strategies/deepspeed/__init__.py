@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...launch.cluster import Environment, Layout, Names, Source, check_filled, read_named
-from ..registration import Entry, Registration
+from ..registry import Entry, Registration
 
 _NAMES = Names("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
 
@@ -29,8 +29,6 @@ ELSEWHERE = (
 _DEEPSPEED = Entry(
     "deepspeed:DeepSpeed",
     lacks={
-        "cpu_adam": "give a config with the optimizer Adam and offload_optimizer, which is "
-        "DeepSpeed's Adam for CPUs",
         "find_unused_parameters": f"it steps all that it has flattened together; {ELSEWHERE}",
     },
 )

@@ -25,7 +25,7 @@ from ...module import TrainingModule
 from ...options import Options
 from ...options.values import PositiveInt
 from ..base import Stage, StepModule, StepOutput
-from ..engine_optimizers import EngineGroups, stepping
+from ..engine_optimizers import EngineGroups
 from ..gradients import sparse
 from ..gradients.same_use import SameUse, trained
 from ..limits import Limits
@@ -37,9 +37,8 @@ from ..process_group import ProcessGroupStrategy
 from ..user_code import Freed, HookGuard, forbid_calls
 from . import ELSEWHERE, optimizers, process, settings
 from .onebit_adam import CompressionErrors, OneBitAdam
-from .slices import FlatSlices, ParameterSlices, clip_finite
-from .state import ShardedState
-from .unused import UnusedParameters, average_used
+from .optimizers import UnusedParameters, average_used
+from .state import FlatSlices, ParameterSlices, ShardedState, clip_finite
 
 _Config = Mapping[str, Any] | str | os.PathLike[str]
 
@@ -126,8 +125,6 @@ class DeepSpeed(ProcessGroupStrategy):
             shards_parameters=self.stage == 3,
             needs_optimizers=settings.kind(self.config, "optimizer") is None,
         )
-
-    # --- before a run ----------------------------------------------------------------------------
 
     def memory(self, sizes: Sizes) -> Memory:
         config = settings.completed(self.config)
@@ -269,8 +266,6 @@ class DeepSpeed(ProcessGroupStrategy):
             process.note_uses(module, self.same_use.note)
         return optimizer
 
-    # --- steps -----------------------------------------------------------------------------------
-
     @contextmanager
     def _around_hook(self, hook: str) -> Iterator[None]:
         groups = self.engine_groups
@@ -350,8 +345,7 @@ class DeepSpeed(ProcessGroupStrategy):
         if self.zero is not None:
             self.slices.take_weights()
         (optimizer,) = optimization.optimizers
-        alike = nullcontext() if self.zero is not None else self._drawing(optimizer)
-        with stepping(optimizer, "slices of parameters"), alike:
+        with nullcontext() if self.zero is not None else self._drawing(optimizer):
             self.engine.step()  # which resets the gradients
         if self.zero is not None:
             adapt_scale(self.precision.scaler, self.zero.overflow)
@@ -360,8 +354,6 @@ class DeepSpeed(ProcessGroupStrategy):
             if self.zero.overflow:
                 self.precision.note_skipped_step()
         return dict
-
-    # --- checkpoints -----------------------------------------------------------------------------
 
     def state(self, optimization: Optimization | None) -> dict[str, Any]:
         if self.sharded is None:

@@ -260,39 +260,27 @@ def zero_memory(sizes: Sizes, stage: int, zero: Mapping[str, Any]) -> Memory:
     bucket = _FLOAT32 * min(int(zero.get("reduce_bucket_size", 5 * 10**8)), sizes.elements)
     if stage != 2:
         bucket = max(bucket, sizes.largest)  # reduced alone, in a copy
-    found = (_stage_3 if stage == 3 else _stage_1_and_2)(own, sizes, zero, bucket, flat, step)
+    if stage == 3:
+        live = int(zero.get("stage3_max_live_parameters", _LIVE))
+        ahead = int(zero.get("stage3_prefetch_bucket_size", _PREFETCHED))
+        gathered = min(_FLOAT32 * (live + ahead), sizes.parameters)
+        buckets = flat + bucket  # the partitions of gradients and the bucket stay
+        work = sizes.work(0.0) + gathered + sizes.largest
+    else:
+        # Flattened gradients are stepped; gloo gathers all parameters in a copy.
+        gathered = sizes.parameters if sizes.is_on_host and sizes.ranks > 1 else 0
+        step, buckets = max(step, 2 * flat, gathered), 0
+        bucket *= 1 + bool(zero.get("overlap_comm", False))
+        if own.gradients == sizes.gradients:
+            # Stage 1 reduces them after backward, or while it runs if communication overlaps.
+            work = max(sizes.work(), sizes.gradients + bucket)
+        else:
+            # A gradient of its own part is copied from the bucket; others are freed.
+            work = sizes.work(part) + bucket + sizes.largest
+    found = memory(own, work=work, step=step, buckets=buckets, gathered=gathered, mark="unverified")
     if sizes.is_on_host:  # where the host is the device, nothing is offloaded
         return replace(found, peak=found.peak + _PROCESS, mark="derived")
     return _offloaded(found, own, sizes, zero)
-
-
-def _stage_1_and_2(
-    own: Sizes, sizes: Sizes, zero: Mapping[str, Any], bucket: int, flat: int, step: int
-) -> Memory:
-    overlaps = bool(zero.get("overlap_comm", False))
-    buckets = bucket * (1 + overlaps)
-    if own.gradients == sizes.gradients:
-        # Stage 1 reduces gradients after backward, or while it runs if communication overlaps.
-        work = max(sizes.work(), sizes.gradients + buckets)
-    else:
-        # A gradient of its own part is copied from the bucket; others are freed.
-        work = sizes.work(1 / sizes.ranks) + buckets + sizes.largest
-    # A rank's gradients are flattened before its step; gloo gathers all parameters in a copy.
-    gathered = sizes.parameters if sizes.is_on_host and sizes.ranks > 1 else 0
-    step = max(step, 2 * flat, gathered)
-    return memory(own, work=work, step=step, gathered=gathered, mark="unverified")
-
-
-def _stage_3(
-    own: Sizes, sizes: Sizes, zero: Mapping[str, Any], bucket: int, flat: int, step: int
-) -> Memory:
-    live = int(zero.get("stage3_max_live_parameters", _LIVE))
-    ahead = int(zero.get("stage3_prefetch_bucket_size", _PREFETCHED))
-    gathered = min(_FLOAT32 * (live + ahead), sizes.parameters)
-    # The partitions of gradients and the bucket stay.
-    buckets = flat + bucket
-    work = sizes.work(0.0) + gathered + sizes.largest
-    return memory(own, work=work, step=step, buckets=buckets, gathered=gathered, mark="unverified")
 
 
 def _offloaded(found: Memory, own: Sizes, sizes: Sizes, zero: Mapping[str, Any]) -> Memory:

@@ -3,14 +3,20 @@
 It imports from ``strategies/``, ``gradients/`` and ``replicated/``, and from the floors below.
 """
 
-from ..registration import Entry, Registration
+from dataclasses import replace
+
+from ..registry import Entry, Registration
+
+_SHARDED = Entry(
+    "sharded:DDPSharded", lacks={"reduce_fp16": "use strategy='ddp' with communication_hook='fp16'"}
+)
 
 REGISTRATION = Registration(
     {
-        "ddp_sharded": Entry("sharded:DDPSharded"),
-        "ddp_sharded_spawn": Entry(
-            "sharded:DDPSharded",
-            "ddp_sharded in processes that are spawned for one call of a script",
+        "ddp_sharded": _SHARDED,
+        "ddp_sharded_spawn": replace(
+            _SHARDED,
+            summary="ddp_sharded in processes that are spawned for one call of a script",
             launcher="spawn",
             max_nodes=1,
         ),

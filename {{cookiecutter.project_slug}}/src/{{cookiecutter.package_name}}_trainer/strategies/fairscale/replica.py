@@ -9,8 +9,7 @@ from fairscale.nn.data_parallel import ShardedDataParallel
 from fairscale.optim.oss import OSS
 from torch import Tensor, nn
 
-from ..gradients.averaging import copy_gradient
-from ..gradients.fixed_order import FixedOrder
+from ..gradients.averaging import FixedOrder, copy_gradient
 
 
 class Replica(ShardedDataParallel):  # type: ignore[misc]
@@ -19,7 +18,7 @@ class Replica(ShardedDataParallel):  # type: ignore[misc]
     _reference_trainable_mask: list[bool]
     _grad_to_be_reduced: list[bool]
 
-    def __init__(self, module: nn.Module, optimizers: Sequence[OSS], reduce_fp16: bool) -> None:
+    def __init__(self, module: nn.Module, optimizers: Sequence[OSS]) -> None:
         super().__init__(
             module,
             list(optimizers),
@@ -27,7 +26,6 @@ class Replica(ShardedDataParallel):  # type: ignore[misc]
             # With a buffer, gradients are views of it. A gradient that is set to None, as ours are
             # after each step, loses its place in the buffer, which is then averaged without it.
             reduce_buffer_size=0,
-            reduce_fp16=reduce_fp16,
         )
         self._places = {id(each): index for index, each in enumerate(module.parameters())}
         self._order = FixedOrder(len(self._places))

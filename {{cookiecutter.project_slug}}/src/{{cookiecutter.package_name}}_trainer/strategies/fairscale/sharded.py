@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ...errors import ConfigurationError, UserError, refuse
+from ...errors import UserError, refuse
 from ...launch.cluster import Layout
 from ...module import TrainingModule
 from ...options import Options
-from .. import elementwise
 from ..base import StepOutput
-from ..clipping import clip_distinct_gradients
-from ..engine_optimizers import EngineGroups, sharded_optimizer
+from ..clipping import clip_gradients
+from ..engine_optimizers import EngineGroups, problems_of, sharded_optimizer
 from ..gradients import sparse
 from ..gradients.averaging import GradientAverage
 from ..gradients.same_use import OPTION, SameUse, trained
@@ -43,7 +42,6 @@ class DDPSharded(ProcessGroupStrategy):
     value.
 
     Args:
-        reduce_fp16: Reduce gradients in half precision.
         find_unused_parameters: For models that do not use all parameters in every step, also if
             ranks differ. Every process then keeps all averaged gradients.
         timeout_seconds: Timeout of collectives: if a rank does not join, they fail on its peers.
@@ -59,18 +57,9 @@ class DDPSharded(ProcessGroupStrategy):
     _wrapped: "Replica | None" = None
 
     def __init__(
-        self,
-        reduce_fp16: bool = False,
-        find_unused_parameters: bool = False,
-        timeout_seconds: float = 600.0,
+        self, find_unused_parameters: bool = False, timeout_seconds: float = 600.0
     ) -> None:
-        if reduce_fp16 and find_unused_parameters:
-            raise ConfigurationError(
-                "strategy_options: with find_unused_parameters gradients are not reduced in half "
-                "precision; give one of reduce_fp16 and find_unused_parameters"
-            )
         super().__init__(timeout_seconds)
-        self.reduce_fp16 = reduce_fp16
         self.find_unused_parameters = find_unused_parameters
         self._sharded: list[Any] = []
 
@@ -104,7 +93,7 @@ class DDPSharded(ProcessGroupStrategy):
         self.start_equal((*module.parameters(), *module.buffers()))
         given = configure()
         _check(given, parameter_names(module))
-        refuse(elementwise.problems_of(given.optimizers, "parameters", "ddp_sharded"))
+        refuse(problems_of(given.optimizers, "parameters", "ddp_sharded"))
         if self.find_unused_parameters or not module.automatic_optimization:
             # OSS broadcasts those that are trainable when it is created; others may be unfrozen.
             with requiring_grad(given.parameters, True):
@@ -112,7 +101,7 @@ class DDPSharded(ProcessGroupStrategy):
             self.averaged = GradientAverage(module.parameters())
         else:
             optimization = given.replaced(partial(sharded_optimizer, OSS))
-            self._wrapped = Replica(self._step_module, optimization.optimizers, self.reduce_fp16)
+            self._wrapped = Replica(self._step_module, optimization.optimizers)
             self.same_use = SameUse(lambda: trained(module), _ADVICE, self.timeout_seconds)
             if self._layout.world_size > 1:
                 instead = f"set gradient_clip_val instead, or {_ADVICE}"
@@ -147,7 +136,7 @@ class DDPSharded(ProcessGroupStrategy):
         if self._wrapped is None:  # each process has all gradients
             return super().clip(optimization, value, algorithm)
         self.precision.unscale(optimization.optimizers)
-        return clip_distinct_gradients(optimization.parameters, value, algorithm)
+        return clip_gradients(optimization.parameters, value, algorithm, lambda _: True)
 
     def teardown(self) -> None:
         # Remaining references to the process group would keep gloo's threads alive.

@@ -3,10 +3,6 @@
 It imports from ``strategies/`` and ``gradients/``, and from the floors below.
 """
 
-from ..registration import Entry, Registration
+from ..registry import Entry, Registration
 
-_LACKS = {"accumulate_in_parts": "it is called reduce_every_microbatch now"}
-
-REGISTRATION = Registration(
-    {"fsdp": Entry("fsdp:FSDP", lacks=_LACKS), "hsdp": Entry("fsdp:HSDP", lacks=_LACKS)}
-)
+REGISTRATION = Registration({"fsdp": Entry("fsdp:FSDP"), "hsdp": Entry("fsdp:HSDP")})

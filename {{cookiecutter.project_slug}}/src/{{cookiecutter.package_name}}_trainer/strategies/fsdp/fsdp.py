@@ -30,25 +30,21 @@ from ...memory import meta_device
 from ...module import TrainingModule
 from ...options import Options
 from ..base import Stage
-from ..clipping import clip_distinct_gradients, is_first_holder
-from ..engine_optimizers import stepping
+from ..clipping import clip_gradients, is_first_holder
+from ..engine_optimizers import drawing_nothing
 from ..gradients import sparse
 from ..gradients.averaging import GradientAverage
 from ..gradients.same_use import OPTION, SameUse, trained, unused, with_zeros
 from ..limits import Limits
 from ..memory import Memory, Sizes, divided, memory
-from ..noise import drawing_nothing
 from ..optimizer_state import parameter_names
 from ..optimizers import Optimization
 from ..process_group import ProcessGroupStrategy
-from ..user_code import forbid_calls
+from ..user_code import forbid_calls, refuse_sharded
 from ..weights import LocalWeights
 from . import state as sharded_state
 from .state import groups_split
 from .units import can_shard, choose_units, explain_sharded_use, outer_modules, unsharded
-
-# An engine's own environment may have an older one: its DTensors cannot be saved.
-_OLDEST_TORCH = "2.10"
 
 _ADVICE = f"set {OPTION}, which gathers all units for the whole step, or use strategy='ddp' with it"
 
@@ -113,11 +109,6 @@ class FSDP(ProcessGroupStrategy):
         self._parameter_groups: list[Any] = []
 
     def problems(self, options: Options, module: TrainingModule | None) -> list[str]:
-        if torch.__version__ < _OLDEST_TORCH:
-            return [
-                f"sharded parameters need torch {_OLDEST_TORCH} or newer, and this is torch "
-                f"{torch.__version__}; use strategy='ddp', or another environment"
-            ]
         if module is None:
             return []
         lines = sparse.problems_of(module, "FSDP shards gradients as whole tensors")
@@ -157,11 +148,7 @@ class FSDP(ProcessGroupStrategy):
         )
 
     def place(self, module: TrainingModule) -> None:
-        if any(dtensors.is_sharded(each) for each in module.parameters()):
-            raise UserError(
-                f"{type(module).__name__} is still sharded from a previous fit; create it again, "
-                "and give a checkpoint, as in test(module, checkpoint=trainer.run_directory)"
-            )
+        refuse_sharded(module)
         self.module = module
         module.trainer_state = replace(module.trainer_state, device=self.device)
         self.mesh = self.make_mesh()
@@ -340,13 +327,19 @@ class FSDP(ProcessGroupStrategy):
 
     def clip(self, optimization: Optimization, value: float, algorithm: str) -> Tensor | None:
         self.precision.unscale(optimization.optimizers)
-        own = optimization.parameters
-        return clip_distinct_gradients(own, value, algorithm, is_first_holder)
+        return clip_gradients(optimization.parameters, value, algorithm, is_first_holder)
 
     def _step_optimizer(self, optimizer: Optimizer) -> None:
-        signs = "DTensor|placement|sharding strategy|sharded"
-        with stepping(optimizer, "sharded parameters", signs), groups_split(optimizer):
-            super()._step_optimizer(optimizer)
+        try:
+            with groups_split(optimizer):
+                super()._step_optimizer(optimizer)
+        except (LookupError, RuntimeError, UserError) as error:
+            if not re.search("DTensor|placement|sharding strategy|sharded", str(error)):
+                raise
+            raise UserError(
+                f"{type(optimizer).__name__} cannot step sharded parameters ({one_line(error)}); "
+                "use AdamW, or strategy='ddp'"
+            ) from error
 
     def _drawing(self, optimizer: Optimizer) -> contextlib.AbstractContextManager[None]:
         own: list[Any] = [each for group in optimizer.param_groups for each in group["params"]]
@@ -357,7 +350,9 @@ class FSDP(ProcessGroupStrategy):
             or any(place.is_replicate() for place in each.placements)
             for each in own
         )
-        return drawing_nothing(optimizer) if size > 1 and has_copies else contextlib.nullcontext()
+        if size == 1 or not has_copies:
+            return contextlib.nullcontext()
+        return drawing_nothing(optimizer, self.device)
 
     def weights(self) -> LocalWeights:
         def reshard() -> None:

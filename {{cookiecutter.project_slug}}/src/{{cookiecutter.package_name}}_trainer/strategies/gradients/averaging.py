@@ -66,13 +66,10 @@ class GradientAverage:
     def _changed(self, index: int, parameter: Tensor) -> None:
         self._averaged.discard(index)
 
-    @property
-    def has_trained(self) -> bool:
-        """Whether any of the parameters is trainable now; must be the same on every process."""
-        return any(each.requires_grad for each in self._parameters)
-
     def average(self) -> None:
         """Average over all processes; a process that did not use a parameter contributes zero."""
+        if not any(each.requires_grad for each in self._parameters):  # as on every process
+            return
         waiting = [self._pending(index) for index in range(len(self._parameters))]
         waiting = collectives.all_reduce(torch.tensor(waiting), "max", self._group).tolist()
         self._averaged.update(index for index, kind in enumerate(waiting) if kind != _NONE)
@@ -171,3 +168,31 @@ def copy_gradient(parameter: Tensor) -> None:
     # a parameter, if it is added to a single sample.
     if parameter.grad is not None:
         parameter.grad = parameter.grad.clone()
+
+
+class FixedOrder:
+    """Reduces the gradients of ``count`` parameters, the last parameter first.
+
+    A backward may compute them in another order on each rank: those of an LSTM depend on the
+    lengths of its sequences. An engine that reduces each when it is computed would then add up
+    gradients of different parameters. Here a gradient waits for those of later parameters.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = self._next = count
+        self._ready: dict[int, Callable[[], object]] = {}
+
+    def note(self, index: int, reduce: Callable[[], object]) -> None:
+        """Note that the gradient of a parameter can be reduced; reduce those whose turn it is."""
+        if index in self._ready or index >= self._next:  # twice, which is for the engine to judge
+            reduce()
+        self._ready[index] = reduce
+        while self._next - 1 in self._ready:
+            self._next -= 1
+            self._ready.pop(self._next)()
+
+    def finish(self) -> None:
+        """Reduce what waits for parameters that this backward did not use."""
+        for index in sorted(self._ready, reverse=True):
+            self._ready.pop(index)()
+        self._next = self._count

@@ -5,7 +5,7 @@ parameters, their collectives do not match: the run aborts, hangs, or adds other
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,28 +27,20 @@ _REMEMBERED = 4096
 _PART_OF_TIMEOUT = 0.25
 
 
-def leaves(loss: Tensor) -> Iterator[Tensor]:
-    """The tensors for which a backward of a loss computes gradients."""
+def unused(loss: Tensor, parameters: Named) -> dict[str, Tensor]:
+    """Parameters, by name, for which a backward of a loss computes no gradient."""
+    left = {id(each): (name, each) for name, each in parameters}
     seen, stack = set(), [loss.grad_fn]
-    while stack:
+    while stack and left:
         node = stack.pop()
         for each, _ in node.next_functions if node is not None else ():
             if each is None or each in seen:
                 continue
             seen.add(each)
             if type(each).__name__ == "AccumulateGrad":
-                yield each.variable  # type: ignore[attr-defined]
+                left.pop(id(each.variable), None)  # type: ignore[attr-defined]
             else:
                 stack.append(each)
-
-
-def unused(loss: Tensor, parameters: Named) -> dict[str, Tensor]:
-    """Parameters, by name, on which a loss does not depend."""
-    left = {id(each): (name, each) for name, each in parameters}
-    for each in leaves(loss):
-        left.pop(id(each), None)
-        if not left:
-            break
     return dict(left.values())
 
 

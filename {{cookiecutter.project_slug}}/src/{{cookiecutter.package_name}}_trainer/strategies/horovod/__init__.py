@@ -4,7 +4,7 @@ It imports from ``strategies/`` and ``gradients/``, and from the floors below.
 """
 
 from ...launch.cluster import Environment, Layout, Names, Source, check_filled, number, read_named
-from ..registration import Entry, Registration
+from ..registry import Entry, Registration
 
 _NAMES = Names(
     "HOROVOD_RANK",

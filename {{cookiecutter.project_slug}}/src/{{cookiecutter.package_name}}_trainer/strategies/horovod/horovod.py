@@ -164,14 +164,11 @@ class Horovod(ProcessGroupStrategy):
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
         super().backward(loss, synchronize=synchronize)
-        for optimizer in self._optimization.optimizers if synchronize else ():
-            self._wait(optimizer)
-
-    def _wait(self, optimizer: Any) -> None:
-        """Wait for the averaged gradients of a step."""
-        parameters = [each for group in optimizer.param_groups for each in group["params"]]
-        with leaving_out_unused(parameters):  # also of those that were frozen since
-            optimizer.synchronize()
+        optimizers: list[Any] = self._optimization.optimizers if synchronize else []
+        for optimizer in optimizers:  # wait for the averages
+            parameters = [each for group in optimizer.param_groups for each in group["params"]]
+            with leaving_out_unused(parameters):  # also of those that were frozen since
+                optimizer.synchronize()
 
     def _step_optimizer(self, optimizer: Any) -> None:
         with optimizer.skip_synchronize():

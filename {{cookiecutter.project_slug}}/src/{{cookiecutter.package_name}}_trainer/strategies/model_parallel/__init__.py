@@ -5,12 +5,13 @@ It imports from ``strategies/``, ``gradients/`` and ``fsdp/``, and from the floo
 
 from dataclasses import replace
 
-from ..registration import Entry, Registration
+from ..registry import Entry, Registration
 
 _SEQUENTIAL = Entry(
     "pipeline.strategy:Sequential",
     lacks={
-        "find_unused_parameters": "a pipeline needs none for parameters that a step does not use"
+        "find_unused_parameters": "a pipeline needs none for parameters that a step does not use",
+        "stages_per_process": "each process has one stage; leave it out",
     },
 )
 _MESH = Entry(

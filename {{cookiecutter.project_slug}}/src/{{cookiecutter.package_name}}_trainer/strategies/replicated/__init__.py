@@ -5,7 +5,8 @@ It imports from ``strategies/`` and ``gradients/``, and from the floors below.
 
 from dataclasses import replace
 
-from ..registration import Entry, Registration
+from ..base import SingleDevice
+from ..registry import Entry, Registration
 
 _DDP = Entry(
     "ddp:DDP",
@@ -24,7 +25,7 @@ _FORKED = replace(
 
 REGISTRATION = Registration(
     {
-        "single_device": Entry("single_device:SingleDevice"),
+        "single_device": Entry(SingleDevice),
         "dp": Entry("dp:DP"),
         "ddp": _DDP,
         # Both start processes for one call, after which weights and metrics are in the calling
@@ -39,6 +40,6 @@ REGISTRATION = Registration(
         "ddp_fork": _FORKED,
         "ddp_notebook": _FORKED,
         "ddp2": replace(_DDP, strategy="dp:DDP2"),
-        "ddp_zero1": replace(_DDP, strategy="ddp_zero1:DDPZeRO1"),
+        "ddp_zero1": replace(_DDP, strategy="ddp:DDPZeRO1"),
     },
 )

@@ -4,22 +4,26 @@ Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.Distrib
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from ...errors import refuse
 from ...module import TrainingModule
 from ...options.values import PositiveInt
 from ..base import StepModule
+from ..engine_optimizers import EngineGroups, problems_of, sharded_optimizer
 from ..gradients.averaging import GradientAverage
 from ..gradients.same_use import OPTION, left_out, trained, unused
 from ..gradients.sparse import sparse_parameters
-from ..memory import Memory, Sizes, memory
+from ..memory import Memory, Sizes, divided, memory
 from ..optimizers import Optimization
 from ..process_group import ProcessGroupStrategy
-from .communication_hooks import CommunicationHook, Name
+from . import communication_hooks as hooks
 
 
 class DDP(ProcessGroupStrategy):
@@ -30,7 +34,8 @@ class DDP(ProcessGroupStrategy):
         bucket_cap_mb: Size of a gradient bucket in MiB.
         communication_hook: Compression of gradients: ``"none"``, ``"fp16"``, ``"bf16"`` or
             ``"powersgd"``.
-        powersgd_rank: Rank of the matrices that PowerSGD sends instead of a gradient.
+        powersgd_rank: Rank of the matrices that PowerSGD (Vogels et al. 2019,
+            https://arxiv.org/abs/1905.13727) sends instead of a gradient.
         powersgd_start_step: First step that PowerSGD compresses, at least the second.
         timeout_seconds: Timeout of collectives: if a rank does not join, they fail on its peers.
     """
@@ -41,7 +46,7 @@ class DDP(ProcessGroupStrategy):
         self,
         find_unused_parameters: bool = False,
         bucket_cap_mb: float = 25.0,
-        communication_hook: Name = "none",
+        communication_hook: hooks.Name = "none",
         powersgd_rank: PositiveInt = 1,
         powersgd_start_step: PositiveInt = 1000,
         timeout_seconds: float = 600.0,
@@ -49,7 +54,10 @@ class DDP(ProcessGroupStrategy):
         super().__init__(timeout_seconds)
         self.find_unused_parameters = find_unused_parameters
         self.bucket_cap_mb = bucket_cap_mb
-        self.hook = CommunicationHook(communication_hook, powersgd_rank, powersgd_start_step)
+        self.communication_hook = communication_hook
+        self.powersgd_rank = powersgd_rank
+        self.powersgd_start_step = powersgd_start_step
+        self._powersgd: Any = None
         self._ignored: list[Any] = []
         self._trained: list[tuple[str, Tensor]] = []
 
@@ -88,7 +96,7 @@ class DDP(ProcessGroupStrategy):
 
     def memory(self, sizes: Sizes) -> Memory:
         # Gradients are views of the buckets, which stay; PowerSGD keeps the error of each.
-        kept = sizes.gradients * (2 if self.hook.name == "powersgd" else 1)
+        kept = sizes.gradients * (2 if self.communication_hook == "powersgd" else 1)
         buckets = kept - sizes.gradients
         work, step = sizes.gradients + sizes.activations, sizes.gradients + sizes.step
         return memory(sizes, work=work, step=step, buckets=buckets)
@@ -105,7 +113,9 @@ class DDP(ProcessGroupStrategy):
         )
         if not self.find_unused_parameters:
             _rebuild_buckets(wrapped)
-        self.hook.register(wrapped)
+        self._powersgd = hooks.register(
+            wrapped, self.communication_hook, self.powersgd_rank, self.powersgd_start_step
+        )
         return wrapped
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
@@ -120,10 +130,11 @@ class DDP(ProcessGroupStrategy):
             raise left_out(list(names), instead) from None
 
     def rank_local_state(self) -> dict[str, Tensor]:
-        return self.hook.state()
+        return {} if self._powersgd is None else hooks.state(self._powersgd)
 
     def load_rank_local_state(self, state: Mapping[str, Tensor]) -> None:
-        self.hook.load_state(state, self.device)
+        if self._powersgd is not None and "iteration" in state:  # otherwise of another strategy
+            hooks.load_state(self._powersgd, state, self.device)
 
     def teardown(self) -> None:
         wrapped, self._wrapped = self._wrapped, None
@@ -135,6 +146,29 @@ class DDP(ProcessGroupStrategy):
             del each._ddp_ignored  # set by torch; in another fit, DDP may average it
         self._ignored = []
         super().teardown()
+
+
+class DDPZeRO1(DDP):
+    """``ddp`` with optimizer states sharded over the processes.
+
+    Each process steps its shard and broadcasts the new values.
+
+    Source: https://docs.pytorch.org/docs/stable/distributed.optim.html#torch.distributed.optim.ZeroRedundancyOptimizer
+    """
+
+    def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        optimization = super().setup(module, configure)
+        refuse(problems_of(optimization.optimizers, "parameters", "ddp_zero1"))
+        sharded = optimization.replaced(partial(sharded_optimizer, ZeroRedundancyOptimizer))
+        self.engine_groups = EngineGroups(sharded.optimizers, grows=True)
+        return sharded
+
+    def memory(self, sizes: Sizes) -> Memory:
+        share = sizes.largest_share()
+        own = replace(divided(sizes, optimizer=share), step=sizes.step_of(share))
+        return super().memory(own)
 
 
 def _rebuild_buckets(wrapped: DistributedDataParallel) -> None:

@@ -3,14 +3,69 @@
 It imports from ``strategies/`` and ``gradients/``, and from the floors below.
 """
 
-from ...launch.devices import Hardware
-from ..registration import Entry, Registration
+import importlib.util
+import os
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+from ...errors import ConfigurationError
+from ...launch.devices import Hardware, parse_devices
+from ...options import Options
+from ..registry import Entry, Registration
+
+PACKAGE = "torch_xla"
+INSTALL = "make xla (into an environment of its own, .venv-xla)"
+DEVICE = "PJRT_DEVICE"
+_PCI_DEVICES = Path("/sys/bus/pci/devices")
+_GOOGLE = "0x1ae0"
 
 
-def _count_chips() -> int | None:
-    from .hardware import count_chips
+def count_chips() -> int | None:
+    """Number of TPU chips of this machine; ``None`` without a torch_xla that fits torch."""
+    if importlib.util.find_spec(PACKAGE) is None or mismatch() is not None:
+        return None
+    if os.environ.get(DEVICE, "TPU").upper() != "TPU":
+        return 0
+    vendors = _PCI_DEVICES.glob("*/vendor")  # of chips, and of network cards of Google's cloud
+    if not any(each.read_text("utf-8").strip() == _GOOGLE for each in vendors):
+        return 0  # importing torch_xla takes seconds, sets PJRT_DEVICE, and prints a warning
+    from torch_xla._internal import tpu
 
-    return count_chips()
+    # It counts them on the PCI bus, and opens none: a chip belongs to one process at a time.
+    found: int = tpu.num_available_chips()
+    return found
+
+
+def mismatch() -> str | None:
+    """Why the installed torch_xla cannot be imported with this torch; ``None`` if it can."""
+    try:
+        built_for = version(PACKAGE)
+    except PackageNotFoundError:
+        return None
+    if built_for.split(".")[:2] == torch.__version__.split(".")[:2]:
+        return None
+    return (
+        f"torch_xla {built_for} works only with torch of the same version, and this is torch "
+        f"{torch.__version__}: {INSTALL}"
+    )
+
+
+def problems_of(options: Options) -> list[str]:
+    """One line for another torch, and for a number of chips that PyTorch/XLA cannot use."""
+    lines = [line for line in [mismatch()] if line is not None]
+    chips = count_chips() if options.accelerator == "tpu" else None
+    try:
+        asked = len(parse_devices(options.devices, chips)) if chips else 1
+    except ConfigurationError:
+        asked = 1  # reported with the devices
+    if asked not in (1, chips):
+        lines.append(
+            f"devices={options.devices!r}: PyTorch/XLA runs on one chip, or on all {chips} of this "
+            "machine; give 1 or 'auto'"
+        )
+    return lines
 
 
 REGISTRATION = Registration(
@@ -22,5 +77,5 @@ REGISTRATION = Registration(
             },
         )
     },
-    accelerators={"tpu": Hardware("xla", _count_chips, "xla")},
+    accelerators={"tpu": Hardware("xla", count_chips, "xla")},
 )

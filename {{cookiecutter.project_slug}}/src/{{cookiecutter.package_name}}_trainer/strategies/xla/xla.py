@@ -16,9 +16,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
-from ...errors import ConfigurationError, UserError
+from ...errors import UserError
 from ...launch.cluster import Layout
-from ...launch.devices import parse_devices
 from ...logging import torchmetrics_state
 from ...module import TrainingModule
 from ...options import Options
@@ -30,7 +29,7 @@ from ..memory import Memory, Sizes
 from ..optimizers import Optimization
 from ..precision import Precision
 from ..process_group import ProcessGroupStrategy
-from . import hardware
+from . import DEVICE, INSTALL, PACKAGE, problems_of
 
 _SEEDS = 2**63
 _NO_FLOAT16 = "TPUs have no float16 and no gradient scaler; use 'bf16-mixed' or 'bf16-true'"
@@ -63,36 +62,14 @@ class XLA(ProcessGroupStrategy):
                 "accumulate_grad_batches"
             ),
         },
-        packages={hardware.PACKAGE: hardware.INSTALL},
+        packages={PACKAGE: INSTALL},
         compiles_steps=True,
     )
-
-    # --- before any process is started ------------------------------------------------------------
 
     def problems(self, options: Options, module: TrainingModule | None) -> list[str]:
         if module is not None:
             return sparse.problems_of(module, "XLA has only dense ones")
-        lines = [line for line in [hardware.mismatch()] if line is not None]
-        if options.accelerator == "tpu":
-            lines += self._other_count(options)
-        return lines
-
-    @staticmethod
-    def _other_count(options: Options) -> list[str]:
-        """One line for a number of chips that PyTorch/XLA cannot use."""
-        chips = hardware.count_chips()
-        try:
-            asked = len(parse_devices(options.devices, chips)) if chips else 1
-        except ConfigurationError:
-            return []  # reported with the devices
-        if asked in (1, chips):
-            return []
-        return [
-            f"devices={options.devices!r}: PyTorch/XLA runs on one chip, or on all {chips} of this "
-            "machine; give 1 or 'auto'"
-        ]
-
-    # --- before the first step -----------------------------------------------------------------
+        return problems_of(options)
 
     def memory(self, sizes: Sizes) -> Memory:
         note = "the compiler decides what is alive"
@@ -126,8 +103,6 @@ class XLA(ProcessGroupStrategy):
         xla_model.set_rng_state(torch.initial_seed() % _SEEDS)  # draws dropout masks
         _sync()
 
-    # --- a micro-batch -------------------------------------------------------------------------
-
     def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         outputs = super().forward(stage, batch, batch_idx)
         if stage != "training":
@@ -139,13 +114,9 @@ class XLA(ProcessGroupStrategy):
         if not synchronize:
             _sync()  # a graph for each micro-batch, so that all are the same
 
-    # --- a step --------------------------------------------------------------------------------
-
     def _step_optimizer(self, optimizer: Optimizer) -> None:
         super()._step_optimizer(optimizer)
         _sync()
-
-    # --- checkpoints ---------------------------------------------------------------------------
 
     def _model_state(self) -> dict[str, Any]:
         return _on_cpu(super()._model_state())
@@ -179,7 +150,7 @@ def _start(layout: Layout, chip: int | None) -> torch.device:
     ``chip``: index of the TPU chip of a single process; ``None``: XLA's CPU device.
     Source: https://docs.pytorch.org/xla/release/r2.9/learn/pytorch-on-xla-devices.html
     """
-    os.environ[hardware.DEVICE] = "CPU" if chip is None else "TPU"
+    os.environ[DEVICE] = "CPU" if chip is None else "TPU"
     if chip is not None and layout.world_size == 1:
         os.environ.setdefault("TPU_VISIBLE_CHIPS", str(chip))
     import torch_xla

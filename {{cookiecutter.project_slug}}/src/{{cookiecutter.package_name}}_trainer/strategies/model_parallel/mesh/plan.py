@@ -1,10 +1,12 @@
-"""The ``parallelize_plan`` of a module: which layers are sharded over a tensor group, and how.
+"""The sizes of a mesh, and the ``parallelize_plan`` of a module: which layers are sharded, and how.
 
 What torch's DTensors compute wrong, or wait for without end, is refused in a forward or backward.
 """
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -25,13 +27,14 @@ from torch.distributed.tensor.placement_types import Placement, Shard
 from torch.utils._pytree import tree_leaves
 
 from ....checkpoint import dtensors
-from ....errors import UserError, nearest
+from ....errors import ConfigurationError, UserError, nearest
 from ....launch import collectives
 from ....memory import activation_checkpointing
 from ....module import TrainingModule
-from .sizes import Sizes
-from .styles import ShardedRandomness
+from . import styles
 
+# Outermost first: neighboring ranks, on the same node, form a tensor group.
+DIMENSIONS = ("data", "shard", "tensor")
 ATTRIBUTE = "parallelize_plan"
 _Layouts = Iterable[Placement | None]
 # Relative difference of the norms of two gradients that should be equal; not 0: a kernel of a GPU
@@ -43,7 +46,7 @@ _ACTIVATIONS = (
     PrepareModuleInput,
     PrepareModuleOutput,
     PrepareModuleInputOutput,
-    ShardedRandomness,
+    styles.ShardedRandomness,
 )
 # The dimension along which the weight of a layer is sharded.
 _DIMENSIONS: list[tuple[type[ParallelStyle], type[nn.Linear | nn.Embedding], int]] = [
@@ -52,6 +55,55 @@ _DIMENSIONS: list[tuple[type[ParallelStyle], type[nn.Linear | nn.Embedding], int
     (ColwiseParallel, nn.Embedding, 1),
     (RowwiseParallel, nn.Embedding, 0),
 ]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of the dimensions of a mesh, as in :class:`.strategy.Mesh`."""
+
+    data: int = -1
+    shard: int = 1
+    tensor: int = 1
+
+    # So that plans import nothing of this family, which a project may leave out.
+    styles = styles
+
+    def problems(self) -> list[str]:
+        """One line for each error that can be found without the number of processes."""
+        lines = [
+            f"strategy_options.{name}={size}: give a number above 0, or -1 for all remaining "
+            "processes"
+            for name, size in self
+            if size < 1 and size != -1
+        ]
+        free = [name for name, size in self if size == -1]
+        if len(free) > 1:
+            lines.append(f"strategy_options: {' and '.join(free)} are -1; only one size may be")
+        return lines
+
+    def on(self, processes: int) -> "Sizes":
+        """The sizes on a number of processes, without -1; refused if they do not multiply to it."""
+        known = math.prod(size for _, size in self if size != -1)
+        free = next((name for name, size in self if size == -1), None)
+        whole = self if free is None else replace(self, **{free: processes // known})
+        if math.prod(size for _, size in whole) == processes:
+            return whole
+        given = " x ".join(f"{name}={size}" for name, size in self if size != 1 or name == "data")
+        line = f"{given}: {processes} processes are not divisible by {known}"
+        if free is None:
+            line = (
+                f"{given} is a mesh of {known} processes, and there are {processes}; make one size "
+                "-1, or change devices"
+            )
+        raise ConfigurationError(f"strategy_options: {line}")
+
+    @property
+    def replicas(self) -> int:
+        """Number of parts into which a batch is split."""
+        return self.data * self.shard
+
+    def __iter__(self) -> Iterator[tuple[str, int]]:
+        return ((name, getattr(self, name)) for name in DIMENSIONS)
 
 
 class Layer(NamedTuple):
@@ -64,8 +116,8 @@ class Layer(NamedTuple):
 
     @property
     def inner(self) -> ParallelStyle | None:
-        """The style of torch; ``None`` if there is only :class:`ShardedRandomness`."""
-        return self.style.style if isinstance(self.style, ShardedRandomness) else self.style
+        """The style of torch; ``None`` if there is only :class:`.styles.ShardedRandomness`."""
+        return self.style.style if isinstance(self.style, styles.ShardedRandomness) else self.style
 
     @property
     def parameters(self) -> list[nn.Parameter]:

@@ -29,7 +29,7 @@ from ...gradients import sparse
 from ...gradients.averaging import GradientAverage
 from ...limits import Limits
 from . import plan
-from .sizes import Sizes
+from .plan import Sizes
 from .styles import LossParallel
 
 
@@ -57,8 +57,6 @@ class Mesh(FSDP):
         refuse(self.sizes.problems())
         self.has_units = shard != 1 or bool(options.keys() - {"timeout_seconds", "parameter_dtype"})
         self._until_teardown = contextlib.ExitStack()
-
-    # --- before any process is started ------------------------------------------------------------
 
     def problems(self, options: Options, module: TrainingModule | None) -> list[str]:
         if module is not None:
@@ -104,8 +102,6 @@ class Mesh(FSDP):
             step = replace(own, step=round(sizes.step * part))
             return memory.memory(step, mark="unverified")
         return self._sharded_memory(own, found.shard)
-
-    # --- before the first step -----------------------------------------------------------------
 
     @property
     def data(self) -> DataLayout:
@@ -173,8 +169,6 @@ class Mesh(FSDP):
             group = self.whole_mesh.get_group("data")
             self.averaged = GradientAverage(self.module.parameters(), group)
 
-    # --- a micro-batch -------------------------------------------------------------------------
-
     def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         outputs = super().forward(stage, batch, batch_idx)
         return tree_map(dtensors.whole, outputs) if stage == "predict" else outputs
@@ -199,8 +193,6 @@ class Mesh(FSDP):
         if not self._is_checked:
             self._is_checked = True
             plan.compare_gradients(self.module, self.whole_mesh.get_group("tensor"))
-
-    # --- all processes -------------------------------------------------------------------------
 
     def reduce(self, tensor: Tensor, how: How) -> Tensor:
         # Over all ranks: those of a replica have the same values, and their sum counts once.

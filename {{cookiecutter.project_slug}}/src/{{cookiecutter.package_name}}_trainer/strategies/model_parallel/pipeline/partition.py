@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ....checkpoint import dtensors
 from ....memory import meta_device
 from ....module import TrainingModule
 
@@ -26,25 +25,21 @@ class Processes:
     """This process' position in its pipeline (0 has the first stage), and its groups.
 
     The first rank of a pipeline has the last stage, because it logs and returns predictions. A
-    pipeline has ``count`` processes, each with ``rounds`` stages.
+    pipeline has ``count`` processes, each with one stage.
     """
 
-    def __init__(
-        self, rank: int, world_size: int, count: int, rounds: int, timeout: datetime.timedelta
-    ) -> None:
+    def __init__(self, rank: int, world_size: int, count: int, timeout: datetime.timedelta) -> None:
         self._ranks: list[list[int]] = torch.arange(world_size).view(-1, count).flip(1).tolist()
         self._timeout = timeout
         self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
-        self.count, self.stages = count, count * rounds
-        self.replicas = len(self._ranks)
+        self.count, self.replicas = count, len(self._ranks)
         self.replica, place = divmod(rank, count)
         self.position = count - 1 - place
-        self.own_stages = range(self.position, self.stages, count)
         self.has_first, self.has_last = self.position == 0, self.position == count - 1
 
     def rank_at(self, position: int) -> int:
-        """Rank of the process at a position of this pipeline, or with the stage of this index."""
-        return self._ranks[self.replica][position % self.count]
+        """Rank of the process at a position of this pipeline."""
+        return self._ranks[self.replica][position]
 
     def among(self, positions: Iterable[int]) -> dist.ProcessGroup | None:
         """Group of the processes at some positions, ``None`` on others; all call it at once."""
@@ -69,7 +64,7 @@ class Processes:
         self._groups.clear()
 
 
-def part(sequential: nn.Sequential, indices: range) -> nn.Sequential:
+def part_of(sequential: nn.Sequential, indices: range) -> nn.Sequential:
     """A copy of a sequential module with some of its children, which are shared with it."""
     taken = list(sequential._modules.items())[indices.start : indices.stop]
     found = copy.copy(sequential)
@@ -107,7 +102,7 @@ class Ownership:
         for stage, indices in enumerate(self._bounds):
             for index in indices:
                 for layer in children[index].modules():
-                    self._layers[id(layer)].add(stage % processes.count)
+                    self._layers[id(layer)].add(stage)
         self._find_holders()
 
     def _find_holders(self) -> None:
@@ -117,12 +112,9 @@ class Ownership:
                 holders[id(each)].update(self._layers.get(id(layer), self._ends))
         self._holders = {key: frozenset(positions) for key, positions in holders.items()}
 
-    def parts(self) -> dict[int, nn.Sequential]:
-        """This process' parts of ``sequential_module``, by the index of the stage."""
-        sequential = getattr(self._module, ATTRIBUTE)
-        return {
-            index: part(sequential, self._bounds[index]) for index in self._processes.own_stages
-        }
+    def part(self) -> nn.Sequential:
+        """This process' part of ``sequential_module``."""
+        return part_of(getattr(self._module, ATTRIBUTE), self._bounds[self._processes.position])
 
     def _has_layer(self, layer: nn.Module) -> bool:
         return self._processes.position in self._layers.get(id(layer), self._ends)
@@ -185,15 +177,6 @@ class Ownership:
             if not self.is_own(each):
                 each.grad = None
                 each.data = _without_memory(each, device)
-
-
-def is_divided(module: nn.Module) -> bool:
-    """Whether a fit has left parameters of a module without memory, or sharded."""
-    return any(
-        dtensors.is_sharded(each)
-        or (each.numel() > 1 and each.layout == torch.strided and not any(each.stride()))
-        for each in module.parameters()
-    )
 
 
 def _without_memory(tensor: Tensor, device: torch.device) -> Tensor:

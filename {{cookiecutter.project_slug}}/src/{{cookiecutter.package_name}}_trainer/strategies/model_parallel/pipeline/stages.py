@@ -1,14 +1,17 @@
-"""Run the stages of a process, in the order of one of torch's schedules.
+"""Run the stage of a process, in the order of one of torch's schedules.
+
+The user's step runs on the first and the last stage: it enters and leaves the pipeline where it
+calls ``sequential_module``.
 
 Sources: https://docs.pytorch.org/docs/stable/distributed.pipelining.html; GPipe
-(https://arxiv.org/abs/1811.06965), 1F1B (https://arxiv.org/abs/2006.09503), interleaved 1F1B
-(https://arxiv.org/abs/2104.04473), zero bubble (https://arxiv.org/abs/2401.10241).
+(https://arxiv.org/abs/1811.06965), 1F1B (https://arxiv.org/abs/2006.09503).
 """
 
-import functools
 import json
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,22 +19,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from ....data import randomness
 from ....errors import UserError
 from ....memory import activation_checkpointing
 from ....module import TrainingModule
 from ...precision import Precision
-from . import partition
 from .activations import Spec, Uses, alias, pack, unpack
-from .boundary import Boundary, Step
-from .partition import Processes
+from .partition import ATTRIBUTE, Processes, arguments
 
-# Names in torch.distributed.pipelining.
-SCHEDULES = {
-    "gpipe": "ScheduleGPipe",
-    "1f1b": "Schedule1F1B",
-    "interleaved": "ScheduleInterleaved1F1B",
-    "zero_bubble": "ScheduleInterleavedZeroBubble",
-}
 # Schedules of the latest shapes of batches: each holds the tensors that it receives.
 _KEPT = 4
 # Errors of torch, and what a pipeline has to do with them.
@@ -42,41 +37,135 @@ _EXPLAINED = {
     "not have been used in the graph": "training_step asks for a gradient with respect to what "
     "enters a pipeline, whose first stage is on another process: use strategy='ddp'",
 }
+Compute = Callable[[tuple[Any, ...]], Any]
+"""Gets the inputs of ``sequential_module`` and returns its output."""
 
 
-class _Stage(nn.Module):
-    """A stage for torch's schedules; ``owner`` has the parameters that it may use."""
+@dataclass(frozen=True)
+class Step:
+    """The user's step on a micro-batch."""
+
+    run: Callable[[], Any]
+    """Returns, in training, what to call backward on."""
+    seed: int | None = None
+    """Seed of its random numbers before ``sequential_module``; ``None``: not seeded."""
+    samples: float | None = None
+    """What it counts; ``None``: what the batch does."""
+    checkpointed: bool = False
+    """Whether stages recompute their activations."""
+
+
+class _Reached(BaseException):
+    """Ends a step on the first stage; the user's ``except Exception`` does not catch it."""
+
+
+def _stop(inputs: tuple[Any, ...]) -> Any:
+    raise _Reached(*inputs)
+
+
+class Boundary:
+    """Replaces the call of ``sequential_module`` in a step until :meth:`close`.
+
+    A step gets the seed of the random numbers before the call, which are the same on the first and
+    the last process. ``device``: whose random numbers it may draw.
+    """
+
+    def __init__(self, module: TrainingModule, device: torch.device) -> None:
+        self._module = module
+        self._device = device
+        self._sequential: nn.Module = getattr(module, ATTRIBUTE)
+        self._compute: Compute | None = None
+        self._calls = 0
+        self._before: ExitStack = ExitStack()
+        vars(self._sequential)["forward"] = self._forward
+
+    def close(self) -> None:
+        """Restore the module."""
+        vars(self._sequential).pop("forward", None)
+
+    def _forward(self, *inputs: Any) -> Any:
+        if self._compute is None:
+            raise UserError(f"{ATTRIBUTE} is called outside of a step; call it in a step")
+        self._calls += 1
+        if self._calls > 1:
+            raise UserError(
+                f"a step calls {ATTRIBUTE} twice; a pipeline runs it once: use strategy='fsdp'"
+            )
+        self._before.close()
+        return self._compute(inputs)
+
+    def inputs(self, step: Step) -> tuple[Any, ...]:
+        """Run a step until it calls ``sequential_module``; return what it gives to it."""
+        vars(self._module)["log"] = lambda *_, **__: None  # the process with the last stage logs
+        inputs: tuple[Any, ...] = ()
+        try:
+            self.outputs(step, _stop)
+        except _Reached as reached:
+            inputs = reached.args
+        finally:
+            del vars(self._module)["log"]
+        return inputs
+
+    def outputs(self, step: Step, compute: Compute) -> Any:
+        """Run a step in which ``compute`` replaces ``sequential_module``."""
+        module, state = self._module, self._module.trainer_state
+        module.trainer_state = replace(state, samples=step.samples)
+        self._compute, self._calls = compute, 0
+        try:
+            with ExitStack() as self._before:
+                if step.seed is not None:
+                    self._before.enter_context(self.seeded(step.seed))
+                outputs = step.run()
+        finally:
+            self._compute, module.trainer_state = None, state
+        if not self._calls:
+            raise UserError(
+                f"{type(self._module).__name__}: a step did not call self.{ATTRIBUTE}; call it, "
+                "not its children"
+            )
+        return outputs
+
+    @contextmanager
+    def seeded(self, seed: int) -> Iterator[None]:
+        """Draw the random numbers in this context from a seed."""
+        with randomness.Stream(seed), ExitStack() as stack:
+            if self._device.type != "cpu":
+                own: Any = torch.get_device_module(self._device)
+                stack.callback(own.set_rng_state, own.get_rng_state(self._device), self._device)
+                own.manual_seed(seed)
+            yield
+
+
+class _Module(nn.Module):
+    """What torch's schedules call; ``owner`` has the parameters that it may use."""
 
     def __init__(self, owner: nn.Module, run: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.owner, self.run = owner, run
-
-    def forward(self, received: Tensor) -> Tensor:
-        """Run the next micro-batch."""
-        return self.run(received)
+        self.owner, self.forward = owner, run
 
 
-class Stages:
-    """The stages of this process: ``parts`` of ``sequential_module``, by the stages' indices."""
+class OwnStage:
+    """The stage of this process, which is a ``part`` of ``sequential_module``."""
 
     def __init__(
         self,
         module: TrainingModule,
-        parts: Mapping[int, nn.Sequential],
+        part: nn.Sequential,
         processes: Processes,
         precision: Precision,
         device: torch.device,
     ) -> None:
-        self._module, self._parts, self._processes = module, parts, processes
+        self._module, self._part, self._processes = module, part, processes
         self._precision, self._device = precision, device
         self._boundary = Boundary(module, device)
         self._group = processes.among(range(processes.count))
-        self._schedules: dict[Hashable, tuple[Any, dict[int, Spec]]] = {}
-        self._specs: dict[int, Spec] = {}
-        """What each stage of this process receives and gives, by the receiving stage."""
-        self._uses: dict[tuple[int, Spec], Uses] = defaultdict(Uses)
-        self._steps: dict[int, Iterator[Step]] = {}
-        """The micro-batches that each stage has not begun."""
+        self._name = f"{ATTRIBUTE}.{list(part._modules)[-1]}"
+        self._schedules: dict[Hashable, tuple[Any, Spec | None, Spec | None]] = {}
+        self._received: Spec | None = None
+        self._given: Spec | None = None
+        self._uses: dict[Spec, Uses] = defaultdict(Uses)
+        self._steps: Iterator[Step] = iter(())
+        """The micro-batches that are not begun."""
         self._loss = torch.zeros(())
         self._open_links()
 
@@ -86,7 +175,7 @@ class Stages:
         NCCL would open each in the first step, where a process waits until its peer comes to it.
         """
         dist.all_reduce(value := torch.zeros(1, device=self._device), group=self._group)
-        for index in range(min(self._processes.stages - 1, self._processes.count)):
+        for index in range(self._processes.count - 1):
             sender, receiver = (self._processes.rank_at(index + ahead) for ahead in (0, 1))
             if dist.get_rank() == sender:
                 dist.send(value, receiver, self._group)
@@ -94,7 +183,7 @@ class Stages:
                 dist.recv(value, sender, self._group)
 
     def train(self, schedule: str, steps: Sequence[Step], shapes: Hashable) -> None:
-        """Run forward and backward of all micro-batches, by one of :data:`SCHEDULES`.
+        """Run forward and backward of all micro-batches, by the schedule ``gpipe`` or ``1f1b``.
 
         ``shapes``: equal for batches with which stages exchange tensors of the same shapes.
         """
@@ -105,9 +194,10 @@ class Stages:
                 self.evaluate(steps[0], to_end=False)
             while len(self._schedules) >= _KEPT:
                 del self._schedules[next(iter(self._schedules))]
-            self._schedules[key] = self._schedule(schedule, len(steps)), self._specs
-        made, self._specs = self._schedules[key]
-        self._steps = {index: iter(steps) for index in self._parts}
+            made = self._schedule(schedule, len(steps))
+            self._schedules[key] = made, self._received, self._given
+        made, self._received, self._given = self._schedules[key]
+        self._steps = iter(steps)
         numbers = torch.arange(len(steps))
         arguments = (numbers,) if self._processes.has_first else ()
         target = numbers if self._processes.has_last else None
@@ -127,93 +217,81 @@ class Stages:
     def _schedule(self, name: str, count: int) -> Any:
         from torch.distributed import pipelining  # takes a second
 
-        examples = {to: spec.empty("meta").requires_grad_() for to, spec in self._specs.items()}
-        made = []
-        for index in self._parts:
-            stage = pipelining.PipelineStage(
-                _Stage(self._module, functools.partial(self._next, index)),
-                index,
-                self._processes.stages,
-                self._device,
-                examples.get(index, torch.zeros(1, dtype=torch.int64)),
-                examples.get(index + 1, torch.zeros(1)),
-                group=self._group,
-            )
-            # torch numbers the processes by their stages, and rank 0 has the last one.
-            stage.group_rank = self._processes.position
-            made.append(stage)
-        is_single, schedule = name in ("gpipe", "1f1b"), SCHEDULES[name]  # one stage per process
-        if is_single and count < self._processes.stages:
-            # All forwards, then all backwards; before 2.13 torch's gpipe needs more micro-batches.
-            is_single, schedule = False, "ScheduleLoopedBFS"
-        found = getattr(pipelining, schedule)(
-            made[0] if is_single else made,
-            count,
-            loss_fn=lambda output, target: self._loss,
-            scale_grads=False,
+        own, last = self._processes.position, self._processes.count - 1
+        received, given = (
+            None if spec is None else spec.empty("meta").requires_grad_()
+            for spec in (self._received, self._given)
         )
-        for stage in made:
-            stage.group_rank = dist.get_rank(self._group)
-            stage.stage_index_to_group_rank = {
-                index: self._processes.count - 1 - index % self._processes.count
-                for index in range(self._processes.stages)
-            }
+        stage = pipelining.PipelineStage(
+            _Module(self._module, self._next),
+            own,
+            self._processes.count,
+            self._device,
+            torch.zeros(1, dtype=torch.int64) if received is None else received,
+            torch.zeros(1) if given is None else given,
+            group=self._group,
+        )
+        # torch numbers the processes by their stages, and rank 0 has the last one.
+        stage.group_rank = own
+        options: Any = {"loss_fn": lambda output, target: self._loss, "scale_grads": False}
+        if count <= last:
+            # All forwards, then all backwards; before 2.13 torch's gpipe needs more micro-batches.
+            found: Any = pipelining.ScheduleLoopedBFS([stage], count, **options)
+        elif name == "gpipe":
+            found = pipelining.ScheduleGPipe(stage, count, **options)
+        else:
+            found = pipelining.Schedule1F1B(stage, count, **options)
+        stage.group_rank = dist.get_rank(self._group)
+        stage.stage_index_to_group_rank = {index: last - index for index in range(last + 1)}
         return found
 
-    def _next(self, index: int, received: Tensor) -> Tensor:
-        """Run a stage on its next micro-batch, in training."""
-        step = next(self._steps[index])
-        output = self._run(index, received, step)
-        source = received if index else torch.zeros((), device=self._device, requires_grad=True)
-        if index == self._processes.stages - 1:
-            self._loss = alias(output, source)
+    def _next(self, received: Tensor) -> Tensor:
+        step = next(self._steps)
+        output = self._run(received, step)
+        if self._processes.has_first:
+            received = torch.zeros((), device=self._device, requires_grad=True)
+        if self._processes.has_last:
+            self._loss = alias(output, received)
             return torch.zeros(1, device=self._device)
-        spec = Spec.of(output, self._name(index))
-        if spec != self._specs[index + 1]:
+        spec = Spec.of(output, self._name)
+        if (first := self._given) is not None and spec != first:
             raise UserError(
-                f"{self._name(index)} gives tensors of other shapes or types than for the "
-                f"first micro-batch: {spec.tensors}, not {self._specs[index + 1].tensors}; between "
-                "stages they may depend only on the shapes of the batch: pad its samples equally"
+                f"{self._name} gives tensors of other shapes or types than for the first "
+                f"micro-batch: {spec.tensors}, not {first.tensors}; between stages they may depend "
+                "only on the shapes of the batch: pad its samples equally"
             )
-        return alias(pack(output, spec, self._device, self._uses[index, spec]), source)
+        return alias(pack(output, spec, self._device, self._uses[spec]), received)
 
     def evaluate(self, step: Step, *, to_end: bool = True) -> Any:
-        """Run a step, stage after stage; return its result on the last one, if ``to_end``."""
-        self._specs = {}
-        for index in self._parts:
-            received = self._receive(index) if index else torch.zeros(())
-            if index == self._processes.stages - 1:
-                return self._run(index, received, step) if to_end else None
-            self._send(index, self._run(index, received, step))
-        return None
+        """Run a step after the stages before; return its result on the last, if ``to_end``."""
+        received = torch.zeros(()) if self._processes.has_first else self._receive()
+        if self._processes.has_last:
+            return self._run(received, step) if to_end else None
+        return self._send(self._run(received, step))
 
-    def _send(self, index: int, output: Any) -> None:
-        self._specs[index + 1] = spec = Spec.of(output, self._name(index))
+    def _send(self, output: Any) -> None:
+        self._given = spec = Spec.of(output, self._name)
         text = torch.frombuffer(bytearray(json.dumps(spec).encode()), dtype=torch.uint8)
         packed = pack(output, spec, self._device, Uses())
         for each in (torch.tensor([len(text)]), text, packed.detach()):
-            dist.send(each, self._processes.rank_at(index + 1), self._group)
+            dist.send(each, self._processes.rank_at(self._processes.position + 1), self._group)
 
-    def _receive(self, index: int) -> Tensor:
-        source, length = self._processes.rank_at(index - 1), torch.zeros(1, dtype=torch.int64)
-        dist.recv(length, source, self._group)
-        text = torch.empty(int(length), dtype=torch.uint8)
-        dist.recv(text, source, self._group)
-        self._specs[index] = spec = Spec.from_json(json.loads(bytes(text.tolist())))
+    def _receive(self) -> Tensor:
+        source = self._processes.rank_at(self._processes.position - 1)
+        dist.recv(length := torch.zeros(1, dtype=torch.int64), source, self._group)
+        dist.recv(text := torch.empty(int(length), dtype=torch.uint8), source, self._group)
+        self._received = spec = Spec.from_json(json.loads(bytes(text.tolist())))
         dist.recv(flat := spec.empty(self._device), source, self._group)
         return flat.requires_grad_(torch.is_grad_enabled())
 
-    def _name(self, index: int) -> str:
-        return f"{partition.ATTRIBUTE}.{list(self._parts[index]._modules)[-1]}"
-
-    def _run(self, index: int, received: Tensor, step: Step) -> Any:
-        """Run a stage: return its output; of the last stage, the result of the user's step."""
-        part = self._parts[index]
+    def _run(self, received: Tensor, step: Step) -> Any:
+        """Run the stage: return its output; of the last stage, the result of the user's step."""
+        part = self._part
 
         def compute(given: tuple[Any, ...]) -> Any:
-            part.training = getattr(self._module, partition.ATTRIBUTE).training
-            if index:
-                given = partition.arguments(part, unpack(received, self._specs[index]))
+            part.training = getattr(self._module, ATTRIBUTE).training
+            if self._received is not None:
+                given = arguments(part, unpack(received, self._received))
             if not step.checkpointed:
                 return part(*given)
             return activation_checkpointing.recomputed(part, recompute, *given)
@@ -222,9 +300,9 @@ class Stages:
             # A stage that begins with an operation in place changes what it is computed from again.
             return part(*tree_map_only(Tensor, Tensor.clone, inputs))
 
-        if index == self._processes.stages - 1:
+        if self._processes.has_last:
             return self._boundary.outputs(step, compute)
-        given = () if index else self._boundary.inputs(step)
+        given = self._boundary.inputs(step) if self._processes.has_first else ()
         with self._precision.autocast():
             return compute(given)
 
@@ -232,4 +310,4 @@ class Stages:
         """Drop what a failed step has left, and the connections; restore the module."""
         self._boundary.close()
         self._schedules.clear()
-        self._steps, self._group = {}, None
+        self._steps, self._group = iter(()), None

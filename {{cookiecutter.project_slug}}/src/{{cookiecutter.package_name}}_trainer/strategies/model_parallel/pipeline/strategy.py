@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,29 +14,26 @@ from torch.optim import Optimizer
 from ....checkpoint import ShardedDict, fill_module
 from ....data import moving, randomness
 from ....data.samples import Splitter, batch_length, counts_of, part_sizes
-from ....errors import UserError, refuse
+from ....errors import refuse
 from ....launch import collectives
 from ....launch.collectives import How
 from ....module import TrainingModule
 from ....options import Options
-from ... import elementwise, memory
+from ....options.values import PositiveInt
+from ... import memory
 from ...base import DataLayout, Stage, StepModule, StepOutput, check_loss
-from ...clipping import clip_distinct_gradients
-from ...engine_optimizers import stepping
+from ...clipping import clip_gradients
+from ...engine_optimizers import drawing_nothing, problems_of
 from ...gradients import sparse
 from ...gradients.averaging import reduce_used
 from ...limits import Limits
-from ...noise import drawing_nothing
 from ...optimizers import Optimization
 from ...process_group import ProcessGroupStrategy
-from ...user_code import HookGuard, forbid_calls
+from ...user_code import HookGuard, forbid_calls, refuse_sharded
 from ...weights import LocalWeights
-from . import partition
-from .boundary import Step
-from .checks import Shape, problems_of_module
-from .measure import measure
+from .division import Shape, measure, problems_of_module
 from .partition import Ownership, Processes
-from .stages import Stages
+from .stages import OwnStage, Step
 
 _REFUSED = {
     "16-mixed": "each stage would have to skip the same steps; use 'bf16-mixed'",
@@ -68,38 +65,31 @@ class Sequential(ProcessGroupStrategy):
             micro-batch, measured by rank 0 before training.
         microbatches: Number of parts of a batch that pass through the pipeline one after another;
             their sizes differ by at most one.
-        schedule: ``"gpipe"``, all forwards, then all backwards; ``"1f1b"``, alternately, with
-            fewer activations in memory; ``"interleaved"``, as ``"1f1b"``, with several stages per
-            process; or ``"zero_bubble"``, as ``"1f1b"``, with gradients of weights computed while a
-            process would wait.
+        schedule: ``"gpipe"``, all forwards, then all backwards; or ``"1f1b"``, alternately, with
+            fewer activations in memory.
         checkpoint: ``"never"``, ``"except_last"`` or ``"always"``: of which micro-batches stages
             keep only their inputs, and recompute activations in backward.
-        stages_per_process: With ``"interleaved"``, at least 2; default: 2.
         timeout_seconds: Timeout of collectives: if a rank does not join, they fail on its peers.
     """
 
     limits: Limits = Limits(refused=_REFUSED, shards_parameters=True)
     processes: Processes
     ownership: Ownership
-    _stages: Stages
+    _stage: OwnStage
 
     def __init__(
         self,
-        stages: int | None = None,
-        balance: str | Sequence[int] = "parameters",
-        microbatches: int = 4,
-        schedule: str = "1f1b",
-        checkpoint: str = "never",
-        stages_per_process: int | None = None,
+        stages: PositiveInt | None = None,
+        balance: Literal["parameters", "time", "memory"] | Sequence[PositiveInt] = "parameters",
+        microbatches: PositiveInt = 4,
+        schedule: Literal["gpipe", "1f1b"] = "1f1b",
+        checkpoint: Literal["never", "except_last", "always"] = "never",
         timeout_seconds: float = 600.0,
     ) -> None:
         super().__init__(timeout_seconds)
-        self.shape = Shape(stages, balance, microbatches, schedule, checkpoint, stages_per_process)
-        refuse(self.shape.problems())
+        self.shape = Shape(stages, balance, microbatches, schedule, checkpoint)
         self._run_processes = 1
         self._splitter = Splitter()
-
-    # --- before any process is started ------------------------------------------------------------
 
     def replicas(self, devices: int, nodes: int) -> int:
         self._run_processes = processes = super().replicas(devices, nodes)
@@ -122,13 +112,10 @@ class Sequential(ProcessGroupStrategy):
             *sparse.problems_of(module, "a pipeline sums gradients as whole tensors"),
         ]
 
-    # --- before the first step -----------------------------------------------------------------
-
     def init_process_group(self, layout: Any, device: torch.device) -> None:
         super().init_process_group(layout, device)
-        rank, world_size, rounds = layout.rank, layout.world_size, self.shape.rounds
-        count = self.shape.processes(world_size)
-        self.processes = Processes(rank, world_size, count, rounds, self.group_timeout)
+        count = self.shape.processes(layout.world_size)
+        self.processes = Processes(layout.rank, layout.world_size, count, self.group_timeout)
 
     @property
     def data(self) -> DataLayout:
@@ -146,7 +133,7 @@ class Sequential(ProcessGroupStrategy):
         # have no gradients.
         optimization = configure()
         if self.processes.count > 1:
-            refuse(elementwise.problems_of(optimization.optimizers, "parameters", "sequential"))
+            refuse(problems_of(optimization.optimizers, "parameters", "sequential"))
         for optimizer in optimization.optimizers:
             for each in [each for each in optimizer.state if not self.ownership.is_own(each)]:
                 del optimizer.state[each]
@@ -160,13 +147,7 @@ class Sequential(ProcessGroupStrategy):
         self._divide(module)
 
     def _place(self, module: TrainingModule) -> None:
-        """Move this process' part of a module to the device."""
-        if partition.is_divided(module):
-            raise UserError(
-                f"{type(module).__name__} is still divided into stages, or sharded, from a "
-                "previous fit; create it again, and give a checkpoint, as in test(module, "
-                "checkpoint=trainer.run_directory)"
-            )
+        refuse_sharded(module)
         refuse(problems_of_module(module, self.shape, self._layout.world_size))
         self.module, self._step_module = module, StepModule(module)
         self.ownership = Ownership(module, self._sizes(module), self.processes)
@@ -180,7 +161,7 @@ class Sequential(ProcessGroupStrategy):
 
     def _sizes(self, module: TrainingModule) -> list[int]:
         """Number of children of each stage; in evaluation, nothing is measured."""
-        stages = self.processes.stages
+        stages = self.processes.count
         run = module.trainer_state.run
         read_sample = None if run is None else run.read_sample
         if self.shape.balance not in ("time", "memory") or read_sample is None:
@@ -198,12 +179,10 @@ class Sequential(ProcessGroupStrategy):
     def _divide(self, module: TrainingModule) -> None:
         """Free the other processes' part, and connect the stages."""
         self.ownership.free_others(self.device)
-        parts = self.ownership.parts()
-        self._stages = Stages(module, parts, self.processes, self.precision, self.device)
+        part = self.ownership.part()
+        self._stage = OwnStage(module, part, self.processes, self.precision, self.device)
         module.trainer_state = replace(module.trainer_state, device=self.device)
         self._guard = HookGuard(module, _INSTEAD, self.ownership.is_own, "some")
-
-    # --- a micro-batch -------------------------------------------------------------------------
 
     def forward_backward(
         self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
@@ -230,7 +209,7 @@ class Sequential(ProcessGroupStrategy):
             )
             for number, piece in enumerate(pieces)
         ]
-        self._stages.train(self.shape.schedule, steps, self._shapes(pieces[0]))
+        self._stage.train(self.shape.schedule, steps, self._shapes(pieces[0]))
         if synchronize:
             self._reduce_gradients()
         return found
@@ -261,7 +240,7 @@ class Sequential(ProcessGroupStrategy):
         return tuple(found)
 
     def _part_sizes(self, samples: int) -> list[int]:
-        return part_sizes(samples, self.shape.count(samples, self.processes.count))
+        return part_sizes(samples, self.shape.count(samples))
 
     def _seed(self, batch_idx: int, number: int) -> int | None:
         """Seed of what a step draws before the pipeline, on the first and the last process."""
@@ -272,7 +251,7 @@ class Sequential(ProcessGroupStrategy):
 
     def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         run = functools.partial(super().forward, stage, batch, batch_idx)
-        return self._stages.evaluate(Step(run))
+        return self._stage.evaluate(Step(run))
 
     def _call_steps(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         with self._guard.weights(f"{stage}_step"):
@@ -284,13 +263,11 @@ class Sequential(ProcessGroupStrategy):
         self.ownership.join(self.module.buffers())
         yield
 
-    # --- a step --------------------------------------------------------------------------------
-
     def clip(self, optimization: Optimization, value: float, algorithm: str) -> Tensor | None:
         parameters = optimization.parameters
         if algorithm == "value" and all(each.grad is None for each in parameters):
             return None  # a stage may have no parameters, and torch refuses an empty list
-        return clip_distinct_gradients(parameters, value, algorithm, self._counts)
+        return clip_gradients(parameters, value, algorithm, self._counts)
 
     def step(
         self, optimization: Optimization, *, ends: bool = True
@@ -302,13 +279,12 @@ class Sequential(ProcessGroupStrategy):
         return read_values
 
     def _step_optimizer(self, optimizer: Optimizer) -> None:
-        name = type(optimizer).__name__
-        with stepping(optimizer, "a stage alone"), self._guard.weights(f"{name}.step"):
+        with self._guard.weights(f"{type(optimizer).__name__}.step"):
             super()._step_optimizer(optimizer)
 
     def _drawing(self, optimizer: Optimizer) -> AbstractContextManager[None]:
         has_copies = self._shared or self.processes.replicas > 1
-        return drawing_nothing(optimizer) if has_copies else nullcontext()
+        return drawing_nothing(optimizer, self.device) if has_copies else nullcontext()
 
     def _counts(self, parameter: Tensor) -> bool:
         """Whether this process adds a parameter to the norm, and no other one that holds it."""
@@ -319,8 +295,6 @@ class Sequential(ProcessGroupStrategy):
             return super().reduce(tensor, how)
         own = tensor if self.processes.has_last else torch.zeros_like(tensor)
         return collectives.all_reduce(own) / self.processes.replicas
-
-    # --- checkpoints ---------------------------------------------------------------------------
 
     def _model_state(self) -> dict[str, Any]:
         # Of what several stages have, the last one's.
@@ -362,8 +336,8 @@ class Sequential(ProcessGroupStrategy):
         return {name for name, each in self.module.named_parameters() if holds(each)}
 
     def teardown(self) -> None:
-        if hasattr(self, "_stages"):
-            self._stages.close()
+        if hasattr(self, "_stage"):
+            self._stage.close()
             forbid_calls(self.module)
         self._shared = []
         if hasattr(self, "processes"):

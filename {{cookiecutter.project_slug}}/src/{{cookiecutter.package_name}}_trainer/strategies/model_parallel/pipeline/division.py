@@ -1,25 +1,41 @@
-"""The options of a pipeline, and whether a module and a number of processes fit them."""
+"""How a pipeline is divided: its options, what fits them, and measurements of the children."""
 
 import copy
 import functools
 import math
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ....errors import nearest
+from ....data import randomness
+from ....memory import activation_checkpointing, meta_device
 from ....module import TrainingModule
-from .measure import Measured
-from .partition import ATTRIBUTE
-from .stages import SCHEDULES
+from .activations import alias
+from .partition import ATTRIBUTE, arguments, part_of
+from .stages import Boundary, Step
 
-_CHOICES = {
-    "schedule": tuple(SCHEDULES),
-    "checkpoint": ("never", "except_last", "always"),
-    "balance": ("parameters", "time", "memory"),
-}
-_LEAST = {"stages": 1, "microbatches": 1, "stages_per_process": 2}
+Context = Callable[[], AbstractContextManager[None]]
+_REPEATS = 3
+# A parameter, its gradient, and two states of an optimizer such as Adam.
+_COPIES_OF_PARAMETERS = 4
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Of a child and a micro-batch: seconds of forward and backward, and bytes."""
+
+    seconds: float
+    saved: int
+    """What its forward keeps for its backward."""
+    inputs: int
+    parameters: int
+    """With gradients and the states of an optimizer."""
 
 
 @dataclass(frozen=True)
@@ -31,24 +47,15 @@ class Shape:
     microbatches: int
     schedule: str
     checkpoint: str
-    stages_per_process: int | None
-
-    @property
-    def rounds(self) -> int:
-        """Number of stages of a process."""
-        return (self.stages_per_process or 2) if self.schedule == "interleaved" else 1
 
     def processes(self, run_processes: int) -> int:
         """Number of processes of a pipeline in a run of so many processes."""
         return self.stages or run_processes
 
-    def count(self, samples: int, processes: int) -> int:
-        """The largest number of micro-batches that divides a batch and that its schedule runs."""
-        in_rounds = self.schedule in ("interleaved", "zero_bubble")
-        for count in range(min(self.microbatches, samples), 1, -1):
-            if samples % count == 0 and not (in_rounds and count % max(1, count // processes)):
-                return count
-        return 1
+    def count(self, samples: int) -> int:
+        """The largest number of micro-batches that divides a batch."""
+        counts = range(min(self.microbatches, samples), 1, -1)
+        return next((count for count in counts if samples % count == 0), 1)
 
     def checkpoints(self, number: int, count: int) -> bool:
         """Whether stages recompute the activations of a micro-batch of so many."""
@@ -76,43 +83,15 @@ class Shape:
 
     def _memory(self, found: Sequence[Measured], stages: int, stage: int, indices: range) -> float:
         """Bytes that a stage needs while it holds as many micro-batches as its schedule lets."""
-        held = {"1f1b": stages - stage, "zero_bubble": stages}.get(self.schedule, self.microbatches)
-        held = min(held, self.microbatches)
+        held = self.microbatches
+        if self.schedule == "1f1b":
+            held = min(held, stages - stage)
         saved = sum(found[index].saved for index in indices)
         if self.checkpoint == "never":
             kept = saved * held
         else:
             kept = saved + found[indices.start].inputs * held
         return kept + sum(found[index].parameters for index in indices)
-
-    def problems(self) -> list[str]:
-        """One line for each invalid option."""
-        lines = [
-            f"strategy_options.{name}={value!r} is unknown{nearest(value, known)}"
-            for name, known in _CHOICES.items()
-            if isinstance(value := getattr(self, name), str) and value not in known
-        ]
-        lines += [
-            f"strategy_options.{name}={value}: give at least {least}"
-            for name, least in _LEAST.items()
-            if (value := getattr(self, name)) is not None and value < least
-        ]
-        if not isinstance(self.balance, str) and any(size < 1 for size in self.balance):
-            lines.append(
-                f"strategy_options.balance={list(self.balance)}: each stage needs a child; give "
-                "numbers of at least 1"
-            )
-        if self.stages_per_process is not None and self.schedule != "interleaved":
-            lines.append(
-                f"strategy_options.stages_per_process has no effect with schedule={self.schedule!r}"
-                "; use schedule='interleaved'"
-            )
-        if self.schedule == "zero_bubble" and self.checkpoint != "never":
-            lines.append(
-                "strategy_options.checkpoint: schedule='zero_bubble' divides a backward in two, "
-                "and would recompute activations twice; use checkpoint='never', or schedule='1f1b'"
-            )
-        return lines
 
     def problems_with(self, run_processes: int) -> list[str]:
         """One line for each option that a number of processes contradicts."""
@@ -122,19 +101,12 @@ class Shape:
                 f"strategy_options.stages={count}: {run_processes} processes are not divisible by "
                 "it; change it, or devices"
             ]
-        lines = []
-        stages = count * self.rounds
-        if not isinstance(self.balance, str) and len(self.balance) != stages:
-            lines.append(
+        if not isinstance(self.balance, str) and len(self.balance) != count:
+            return [
                 f"strategy_options.balance={list(self.balance)} has {len(self.balance)} entries "
-                f"for {stages} stages; give one per stage"
-            )
-        if self.schedule == "interleaved" and count == 1:
-            lines.append(
-                "strategy_options.schedule='interleaved' passes micro-batches round several "
-                "processes, and a pipeline has one here; use schedule='1f1b', or more stages"
-            )
-        return lines
+                f"for {count} stages; give one per stage"
+            ]
+        return []
 
 
 def problems_of_module(module: TrainingModule, shape: Shape, run_processes: int) -> list[str]:
@@ -147,7 +119,7 @@ def problems_of_module(module: TrainingModule, shape: Shape, run_processes: int)
             f"a pipeline divides the children of self.{ATTRIBUTE}, an nn.Sequential; {name} {found}"
         ]
     lines = []
-    count, stages = len(sequential), shape.processes(run_processes) * shape.rounds
+    count, stages = len(sequential), shape.processes(run_processes)
     if not isinstance(shape.balance, str) and sum(shape.balance) != count:
         lines.append(
             f"strategy_options.balance={list(shape.balance)} is of {sum(shape.balance)} children; "
@@ -227,3 +199,67 @@ def divide(cost: Callable[[int, range], float], count: int, stages: int) -> list
 def total(costs: Sequence[float]) -> Callable[[int, range], float]:
     """The cost of a stage, for :func:`divide`: the sum of its children's."""
     return lambda stage, indices: sum(costs[index] for index in indices)
+
+
+def measure(
+    module: TrainingModule, run_step: Callable[[], Any], autocast: Context, device: torch.device
+) -> list[Measured]:
+    """Measure each child on a device, with a step that runs on the CPU, as the module does."""
+    state = module.trainer_state
+    # Those of a checkpoint come later, and steps need numbers.
+    weights = {name: each for name, each in state.weights.items() if each is not None}
+    module.trainer_state = replace(state, weights=weights)
+    meta_device.Initializer(module).materialize(module)
+    sequential: Any = getattr(module, ATTRIBUTE)
+    boundary = Boundary(module, torch.device("cpu"))
+    found, seen = [], dict[int, Tensor]()
+    with randomness.Stream(0), activation_checkpointing.buffers_kept(module):
+        try:
+            with torch.no_grad():
+                given = boundary.inputs(Step(run_step))
+        finally:
+            boundary.close()
+        for index in range(len(sequential)):
+            part = copy.deepcopy(part_of(sequential, range(index, index + 1))).to(device)
+            inputs = tree_map_only(
+                Tensor, lambda x: x.detach().to(device).requires_grad_(x.is_floating_point()), given
+            )
+            measured, output = _measure(part, inputs, seen, autocast)
+            found.append(measured)
+            given = arguments(part, output)
+    return found
+
+
+def _measure(
+    part: nn.Sequential, inputs: tuple[Any, ...], seen: dict[int, Tensor], autocast: Context
+) -> tuple[Measured, Any]:
+    """Measure a child; ``seen``: what earlier children have saved, by its address."""
+
+    def run() -> Any:
+        with autocast():
+            return part(*tree_map_only(Tensor, alias, inputs))
+
+    def pack(tensor: Tensor) -> Tensor:
+        seen.setdefault(tensor.untyped_storage().data_ptr(), tensor.detach())
+        return tensor.detach()  # an output that saved itself would never be freed
+
+    def seconds() -> float:
+        started = time.perf_counter()
+        outputs = [x for x in tree_leaves(run()) if isinstance(x, Tensor) and x.requires_grad]
+        if outputs:
+            torch.autograd.backward(outputs, [torch.ones_like(each) for each in outputs])
+            if outputs[0].device.type != "cpu":
+                torch.get_device_module(outputs[0].device).synchronize()
+        return time.perf_counter() - started
+
+    known = {*seen, *(each.untyped_storage().data_ptr() for each in part.parameters())}
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda each: each):
+        output = run()
+    saved = [each for pointer, each in seen.items() if pointer not in known]
+    measured = Measured(
+        min(seconds() for _ in range(_REPEATS)),
+        sum(each.untyped_storage().nbytes() for each in saved),
+        sum(each.nbytes for each in tree_leaves(inputs) if isinstance(each, Tensor)),
+        _COPIES_OF_PARAMETERS * sum(each.nbytes for each in part.parameters()),
+    )
+    return measured, output

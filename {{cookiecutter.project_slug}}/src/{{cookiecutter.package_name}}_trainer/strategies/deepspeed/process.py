@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 import sysconfig
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,8 +21,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.file_baton import FileBaton
 
 from ...errors import UserError
+from ...launch import output
 from ...launch.cluster import Layout
 from ..gradients.averaging import FixedOrder
 from ..optimizers import UNREACHED
@@ -34,6 +37,7 @@ _OF_STAGE_3 = {
 }
 
 _ACCELERATOR = "DS_ACCELERATOR"
+_SECONDS_FOR_LOCK = 60.0
 
 
 def load(device: torch.device, layout: Layout) -> Any:
@@ -44,7 +48,24 @@ def load(device: torch.device, layout: Layout) -> Any:
         os.environ["PATH"] = path + os.pathsep + scripts
     os.environ[_ACCELERATOR] = device.type
     os.environ["LOCAL_RANK"] = str(layout.local_rank)
+    baton: Any = FileBaton
+    baton.wait = _wait
     return _imported()
+
+
+def _wait(baton: FileBaton, wait: Callable[[FileBaton], None] = FileBaton.wait) -> None:
+    """Wait for another process that compiles an extension; its lock is named after a minute."""
+    line = (
+        f"note: waiting for {baton.lock_file_path}: another process compiles an extension; if none "
+        "does, one was killed: remove this file"
+    )
+    timer = threading.Timer(_SECONDS_FOR_LOCK, partial(output.print_lines, line, error=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        wait(baton)
+    finally:
+        timer.cancel()
 
 
 def _imported() -> Any:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...data import moving, transfer
 from ...data.samples import Splitter, batch_length, counts_of, part_sizes
-from ...errors import UserError
+from ...errors import UserError, one_line
 from ...module import TrainingModule
 from ..base import Stage, StepModule, Strategy, read_loss, refuse_others
 from ..limits import Limits
@@ -110,6 +110,17 @@ class _Scatters(Strategy):
     def _make_step_module(self, module: TrainingModule) -> ReplicatedStep:
         self._moves = False  # batches are scattered by the step
         return ReplicatedStep(module, self._devices, self.precision.parameter_dtype)
+
+    def _call_steps(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
+        try:
+            return super()._call_steps(stage, batch, batch_idx)
+        except TypeError as error:
+            if "cat()" not in str(error):
+                raise
+            raise UserError(
+                f"{stage}_step_end gets what the steps of all replicas returned, concatenated "
+                f"along dim 0 already: leave torch.cat out ({one_line(error)})"
+            ) from error
 
     def _read_loss(self, outputs: Any) -> Tensor:
         return self._step_module.read_loss(outputs)

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ..errors import ConfigurationError, one_line, refused
-from ..launch import files, side_files
+from ..launch import files
 
 BEST = "best"
 LAST = "last"
@@ -140,7 +140,7 @@ def write_record(
         has_config = (earlier or is_kept) and os.path.lexists(path)
         own = None
         with contextlib.suppress(OSError, ValueError):  # another one, in any case
-            own = side_files.read(path, len(configuration.encode()))
+            own = files.read(path, len(configuration.encode()))
         if has_config and own != configuration.encode():
             path.rename(directory / f"config.{len(earlier)}.yaml")
         files.write_atomically(path, configuration, mode=0o600)
@@ -191,7 +191,7 @@ def attempts(directory: Path) -> list[dict[str, Any]]:
 def read_record(directory: Path) -> tuple[list[dict[str, Any]], str | None]:
     """The attempts in ``run.json`` before any damage, and what is wrong with it."""
     try:
-        text = side_files.read(directory / _RECORD, _MOST_BYTES).decode()
+        text = files.read(directory / _RECORD, _MOST_BYTES).decode()
     except FileNotFoundError:
         return [], f"{_RECORD}: does not exist"
     except (OSError, ValueError) as error:
@@ -201,7 +201,7 @@ def read_record(directory: Path) -> tuple[list[dict[str, Any]], str | None]:
     with contextlib.suppress(ValueError, RecursionError):
         while rest and text.startswith("{", rest.end()):
             each, end = json.JSONDecoder().raw_decode(text, rest.end())
-            side_files.refuse_deep(each)
+            files.refuse_deep(each)
             found.append(each)
             rest = _BETWEEN.match(text, end)
     is_whole = rest is not None and _END.fullmatch(text, rest.end())

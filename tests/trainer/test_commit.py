@@ -66,12 +66,9 @@ def test_a_hostile_repository_starts_no_hook_and_no_monitor(
     head = git("rev-parse", "HEAD", cwd=repository)
     started = tmp_path / "started"
     started.unlink(missing_ok=True)
-    config = ["diff.external", "diff.shown.textconv", "filter.lower.clean", "filter.lower.process"]
-    for each in config:
+    for each in ("diff.external", "diff.shown.textconv"):
         git("config", each, str(program(tmp_path, each)), cwd=repository)
-    git("config", "filter.lower.required", "true", cwd=repository)
-    attributes = repository / ".git" / "info" / "attributes"
-    attributes.write_text("*.dat diff=shown\n*.dat filter=lower\n")
+    (repository / ".git" / "info" / "attributes").write_text("*.dat diff=shown\n")
     found = commit(repository)
     assert found is not None
     assert (found["commit"], found["dirty"], found["untracked"]) == (head, True, [])
@@ -80,7 +77,7 @@ def test_a_hostile_repository_starts_no_hook_and_no_monitor(
     # They are no made-up danger: git itself starts them.
     for words in (["status"], ["diff"]):
         subprocess.run(["git", *words], cwd=repository, capture_output=True, check=False)
-    assert {"monitor", "filter.lower.process"} <= {*started.read_text().split()}
+    assert {"monitor", "diff.external"} <= {*started.read_text().split()}
 
 
 def test_a_filter_of_the_user_s_own_still_works(tmp_path: Path, repository: Path) -> None:

@@ -21,8 +21,6 @@ LAST = "last"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _RECORD, _DAMAGED = "run.json", "run.damaged.json"
 _MOST_BYTES = 2**26
-_BEGIN, _BETWEEN = re.compile(r'\s*\{\s*"attempts"\s*:\s*\[\s*'), re.compile(r"\s*,?\s*")
-_END = re.compile(r"\]\s*\}\s*")
 _TIME = "%Y-%m-%dT%H:%M:%S%z"
 OVERWRITTEN = "overwritten"
 """Folder of a run that was overwritten, until the new run has saved a checkpoint."""
@@ -184,29 +182,22 @@ def first_resumed(directory: Path) -> str | None:
 
 
 def attempts(directory: Path) -> list[dict[str, Any]]:
-    """The attempts in ``run.json``, the first one first; those that can be read."""
+    """The attempts in ``run.json``, the first one first; none if it is damaged."""
     return read_record(directory)[0]
 
 
 def read_record(directory: Path) -> tuple[list[dict[str, Any]], str | None]:
-    """The attempts in ``run.json`` before any damage, and what is wrong with it."""
+    """The attempts in ``run.json``, and what is wrong with it: then there are none."""
     try:
-        text = files.read(directory / _RECORD, _MOST_BYTES).decode()
+        found = files.read_json(directory / _RECORD, _MOST_BYTES)["attempts"]
+        if isinstance(found, list) and all(isinstance(each, dict) for each in found):
+            return found, None
+        reason = "damaged"
     except FileNotFoundError:
-        return [], f"{_RECORD}: does not exist"
-    except (OSError, ValueError) as error:
-        return [], f"{_RECORD}: cannot be read ({one_line(error)})"
-    found: list[dict[str, Any]] = []
-    rest = _BEGIN.match(text)
-    with contextlib.suppress(ValueError, RecursionError):
-        while rest and text.startswith("{", rest.end()):
-            each, end = json.JSONDecoder().raw_decode(text, rest.end())
-            files.refuse_deep(each)
-            found.append(each)
-            rest = _BETWEEN.match(text, end)
-    is_whole = rest is not None and _END.fullmatch(text, rest.end())
-    attempts = f"{len(found)} attempt{'s' * (len(found) != 1)}"
-    return found, None if is_whole else f"{_RECORD}: damaged; {attempts} of it can be read"
+        reason = "does not exist"
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        reason = f"cannot be read ({one_line(error)})"
+    return [], f"{_RECORD}: {reason}"
 
 
 def _write_attempts(directory: Path, written: Sequence[Mapping[str, Any]]) -> None:

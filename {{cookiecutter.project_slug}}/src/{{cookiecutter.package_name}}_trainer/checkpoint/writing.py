@@ -16,7 +16,7 @@ from torch import Tensor
 from ..errors import CheckpointError, DiskError, TemporaryError, one_line
 from ..launch import collectives, files
 from . import dtensors, run_directory, state_file, tensor_files
-from .naming import DIRECTORY, PREFIX, before, complete, step_name, step_of
+from .reading import DIRECTORY, PREFIX, before, complete, step_name, step_of
 from .run_lock import RunLock
 from .state_file import Head, Packing, StoredFile
 

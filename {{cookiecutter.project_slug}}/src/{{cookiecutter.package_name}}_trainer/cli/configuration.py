@@ -142,9 +142,8 @@ def read_sections(
                 problems.add(f"--{arguments.PRINT}={shorten(how)}: nothing, or {_UNCHECKED}")
             problems.raise_any()
             if not how:
-                from ..run import anywhere  # all checks of fit but those of its devices
-
-                _made(command, checked, problems, anywhere.make, plan.check_module)
+                # All checks of fit but those of its devices.
+                _made(command, checked, problems, plan.make_elsewhere, plan.check_module)
             sys.stdout.write(_resolved(checked))
             sys.exit(0)
         yield checked

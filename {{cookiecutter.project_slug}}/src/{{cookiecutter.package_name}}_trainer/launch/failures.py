@@ -182,8 +182,7 @@ def _of_lost_peer(error: BaseException) -> str:
         f"rank {reports.own_rank()} lost a peer ({reason(error)}): another rank ended or hangs, "
         "or the network between them failed; see docs/trouble.md#a-peer-was-lost"
     )
-    stack = hangs.of_error(error)
-    return redaction.message(f"{stack}\n{line}{hangs.advice([stack])}")
+    return redaction.message(f"{hangs.of_error(error)}\n{line}")
 
 
 def reason(error: BaseException) -> str:

@@ -143,19 +143,17 @@ def test_without_a_commit_the_image_tells_it(tmp_path, monkeypatch, given, expec
     assert commit(tmp_path / "inner") == expected
 
 
-def test_git_is_started_twice_for_a_commit_and_once_more_for_a_diff(
+def test_git_is_started_once_for_a_commit_and_once_more_for_a_diff(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[str] = []
-    output = record._output
-    monkeypatch.setattr(
-        record, "_output", lambda *given: started.append(given[2]) or output(*given)
-    )
+    output = record._git
+    monkeypatch.setattr(record, "_git", lambda *given: started.append(given[1]) or output(*given))
     commit(repository)
-    assert started == ["config", "status"]
+    assert started == ["status"]
     (repository / "file.dat").write_text("another\n")
     commit(repository)
-    assert started[2:] == ["config", "status", "diff"]
+    assert started[1:] == ["status", "diff"]
 
 
 def test_all_that_changed_since_a_record_is_a_line(

@@ -4,7 +4,6 @@ A checkpoint is a directory that contains ``state.json`` (:mod:`.state_file`) an
 files, one per rank with its shards. ``state.json`` lists the files with sizes and checksums.
 """
 
-import re
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -15,52 +14,15 @@ from torch import Tensor
 from ..errors import CheckpointError, one_line, unreadable
 from ..launch import files
 from . import state_file
+from .run_directory import DIRECTORY, is_checkpoint, named, step_of
 from .stored_tensors import Stored, checksum, find_tensors, read_all
 
-PREFIX = "step-"
-DIRECTORY = "checkpoints"
-_NAME = re.compile(r"step-(\d{1,16})")
 AVERAGE = "average"
 """In the state of a callback: its average of the weights, by name."""
 _USED = (
     "weights: the average of {}, which validations of the fit used; for those of training: "
     "--averaged false, or averaged=False"
 )
-
-
-# --- the directories of checkpoints --------------------------------------------------------------
-
-
-def step_name(step: int) -> str:
-    """Name of the directory of a step's checkpoint."""
-    return f"{PREFIX}{step:08d}"
-
-
-def step_of(path: Path) -> int:
-    """The step in the name of a checkpoint directory; -1 if it has another name."""
-    match = _NAME.fullmatch(path.name)
-    return int(match[1]) if match else -1
-
-
-def is_checkpoint(path: Path) -> bool:
-    """Whether a directory is that of a checkpoint that has been written to its end."""
-    return (path / state_file.FILE).is_file()
-
-
-def complete(directory: Path) -> list[Path]:
-    """Complete checkpoints in a directory, oldest first."""
-    return [path for path in named(directory) if is_checkpoint(path)]
-
-
-def before(path: Path) -> list[Path]:
-    """Complete checkpoints of earlier steps in the same directory, oldest first."""
-    return [each for each in complete(path.parent) if step_of(each) < step_of(path)]
-
-
-def named(directory: Path) -> list[Path]:
-    """Non-empty directories that are named like a checkpoint, oldest first."""
-    found = (path for path in directory.glob(f"{PREFIX}*") if step_of(path) >= 0)
-    return sorted((path for path in found if any(path.glob("*"))), key=step_of)
 
 
 def candidates(path: str | Path) -> list[Path]:
@@ -88,9 +50,6 @@ def run_of(checkpoint: Path) -> Path | None:
         if folder.name == DIRECTORY:
             return checkpoint.parents[index + 1]
     return None
-
-
-# --- one of them ---------------------------------------------------------------------------------
 
 
 class Checkpoint:

@@ -81,7 +81,13 @@ def report_failure(error: BaseException, lost_peer: Sequence[str] = ()) -> str:
     is_lost = collectives.world_size() > 1 and is_lost_peer(error, lost_peer)
     if is_lost and not is_ours:
         _let_peers_end_first()
-    message = _of_lost_peer(error) if is_lost else describe(error, f"rank {rank}: ")
+    message = describe(error, f"rank {rank}: ")
+    if is_lost:
+        message = redaction.message(
+            f"{hangs.of_error(error)}\nrank {rank} lost a peer ({reason(error)}): another rank "
+            "ended or hangs, or the network between them failed; see "
+            "docs/trouble.md#a-peer-was-lost"
+        )
     if not (is_lost and is_ours):  # our launcher knows which peer was lost
         reports.write_failed(message)
     if directory:
@@ -174,15 +180,6 @@ def is_lost_peer(error: BaseException, kinds: Sequence[str] = ()) -> bool:
     return isinstance(cause, RuntimeError) and (
         type(cause).__name__ in kinds or any(sign in str(cause) for sign in _LOST)
     )
-
-
-def _of_lost_peer(error: BaseException) -> str:
-    """The stack at which a rank lost a peer, and one line."""
-    line = (
-        f"rank {reports.own_rank()} lost a peer ({reason(error)}): another rank ended or hangs, "
-        "or the network between them failed; see docs/trouble.md#a-peer-was-lost"
-    )
-    return redaction.message(f"{hangs.of_error(error)}\n{line}")
 
 
 def reason(error: BaseException) -> str:

@@ -5,7 +5,6 @@ a convenience, so its failure is a note, and what it was for is there without it
 """
 
 import contextlib
-import functools
 import importlib.util
 import io
 import json
@@ -97,12 +96,7 @@ def optional(line: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        _note(line.format(error.strerror))
-
-
-@functools.cache
-def _note(line: str) -> None:
-    output.print_lines(f"note: {line}", error=True)
+        output.print_once(f"note: {line.format(error.strerror)}")
 
 
 def sync(folder: Path) -> None:

@@ -17,7 +17,6 @@ GPUS = "TRAINER_GPUS"
 _PREFIX = "TRAINER_"
 _INTERFACES = "GLOO_SOCKET_IFNAME"
 _DEVICE_TYPES = ("cpu", "cuda")
-_warned: set[str] = set()
 
 
 def check(several: bool, environment: Mapping[str, str] = os.environ) -> None:
@@ -37,11 +36,10 @@ def check(several: bool, environment: Mapping[str, str] = os.environ) -> None:
 
 def warn() -> None:
     """Print a warning once for each unknown variable that resembles one of the trainer's."""
-    for name in sorted(os.environ.keys() - KNOWN - _warned):
+    for name in sorted(os.environ.keys() - KNOWN):
         if name.startswith(_PREFIX):
-            _warned.add(name)
             problem = f"is not a variable of the trainer{nearest(name, KNOWN)}"
-            output.print_lines(f"warning: {name} {problem}", error=True)
+            output.print_once(f"warning: {name} {problem}")
 
 
 def _problem_of_backend(value: str) -> str | None:

@@ -36,7 +36,14 @@ class Placement:
     @property
     def torch_devices(self) -> tuple[torch.device, ...]:
         """The devices of this node, as visible to this process."""
-        return tuple(torch_device(self.accelerator, index) for index in self.devices)
+        kind, hardware = self.accelerator, ADDED.get(self.accelerator)
+        if kind == "cpu":
+            return (torch.device(kind),) * len(self.devices)
+        if hardware is not None:
+            return tuple(torch.device(hardware.device_type, index) for index in self.devices)
+        # A cluster may show each process only its own GPU (srun --gpus-per-task=1), as device 0.
+        visible = count(kind) or 0
+        return tuple(torch.device(kind, each if each < visible else 0) for each in self.devices)
 
 
 def find(options: Options, problems: Problems, is_here: bool = True) -> Placement:
@@ -162,19 +169,6 @@ def check(options: Options, where: Placement) -> list[str]:
         ),
     }
     return [line for line, is_wrong in lines.items() if is_wrong]
-
-
-# --- devices -------------------------------------------------------------------------------------
-
-
-def torch_device(accelerator: Accelerator, index: int) -> torch.device:
-    """A device of this node, as visible to this process."""
-    if accelerator == "cpu":
-        return torch.device("cpu")
-    if accelerator in ADDED:
-        return torch.device(ADDED[accelerator].device_type, index)
-    # A cluster may show each process only its own GPU (srun --gpus-per-task=1), as device 0.
-    return torch.device(accelerator, index if index < (count(accelerator) or 0) else 0)
 
 
 def _devices(

@@ -57,8 +57,6 @@ class Work:
 
 
 class _Parser(ArgumentParser):
-    """Lists strategies in the help."""
-
     def format_help(self, *arguments: Any, **options: Any) -> str:
         # First: otherwise modules imported for the list would be listed as types of an option.
         text: str = super().format_help(*arguments, **options)

@@ -109,7 +109,6 @@ def find_elsewhere(accelerator: Accelerator, options: Options, problems: Problem
 
 
 def _create(wanted: object, own_options: dict[str, Any]) -> tuple[str, Strategy]:
-    """The name of a strategy, and the strategy."""
     if not isinstance(wanted, Strategy):
         strategy = strategies.create(wanted, own_options)
         return str(wanted), strategy

@@ -119,23 +119,6 @@ def test_a_refused_start_leaves_an_overwritten_run_whole(root: Path) -> None:
     assert content(root / "run") == before
 
 
-class Fails(Model):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        raise RuntimeError("planted")
-
-
-def test_an_overwritten_run_is_removed_and_a_first_attempt_stays_in_the_record(root: Path) -> None:
-    for how in ({"overwrite": True}, {"resume": "auto"}):
-        options: Any = {"loggers": ["csv"], "max_steps": 2, "run_name": "run", **how}
-        with pytest.raises(RuntimeError, match="planted"):
-            fitting.fit(Fails(), root, **options)
-        assert not (root / "run" / "checkpoints").exists()
-    train(root, resume="auto", max_steps=2)
-    attempts = json.loads((root / "run" / "run.json").read_text())["attempts"]
-    ended = [each["ended"] for each in attempts]
-    assert ended == ["failed RuntimeError", "failed RuntimeError", "finished step 2"]
-
-
 def test_attempts_are_told_with_what_they_resumed_from(root: Path) -> None:
     train(root, resume="auto", max_steps=7)
     train(root, resume="auto", max_steps=8)

@@ -224,6 +224,9 @@ def _check_empty(directory: Path) -> None:
     has_saved = run_directory.complete(directory / run_directory.DIRECTORY)
     path = files.shown(directory, Path.cwd())
     resume = f"resume it (--trainer.resume {path}), " if has_saved else ""
+    if not has_saved and (directory / run_directory.OVERWRITTEN).is_dir():
+        kept = path / run_directory.OVERWRITTEN
+        resume = f"resume the run that it overwrote (--trainer.resume {kept}), "
     raise ConfigurationError(
         f"{path}: there is a run already{state}; {resume}choose another run_name, or replace it "
         "(--trainer.overwrite true)"

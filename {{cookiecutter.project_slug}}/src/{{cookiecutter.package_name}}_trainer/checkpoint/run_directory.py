@@ -26,6 +26,8 @@ _STEP = re.compile(r"step-(\d{1,16})")
 _RECORD, _DAMAGED = "run.json", "run.damaged.json"
 _MOST_BYTES = 2**26
 _TIME = "%Y-%m-%dT%H:%M:%S%z"
+OVERWRITTEN = "overwritten"
+"""Folder of a run that was overwritten, until the new run has saved a checkpoint."""
 _OUTPUTS = (
     *("metrics.csv", "speed.csv", "hashes", "tensorboard", "wandb", "mlflow", "profile"),
     *(DIRECTORY, BEST, f"{BEST}-*", LAST),
@@ -73,9 +75,33 @@ def is_run(directory: Path) -> bool:
 
 def clear(directory: Path, with_records: bool) -> None:
     """Remove the files of an earlier training run, except its ranks' output and, maybe, records."""
-    for pattern in _OUTPUTS + (_RECORDS if with_records else ()):
-        for path in directory.glob(pattern):
-            files.discard(path)
+    for path in _written(directory, with_records):
+        files.discard(path)
+
+
+def keep_overwritten(directory: Path) -> None:
+    """Move the files of an earlier training run, as in :func:`clear`, into ``OVERWRITTEN``.
+
+    They stay there until the new run saves its first checkpoint. Until then, files of a later run
+    are removed instead: it has failed.
+    """
+    kept, moving = directory / OVERWRITTEN, directory / f".{OVERWRITTEN}"
+    has_saved = any((directory / DIRECTORY).glob(f"{PREFIX}*"))
+    if kept.exists() and not has_saved and not moving.exists():
+        clear(directory, with_records=True)
+        return
+    if found := _written(directory, with_records=True):
+        moving.mkdir(exist_ok=True)  # if it exists, a process was killed while it moved files
+        for path in found:
+            path.rename(moving / path.name)
+    if moving.exists():
+        files.discard(kept)
+        moving.rename(kept)
+
+
+def _written(directory: Path, with_records: bool) -> list[Path]:
+    patterns = _OUTPUTS + (_RECORDS if with_records else ())
+    return [path for pattern in patterns for path in directory.glob(pattern)]
 
 
 # --- checkpoints, and links to them --------------------------------------------------------------

@@ -148,6 +148,8 @@ class Checkpoints:
             for each in before(path)[: -(self._keep - 1)]:
                 _discard(each)
             _point_last(path)
+            if self._directory.name == DIRECTORY:
+                _discard(self._directory.parent / run_directory.OVERWRITTEN)
 
     def path(self, step: int) -> Path:
         """Directory of the checkpoint of a step."""

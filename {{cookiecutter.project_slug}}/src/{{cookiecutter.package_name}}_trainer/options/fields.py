@@ -164,7 +164,8 @@ class Options:
     """Name of the run directory; default: the time. A directory that contains a run is an error,
     unless it is resumed or overwritten."""
     overwrite: bool = False
-    """Replace the existing run in the directory, once all checks have passed."""
+    """Replace the existing run in the directory. It is kept in the folder ``overwritten`` there
+    until the new run has saved a checkpoint."""
     loggers: Sequence[Any] = ("csv", "tensorboard")
     """Loggers of a fit: ``"csv"``, ``"tensorboard"``, ``"wandb"``, ``"mlflow"``, objects, class
     paths, or dicts with ``class_path``, ``init_args`` and ``name``."""

@@ -133,6 +133,7 @@ class _Fit:
                 loop.fit.calls.failed(error)
             loop.fit.outputs.close(error)  # before the first step, nothing else has
             self._record_end(f"failed {type(error).__name__}", error)
+            self._note_overwritten()
             raise
         self._console.end(loop, self._directory)
 
@@ -281,8 +282,11 @@ class _Fit:
             shown = [plan.shown(path) for path in aside]
             self._console.note(*(f"later checkpoint set aside: {path}" for path in shown))
             hashes.truncate(directory, self._run.global_step)
+        elif chosen.overwrites:
+            run_directory.keep_overwritten(directory)
         else:
-            run_directory.clear(directory, with_records=chosen.overwrites)
+            run_directory.clear(directory, with_records=False)
+        self._note_overwritten()
         if run_directory.was_cut_off(directory):
             self._console.note("the previous attempt was killed, or a process called os._exit()")
         configuration = self._run.configuration
@@ -313,6 +317,11 @@ class _Fit:
         resumed_at = self._run.global_step if chosen.is_same_run else None
         loop.fit.outputs.check = self._lock.check
         loop.fit.outputs.log_to(plan.loggers, logged, resumed_at)
+
+    def _note_overwritten(self) -> None:
+        if (kept := self._directory / run_directory.OVERWRITTEN).is_dir():
+            shown = self._plan.shown(kept)
+            self._console.note(f"the run that was there is in {shown} until a checkpoint is saved")
 
     # --- the end -------------------------------------------------------------------------------
 

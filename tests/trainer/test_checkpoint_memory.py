@@ -1,5 +1,6 @@
 """What saves and resumes hold in memory and read, counted in bytes; nothing here is timed."""
 
+import gc
 import io
 import json
 import mmap
@@ -221,3 +222,16 @@ def test_what_a_save_and_an_opening_do_does_not_grow_with_the_number_of_tensors(
     # The beginning of the checksum, and the sum; the file, state.json and what was renamed.
     assert found[0][0] == {"open": 2, "submit": 2, "fsync": 5}
     assert found[0][1] == {"open": 1, "safe_open": 1, "loads": 2}
+
+
+def test_the_table_of_many_tensors_is_read_without_garbage_collections(tmp_path: Path) -> None:
+    Checkpoints(tmp_path).save(1, {str(index): torch.zeros(1) for index in range(3000)}, {})
+    collections: list[str] = []
+    gc.callbacks.append(collect := lambda phase, _: collections.append(phase))
+    try:
+        found = stored_tensors.find_tensors(tmp_path / "step-00000001")
+    finally:
+        gc.callbacks.remove(collect)
+    assert len(found) == 3000
+    assert len(collections) <= 2  # the start and the stop of one, when they are enabled again
+    assert gc.isenabled()

@@ -66,9 +66,12 @@ def test_a_hostile_repository_starts_no_hook_and_no_monitor(
     head = git("rev-parse", "HEAD", cwd=repository)
     started = tmp_path / "started"
     started.unlink(missing_ok=True)
-    for each in ("diff.external", "diff.shown.textconv"):
+    config = ["diff.external", "diff.shown.textconv", "filter.lower.clean", "filter.lower.process"]
+    for each in config:
         git("config", each, str(program(tmp_path, each)), cwd=repository)
-    (repository / ".git" / "info" / "attributes").write_text("*.dat diff=shown\n")
+    git("config", "filter.lower.required", "true", cwd=repository)
+    attributes = repository / ".git" / "info" / "attributes"
+    attributes.write_text("*.dat diff=shown\n*.dat filter=lower\n")
     found = commit(repository)
     assert found is not None
     assert (found["commit"], found["dirty"], found["untracked"]) == (head, True, [])
@@ -77,7 +80,7 @@ def test_a_hostile_repository_starts_no_hook_and_no_monitor(
     # They are no made-up danger: git itself starts them.
     for words in (["status"], ["diff"]):
         subprocess.run(["git", *words], cwd=repository, capture_output=True, check=False)
-    assert {"monitor", "diff.external"} <= {*started.read_text().split()}
+    assert {"monitor", "filter.lower.process"} <= {*started.read_text().split()}
 
 
 def test_a_filter_of_the_user_s_own_still_works(tmp_path: Path, repository: Path) -> None:
@@ -143,17 +146,19 @@ def test_without_a_commit_the_image_tells_it(tmp_path, monkeypatch, given, expec
     assert commit(tmp_path / "inner") == expected
 
 
-def test_git_is_started_once_for_a_commit_and_once_more_for_a_diff(
+def test_git_is_started_twice_for_a_commit_and_once_more_for_a_diff(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[str] = []
-    output = record._git
-    monkeypatch.setattr(record, "_git", lambda *given: started.append(given[1]) or output(*given))
+    output = record._output
+    monkeypatch.setattr(
+        record, "_output", lambda *given: started.append(given[2]) or output(*given)
+    )
     commit(repository)
-    assert started == ["status"]
+    assert started == ["config", "status"]
     (repository / "file.dat").write_text("another\n")
     commit(repository)
-    assert started[1:] == ["status", "diff"]
+    assert started[2:] == ["config", "status", "diff"]
 
 
 def test_all_that_changed_since_a_record_is_a_line(

@@ -249,16 +249,15 @@ def test_other_kinds_of_files_are_read_within_bounds(kind: str, tmp_path: Path) 
             assert f"{name}: " in done.stdout, done.stdout
 
 
-def test_a_cut_record_is_kept(tmp_path: Path) -> None:
+def test_a_cut_record_keeps_its_whole_attempts_and_itself(tmp_path: Path) -> None:
     run = filled(tmp_path / "run")
     whole = (run / "run.json").read_text()
     (run / "run.json").write_text(whole[: len(whole) - 100])
     said = run_directory.write_record(run, {"seed": 2})
-    assert said is not None
-    assert said.startswith("run.json: cannot be read (")
-    assert said.endswith("; kept as run.damaged.json")
-    [attempt] = run_directory.attempts(run)
-    assert attempt["seed"] == 2
+    assert said == "run.json: damaged; 1 attempt of it can be read; kept as run.damaged.json"
+    first, second = run_directory.attempts(run)
+    assert first == ATTEMPT
+    assert second["seed"] == 2
     assert (run / "run.damaged.json").read_text() == whole[: len(whole) - 100]
     assert run_directory.write_record(run, {}) is None
     # While a run writes to it, facts are not added to another attempt.

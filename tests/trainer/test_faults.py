@@ -105,6 +105,15 @@ def test_a_rank_that_a_fault_ends_is_shown_with_its_stack(tmp_path, launcher, co
     assert ended.last == "rank 1 was killed by SIGSEGV"
 
 
+def test_a_forward_of_synchronized_batchnorm_on_one_rank_is_named(tmp_path):
+    synchronized = ["--trainer.sync_batchnorm", "true"]
+    ended = fail("ddp_fork", "none", tmp_path, rank=0, model="ForwardsAlone", more=synchronized)
+    assert ended.last == (
+        "all ranks take part in SyncBatchNorm's forward in training mode: call it on each of them, "
+        "or after module.eval()"
+    )
+
+
 def test_a_rank_that_aborts_is_named_though_its_peer_waits(tmp_path):
     ended = fail("ddp_fork", "aborts", tmp_path, rank=0)
     assert ended.last == "rank 0 was killed by SIGABRT"

@@ -1,12 +1,15 @@
 """A loader's worker does not hang over what its parent's threads do, or earlier runs have left."""
 
 import ctypes
+import os
 import sys
 import threading
 from hashlib import sha256
 
 import pytest
-from my_project_trainer.launch import rank, rendezvous
+import torch
+from my_project_trainer.errors import UserError
+from my_project_trainer.launch import rank, rendezvous, start
 from tests.project import PATIENCE, run
 
 from torch_versions import quiet_gloo
@@ -87,3 +90,16 @@ def test_the_wait_is_bounded(monkeypatch):
     monkeypatch.setattr(rank, "_is_any_running", lambda: True)
     monkeypatch.setattr(rank, "_MOST_SECONDS", 0.01)
     rank._wait_for_threads()
+
+
+@pytest.mark.parametrize("is_poisoned", [False, True])
+def test_a_count_through_cuda_is_seen_before_ranks_are_forked(monkeypatch, is_poisoned):
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    parent = os.getpid()  # torch tells a forked process only
+    bad = lambda: is_poisoned and os.getpid() != parent  # noqa: E731
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", bad)
+    if not is_poisoned:
+        start._check_can_fork({})
+        return
+    with pytest.raises(UserError, match="counted GPUs through CUDA, because NVML is missing"):
+        start._check_can_fork({})

@@ -29,6 +29,7 @@ TORCH = [
         for name in ("_indices", "_values")
     ),
     ("torch", "cuda", "_get_pynvml_handler", "idle GPUs: what processes use which GPU"),
+    ("torch", "cuda", "_is_in_bad_fork", "forked ranks: torch has counted GPUs through CUDA"),
     ("torch.amp", "GradScaler", "_unscale_grads_", "fp16: gradients on several meshes"),
     ("torch.distributed", "Reducer", "_check_reducer_finalized", "ddp: an unused parameter"),
     ("torch.distributed", "Reducer", "_rebuild_buckets", "ddp: a resumed run adds in one order"),

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 from my_project_trainer import errors
-from my_project_trainer.launch import cluster, rendezvous
+from my_project_trainer.launch import cluster, held_folders, rendezvous
 from tests.project import PACKAGE, run, start
 
 from processes import at_root
@@ -66,6 +66,34 @@ def test_ranks_of_another_launcher_meet_in_a_private_folder(
     for (function, *arguments), how in undo:
         function(*arguments, **how)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_folders_of_killed_launches_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendezvous.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(rendezvous.atexit, "register", lambda *_, **how: None)
+    store = f"trainer-store-{os.geteuid()}-"
+    names = [f"{prefix}{what}" for prefix in ("trainer-launch-", store) for what in "abc"]
+    left, held, strange = names[::3], names[1::3], names[2::3]
+    for name in left:
+        os.close(held_folders.hold(tmp_path / name))  # as the kernel does when a process is killed
+        (tmp_path / name / "store").write_text("")
+    descriptors = [held_folders.hold(tmp_path / name) for name in held]
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / ".lock").write_text("")
+    for name in strange:
+        (tmp_path / name).symlink_to(tmp_path / "precious")
+    with held_folders.private_folder("trainer-launch-") as own:
+        assert not (tmp_path / left[0]).exists()
+        assert (tmp_path / left[1]).exists()
+        rendezvous._private_file(layout(0, "x"))  # type: ignore[arg-type]
+        assert own.exists()
+    kept = {path.name for path in tmp_path.iterdir()}
+    assert kept == {*held, *strange, f"{store}x", "precious"}
+    assert (tmp_path / "precious" / ".lock").exists()
+    for each in descriptors:
+        os.close(each)
 
 
 def test_a_folder_that_others_can_open_is_refused(

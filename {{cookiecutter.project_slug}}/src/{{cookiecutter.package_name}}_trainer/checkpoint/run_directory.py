@@ -25,6 +25,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _STEP = re.compile(r"step-(\d{1,16})")
 _RECORD, _DAMAGED = "run.json", "run.damaged.json"
 _MOST_BYTES = 2**26
+_BEGIN, _BETWEEN = re.compile(r'\s*\{\s*"attempts"\s*:\s*\[\s*'), re.compile(r"\s*,?\s*")
+_END = re.compile(r"\]\s*\}\s*")
 _TIME = "%Y-%m-%dT%H:%M:%S%z"
 OVERWRITTEN = "overwritten"
 """Folder of a run that was overwritten, until the new run has saved a checkpoint."""
@@ -223,17 +225,24 @@ def attempts(directory: Path) -> list[dict[str, Any]]:
 
 
 def read_record(directory: Path) -> tuple[list[dict[str, Any]], str | None]:
-    """The attempts in ``run.json``, and what is wrong with it: then there are none."""
+    """The attempts in ``run.json`` before any damage, and what is wrong with it."""
     try:
-        found = files.read_json(directory / _RECORD, _MOST_BYTES)["attempts"]
-        if isinstance(found, list) and all(isinstance(each, dict) for each in found):
-            return found, None
-        reason = "damaged"
+        text = files.read(directory / _RECORD, _MOST_BYTES).decode()
     except FileNotFoundError:
-        reason = "does not exist"
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        reason = f"cannot be read ({one_line(error)})"
-    return [], f"{_RECORD}: {reason}"
+        return [], f"{_RECORD}: does not exist"
+    except (OSError, ValueError) as error:
+        return [], f"{_RECORD}: cannot be read ({one_line(error)})"
+    found: list[dict[str, Any]] = []
+    rest = _BEGIN.match(text)
+    with contextlib.suppress(ValueError, RecursionError):
+        while rest and text.startswith("{", rest.end()):
+            each, end = json.JSONDecoder().raw_decode(text, rest.end())
+            files.refuse_deep(each)
+            found.append(each)
+            rest = _BETWEEN.match(text, end)
+    is_whole = rest is not None and _END.fullmatch(text, rest.end())
+    attempts = f"{len(found)} attempt{'s' * (len(found) != 1)}"
+    return found, None if is_whole else f"{_RECORD}: damaged; {attempts} of it can be read"
 
 
 def _write_attempts(directory: Path, written: Sequence[Mapping[str, Any]]) -> None:

@@ -81,13 +81,7 @@ def report_failure(error: BaseException, lost_peer: Sequence[str] = ()) -> str:
     is_lost = collectives.world_size() > 1 and is_lost_peer(error, lost_peer)
     if is_lost and not is_ours:
         _let_peers_end_first()
-    message = describe(error, f"rank {rank}: ")
-    if is_lost:
-        message = redaction.message(
-            f"{hangs.of_error(error)}\nrank {rank} lost a peer ({reason(error)}): another rank "
-            "ended or hangs, or the network between them failed; see "
-            "docs/trouble.md#a-peer-was-lost"
-        )
+    message = _of_lost_peer(error) if is_lost else describe(error, f"rank {rank}: ")
     if not (is_lost and is_ours):  # our launcher knows which peer was lost
         reports.write_failed(message)
     if directory:
@@ -180,6 +174,16 @@ def is_lost_peer(error: BaseException, kinds: Sequence[str] = ()) -> bool:
     return isinstance(cause, RuntimeError) and (
         type(cause).__name__ in kinds or any(sign in str(cause) for sign in _LOST)
     )
+
+
+def _of_lost_peer(error: BaseException) -> str:
+    """The stack at which a rank lost a peer, and one line."""
+    line = (
+        f"rank {reports.own_rank()} lost a peer ({reason(error)}): another rank ended or hangs, "
+        "or the network between them failed; see docs/trouble.md#a-peer-was-lost"
+    )
+    stack = hangs.of_error(error)
+    return redaction.message(f"{stack}\n{line}{hangs.advice([stack])}")
 
 
 def reason(error: BaseException) -> str:

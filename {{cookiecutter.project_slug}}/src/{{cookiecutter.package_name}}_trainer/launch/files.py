@@ -78,9 +78,8 @@ def write_first(path: Path, text: str) -> None:
         # A link is then replaced by itself.
 
 
-def make_private(folder: Path) -> None:
-    """Make a folder unless it exists; UserError if others than this user can open it."""
-    folder.mkdir(mode=0o700, exist_ok=True)
+def check_private(folder: Path) -> None:
+    """Raise UserError if others than this user can open a folder."""
     found = folder.lstat()
     is_private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077
     if not is_private or found.st_uid != os.geteuid():

@@ -13,7 +13,7 @@ import re
 import signal
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -36,6 +36,10 @@ _COLLECTIVES = (
 )
 # Calls that wait for a GPU, and so for the collectives enqueued on it.
 _ON_GPU = re.compile(r"\.(item|tolist|cpu|numpy)\(|\b(float|int|bool|synchronize)\(")
+_SYNCHRONIZED = (
+    "\nall ranks take part in SyncBatchNorm's forward in training mode: call it on each of them, "
+    "or after module.eval()"
+)
 _PLACE = re.compile(r'  File "(.+)", line (\d+) in ')
 
 
@@ -171,6 +175,11 @@ def waits_for_peers(stack: str) -> bool:
         return True
     place = _PLACE.match(last) if torch.cuda.is_available() else None
     return place is not None and bool(_ON_GPU.search(linecache.getline(place[1], int(place[2]))))
+
+
+def advice(stacks: Iterable[str]) -> str:
+    """A line on what a rank that waits for others has entered alone, if that is known."""
+    return _SYNCHRONIZED if any("/sync_batchnorm.py" in each for each in stacks) else ""
 
 
 def root(error: BaseException) -> BaseException:

@@ -24,7 +24,7 @@ from resource import RLIMIT_NOFILE, getrlimit, setrlimit
 import torch.distributed as dist
 
 from ..errors import TemporaryError, UserError
-from . import files
+from . import files, held_folders
 from .cluster import STORE, STORE_FILE, Layout
 
 _INTERFACE = "GLOO_SOCKET_IFNAME"
@@ -68,10 +68,11 @@ def _private_file(layout: Layout) -> Path | None:
         return Path(os.environ[STORE])
     if not layout.launch_id:
         return None
-    name = f"trainer-store-{os.geteuid()}-{layout.launch_id}"
-    folder = Path(tempfile.gettempdir()) / name
-    files.make_private(folder)
+    prefix = f"trainer-store-{os.geteuid()}-"
+    folder = Path(tempfile.gettempdir()) / f"{prefix}{layout.launch_id}"
+    held_folders.hold(folder)
     if layout.is_main:
+        held_folders.remove_left(f"{prefix}*")
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder / STORE_FILE
 

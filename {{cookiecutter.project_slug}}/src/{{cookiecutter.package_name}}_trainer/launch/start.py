@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any, Literal, NoReturn, TypeVar, cast
 
@@ -21,11 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError, user_error
-from . import failures, output, reports, signals
+from . import failures, held_folders, output, reports, signals
 from .cluster import Layout
 from .failures import Failure, RankError
 from .pickling import find_unpicklable
 from .rank import is_interactive, run_external
+from .reports import PARENT
 from .watch import Place, Watcher
 
 Result = TypeVar("Result")
@@ -62,8 +62,8 @@ def supervise_copies(processes: int, layout: Layout, directory: Path) -> NoRetur
             "the main thread, or use strategy='ddp_spawn'"
         )
     # Readable by this user only: on one node it contains the store of the ranks.
-    with TemporaryDirectory(prefix="trainer-launch-") as folder:
-        place = Place(processes, Path(folder), layout)
+    with held_folders.private_folder("trainer-launch-") as private:
+        place = Place(processes, private, layout)
         failure = Watcher(partial(_start_copies, place, directory), "fork", place).watch()
     if failure is None:
         sys.exit(0)
@@ -99,8 +99,7 @@ def run_in_processes(
     if method == "fork":
         _check_can_fork(names)
     # Readable by this user only: it contains the store of the ranks, and what is pickled.
-    with TemporaryDirectory(prefix="trainer-launch-") as folder:
-        private = Path(folder)
+    with held_folders.private_folder("trainer-launch-") as private:
         place, result = Place(processes, private), private / "result"
         given = work if method == "fork" else _pickle_work(work, names, private / "work")
         start = partial(_start_processes, method, given, place, result)
@@ -120,6 +119,12 @@ def _check_can_fork(names: dict[str, Any]) -> None:
             ".to('cuda') or torch.cuda call before fit); restart it and leave devices to the "
             "trainer, or use strategy='ddp_spawn'"
         )
+    if torch.version.cuda is not None and _is_fork_poisoned():
+        raise UserError(
+            "processes cannot be forked: torch has counted GPUs through CUDA, because NVML is "
+            "missing, PYTORCH_NVML_BASED_CUDA_CHECK is 0, or CUDA_VISIBLE_DEVICES has MIG ids; use "
+            "strategy='ddp_spawn'"
+        )
     for name, value in names.items():
         for path, tensor in value.state_dict().items() if isinstance(value, nn.Module) else ():
             if isinstance(tensor, Tensor) and tensor.device.type == "cpu" and tensor.is_shared():
@@ -127,6 +132,13 @@ def _check_can_fork(names: dict[str, Any]) -> None:
                     f"{name}.{path} is in shared memory, to which all forked processes would "
                     "write; train a copy.deepcopy of the model, or use strategy='ddp_spawn'"
                 )
+
+
+def _is_fork_poisoned() -> bool:
+    """Whether torch would not use CUDA in a forked process; only such a process is told so."""
+    if (pid := os.fork()) == 0:
+        os._exit(bool(torch.cuda._is_in_bad_fork()))
+    return bool(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
 
 def _pickle_work(work: Callable[[], object], names: dict[str, Any], path: Path) -> Path:
@@ -169,7 +181,7 @@ def _start_processes(method: Method, given: _Work, place: Place, result: Path) -
 def _run_rank(given: _Work, variables: dict[str, str], result: Path | None) -> None:
     """Entry point of a new process: set its environment, run the function, write the result."""
     os.setpgid(0, 0)
-    if str(os.getppid()) != variables[reports.PARENT]:
+    if str(os.getppid()) != variables[PARENT]:
         sys.exit("the process that started this rank has ended")
     os.environ.update(variables)
     if isinstance(given, Path):

@@ -207,7 +207,7 @@ class Watcher:
     def _hang(self, found: Sequence[Failure], lost: dict[int, str]) -> Failure:
         """A rank that hangs while others wait for it, with the stacks of all."""
         lines = [f"rank {number} waited at:\n{stack}" for number, stack in sorted(lost.items())]
-        hung = []
+        advice, hung = hangs.advice(lost.values()), []
         for number, code in self._codes().items():
             if number in lost or code == 0:
                 continue
@@ -225,11 +225,12 @@ class Watcher:
             why += "; the strategy's timeout_seconds sets how long"
             waited = f"{reports.names(sorted(lost))} timed out ({why})" if lost else why
             line = f"{reports.names(hung, 'hangs')}: {waited}; see docs/trouble.md#a-rank-hangs"
-            return Failure(hung[0], 1, "\n".join([*lines, line]))
+            return Failure(hung[0], 1, "\n".join([*lines, line]) + advice)
         if found:
+            message = found[0].message.removesuffix(advice) + advice
             hint = "\nno rank on this node hangs: look at the other nodes"
-            message = found[0].message + hint * (self._place.layout.num_nodes > 1)
-            return Failure(found[0].rank, found[0].code, message)
+            several = self._place.layout.num_nodes > 1
+            return Failure(found[0].rank, found[0].code, message + hint * several)
         last = f"rank {min(lost)} waited for peers until a timeout ended it"
         return Failure(min(lost), 1, "\n".join([*lines, last]))
 

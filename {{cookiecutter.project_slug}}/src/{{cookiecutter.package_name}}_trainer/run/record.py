@@ -11,6 +11,7 @@ import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -186,10 +187,11 @@ def _of_repository(directory: Path) -> dict[str, Any] | None:
     if "GIT_DIR" not in os.environ and not any((each / ".git").exists() for each in folders):
         return None  # git is not worth starting
     try:
-        lines = _git(directory, *_STATUS).split("\0")[:-1]
+        variables = _without_filters(directory)
+        lines = _output(directory, variables, *_STATUS).split("\0")[:-1]
         changes = [each for each in lines if not each.startswith("# ")]
         untracked = [each.removeprefix("? ") for each in changes if each.startswith("? ")]
-        diff = _git(directory, *_DIFF) if len(changes) > len(untracked) else ""
+        diff = _output(directory, variables, *_DIFF) if len(changes) > len(untracked) else ""
     except (OSError, subprocess.SubprocessError):
         return None
     head = lines[0].removeprefix("# branch.oid ")
@@ -209,15 +211,25 @@ def _of_repository(directory: Path) -> dict[str, Any] | None:
     }
 
 
-def _git(directory: Path, *words: str) -> str:
-    return subprocess.run(
-        [*_GIT, *words],
-        cwd=directory,
-        env={**os.environ, "GIT_NO_LAZY_FETCH": "1"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        encoding="utf-8",
-        errors="replace",
-        check=True,
-        timeout=_SECONDS_FOR_GIT,
-    ).stdout
+def _without_filters(directory: Path) -> dict[str, str]:
+    """Variables with which git starts no filter that the repository defines, and no transport."""
+    base = {**os.environ, "GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1"}
+    listed = ("config", "--show-scope", "--name-only", "-z", "--list")
+    entries = _output(directory, base, *listed).split("\0")
+    own = {
+        name.rpartition(".")[0]
+        for scope, name in zip(entries[::2], entries[1::2], strict=False)
+        if scope in ("local", "worktree") and name.startswith("filter.")
+    }
+    off = {"clean": "", "process": "", "required": "false"}
+    settings = [(f"{each}.{name}", off[name]) for each in sorted(own) for name in off]
+    variables = {"GIT_CONFIG_COUNT": str(len(settings))}
+    for index, (name, value) in enumerate(settings):
+        variables |= {f"GIT_CONFIG_KEY_{index}": name, f"GIT_CONFIG_VALUE_{index}": value}
+    return base | variables
+
+
+def _output(directory: Path, variables: dict[str, str], *words: str) -> str:
+    run = partial(subprocess.run, cwd=directory, env=variables, stdin=subprocess.DEVNULL)
+    text = partial(run, encoding="utf-8", errors="replace", capture_output=True)
+    return text([*_GIT, *words], check=True, timeout=_SECONDS_FOR_GIT).stdout

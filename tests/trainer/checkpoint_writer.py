@@ -7,13 +7,13 @@ import sys
 from pathlib import Path
 
 import torch
-from my_project_trainer.checkpoint import naming
+from my_project_trainer.checkpoint import run_directory
 from my_project_trainer.checkpoint.writing import Checkpoints
 
 
 def main(directory: Path, asynchronous: bool) -> None:
     """Say that one is complete, and go on from the newest there is."""
-    existing = naming.complete(directory)
+    existing = run_directory.complete(directory)
     step = int(existing[-1].name.removeprefix("step-")) if existing else 0
     writer = Checkpoints(directory, asynchronous=asynchronous)
     while True:
@@ -21,7 +21,7 @@ def main(directory: Path, asynchronous: bool) -> None:
         tensors = [torch.full((1_000_000,), float(step)) for _ in range(2)]
         state = {"step": step, "tensor": tensors[0], "optimizers": [tensors[1]]}
         writer.save(step, state, {})
-        if naming.complete(directory):
+        if run_directory.complete(directory):
             print(step, flush=True)
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from my_project_trainer.checkpoint import naming
 from my_project_trainer.checkpoint import reading as checkpoints
+from my_project_trainer.checkpoint import run_directory
 from my_project_trainer.checkpoint.reading import Checkpoint
 from my_project_trainer.checkpoint.writing import Checkpoints
 from my_project_trainer.errors import CheckpointError
@@ -170,7 +170,7 @@ def test_the_newest_are_kept(tmp_path: Path, keep: int, kept: list[int]) -> None
     for step in range(1, 5):
         writer.save(step, {"step": step}, {})
     assert names(tmp_path) == [f"step-{step:08d}" for step in kept]
-    assert naming.complete(tmp_path) == sorted(tmp_path.iterdir())
+    assert run_directory.complete(tmp_path) == sorted(tmp_path.iterdir())
 
 
 def test_saving_over_a_step_replaces_it(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_what_a_killed_run_left_is_ignored_and_removed(tmp_path: Path) -> None:
     for leftover in (".step-00000002.partial", ".step-00000001.pruned", ".step-00000001.replaced"):
         shutil.copytree(path, tmp_path / leftover)
     (tmp_path / "step-00000003").mkdir()  # without a state: not complete
-    assert naming.complete(tmp_path) == [path]
+    assert run_directory.complete(tmp_path) == [path]
     assert checkpoints.resolve(tmp_path) == path
     Checkpoints(tmp_path)
     assert names(tmp_path) == ["step-00000001", "step-00000003"]

@@ -234,8 +234,3 @@ def test_readers_share_the_files(tmp_path: Path) -> None:
     Checkpoint(path).check_contents(1, 2)  # the only file is the first reader's
     with pytest.raises(CheckpointError, match="its content has changed since it was saved"):
         Checkpoint(path).check_contents(0, 2)
-
-
-def test_a_checkpoint_of_an_earlier_version_is_named() -> None:
-    with pytest.raises(ValueError, match=r"written in format 1, by an earlier version"):
-        state_file.decode(b'{"head": {"format": 1, "step": 3}, "state": {}}')

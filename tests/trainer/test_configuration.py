@@ -11,7 +11,6 @@ import yaml
 from my_project_trainer import strategies
 from my_project_trainer.cli import arguments as command_line
 from my_project_trainer.cli import command as cli
-from my_project_trainer.cli.configuration import describe
 from my_project_trainer.errors import foreign as legacy
 from tests.project import PACKAGE, run
 
@@ -144,7 +143,7 @@ def test_help_lists_every_option_of_the_trainer(capsys: pytest.CaptureFixture[st
     for option in ("strategy", "devices", "global_batch_size", "resume", "seed"):
         assert f"--trainer.{option} " in printed
     assert '"auto", "cpu", "gpu", or an engine\'s, such as "tpu".' in " ".join(printed.split())
-    assert "`" not in printed + help_of("ddp")  # as docstrings have: ``None``, :meth:`building`
+    assert "`" not in printed  # as docstrings have: ``None``, :meth:`building`
     assert "modules inside building on the meta device" in " ".join(printed.split())
 
 
@@ -227,46 +226,3 @@ def test_a_configuration_is_written_in_today_s_spelling(capsys: pytest.CaptureFi
     assert {name: content["trainer"][name] for name in newer} == newer
     assert content["trainer"]["loggers"] == ["csv"]
     assert content["trainer"].keys().isdisjoint(legacy.types)
-
-
-def test_the_help_of_a_strategy(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = printed(capsys, "fit", "--trainer.strategy.help", "hsdp").splitlines()
-    assert lines[0] == "hsdp: fsdp inside a node, replicated across nodes"
-    shown = [line.split()[0] for line in lines if line.startswith("  --")]
-    assert "--trainer.strategy_options.shard_size" in shown
-    text = " ".join(" ".join(lines).split())
-    assert "they fail on its peers. (type: float, default: 600.0)" in text
-    assert "  runs on cpu or cuda" in lines[lines.index("limits:") :]
-    dp = printed(capsys, "fit", "--trainer.strategy.help=dp").splitlines()
-    assert dp[2:6] == ["options:", "  none", "", "limits:"]
-    assert "  at most 1 node" in dp
-
-
-@pytest.mark.parametrize("name", strategies.names())
-def test_the_help_of_a_strategy_has_every_option_that_it_takes(name: str) -> None:
-    entry = strategies.find(name)
-    options = re.findall(r"^  --trainer\.strategy_options\.(\w+) ", help_of(name), re.MULTILINE)
-    assert set(options) == set(strategies.options_of(entry.cls)) - set(entry.preset)
-    for reason in entry.limits.refused.values():
-        assert reason in help_of(name)
-
-
-def help_of(name: str) -> str:
-    text: str = describe(name)
-    return text
-
-
-@pytest.mark.parametrize(
-    ("name", "line"),
-    [
-        ("dpd", "error: strategy='dpd' is unknown; did you mean 'dp' or 'ddp'?\n"),
-        ("", "error: --trainer.strategy.help needs a name, such as ddp; 'fit --help' lists them\n"),
-    ],
-)
-def test_the_help_of_no_strategy_is_one_line(
-    name: str, line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["fit", f"--trainer.strategy.help={name}"])
-    assert ended.value.code == 2
-    assert capsys.readouterr() == ("", line)

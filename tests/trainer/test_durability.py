@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from my_project_trainer import Trainer, TrainingModule
 from my_project_trainer.checkpoint import tensor_files, writing
-from my_project_trainer.checkpoint.naming import complete
 from my_project_trainer.checkpoint.reading import Checkpoint
+from my_project_trainer.checkpoint.run_directory import complete
 from my_project_trainer.errors import CheckpointError
 from my_project_trainer.launch import collectives
 from tests.project import ROOT

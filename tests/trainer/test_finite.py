@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 from my_project_trainer import errors
-from my_project_trainer.checkpoint import naming
 from my_project_trainer.checkpoint import reading as checkpoint
+from my_project_trainer.checkpoint import run_directory
 from my_project_trainer.loop import nonfinite, position
 from tests.project import PACKAGE, run
 
@@ -23,7 +23,7 @@ def fit(folder: Path, module: Any, **options: Any) -> Any:
 
 def saved(folder: Path) -> list[str]:
     """The checkpoints of the run, all of which must be finite."""
-    found = naming.complete(folder / "run" / "checkpoints")
+    found = run_directory.complete(folder / "run" / "checkpoints")
     for path in found:
         model = checkpoint.Checkpoint(path).state()["model"]
         assert all(model[f"linear.{name}"].isfinite().all() for name in ("weight", "bias"))

@@ -7,7 +7,7 @@ import my_project_trainer as trainer
 import pytest
 import torch
 from my_project_trainer.errors import ConfigurationError
-from my_project_trainer.launch import devices
+from my_project_trainer.launch import devices, output
 
 HAVE = "this machine has 2 GPUs, which torch cannot use: "
 
@@ -21,7 +21,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "nvidiactl").touch()
     monkeypatch.setattr(devices, "_DRIVER", tmp_path / "gpus")
     monkeypatch.setattr(devices, "_DEVICES", tmp_path)
-    devices.warn_of_hidden.cache_clear()
+    output.print_once.cache_clear()
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

@@ -175,8 +175,6 @@ def test_names_are_imported_from_where_the_documents_do() -> None:
     assert issubclass(WandbLogger, Logger)
     with pytest.raises(ImportError, match="NeptuneLogger: its service closed on March 5, 2026; us"):
         from my_project_trainer.legacy.loggers import NeptuneLogger  # noqa: F401
-    with pytest.raises(ImportError, match="no plugin DDPPlug; did you mean 'DDPPlugin'"):
-        from my_project_trainer.legacy.plugins import DDPPlug  # noqa: F401
     with pytest.raises(
         ConfigurationError, match="DeepSpeedPlugin: config replaces stage; set them"
     ):

@@ -13,7 +13,7 @@ import psutil
 import pytest
 import torch
 from my_project_trainer import errors
-from my_project_trainer.checkpoint import naming
+from my_project_trainer.checkpoint import run_directory
 from tests.project import PATIENCE, fit, start
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
@@ -51,7 +51,7 @@ def train(root: Path, name: str | None = "run", width: int = 4, **options: Any) 
 
 
 def steps(directory: Path) -> list[int]:
-    return [naming.step_of(path) for path in naming.complete(directory)]
+    return [run_directory.step_of(path) for path in run_directory.complete(directory)]
 
 
 def content(run: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from my_project_trainer import strategies
 from my_project_trainer.errors import ConfigurationError
-from my_project_trainer.launch import collectives, rendezvous
+from my_project_trainer.launch import collectives
 from my_project_trainer.launch.cluster import Layout
 from my_project_trainer.run import environment
 from my_project_trainer.strategies import process_group
@@ -185,75 +185,3 @@ def test_what_powersgd_has_left_out_comes_back_to_the_device_of_the_gradients() 
     loaded.load_rank_local_state(saved.rank_local_state())
     assert loaded._powersgd.error_dict[0].device.type == "meta"
     assert list(loaded._powersgd.error_dict[0].shape) == [3]
-
-
-# --- the network between nodes -------------------------------------------------------------------
-
-ACTIVE = {"link_layer": "InfiniBand", "state": "4: ACTIVE"}
-EFA = {"link_layer": "Unspecified", "state": "4: ACTIVE"}
-NO_PORT = "no active port of InfiniBand or RoCE in "
-
-
-@pytest.mark.parametrize(
-    ("ports", "libraries", "variables", "why"),
-    [
-        ([], {"ibverbs"}, {}, NO_PORT),
-        ([{**ACTIVE, "state": "1: DOWN"}], {"ibverbs"}, {}, NO_PORT),
-        ([EFA], {"ibverbs"}, {}, NO_PORT),
-        ([ACTIVE], set(), {}, "libibverbs is not installed"),
-        ([{**ACTIVE, "state": "1: DOWN"}, ACTIVE], {"ibverbs"}, {}, None),
-        ([{**ACTIVE, "link_layer": "Ethernet"}], {"ibverbs"}, {}, None),
-        ([EFA], {"nccl-net-ofi"}, {}, None),
-        ([EFA], set(), {"LD_LIBRARY_PATH": "/nowhere:PLUGIN"}, None),
-        ([], set(), {"NCCL_NET_PLUGIN": "own"}, None),
-        ([], set(), {"NCCL_IB_DISABLE": "1"}, None),
-    ],
-)
-def test_sockets_between_nodes_are_said_with_the_reason(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    ports: list[dict[str, str]],
-    libraries: set[str],
-    variables: dict[str, str],
-    why: str | None,
-) -> None:
-    for name in ("NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_IB_DISABLE", "LD_LIBRARY_PATH"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value.replace("PLUGIN", str(tmp_path / "plugin")))
-    (tmp_path / "plugin").mkdir()
-    (tmp_path / "plugin" / "libnccl-net.so").touch()
-    for index, files in enumerate(ports):
-        port = tmp_path / "devices" / f"mlx5_{index}" / "ports" / "1"
-        port.mkdir(parents=True)
-        for name, content in files.items():
-            (port / name).write_text(f"{content}\n")
-    monkeypatch.setattr(
-        rendezvous, "find_library", lambda name: name if name in libraries else None
-    )
-    line = rendezvous.sockets_note(tmp_path / "devices")
-    said = None if line is None else line.partition("slow: ")[2]
-    assert said is None if why is None else said is not None and said.startswith(why)
-
-
-@pytest.mark.parametrize(
-    ("nodes", "rank", "device", "said"),
-    [(2, 0, "cuda", 1), (1, 0, "cuda", 0), (2, 1, "cuda", 0), (2, 0, "cpu", 0)],
-)
-def test_only_the_main_rank_of_several_nodes_on_gpus_says_it(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    nodes: int,
-    rank: int,
-    device: str,
-    said: int,
-) -> None:
-    monkeypatch.delenv("TRAINER_BACKEND", raising=False)
-    monkeypatch.setattr(rendezvous, "sockets_note", lambda: "sockets")
-    monkeypatch.setattr(process_group.rendezvous, "connect_store", lambda *_: None)
-    monkeypatch.setattr(process_group.dist, "init_process_group", lambda *_, **__: None)
-    strategy = ddp.DDP()
-    strategy.device = torch.device(device)
-    layout = Layout(rank=rank, world_size=2, num_nodes=nodes, main_port=1)
-    strategy.init_process_group(layout, torch.device(device))
-    assert capsys.readouterr().err.count("note: sockets") == said

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from my_project_trainer.checkpoint.naming import complete
 from my_project_trainer.checkpoint.reading import Checkpoint
+from my_project_trainer.checkpoint.run_directory import complete
 from safetensors.torch import load_file
 from tests.conformance.horovod_rows import horovodrun
 from tests.project import run

@@ -9,8 +9,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from my_project_trainer.checkpoint import naming
 from my_project_trainer.checkpoint import reading as checkpoint
+from my_project_trainer.checkpoint import run_directory
 from safetensors.torch import load_file
 from tests.project import ROOT, fit, run, start
 
@@ -87,7 +87,7 @@ def kill_at_random_step(arguments: list[str | Path], directory: Path) -> None:
     """Start a run and kill it, by SIGKILL, some time after its first checkpoint."""
     process = start(arguments, cwd=ROOT)
     try:
-        while not naming.complete(directory / "checkpoints"):
+        while not run_directory.complete(directory / "checkpoints"):
             assert process.poll() is None, process.communicate()[1]
             time.sleep(0.01)
         time.sleep(random.uniform(0, 0.3))
@@ -102,7 +102,7 @@ def test_a_kill_while_a_checkpoint_is_written_leaves_a_whole_one(tmp_path, how):
     for attempt in range(8):
         process = start(["-m", "checkpoint_writer", tmp_path, *how])
         try:
-            seen = len(naming.complete(tmp_path))
+            seen = len(run_directory.complete(tmp_path))
             process.stdout.readline()
             time.sleep(random.uniform(0, 0.2))
         finally:

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 from my_project_trainer import Trainer, errors
-from my_project_trainer.checkpoint import naming, run_directory, run_lock
 from my_project_trainer.checkpoint import run_choice as choice
+from my_project_trainer.checkpoint import run_directory, run_lock
 from my_project_trainer.checkpoint import writing as writer
 from my_project_trainer.launch import rank, reports
 from my_project_trainer.launch.cluster import Layout
@@ -205,7 +205,7 @@ def test_a_run_of_damaged_checkpoints_does_not_start_again(tmp_path: Path) -> No
 
 
 def steps(directory: Path) -> list[int]:
-    return [naming.step_of(path) for path in naming.complete(directory)]
+    return [run_directory.step_of(path) for path in run_directory.complete(directory)]
 
 
 def test_later_checkpoints_are_set_aside(tmp_path: Path) -> None:

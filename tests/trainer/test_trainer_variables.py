@@ -9,6 +9,7 @@ import my_project_trainer as trainer
 import pytest
 import torch
 from my_project_trainer.cli import command as cli
+from my_project_trainer.launch import output
 from my_project_trainer.run import environment
 from tests.project import PACKAGE, run
 
@@ -27,7 +28,7 @@ def test_every_variable_of_the_trainer_is_known() -> None:
 def test_a_misspelt_variable_is_named_once(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(environment, "_warned", set())
+    output.print_once.cache_clear()
     monkeypatch.setenv("TRAINER_CLUSTR", "none")
     for _ in range(2):
         trainer.Trainer(max_epochs=1)

@@ -9,8 +9,8 @@ import my_project_trainer as trainer
 import pytest
 import torch
 from my_project_trainer import errors
-from my_project_trainer.checkpoint import naming
 from my_project_trainer.checkpoint import reading as checkpoint
+from my_project_trainer.checkpoint import run_directory
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
@@ -276,7 +276,7 @@ def test_an_epoch_is_saved_before_it_is_validated(tmp_path, in_order):
     failing.fails = True
     with pytest.raises(ArithmeticError, match="planted"):
         make(tmp_path, **options).fit(failing)
-    [path] = naming.complete(tmp_path / "run" / "checkpoints")
+    [path] = run_directory.complete(tmp_path / "run" / "checkpoints")
     position = checkpoint.Checkpoint(path).state()["position"]
     assert (position["epoch"], position["epoch_done"]) == (0, True)
     resumed = Validates()
@@ -286,7 +286,7 @@ def test_an_epoch_is_saved_before_it_is_validated(tmp_path, in_order):
     assert resumed.weight.equal(whole.weight)
     logs = [(tmp_path / name / "metrics.csv").read_bytes() for name in ("whole", "run")]
     assert logs[0] == logs[1]
-    assert len(naming.complete(tmp_path / "run" / "checkpoints")) == 2
+    assert len(run_directory.complete(tmp_path / "run" / "checkpoints")) == 2
 
 
 def test_a_run_that_ended_is_validated_again_and_logs_its_last_step(tmp_path):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import psutil
-from my_project_trainer.checkpoint import naming
+from my_project_trainer.checkpoint import run_directory
 from my_project_trainer.launch import reports
 from tests.conformance.horovod_rows import horovodrun
 from tests.project import PACKAGE, environment, free_port, missing, mpirun
@@ -92,7 +92,7 @@ class Attempt:
         new.rename(self.folder / f"order-to-rank-{number}")
 
     def checkpoints(self) -> list[Path]:
-        found: list[Path] = naming.complete(self.run / "checkpoints")
+        found: list[Path] = run_directory.complete(self.run / "checkpoints")
         return found
 
     def steps(self) -> int:

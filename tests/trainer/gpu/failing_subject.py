@@ -44,7 +44,7 @@ def share_the_gpu(ranks: int = 2) -> None:
     """Let several ranks use the one GPU, which the trainer refuses."""
     if device.IS_GPU:
         torch.cuda.device_count = lambda: ranks
-        placement.torch_device = lambda *_: device.DEVICE
+        placement.Placement.torch_devices = property(lambda _: (device.DEVICE,) * ranks)
 
 
 def act_as_one_of_several() -> None:

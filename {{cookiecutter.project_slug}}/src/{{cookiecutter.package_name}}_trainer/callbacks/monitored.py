@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from ..checkpoint.naming import DIRECTORY, step_name
-from ..checkpoint.run_directory import BEST
+from ..checkpoint.run_directory import BEST, DIRECTORY, step_name
 from ..checkpoint.writing import keep_copies
 from ..errors import ConfigurationError, UserError, nearest, shown
 from ..launch import collectives, files, output

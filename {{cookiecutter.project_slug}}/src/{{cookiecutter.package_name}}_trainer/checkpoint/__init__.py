@@ -5,9 +5,8 @@ file per rank. Imports ``launch`` and the folders below it; nothing here depends
 """
 
 from .dtensors import is_sharded
-from .naming import DIRECTORY
 from .reading import AVERAGE, Checkpoint, resolve, run_of
-from .run_directory import find_link, is_link
+from .run_directory import DIRECTORY, find_link, is_link
 from .state_file import MOST_STEPS, ShardedDict, check_count, from_tensors, to_tensors
 from .stored_tensors import Stored, fill, fill_module, read_all
 from .writing import Checkpoints

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..errors import CheckpointError, one_line, unreadable
 from ..launch import files
 from . import state_file
-from .naming import DIRECTORY, is_checkpoint, named, step_of
+from .run_directory import DIRECTORY, is_checkpoint, named, step_of
 from .stored_tensors import Stored, checksum, find_tensors, read_all
 
 AVERAGE = "average"

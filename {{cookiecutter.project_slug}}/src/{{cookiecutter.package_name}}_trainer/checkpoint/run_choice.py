@@ -22,7 +22,7 @@ from ..errors import (
 from ..launch import collectives, files, rank
 from ..launch.cluster import Layout
 from ..options import Options
-from . import naming, reading, run_directory
+from . import reading, run_directory
 from .reading import Checkpoint
 from .run_lock import RunLock
 
@@ -131,7 +131,7 @@ def choose(request: Request, layout: Layout, lock: RunLock) -> Selection:
 def whole(path: Path) -> Checkpoint:
     """Open a checkpoint, or raise a CheckpointError that names the one before, if it is corrupt."""
     if (damage := _damage(path)) is not None:
-        before = naming.before(path)
+        before = run_directory.before(path)
         raise type(damage)(f"{damage}; the previous one is {before[-1]}" if before else str(damage))
     return Checkpoint(path)
 
@@ -221,7 +221,7 @@ def _check_empty(directory: Path) -> None:
     if not run_directory.holds_run(directory):
         return
     state = ", which has not finished" if run_directory.was_cut_off(directory) else ""
-    has_saved = naming.complete(directory / naming.DIRECTORY)
+    has_saved = run_directory.complete(directory / run_directory.DIRECTORY)
     path = files.shown(directory, Path.cwd())
     resume = f"resume it (--trainer.resume {path}), " if has_saved else ""
     if not has_saved and (directory / run_directory.OVERWRITTEN).is_dir():

@@ -1,4 +1,4 @@
-"""The run directory: its name, record, links to its checkpoints, and output of its ranks."""
+"""The run directory: its name, record, checkpoints and links to them, and output of its ranks."""
 
 import contextlib
 import itertools
@@ -14,11 +14,15 @@ from types import MappingProxyType
 from typing import Any
 
 from ..errors import ConfigurationError, one_line, refused
-from ..launch import files, side_files
+from ..launch import files
+from . import state_file
 
+DIRECTORY = "checkpoints"
+PREFIX = "step-"
 BEST = "best"
 LAST = "last"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_STEP = re.compile(r"step-(\d{1,16})")
 _RECORD, _DAMAGED = "run.json", "run.damaged.json"
 _MOST_BYTES = 2**26
 _BEGIN, _BETWEEN = re.compile(r'\s*\{\s*"attempts"\s*:\s*\[\s*'), re.compile(r"\s*,?\s*")
@@ -28,7 +32,7 @@ OVERWRITTEN = "overwritten"
 """Folder of a run that was overwritten, until the new run has saved a checkpoint."""
 _OUTPUTS = (
     *("metrics.csv", "speed.csv", "hashes", "tensorboard", "wandb", "mlflow", "profile"),
-    *("checkpoints", BEST, f"{BEST}-*", LAST),
+    *(DIRECTORY, BEST, f"{BEST}-*", LAST),
 )
 _RECORDS = (
     *(_RECORD, _DAMAGED, "config.yaml", "config.*.yaml", "restarts.json", "report.html"),
@@ -67,7 +71,7 @@ def holds_run(directory: Path) -> bool:
 
 def is_run(directory: Path) -> bool:
     """Whether a directory is a run directory: it has a run's record, or what is loaded as a run."""
-    is_loadable = (directory / "config.yaml").exists() and (directory / "checkpoints").is_dir()
+    is_loadable = (directory / "config.yaml").exists() and (directory / DIRECTORY).is_dir()
     return is_loadable or (directory / _RECORD).exists()
 
 
@@ -84,7 +88,7 @@ def keep_overwritten(directory: Path) -> None:
     are removed instead: it has failed.
     """
     kept, moving = directory / OVERWRITTEN, directory / f".{OVERWRITTEN}"
-    has_saved = any((directory / "checkpoints").glob("step-*"))
+    has_saved = any((directory / DIRECTORY).glob(f"{PREFIX}*"))
     if kept.exists() and not has_saved and not moving.exists():
         clear(directory, with_records=True)
         return
@@ -102,7 +106,39 @@ def _written(directory: Path, with_records: bool) -> list[Path]:
     return [path for pattern in patterns for path in directory.glob(pattern)]
 
 
-# --- links to checkpoints ------------------------------------------------------------------------
+# --- checkpoints, and links to them --------------------------------------------------------------
+
+
+def step_name(step: int) -> str:
+    """Name of the directory of a step's checkpoint."""
+    return f"{PREFIX}{step:08d}"
+
+
+def step_of(path: Path) -> int:
+    """The step in the name of a checkpoint directory; -1 if it has another name."""
+    match = _STEP.fullmatch(path.name)
+    return int(match[1]) if match else -1
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a directory is that of a checkpoint that has been written to its end."""
+    return (path / state_file.FILE).is_file()
+
+
+def complete(directory: Path) -> list[Path]:
+    """Complete checkpoints in a directory, oldest first."""
+    return [path for path in named(directory) if is_checkpoint(path)]
+
+
+def before(path: Path) -> list[Path]:
+    """Complete checkpoints of earlier steps in the same directory, oldest first."""
+    return [each for each in complete(path.parent) if step_of(each) < step_of(path)]
+
+
+def named(directory: Path) -> list[Path]:
+    """Non-empty directories that are named like a checkpoint, oldest first."""
+    found = (path for path in directory.glob(f"{PREFIX}*") if step_of(path) >= 0)
+    return sorted((path for path in found if any(path.glob("*"))), key=step_of)
 
 
 def is_link(name: str | os.PathLike[str]) -> bool:
@@ -140,11 +176,11 @@ def write_record(
         has_config = (earlier or is_kept) and os.path.lexists(path)
         own = None
         with contextlib.suppress(OSError, ValueError):  # another one, in any case
-            own = side_files.read(path, len(configuration.encode()))
+            own = files.read(path, len(configuration.encode()))
         if has_config and own != configuration.encode():
             path.rename(directory / f"config.{len(earlier)}.yaml")
         files.write_atomically(path, configuration, mode=0o600)
-    _write_attempts(directory, [*earlier, {"started": _now(), **attempt}])
+    _write_attempts(directory, [*earlier, {"started": time.strftime(_TIME), **attempt}])
     return f"{damage}; kept as {kept.name}" if is_kept else None
 
 
@@ -161,7 +197,7 @@ def record_end(directory: Path, how: str, facts: Mapping[str, Any] = MappingProx
     """Add to ``run.json`` how the last attempt ended, and when, unless that is known."""
     if (found := attempts(directory)) and "ended" not in found[-1]:
         # An OSError must not replace the error that ended it.
-        extend_record(directory, {"ended": how, "ended_at": _now(), **facts})
+        extend_record(directory, {"ended": how, "ended_at": time.strftime(_TIME), **facts})
 
 
 def was_cut_off(directory: Path) -> bool:
@@ -184,14 +220,14 @@ def first_resumed(directory: Path) -> str | None:
 
 
 def attempts(directory: Path) -> list[dict[str, Any]]:
-    """The attempts in ``run.json``, the first one first; those that can be read."""
+    """The attempts in ``run.json``, the first one first; none if it is damaged."""
     return read_record(directory)[0]
 
 
 def read_record(directory: Path) -> tuple[list[dict[str, Any]], str | None]:
     """The attempts in ``run.json`` before any damage, and what is wrong with it."""
     try:
-        text = side_files.read(directory / _RECORD, _MOST_BYTES).decode()
+        text = files.read(directory / _RECORD, _MOST_BYTES).decode()
     except FileNotFoundError:
         return [], f"{_RECORD}: does not exist"
     except (OSError, ValueError) as error:
@@ -201,7 +237,7 @@ def read_record(directory: Path) -> tuple[list[dict[str, Any]], str | None]:
     with contextlib.suppress(ValueError, RecursionError):
         while rest and text.startswith("{", rest.end()):
             each, end = json.JSONDecoder().raw_decode(text, rest.end())
-            side_files.refuse_deep(each)
+            files.refuse_deep(each)
             found.append(each)
             rest = _BETWEEN.match(text, end)
     is_whole = rest is not None and _END.fullmatch(text, rest.end())
@@ -212,10 +248,6 @@ def read_record(directory: Path) -> tuple[list[dict[str, Any]], str | None]:
 def _write_attempts(directory: Path, written: Sequence[Mapping[str, Any]]) -> None:
     text = json.dumps({"attempts": written}, indent=2)
     files.write_atomically(directory / _RECORD, f"{text}\n", mode=0o600)
-
-
-def _now() -> str:
-    return time.strftime(_TIME)
 
 
 # --- output --------------------------------------------------------------------------------------

@@ -61,9 +61,7 @@ def decode(data: bytes) -> tuple[Head, Any]:
     """
     frame = _FRAME.fullmatch(data)
     if frame is None:
-        is_early = data.startswith(b'{"head": {"format": 1,')
-        what = "it was written in format 1, by an earlier version of this trainer; use that one"
-        raise ValueError(what if is_early else "it is not a checkpoint's state")
+        raise ValueError("it is not a checkpoint's state")
     if int(frame[1], 16) != zlib.crc32(frame[2]):
         raise ValueError("its content has changed since it was saved")
     try:

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..errors import CheckpointError, DiskError, TemporaryError, one_line
 from ..launch import collectives, files
 from . import dtensors, run_directory, state_file, tensor_files
-from .naming import DIRECTORY, PREFIX, before, complete, step_name, step_of
+from .run_directory import DIRECTORY, PREFIX, before, complete, step_name, step_of
 from .run_lock import RunLock
 from .state_file import Head, Packing, StoredFile
 
@@ -76,7 +76,7 @@ class Checkpoints:
         tensors = packing.tensors
         tensors |= {f"ranks/{collectives.rank()}/{key}": value for key, value in own.items()}
         chunks = {
-            name: _chunk(each)
+            name: _Chunk(dtensors.local(each), dtensors.offsets(each))
             for name, each in tensors.items()
             if dtensors.local(each).numel() or not each.numel()
         }
@@ -107,7 +107,6 @@ class Checkpoints:
         return copies
 
     def _free(self) -> None:
-        """Give the memory of copies back."""
         if self._is_pinned:
             torch.cuda.cudart().cudaHostUnregister(self._memory.data_ptr())
         self._memory, self._is_pinned = self._memory.new_empty(0), False
@@ -180,10 +179,6 @@ class Checkpoints:
             if self._executor is not None:
                 self._executor.shutdown()
             self._free()
-
-
-def _chunk(tensor: Tensor) -> _Chunk:
-    return _Chunk(dtensors.local(tensor), dtensors.offsets(tensor))
 
 
 def _write_own(partial: Path, chunks: Mapping[str, _Chunk]) -> dict[str, list[Any]]:

@@ -1,5 +1,6 @@
 """The command line: ``fit``, ``validate``, ``test``, ``predict``, ``find_…``, ``export``."""
 
+import contextlib
 import importlib
 import shlex
 import signal
@@ -36,8 +37,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             _run(words)
         except KeyboardInterrupt as interrupt:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # another one ends the cleanup
+            shows = True
+            with contextlib.suppress(ConfigurationError):  # reported already where a run begins
+                shows = cluster.detect().is_main
             line = str(interrupt) or signals.INTERRUPTED
-            _end(line, signals.INTERRUPTED_CODE, shows=signals.is_main_rank())
+            _end(line, signals.INTERRUPTED_CODE, shows=shows)
         except Exception as error:
             _end(failures.describe(error), reports.exit_code(error))
 

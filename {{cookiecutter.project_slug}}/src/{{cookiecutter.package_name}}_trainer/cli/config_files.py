@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from ..errors import ConfigurationError, shorten
-from ..launch import side_files
+from ..launch import files
 from ..options.values import Text, expand_path, plain
 
 _MOST_BYTES = 256 * 1024
@@ -66,7 +66,7 @@ def read(path: str) -> dict[Any, Any]:
 def read_file(name: str, file: Path) -> dict[Any, Any]:
     """Read the sections of a file; a ConfigurationError begins with ``name``."""
     try:
-        text = side_files.read(file, _MOST_BYTES).decode()
+        text = files.read(file, _MOST_BYTES).decode()
     except IsADirectoryError:
         raise ConfigurationError(f"{name}: is a directory; name a YAML file") from None
     except OSError as error:

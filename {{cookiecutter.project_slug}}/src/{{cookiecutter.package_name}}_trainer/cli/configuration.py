@@ -1,6 +1,5 @@
 """Read the command line and its YAML files, and report all errors before anything starts."""
 
-import argparse
 import inspect
 import re
 import sys
@@ -14,12 +13,11 @@ from jsonargparse import ActionConfigFile, ArgumentParser, set_parsing_settings
 
 from .. import strategies
 from ..checkpoint import run_directory
-from ..errors import ConfigurationError, Problems, foreign, shorten
+from ..errors import Problems, foreign, shorten
 from ..module import DataModule, TrainingModule
 from ..options import Options, class_paths, reading, values
 from ..options.class_paths import Specified
 from ..run import plan
-from ..strategies import Entry, Limits
 from ..trainer import Trainer
 from . import arguments, config_files, imports, loading
 from .results import Results
@@ -36,8 +34,7 @@ BASES: dict[str, type] = {"model": TrainingModule, "data": DataModule}
 _WITH_CHECKPOINT = ("validate", "test", "predict")
 # Not recorded, so that a recorded configuration starts a new run.
 _OF_ONE_RUN = ("run_name", "resume", "overwrite")
-_STRATEGY_HELP = "--trainer.strategy.help"
-_OPTIONS = "trainer.strategy_options"
+_HELP = ("-h", "--help", "--model.help", "--data.help")
 _UNCHECKED = "unchecked"
 _AUTO = (
     "ddp for several devices or processes, ddp_notebook for them in a notebook, else single_device"
@@ -60,8 +57,6 @@ class Work:
 
 
 class _Parser(ArgumentParser):
-    """Lists strategies in the help."""
-
     def format_help(self, *arguments: Any, **options: Any) -> str:
         # First: otherwise modules imported for the list would be listed as types of an option.
         text: str = super().format_help(*arguments, **options)
@@ -118,11 +113,7 @@ def read_sections(
     # On the command line only: a configuration cannot say that it is trusted.
     words = [word for word in given if word != imports.TRUST]
     for position, word in enumerate(words):
-        option, _, value = word.partition("=")
-        if option == _STRATEGY_HELP:
-            print(describe(value or "".join(words[position + 1 : position + 2])))
-            sys.exit(0)
-        if word == "-h" or option.endswith(("--help", ".help")):
+        if word.partition("=")[0] in _HELP:
             _help_parser(program, command).parse_args(words[position : position + 2])  # exits
     options = list(arguments.split(words, problems))
     evaluation = ("checkpoint", "averaged") if command in _WITH_CHECKPOINT else ()
@@ -142,9 +133,8 @@ def read_sections(
                 problems.add(f"--{arguments.PRINT}={shorten(how)}: nothing, or {_UNCHECKED}")
             problems.raise_any()
             if not how:
-                from ..run import anywhere  # all checks of fit but those of its devices
-
-                _made(command, checked, problems, anywhere.make, plan.check_module)
+                # All checks of fit but those of its devices.
+                _made(command, checked, problems, plan.make_elsewhere, plan.check_module)
             sys.stdout.write(_resolved(checked))
             sys.exit(0)
         yield checked
@@ -235,7 +225,10 @@ def _resolved(checked: Checked, without: Sequence[str] = ()) -> str:
 def overview() -> str:
     """All registered strategies, one line each."""
     lines = {"auto": _AUTO}
-    lines |= {name: _summary(strategies.find(name)) for name in strategies.names()}
+    for name in strategies.names():
+        entry = strategies.find(name)
+        first = entry.summary or (inspect.getdoc(entry.cls) or "").split("\n\n")[0]
+        lines[name] = " ".join(_plain(first).split()).rstrip(".")
     width = max(map(len, lines)) + 2
     return "\n".join(f"  {name:{width}}{line}" for name, line in lines.items())
 
@@ -244,40 +237,3 @@ def _plain(text: str) -> str:
     """A text without the marks of docstrings and of types."""
     text = re.sub(r"Annotated\[(\w+),\s+([^\]]*)\]", r"\1 \2", text)
     return re.sub(r":\w+:`(?:[^`]*[.~])?([^`]*)`", r"\1", text).replace("``", "")
-
-
-def describe(name: str) -> str:
-    """A strategy's options with type and default, and its limits."""
-    if not name:
-        line = f"{_STRATEGY_HELP} needs a name, such as ddp; 'fit --help' lists them"
-        raise ConfigurationError(line)
-    if name == "auto":
-        return f"auto: {_AUTO}"
-    entry = strategies.find(name)
-    lines = [f"{name}: {_summary(entry)}", "", "options:", _options(entry), "", "limits:"]
-    return "\n".join([*lines, *(f"  {line}" for line in _limits(entry.limits))])
-
-
-def _summary(entry: Entry) -> str:
-    first = entry.summary or (inspect.getdoc(entry.cls) or "").split("\n\n")[0]
-    return " ".join(_plain(first).split()).rstrip(".")
-
-
-def _options(entry: Entry) -> str:
-    parser = ArgumentParser(usage=argparse.SUPPRESS, add_help=False)
-    parser.add_class_arguments(entry.cls, _OPTIONS, as_group=False, skip=set(entry.preset))
-    for action in parser._actions:
-        if action.dest == _OPTIONS:
-            action.help = argparse.SUPPRESS
-    text = parser.format_help().partition("\n")[2].strip("\n")
-    return _plain(text) or "  none"
-
-
-def _limits(limits: Limits) -> list[str]:
-    most = {"device": limits.max_devices, "node": limits.max_nodes}
-    lines = [f"at most {count} {name}" for name, count in most.items() if count is not None]
-    lines.append(f"runs on {' or '.join(limits.accelerators)}")
-    if limits.launched_by is not None:
-        lines.append(f"several processes are started by {limits.launched_by}")
-    lines += [f"needs the package {each}: {how}" for each, how in limits.packages.items()]
-    return lines + [f"refuses {what}: {reason}" for what, reason in limits.refused.items()]

@@ -74,7 +74,6 @@ class _Format(NamedTuple):
 
 
 def _checked_paths(given: argparse.Namespace, kind: _Format) -> tuple[Path, Path]:
-    """The checkpoint, and the file to write."""
     problems = Problems()
     checkpoint = file = None
     if missing := [each for each in kind.packages if importlib.util.find_spec(each) is None]:
@@ -167,7 +166,6 @@ def _program(module: TrainingModule) -> torch.export.ExportedProgram:
 
 
 def _example(module: TrainingModule) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-    """Positional and keyword arguments of ``forward``."""
     name, given = f"{type(module).__name__}.example_input_array", module.example_input_array
     if given is None:
         raise UserError(

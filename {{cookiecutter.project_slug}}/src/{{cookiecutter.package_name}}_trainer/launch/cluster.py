@@ -4,7 +4,6 @@
 SLURM job id without a step means an interactive allocation or a batch script, not a launch.
 """
 
-import contextlib
 import os
 import re
 from bisect import bisect
@@ -29,7 +28,6 @@ Environment = Mapping[str, str]
 _MOST_PROCESSES = 2**20
 # Step ids that SLURM reserves for other steps than srun's: pending, extern, batch, interactive.
 _FIRST_RESERVED_STEP = 0xFFFFFFF0
-_MOST_DIGITS = 100  # Python neither converts nor shows a number that has too many
 
 
 @dataclass(frozen=True)
@@ -147,10 +145,10 @@ def number(env: Environment, name: str, default: int | None = None) -> int:
     """The number in a variable; ``default``: if it is not set."""
     if name not in env and default is not None:
         return default
-    with contextlib.suppress(ValueError):
-        if len(env[name]) < _MOST_DIGITS:
-            return int(env[name])
-    raise ValueError(f"{name}={shown(env[name])} is not a number")
+    try:
+        return int(env[name])
+    except ValueError:
+        raise ValueError(f"{name}={shown(env[name])} is not a number") from None
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """Devices of this machine: which there are, and why torch cannot use some."""
 
 import contextlib
-import functools
 import os
 import re
 import warnings
@@ -13,7 +12,6 @@ import torch
 
 from ..errors import ConfigurationError, nearest, one_line, shown
 from ..options import Options
-from . import output
 
 # torch would initialize CUDA to check for a GPU, and no process forked afterward could use it. With
 # this variable, torch queries the driver through NVML instead, if it is available.
@@ -157,13 +155,6 @@ def why_hidden() -> str | None:
         f"this machine has {count} GPU{'s' * (count > 1)}, which torch cannot use: {reason}, or "
         "set accelerator='cpu'"
     )
-
-
-@functools.cache  # once in a process
-def warn_of_hidden() -> None:
-    """Print a warning if there are GPUs that torch cannot use."""
-    if (line := why_hidden()) is not None:
-        output.print_lines(f"warning: this run is on the CPU: {line}", error=True)
 
 
 # --- torch's settings ----------------------------------------------------------------------------

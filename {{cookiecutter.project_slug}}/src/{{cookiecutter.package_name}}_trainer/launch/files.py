@@ -1,19 +1,21 @@
-"""Files that other processes may read at the same time, and what not every file system can do.
+"""Files that other processes may read or have written, and what not every file system can do.
 
 All symbolic and hard links, modes, syncs of folders and removals of whole folders are here: each is
 a convenience, so its failure is a note, and what it was for is there without it.
 """
 
 import contextlib
-import functools
 import importlib.util
+import io
+import json
 import os
 import secrets
 import shutil
 import stat
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from ..errors import UserError
 from . import output
@@ -21,6 +23,7 @@ from . import output
 TEMPORARY = ".*." + "[0-9a-f]" * 16
 """Pattern of names that replace others, and of what is removed."""
 _LONGEST_PATH = 4096
+_MOST_VALUES, _MOST_LEVELS = 8_000_000, 50  # of a JSON file
 TRAINER = Path(__file__).resolve().parents[1]
 PACKAGE = TRAINER.name.removesuffix("_trainer")  # the user's
 
@@ -92,12 +95,7 @@ def optional(line: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        _note(line.format(error.strerror))
-
-
-@functools.cache
-def _note(line: str) -> None:
-    output.print_lines(f"note: {line}", error=True)
+        output.print_once(f"note: {line.format(error.strerror)}")
 
 
 def sync(folder: Path) -> None:
@@ -161,3 +159,65 @@ def pointed(link: Path) -> Path:
         found = link.parent / os.fsdecode(link.read_bytes()).strip()
         return found if found.is_dir() else link
     return link.resolve() if link.is_symlink() else link
+
+
+# --- small files that others may have written, cut or replaced ------------------------------------
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """Open a regular file; ValueError if it is something else."""
+    # A pipe without a writer would wait, and a device may have no end.
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError("is not a regular file")
+        yield file
+
+
+def read(path: Path, most: int) -> bytes:
+    """The content of a regular file of at most so many bytes, also unpacked; else ValueError."""
+    with opened(path) as file:
+        if path.suffix != ".gz":
+            content = file.read(most + 1)
+        else:
+            import gzip
+
+            try:
+                with gzip.open(file) as unpacked:
+                    content = unpacked.read(most + 1)
+            except (EOFError, zlib.error) as error:
+                raise ValueError(f"is damaged: {error}") from None
+    if len(content) > most:
+        size = f"{most >> 20} MiB" if most >> 20 else f"{most >> 10} KiB"
+        raise ValueError(f"larger than {size}")
+    return content
+
+
+def lines(path: Path, most: int) -> Iterator[str]:
+    """The lines of a text file, at most ``most`` bytes of them; empty if cut, or above 64 KiB."""
+    with opened(path) as file, io.TextIOWrapper(file, "utf-8", "replace", newline="\n") as text:
+        while most > 0 and (line := text.readline(2**16)):
+            most -= len(line)
+            yield line if line.endswith("\n") else "\n"
+
+
+def read_json(path: Path, most: int) -> Any:
+    """The value in a JSON file of at most ``most`` bytes; raises as :func:`read`."""
+    content = read(path, most)
+    if content.count(b",") > _MOST_VALUES:
+        raise ValueError(f"more than {_MOST_VALUES:,} values")
+    try:
+        found = json.loads(content)
+    except RecursionError:
+        return refuse_deep(None, 0)
+    refuse_deep(found)
+    return found
+
+
+def refuse_deep(value: Any, levels: int = _MOST_LEVELS) -> None:
+    """Raise ValueError if a value of JSON is nested so deep that it cannot be written again."""
+    if not levels:
+        raise ValueError(f"nested more than {_MOST_LEVELS} levels deep")
+    if isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            refuse_deep(each, levels - 1)

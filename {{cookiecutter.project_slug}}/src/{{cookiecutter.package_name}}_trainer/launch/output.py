@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import functools
 import os
 import select
 import sys
@@ -37,11 +38,17 @@ def print_lines(*lines: str, error: bool = False) -> None:
         _discard(stream, failure)
 
 
+@functools.cache
+def print_once(line: str) -> None:
+    """Print a line to stderr, once in a process."""
+    print_lines(line, error=True)
+
+
 def discard_unread() -> None:
     """Discard output that nothing reads from now on, and say so: a print would raise an error."""
     events = UNREAD.poll(0)
     if closed := [descriptor for descriptor, event in events if event & select.POLLERR]:
-        _to_nowhere(*closed)
+        to_nowhere(*closed)
         sys.stderr.write("note: nothing reads the output any more; the command continues\n")
 
 
@@ -57,12 +64,13 @@ def _flush_errors() -> None:
 def _discard(stream: TextIO, failure: Exception) -> None:
     """Discard what is printed to a stream from now on, also what is left in its buffer."""
     with contextlib.suppress(OSError, ValueError):
-        _to_nowhere(stream.fileno())
+        to_nowhere(stream.fileno())
         sys.stderr.write(f"note: the output is discarded from now on: {failure}\n")
         sys.stderr.flush()
 
 
-def _to_nowhere(*descriptors: int) -> None:
+def to_nowhere(*descriptors: int) -> None:
+    """Discard what is written to these descriptors from now on."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for descriptor in descriptors:
         os.dup2(nowhere, descriptor)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..errors import UserError
-from . import collectives, failures, files, output, reports, side_files
+from . import collectives, failures, files, output, reports
 from .cluster import Layout
 from .reports import PARENT, RANK_PROCESS
 from .signals import Interrupted, Preempted
@@ -81,11 +81,11 @@ def _die_with_parent() -> None:
     # When torchrun or Open MPI are killed, nobody else ends their ranks.
     leaves_orphans = {*_OTHERS, "OMPI_COMM_WORLD_RANK"} & os.environ.keys()
     parent = os.environ.get(PARENT, str(os.getppid()) if leaves_orphans else "")
-    if not parent.isdecimal() or os.getppid() not in (int(parent), 1):
+    if not parent or str(os.getppid()) not in (parent, "1"):
         return  # not a rank; perhaps a child process that inherited its variables
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(parent):
+    if str(os.getppid()) != parent:
         sys.exit("the process that started this rank has ended")
 
 
@@ -149,7 +149,7 @@ def count_attempt(directory: Path, step: int, layout: Layout) -> None:
     failures, path = 0, directory / _ATTEMPTS
     if layout.is_main:
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # none, or damaged
-            found = side_files.read_json(path, 2**16)
+            found = files.read_json(path, 2**16)
             failures = found["failures"] + 1 if found["step"] == step else 0
         files.write_atomically(path, json.dumps({"step": step, "failures": failures}))
     if collectives.broadcast(failures) < _MOST_FAILURES:

@@ -18,7 +18,6 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable
-from ctypes.util import find_library
 from pathlib import Path
 from resource import RLIMIT_NOFILE, getrlimit, setrlimit
 
@@ -35,10 +34,6 @@ _POLL_SECONDS, _LONGEST_POLL_SECONDS = 0.02, 0.5
 # connect to those that they exchange something with.
 _MOST_IN_FULL_MESH = 16
 _OPEN_FILES = 65536
-# Set by users who have chosen a network for NCCL, or sockets.
-_CHOICES = ("NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_IB_DISABLE")
-# InfiniBand and RoCE. A port of AWS's EFA has another link layer, for which NCCL needs a plugin.
-_LINK_LAYERS = ("InfiniBand", "Ethernet")
 _groups_formed = itertools.count()
 _stores: dict[Layout, dist.Store] = {}
 
@@ -223,28 +218,3 @@ def _is_loopback(address: str) -> bool:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
         return address == "localhost"
-
-
-def sockets_note(devices: Path = Path("/sys/class/infiniband")) -> str | None:
-    """One line if NCCL will use TCP sockets between nodes, and why; ``None`` otherwise."""
-    folders = filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":"))
-    plugins = [each for folder in folders for each in Path(folder).glob("libnccl-net*.so*")]
-    if any(map(os.environ.get, _CHOICES)) or plugins:
-        return None
-    if find_library("nccl-net") or find_library("nccl-net-ofi"):
-        return None
-    why = "libibverbs is not installed"
-    if not any(map(_is_usable, devices.glob("*/ports/*"))):
-        why = f"no active port of InfiniBand or RoCE in {devices}, no plugin (libnccl-net.so)"
-    elif find_library("ibverbs"):
-        return None
-    return f"NCCL will use TCP sockets between nodes, which are slow: {why}"
-
-
-def _is_usable(port: Path) -> bool:
-    try:
-        link = (port / "link_layer").read_text("utf-8").strip()
-        is_active = (port / "state").read_text("utf-8").rstrip().endswith("ACTIVE")
-    except OSError:
-        return True  # it cannot be told
-    return link in _LINK_LAYERS and is_active

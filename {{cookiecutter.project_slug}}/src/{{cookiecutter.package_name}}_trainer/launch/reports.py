@@ -27,9 +27,6 @@ State = Literal["", "started", "working"]
 """``started``: it handles SIGINT; ``working``: it must not end, even with exit code 0."""
 
 
-# --- a rank --------------------------------------------------------------------------------------
-
-
 def report_start() -> None:
     """Report to our launcher that this rank handles SIGINT, without a traceback of imports."""
     if directory := launcher_directory():
@@ -84,9 +81,6 @@ def exit_code(error: BaseException | None) -> int:
     return error.code if isinstance(error, UserError) else 1
 
 
-# --- the script that started the run -------------------------------------------------------------
-
-
 def make_outcome_absolute(directory: Path) -> None:
     """Let a relative path mean a file in ``directory``, whatever directory user code changes to."""
     if path := _outcome():
@@ -117,11 +111,8 @@ def _outcome() -> Path | None:
     return Path(os.environ[OUTCOME]) if os.environ.get(OUTCOME) else None
 
 
-# --- the launcher --------------------------------------------------------------------------------
-
-
 def state(directory: Path, rank: int) -> str:
-    """The :data:`State` of a rank."""
+    """The :data:`State` of a rank, for its launcher."""
     path = directory / f"state-{rank}"
     return path.read_text("utf-8") if path.exists() else ""
 

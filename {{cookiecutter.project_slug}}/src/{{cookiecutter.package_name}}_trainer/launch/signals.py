@@ -19,8 +19,7 @@ from types import FrameType, TracebackType
 import torch
 from torch import Tensor
 
-from ..errors import ConfigurationError
-from . import cluster, collectives, output
+from . import collectives, output
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 INTERRUPTED_CODE = 128 + signal.SIGINT
@@ -172,9 +171,7 @@ def redirect_lost_terminal() -> None:
     for descriptor in (1, 2):
         with contextlib.suppress(OSError):  # the program has closed it
             if stat.S_ISCHR(os.fstat(descriptor).st_mode) and not os.isatty(descriptor):
-                nowhere = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(nowhere, descriptor)
-                os.close(nowhere)
+                output.to_nowhere(descriptor)
 
 
 # --- what an error prints when it ends a process -------------------------------------------------
@@ -196,10 +193,3 @@ def hide_traceback(
             sys.exit(code)
 
     sys.excepthook = hook
-
-
-def is_main_rank() -> bool:
-    """Whether this process is the main rank, according to the environment."""
-    with contextlib.suppress(ConfigurationError):  # reported already where a run begins
-        return cluster.detect().is_main
-    return True

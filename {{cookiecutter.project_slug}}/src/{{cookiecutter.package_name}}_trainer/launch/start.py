@@ -181,7 +181,7 @@ def _start_processes(method: Method, given: _Work, place: Place, result: Path) -
 def _run_rank(given: _Work, variables: dict[str, str], result: Path | None) -> None:
     """Entry point of a new process: set its environment, run the function, write the result."""
     os.setpgid(0, 0)
-    if os.getppid() != int(variables[PARENT]):
+    if str(os.getppid()) != variables[PARENT]:
         sys.exit("the process that started this rank has ended")
     os.environ.update(variables)
     if isinstance(given, Path):

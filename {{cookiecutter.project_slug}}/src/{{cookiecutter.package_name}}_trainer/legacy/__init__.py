@@ -4,12 +4,14 @@
 ``legacy.plugins`` and ``legacy.loggers``, as they were. Deleting this folder removes all of it.
 """
 
+import inspect
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..errors import foreign, refuse
+from ..errors import ConfigurationError, foreign, refuse, shown
 from ..module import DataModule, TrainingModule, problems_of_names
 from ..trainer import Trainer
-from . import arguments, lightning, names
+from . import arguments, names
 from .plugins import DDPPlugin, DeepSpeedPlugin, RPCSequentialPlugin
 
 __all__ = [
@@ -21,9 +23,7 @@ __all__ = [
     "Trainer",
 ]
 
-foreign.types, foreign.translate = arguments.TYPES, arguments.translate
-foreign.keywords, foreign.methods = arguments.keywords, lightning.METHODS
-foreign.advice = {(each.where, each.name): each.use for each in names.rows()}
+_TOGGLED = "_toggled_optimizer"
 
 
 class LightningModule(TrainingModule):
@@ -40,3 +40,61 @@ class LightningDataModule(DataModule):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         refuse(problems_of_names(cls, DataModule))
+
+
+# --- methods of Lightning's modules, which all modules have --------------------------------------
+
+
+class AttributeDict(dict[str, Any]):
+    """A dict whose keys are attributes, too."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self:
+            raise AttributeError(f"there is no hyperparameter {name!r}")
+        return self[name]
+
+
+def save_hyperparameters(
+    self: Any, *given: Any, ignore: str | Iterable[str] = (), logger: bool = True
+) -> None:
+    """Add arguments of ``__init__``, those of subclasses included, to ``self.hparams``.
+
+    ``given``: names, by default all; or one mapping, or object, in their place.
+    """
+    if not logger:
+        raise ConfigurationError("save_hyperparameters: logger=False: leave it out, or use ignore")
+    found, frame = dict[str, Any](), inspect.currentframe()
+    while frame := frame and frame.f_back:
+        names, _, keywords, values = inspect.getargvalues(frame)
+        is_init = frame.f_code.co_name == "__init__" and names
+        if not is_init or values.get(names[0]) is not self:
+            break
+        found |= {name: values[name] for name in names[1:]} | values.get(keywords or "", {})
+    if given and not isinstance(given[0], str):
+        found = dict(given[0] if isinstance(given[0], Mapping) else vars(given[0]))
+    elif unknown := [name for name in given if name not in found]:
+        raise ConfigurationError(f"save_hyperparameters: no argument {shown(unknown[0])}")
+    elif given:
+        found = {name: found[name] for name in given}
+    left_out = {ignore} if isinstance(ignore, str) else {*ignore}
+    kept = {name: value for name, value in found.items() if name not in left_out}
+    self.hparams = AttributeDict({**self.hparams, **kept})
+
+
+def toggle_optimizer(self: Any, optimizer: Any) -> None:
+    """Compute gradients only for an optimizer's parameters, until :func:`untoggle_optimizer`."""
+    untoggle_optimizer(self, optimizer)
+    vars(self)[_TOGGLED] = optimizer.toggle_model()
+    vars(self)[_TOGGLED].__enter__()
+
+
+def untoggle_optimizer(self: Any, optimizer: Any) -> None:
+    """Restore what :func:`toggle_optimizer` has changed."""
+    if (toggled := vars(self).pop(_TOGGLED, None)) is not None:
+        toggled.__exit__(None, None, None)
+
+
+METHODS = {f.__name__: f for f in (save_hyperparameters, toggle_optimizer, untoggle_optimizer)}
+foreign.types, foreign.translate = arguments.TYPES, arguments.translate
+foreign.keywords, foreign.methods = arguments.keywords, METHODS
+foreign.advice = {(each.where, each.name): each.use for each in names.rows()}

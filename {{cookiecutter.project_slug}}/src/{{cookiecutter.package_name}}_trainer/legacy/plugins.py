@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from ..errors import ConfigurationError, UserError, nearest, refuse
+from ..errors import ConfigurationError, UserError, refuse
 from ..launch import rendezvous
 from ..launch.cluster import Layout
 from ..strategies import create
@@ -163,12 +163,6 @@ def _address_variables(layout: Layout, timeout: timedelta) -> Iterator[None]:
             os.environ.pop(name, None)
             if name in before:
                 os.environ[name] = before[name]
-
-
-def __getattr__(name: str) -> object:
-    if name.startswith("_"):
-        raise AttributeError(name)
-    raise ImportError(f"there is no plugin {name}{nearest(name, __all__)}; use strategy", name=name)
 
 
 # Examples import plugins from these modules, too.

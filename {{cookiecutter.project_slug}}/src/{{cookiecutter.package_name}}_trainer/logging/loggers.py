@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..launch import side_files
+from ..launch import files
 from .logger import LoggedRun, Logger
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class _Table:
 def _end_of_step(path: Path, step: int) -> int:
     """Offset of the end of the last row of a step."""
     position = 0
-    with side_files.opened(path) as file:
+    with files.opened(path) as file:
         for index, line in enumerate(iter(partial(file.readline, 2**16), b"")):
             number = line.split(b",", 1)[0]
             if index and not (number.isdigit() and int(number[:20]) <= step):

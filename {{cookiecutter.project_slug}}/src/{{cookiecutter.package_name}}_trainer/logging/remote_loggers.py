@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 from ..errors import ConfigurationError, UserError, one_line
-from ..launch import files, output, side_files
+from ..launch import files, output
 from ..options import redaction
 from .logger import LoggedRun, Logger
 
@@ -60,9 +60,9 @@ class RemoteLogger(Logger):
         folder.mkdir(exist_ok=True)
         record, self._values = folder / "run.json", folder / "values.jsonl"
         try:
-            known = side_files.read_json(record, 2**16)["id"] if record.exists() else None
+            known = files.read_json(record, 2**16)["id"] if record.exists() else None
             if self._values.exists():  # without a line that a process was killed in
-                content = side_files.read(self._values, _MOST_BYTES)
+                content = files.read(self._values, _MOST_BYTES)
                 os.truncate(self._values, content.rfind(b"\n") + 1)
             self._last = {name: step for step, values in self.sent() for name in values}
         except (OSError, ValueError, LookupError, TypeError) as error:
@@ -91,7 +91,7 @@ class RemoteLogger(Logger):
     def sent(self) -> Iterator[tuple[int, dict[str, float]]]:
         """Yield the step and the values of each earlier call."""
         if self._values.exists():
-            for line in side_files.read(self._values, _MOST_BYTES).splitlines():
+            for line in files.read(self._values, _MOST_BYTES).splitlines():
                 step, values = json.loads(line)
                 yield step, values
 

@@ -6,7 +6,7 @@ from itertools import islice
 from pathlib import Path
 
 from ..errors import one_line
-from ..launch import side_files
+from ..launch import files
 from .loggers import HEADER
 
 _MOST_ROWS, _MOST_BYTES = 5_000_000, 2**29
@@ -15,7 +15,7 @@ _MOST_ROWS, _MOST_BYTES = 5_000_000, 2**29
 def read_rows(path: Path, notes: list[str]) -> Iterator[tuple[int, str, str, str]]:
     """Step, epoch, name and value of the rows of a log; ``notes`` gets what is left out."""
     damaged: list[int] = []
-    rows = csv.reader(side_files.lines(path, _MOST_BYTES))
+    rows = csv.reader(files.lines(path, _MOST_BYTES))
     try:
         for row in islice(rows, _MOST_ROWS):
             if rows.line_num == 1 and row == HEADER:

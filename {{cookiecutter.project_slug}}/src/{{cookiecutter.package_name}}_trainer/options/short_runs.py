@@ -16,8 +16,6 @@ _OFF_IN_SHORT_RUNS = (
 def shortened(options: Options, problems: Problems) -> tuple[Options, list[str]]:
     """Options of a run, which ``fast_dev_run`` makes short, and what to print of that."""
     number = int(options.fast_dev_run)
-    if not number:
-        return options, []
     if options.overfit_batches:
         problems.add(
             f"fast_dev_run={number} and overfit_batches={options.overfit_batches!r} each select "

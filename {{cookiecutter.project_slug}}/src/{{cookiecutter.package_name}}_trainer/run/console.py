@@ -62,8 +62,9 @@ def warn_of_hidden_gpus(plan: Plan) -> None:
     """Warn once if the run is on the CPU only because torch cannot use this machine's GPUs."""
     # Our launcher has printed it for its ranks.
     is_ours_to_say = plan.layout.is_main and not reports.is_reported()
-    if is_ours_to_say and plan.options.accelerator == "auto" and plan.device.type == "cpu":
-        devices.warn_of_hidden()
+    is_on_cpu = plan.options.accelerator == "auto" and plan.device.type == "cpu"
+    if is_ours_to_say and is_on_cpu and (line := devices.why_hidden()) is not None:
+        output.print_once(f"warning: this run is on the CPU: {line}")
 
 
 def _settings(plan: Plan, loop: FitLoop, total_steps: int | None) -> list[str]:

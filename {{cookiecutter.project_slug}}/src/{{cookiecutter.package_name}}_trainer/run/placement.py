@@ -2,7 +2,7 @@
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -36,17 +36,28 @@ class Placement:
     @property
     def torch_devices(self) -> tuple[torch.device, ...]:
         """The devices of this node, as visible to this process."""
-        return tuple(torch_device(self.accelerator, index) for index in self.devices)
+        kind, hardware = self.accelerator, ADDED.get(self.accelerator)
+        if kind == "cpu":
+            return (torch.device(kind),) * len(self.devices)
+        if hardware is not None:
+            return tuple(torch.device(hardware.device_type, index) for index in self.devices)
+        # A cluster may show each process only its own GPU (srun --gpus-per-task=1), as device 0.
+        visible = count(kind) or 0
+        return tuple(torch.device(kind, each if each < visible else 0) for each in self.devices)
 
 
-def find(options: Options, problems: Problems) -> Placement:
-    """Find where a run will be; ``problems`` collects one line per error."""
+def find(options: Options, problems: Problems, is_here: bool = True) -> Placement:
+    """Find where a run will be; ``problems`` collects one line per error.
+
+    ``is_here``: whether this process is one of the run, so that it reads how it was launched.
+    """
     accelerator: Accelerator = "cpu"
     with problems:
         accelerator = choose_accelerator(options.accelerator)
     layout = Layout()
     with problems:
-        layout = cluster.detect(num_nodes=options.num_nodes)
+        if is_here:
+            layout = cluster.detect(num_nodes=options.num_nodes)
         if not 0 <= layout.main_port < 2**16:
             raise ConfigurationError(
                 f"{layout.source}: MASTER_PORT={layout.main_port}: give a port from 1 to 65535"
@@ -74,8 +85,30 @@ def find(options: Options, problems: Problems) -> Placement:
     return Placement(accelerator, layout, tuple(devices), nodes, name, strategy)
 
 
+def find_elsewhere(accelerator: Accelerator, options: Options, problems: Problems) -> Placement:
+    """Find where a run on another machine will be: this one's CPUs stand for a node's devices.
+
+    If the accelerator is ``auto``, it is one that the strategy runs on.
+    """
+    is_other = accelerator in ("auto", "cpu", "cuda", "gpu")
+    on_cpus = replace(options, accelerator="cpu", auto_select_gpus=False) if is_other else options
+    where = find(on_cpus, problems, is_here=False)
+    if not is_other or accelerator in ADDED:
+        return where
+    limits, nodes = where.strategy.limits, where.nodes
+    if accelerator != "cpu":
+        able = "cuda" in limits.accelerators or accelerator != "auto"
+        accelerator = "cuda" if able else limits.accelerators[0]
+    local, source = limits.local_processes(len(where.devices)), next(iter(limits.sources), "plan")
+    layout = Layout(
+        world_size=local * nodes, local_world_size=local, num_nodes=nodes, source=source
+    )
+    counted = str(options.devices) not in ("auto", "-1")
+    where = replace(where, accelerator=accelerator, layout=layout)
+    return replace(where, is_here=False, is_counted=counted)
+
+
 def _create(wanted: object, own_options: dict[str, Any]) -> tuple[str, Strategy]:
-    """The name of a strategy, and the strategy."""
     if not isinstance(wanted, Strategy):
         strategy = strategies.create(wanted, own_options)
         return str(wanted), strategy
@@ -135,19 +168,6 @@ def check(options: Options, where: Placement) -> list[str]:
         ),
     }
     return [line for line, is_wrong in lines.items() if is_wrong]
-
-
-# --- devices -------------------------------------------------------------------------------------
-
-
-def torch_device(accelerator: Accelerator, index: int) -> torch.device:
-    """A device of this node, as visible to this process."""
-    if accelerator == "cpu":
-        return torch.device("cpu")
-    if accelerator in ADDED:
-        return torch.device(ADDED[accelerator].device_type, index)
-    # A cluster may show each process only its own GPU (srun --gpus-per-task=1), as device 0.
-    return torch.device(accelerator, index if index < (count(accelerator) or 0) else 0)
 
 
 def _devices(

@@ -7,7 +7,9 @@ changes global state: environment variables are set where a run starts (``traine
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -139,6 +141,13 @@ def make(given: Options, problems: Problems, find: Find = placement.find) -> Pla
         loggers=loggers,
         notes=[*notes, *reading.notes(options)],
     )
+
+
+def make_elsewhere(given: Mapping[str, Any]) -> Plan:
+    """Plan the run of a trainer with these keywords on another machine than this one."""
+    problems = Problems()
+    options = reading.read(given, problems)
+    return make(options, problems, partial(placement.find_elsewhere, str(options.accelerator)))
 
 
 def _check_options(options: Options, where: Placement, problems: Problems) -> None:

@@ -166,7 +166,6 @@ class _Fit:
         return None if target == 1.0 else factor
 
     def _set_up(self) -> FitParts:
-        """Set the module up under the strategy."""
         run, module, feed, options = self._run, self._module, self._feed, self._plan.options
         strategy, recorder = self._plan.strategy, self._run.recorder
         if options.sync_batchnorm:
@@ -341,7 +340,6 @@ class _Fit:
             raise Interrupted(self._run.global_step, shown, self._console.is_command) from None
 
     def _run_loop(self, loop: FitLoop) -> None:
-        """Run the loop, and write its outcome."""
         try:
             with loop:
                 loop.run()

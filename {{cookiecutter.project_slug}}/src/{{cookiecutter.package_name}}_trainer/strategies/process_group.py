@@ -16,7 +16,7 @@ import torch.distributed as dist
 import torch.distributed.nn.functional
 from torch import Tensor
 
-from ..launch import collectives, hangs, output, rendezvous, reports
+from ..launch import collectives, hangs, rendezvous, reports
 from ..launch.cluster import Layout
 from .base import DataLayout, StepOutput, Strategy
 from .engine_optimizers import EngineGroups
@@ -95,9 +95,6 @@ class ProcessGroupStrategy(Strategy):
         variables = collectives.BACKENDS
         requested = next((os.environ[name] for name in variables if os.environ.get(name)), None)
         names = backends(requested, device.type)
-        is_between_nodes = "cuda:nccl" in names and layout.num_nodes > 1
-        if is_between_nodes and layout.is_main and (line := rendezvous.sockets_note()):
-            output.print_lines(f"note: {line}", error=True)
         to_join, shows = datetime.timedelta(seconds=self.timeout_seconds), sys.excepthook
         # Ranks wait for each other twice: until all have joined, and until all are connected. In
         # the kernel no timeout of torch applies: a rank may be stopped with the lock of the store.

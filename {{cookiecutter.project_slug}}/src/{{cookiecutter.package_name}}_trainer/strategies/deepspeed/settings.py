@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ...errors import ConfigurationError, nearest, refuse
-from ...launch import side_files
+from ...launch import files
 from ...options import Options
 from ..memory import Memory, Sizes, divided, memory
 from . import VARIABLES
@@ -68,7 +68,7 @@ def read(given: Mapping[str, Any] | str | os.PathLike[str] | None) -> dict[str, 
         return copy.deepcopy(dict(given))
     name += f"={str(given)!r}"
     try:
-        content = side_files.read_json(Path(given), _MOST_BYTES)
+        content = files.read_json(Path(given), _MOST_BYTES)
     except OSError as error:
         raise ConfigurationError(f"{name}: {error.strerror}; give DeepSpeed's JSON file") from None
     except ValueError as error:

@@ -20,7 +20,7 @@ from ...errors import Problems, UserError, shown
 from ...loop.position import scaled_rate
 from ...module import DataModule, TrainingModule
 from ...options import Options, reading, values
-from ...run import anywhere, placement
+from ...run import placement
 from ...run import plan as plans
 from ...run.plan import Find, Plan
 from ...strategies import SingleDevice, Strategy, registry
@@ -90,7 +90,7 @@ def _placed(accelerator: str, options: Options, problems: Problems) -> placement
     """Find where a run will be: not on this machine, and on a number of devices that is given."""
     if str(options.devices) in ("auto", "-1"):
         problems.add("devices: a plan needs their number on a node; give --devices N")
-    return anywhere.find(accelerator, options, problems)
+    return placement.find_elsewhere(accelerator, options, problems)
 
 
 def disagreements(root: Path, devices: int, nodes: int, accelerator: str) -> list[str]:

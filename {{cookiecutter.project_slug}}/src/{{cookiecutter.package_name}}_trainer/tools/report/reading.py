@@ -13,7 +13,7 @@ import numpy as np
 from ...checkpoint import run_directory
 from ...cli import config_files
 from ...errors import ConfigurationError, one_line
-from ...launch import side_files
+from ...launch import files
 from ...logging.remote_loggers import flat
 from ...logging.rows import read_rows
 from ...options import redaction
@@ -218,9 +218,7 @@ def _traces(directory: Path, notes: list[str]) -> list[Trace]:
 
 def _recorded(path: Path) -> list[Step]:
     events = [
-        each
-        for each in side_files.read_json(path, _MOST_BYTES)["traceEvents"]
-        if each.get("ph") == "X"
+        each for each in files.read_json(path, _MOST_BYTES)["traceEvents"] if each.get("ph") == "X"
     ]
     patterns = _ON_GPU if _spans(events, "kernel/") else _ON_CPU
     spans = {category: _spans(events, pattern) for category, pattern in patterns.items()}

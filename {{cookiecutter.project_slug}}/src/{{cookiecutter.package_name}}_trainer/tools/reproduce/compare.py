@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ...checkpoint import run_directory
-from ...launch import side_files
+from ...launch import files
 from ...launch.cluster import Layout
 from ...launch.start import threads_each
 from ...logging.rows import read_rows
@@ -181,7 +181,7 @@ def read(run: Path) -> dict[int, Steps]:
         # The last line was cut if the process was killed.
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError, ArithmeticError):
             steps = found.setdefault(int(path.stem.removeprefix("rank-")), {})
-            for values in map(json.loads, side_files.lines(path, _MOST_BYTES)):
+            for values in map(json.loads, files.lines(path, _MOST_BYTES)):
                 steps[int(values["step"])] = values
     return found
 

@@ -17,7 +17,7 @@ from unittest import mock
 import my_project_trainer as trainer
 import torch
 from my_project_trainer import strategies
-from my_project_trainer.data import moving, transfer
+from my_project_trainer.data import moving
 from my_project_trainer.loop import nonfinite
 from my_project_trainer.run import placement
 from torch import Tensor, nn
@@ -206,7 +206,7 @@ def planted(folder: Path) -> dict[str, Any]:
                 "pageable": model.window.counts.pageable,
             }
     with (
-        mock.patch.object(transfer, "copy_stream", return_value=None),
+        mock.patch.object(moving, "copy_stream", return_value=None),
         mock.patch.object(moving, "to", lambda tensor, device, dtype: tensor),
     ):
         try:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..callbacks.calls import HookCalls
 from ..checkpoint.left_out import LeftOut
-from ..data import Feed, MicroBatch, moving, transfer
+from ..data import Feed, MicroBatch, moving
 from ..errors import UserError, shown
 from ..launch import collectives
 from ..launch.hangs import timer
@@ -65,7 +65,7 @@ def read(
 ) -> Iterator[MicroBatch]:
     """Read the batches of an epoch on a strategy's devices; ``speed`` measures the waits."""
     devices, dtype = strategy.data.devices, strategy.precision.parameter_dtype
-    batches, clock = transfer.read(feed, epoch, start, devices, dtype), time.perf_counter
+    batches, clock = moving.ahead(feed.epoch(epoch, start), devices, dtype), time.perf_counter
     started = clock()
     if timer.is_armed:
         timer.begin("evaluation" if speed is None else "training")

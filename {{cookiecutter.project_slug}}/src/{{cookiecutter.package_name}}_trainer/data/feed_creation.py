@@ -65,19 +65,6 @@ def device_batch_size(global_batch_size: int, replicas: int, accumulate: int) ->
     return global_batch_size // shares
 
 
-def _too_few_samples(plan: BatchPlan, global_batch_size: int | None) -> ConfigurationError:
-    given = f"global_batch_size={global_batch_size}"
-    if global_batch_size is None:
-        given = (
-            f"batch_size={plan.batch_size} x {plan.replicas} replicas x "
-            f"accumulate_grad_batches={plan.accumulate} = {plan.global_batch}"
-        )
-    return ConfigurationError(
-        f"{given}: an optimizer step takes more samples than the {plan.samples} of the dataset; "
-        f"use at most {plan.samples}"
-    )
-
-
 def feed_training(
     loader: Iterable[Any],
     share: Share,
@@ -102,7 +89,12 @@ def feed_training(
             size = device_batch_size(global_batch_size, share.replicas, accumulate)
         plan = BatchPlan(_samples(loader), size, share.replicas, accumulate, batches.drop_last)
         if plan.samples < plan.global_batch:
-            raise _too_few_samples(plan, global_batch_size)
+            given = f"batch_size={size} x {share.replicas} replicas x accumulate_grad_batches="
+            given = "global_batch_size=" if global_batch_size else f"{given}{accumulate} = "
+            raise ConfigurationError(
+                f"{given}{plan.global_batch}: an optimizer step takes more samples than the "
+                f"{plan.samples} of the dataset; use at most {plan.samples}"
+            )
         most = limit.of(plan.batches, accumulate)
         plan = replace(plan, most=None if most is None else most * plan.micro_batch)
         feed = _ordered(loader, plan, share, shuffle=True, fill=True, repeats=repeats)

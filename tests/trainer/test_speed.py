@@ -10,7 +10,7 @@ import psutil
 import pytest
 import torch
 from my_project_trainer.launch import start
-from my_project_trainer.logging import Speed, speed
+from my_project_trainer.logging import speed
 from tests.conformance.rows import ROUNDING
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
@@ -119,7 +119,7 @@ def test_no_speed_is_written_twice_after_a_resume(tmp_path: Path, clock: Clock) 
 
 
 def test_without_a_batch_size_there_are_no_samples_per_second(clock: Clock) -> None:
-    measured = Speed(None)
+    measured = speed.Speed(None)
     clock.now += 8
     assert measured.take(4) == {
         "speed/seconds_per_step": 2.0,

@@ -23,7 +23,8 @@ from .launch.devices import backends_set
 from .launch.rank import drop_inherited_variables, run_external
 from .launch.signals import Interrupted, Preempted
 from .loop.position import Position
-from .module import Loaders, OptionNames, RunFacts, RunProperties, TrainingModule
+from .module import Loaders, TrainingModule
+from .module.current_run import OptionNames, RunFacts, RunProperties
 from .options import Options, values
 from .options.reading import takes, takes_foreign
 from .run import console, environment, plan, training

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from ..checkpoint import Checkpoint, run_of, tensor_files
 from ..errors import ConfigurationError, Problems, UserError, one_line, shown
 from ..launch import files, output
-from ..module import TrainingModule, is_overridden
+from ..module import TrainingModule
+from ..module.hooks import is_overridden
 from ..options import values
 from . import arguments, imports
 from .loading import classes_of, load_module, read_weights, resolve_given

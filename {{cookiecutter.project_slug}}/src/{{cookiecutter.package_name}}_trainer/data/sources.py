@@ -11,15 +11,8 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ..errors import UserError, refuse, shown
-from ..module import (
-    DataHooks,
-    DataModule,
-    Loader,
-    TrainingModule,
-    is_overridden,
-    problems_of_names,
-    problems_of_signatures,
-)
+from ..module import DataHooks, DataModule, Loader, TrainingModule
+from ..module.hooks import is_overridden, problems_of_names, problems_of_signatures
 
 Data = DataModule | Loader | Mapping[str, Loader] | None
 LoadersByName = Mapping[str, Loader]

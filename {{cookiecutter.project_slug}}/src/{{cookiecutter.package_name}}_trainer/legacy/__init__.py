@@ -7,7 +7,8 @@
 from typing import Any
 
 from ..errors import foreign, refuse
-from ..module import DataModule, TrainingModule, problems_of_names
+from ..module import DataModule, TrainingModule
+from ..module.hooks import problems_of_names
 from ..trainer import Trainer
 from . import arguments, lightning, names
 from .plugins import DDPPlugin, DeepSpeedPlugin, RPCSequentialPlugin

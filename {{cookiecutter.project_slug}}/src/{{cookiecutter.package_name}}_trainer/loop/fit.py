@@ -45,7 +45,8 @@ from ..checkpoint import Checkpoints, dtensors
 from ..data import MicroBatch
 from ..launch import collectives, output
 from ..launch.signals import STOP, Preempted, Preemption
-from ..logging import BatchContext, peak_memory, torchmetrics_state
+from ..logging import BatchContext, torchmetrics_state
+from ..logging.speed import peak_memory
 from ..strategies import BatchSkipped
 from ..strategies.optimizers import rates_to_log
 from . import saving

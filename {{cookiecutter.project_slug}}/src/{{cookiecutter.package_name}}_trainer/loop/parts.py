@@ -14,8 +14,10 @@ from ..data import Feed, MicroBatch, moving
 from ..errors import UserError, shown
 from ..launch import collectives
 from ..launch.hangs import timer
-from ..logging import Outputs, Speed
-from ..module import TrainingModule, is_overridden
+from ..logging.outputs import Outputs
+from ..logging.speed import Speed
+from ..module import TrainingModule
+from ..module.hooks import is_overridden
 from ..options import Options
 from ..strategies import Strategy
 from ..strategies.optimizers import Optimization

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError, foreign
 from ..launch import collectives
-from ..logging import ReduceFx
+from ..logging.metrics import ReduceFx
 from .current_run import Manual, ReplicaProperties, Run, RunFacts, TrainerState
 from .hooks import Hooks
 

@@ -230,11 +230,11 @@ class Trainer(RunProperties, OptionNames):
         from .loop import trials
         from .run import commands
 
-        sweep = trials.Sweep(lowest, highest, steps)
+        rates = trials.rates(lowest, highest, steps)
         sources.check(module, "training_step", "configure_optimizers")
         sources.check_given(data, is_training=True)
         refuse(trials.problems_of(self._plan.strategy_name, self._plan.strategy, module))
-        command = partial(commands.find_learning_rate, module=module, data=data, sweep=sweep)
+        command = partial(commands.find_learning_rate, module=module, data=data, rates=rates)
         return cast(float, self._result(module, command))
 
     @property

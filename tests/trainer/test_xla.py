@@ -11,7 +11,7 @@ import pytest
 import torch
 from my_project_trainer.launch.devices import ADDED
 from my_project_trainer.loop.nonfinite import LossRecord
-from my_project_trainer.loop.position import Position
+from my_project_trainer.loop.parts import Position
 
 hardware = pytest.importorskip("my_project_trainer.strategies.xla.hardware")
 MISSING = (

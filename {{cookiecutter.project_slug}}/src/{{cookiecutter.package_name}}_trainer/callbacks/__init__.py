@@ -8,8 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from ..errors import instead
-from .callback import Callback
-from .calls import BUILT_IN
+from .callback import BUILT_IN, Callback
 
 if TYPE_CHECKING:
     from .measuring import Profile, SystemMonitor

@@ -46,7 +46,7 @@ from ..data import MicroBatch
 from ..launch import collectives, output
 from ..launch.signals import STOP, Preempted, Preemption
 from ..logging import BatchContext, torchmetrics_state
-from ..logging.speed import peak_memory
+from ..logging.progress import peak_memory
 from ..strategies import BatchSkipped
 from ..strategies.optimizers import rates_to_log
 from . import saving

@@ -15,8 +15,7 @@ from torch import Tensor
 from ..checkpoint import Checkpoints, dtensors
 from ..errors import UserError
 from ..launch import collectives, output
-from .parts import FitParts
-from .position import Position
+from .parts import FitParts, Position
 
 # Consecutive skipped steps after which a fit ends: about as many as with a gradient scaler, whose
 # scale starts at 65536; this is fairseq's --min-loss-scale.

@@ -210,7 +210,7 @@ class Tried(NamedTuple):
 
 
 def try_rates(
-    module: TrainingModule, feed: Feed, device: torch.device, options: Options, rates: Sequence[float]
+    module: TrainingModule, feed: Feed, device: torch.device, options: Options, rates: list[float]
 ) -> list[Tried]:
     """Make a step at each rate on a copy; ranks average their gradients, as under ``ddp``.
 

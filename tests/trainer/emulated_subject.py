@@ -18,7 +18,7 @@ import my_project_trainer as trainer
 import torch
 from my_project_trainer import strategies
 from my_project_trainer.data import moving
-from my_project_trainer.loop import nonfinite
+from my_project_trainer.loop import checks
 from my_project_trainer.run import placement
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
@@ -221,7 +221,7 @@ def on_emulated_gpu() -> Iterator[None]:
     """Have the trainer find the emulated device where it looks for a GPU."""
     emulated_gpu.install()
     # Looked at together by every other step, and not by the 64th alone.
-    nonfinite._BLOCK = 2
+    checks._BLOCK = 2
     for name in ("single_device", "dp", "ddp"):
         strategy = strategies.find(name).cls
         strategy.limits = replace(strategy.limits, accelerators=("cpu", "cuda", NAME))

@@ -20,7 +20,7 @@ import my_project_trainer as trainer
 import torch
 from my_project_trainer import callbacks
 from my_project_trainer.errors import Problems
-from my_project_trainer.loop.parts import scaled_rate
+from my_project_trainer.loop.position import scaled_rate
 from my_project_trainer.memory import meta_device
 from my_project_trainer.options import Options
 from my_project_trainer.run import plan

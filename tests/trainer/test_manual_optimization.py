@@ -81,7 +81,8 @@ def test_without_saying_so_nothing_is_done_by_hand(tmp_path, call):
         fit(Forgets(), tmp_path)
     assert (
         str(raised.value)
-        == "Forgets: set automatic_optimization = False to use manual optimization"
+        == "optimizers of Forgets are available only in training_step, with "
+        "automatic_optimization = False"
     )
 
 

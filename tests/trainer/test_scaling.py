@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from my_project_trainer.checkpoint import reading as checkpoint
 from my_project_trainer.data.feed_creation import device_batch_size
 from my_project_trainer.errors import ConfigurationError
-from my_project_trainer.loop.parts import scaled_rate, warmed_up_rate
+from my_project_trainer.loop.position import scaled_rate, warmed_up_rate
 from my_project_trainer.options import Options
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset

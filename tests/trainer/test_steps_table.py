@@ -9,7 +9,7 @@ import torch
 from my_project_trainer import errors, strategies
 from my_project_trainer.data import feed as feeds
 from my_project_trainer.data import feed_creation
-from my_project_trainer.loop.parts import total_steps
+from my_project_trainer.loop.position import total_steps
 from torch.utils.data import DataLoader, TensorDataset
 
 DEVICES, NODES, ACCUMULATE = range(1, 5), range(1, 4), range(1, 4)

@@ -10,8 +10,8 @@ import my_project_trainer as trainer
 import pytest
 import torch
 from my_project_trainer.launch.devices import ADDED
-from my_project_trainer.loop.nonfinite import LossRecord
-from my_project_trainer.loop.parts import Position
+from my_project_trainer.loop.checks import LossRecord
+from my_project_trainer.loop.position import Position
 
 hardware = pytest.importorskip("my_project_trainer.strategies.xla.hardware")
 MISSING = (

@@ -22,7 +22,7 @@ from .launch import failures, hangs, reports, signals
 from .launch.devices import backends_set
 from .launch.rank import drop_inherited_variables, run_external
 from .launch.signals import Interrupted, Preempted
-from .loop.parts import Position
+from .loop.position import Position
 from .module import Loaders, TrainingModule
 from .module.current_run import OptionNames, RunFacts, RunProperties
 from .options import Options, values

@@ -8,7 +8,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from ..errors import instead
-from .callback import BUILT_IN, Callback
+from .callback import Callback
+from .calls import BUILT_IN
 
 if TYPE_CHECKING:
     from .measuring import Profile, SystemMonitor

@@ -7,17 +7,9 @@ from typing import Any, cast
 from torch.utils.data import BatchSampler, DataLoader
 
 from ..errors import ConfigurationError, UserError
+from . import sampling
 from .feed import Feed, OrderedFeed, length
-from .sampling import (
-    MOST_HELD,
-    BatchPlan,
-    GlobalOrder,
-    Share,
-    can_be_ordered,
-    needs_keys,
-    order_globally,
-    own_draws,
-)
+from .sampling import BatchPlan, Share, can_be_ordered
 
 
 @dataclass(frozen=True)
@@ -83,7 +75,7 @@ def feed_training(
     of ``accumulate``. ``repeats``: read the first epoch again and again.
     """
     if in_global_order and can_be_ordered(loader):
-        batches = _batches_of(loader)
+        batches = cast(BatchSampler, loader.batch_sampler)
         size = batches.batch_size
         if global_batch_size is not None:
             size = device_batch_size(global_batch_size, share.replicas, accumulate)
@@ -132,7 +124,7 @@ def feed_evaluation(
     """
     if not (in_global_order and can_be_ordered(loader)):
         return _replayed(loader, share, 1, "join" if together else "allow", limit)
-    samples, size = _samples(loader), _batches_of(loader).batch_size
+    samples, size = _samples(loader), cast(BatchSampler, loader.batch_sampler).batch_size
     most = limit.of(-(-samples // size))
     plan = BatchPlan(
         *(samples, size, share.replicas),
@@ -182,17 +174,14 @@ def _ordered(
     fill: bool,
     repeats: bool = False,
 ) -> OrderedFeed:
-    order = GlobalOrder(plan, share.replica, share.seed, shuffle, needs_keys(loader), fill)
-    order.is_held, order.sampler = plan.samples <= MOST_HELD, own_draws(loader)
-    return OrderedFeed(order_globally(loader, order), order, share, repeats)
+    keyed = sampling.needs_keys(loader)
+    order = sampling.GlobalOrder(plan, share.replica, share.seed, shuffle, keyed, fill)
+    order.is_held, order.sampler = plan.samples <= sampling.MOST_HELD, sampling.own_draws(loader)
+    return OrderedFeed(sampling.order_globally(loader, order), order, share, repeats)
 
 
 def _samples(loader: DataLoader[Any]) -> int:
     """Samples of an epoch: those of the dataset, or those that its sampler draws."""
     if len(cast(Any, loader.dataset)) == 0:
         raise UserError("the dataset is empty: it has no samples to make batches of")
-    return len(cast(Any, own_draws(loader) or loader.dataset))
-
-
-def _batches_of(loader: DataLoader[Any]) -> BatchSampler:
-    return cast(BatchSampler, loader.batch_sampler)
+    return len(cast(Any, sampling.own_draws(loader) or loader.dataset))

@@ -134,7 +134,6 @@ def _own_number(value: Any) -> int | None:
 
 
 def _lengths(value: Any, path: _Path = ()) -> Iterator[tuple[_Path, int]]:
-    """Where in a batch tensors, arrays and lists are, and their lengths."""
     items: Sequence[tuple[Any, Any]] = ()
     if isinstance(value, Mapping):
         items = list(value.items())
@@ -325,7 +324,6 @@ def _is_object(value: Any) -> bool:
 
 
 def _is_splittable(value: Any) -> bool:
-    """Whether a leaf has entries for samples."""
     is_array = isinstance(value, Tensor | np.ndarray) and value.ndim > 0
     return is_array or isinstance(value, list | tuple) or _is_object(value)
 

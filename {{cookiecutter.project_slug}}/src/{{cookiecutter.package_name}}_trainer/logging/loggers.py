@@ -58,8 +58,6 @@ class CSVLogger(Logger):
 
 
 class _Table:
-    """A CSV file with one row per value."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         self.file = path.open("a", newline="", encoding="utf-8")

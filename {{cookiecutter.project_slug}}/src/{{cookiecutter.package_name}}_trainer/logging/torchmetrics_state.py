@@ -1,8 +1,7 @@
 """The state of torchmetrics metrics inside a module, for checkpoints and evaluation."""
 
 import contextlib
-import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -57,35 +56,16 @@ def metrics(module: nn.Module) -> list[Any]:
     return [metric for _, metric in _metrics(module)]
 
 
-def load(module: nn.Module, states: Sequence[Mapping[str, Tensor]]) -> list[str]:
-    """Restore a state, or those of ranks merged; return a note on each that cannot be merged."""
-    merged, lost = dict(_metrics(module)), set[str]()
-    _load(merged, states[0])
-    for each in states[1:]:
-        others = {path: copy.deepcopy(metric) for path, metric in merged.items()}
-        for metric in others.values():
-            metric.reset()
-        _load(others, each)
-        for path in [path for path, other in others.items() if other._update_count]:
-            metric, other = merged[path], others[path]
-            count = metric._update_count + other._update_count
-            try:
-                metric.merge_state(other.metric_state)
-            except (RuntimeError, TypeError):  # torchmetrics' own answer for some metrics
-                lost.add(path)
-            metric._update_count, metric._computed = count, None
-    for path in lost:
-        merged[path].reset()
-    why = "the values so far in this epoch are lost: those of ranks cannot be merged"
-    return [f"{path}: {why}" for path in sorted(lost)]
-
-
-def _load(metrics: Mapping[str, Any], saved: Mapping[str, Tensor]) -> None:
+def load(module: nn.Module, saved: Mapping[str, Tensor]) -> None:
+    """Restore a result of :func:`state`, in place of what an earlier fit has left."""
+    own = dict(_metrics(module))
+    for metric in own.values():
+        metric.reset()
     for key, value in sorted(saved.items(), key=lambda item: _numbered(item[0])):
         path, kind, *rest = key.split(":")
-        if path not in metrics:
+        if path not in own:
             continue
-        metric = metrics[path]
+        metric = own[path]
         if kind == "count":
             metric._update_count = int(value)
         elif kind == "list":

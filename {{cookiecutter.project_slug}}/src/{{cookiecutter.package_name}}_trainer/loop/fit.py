@@ -50,9 +50,8 @@ from ..logging.progress import peak_memory
 from ..strategies import BatchSkipped
 from ..strategies.optimizers import rates_to_log
 from . import saving
-from .first_gradients import FirstGradients
+from .checks import FirstGradients, NonfinitePolicy
 from .hashes import StepHashes
-from .nonfinite import NonfinitePolicy
 from .parts import FitParts, gathered, read, speed_of
 
 
@@ -87,7 +86,7 @@ class FitLoop(AbstractContextManager["FitLoop"]):
         self._skipped_batches = 0
         self.after_save: list[Callable[[Path], None]] = []
         """Hooks that asked for a checkpoint; called with its path, when it is complete."""
-        self._nonfinite = NonfinitePolicy(fit, checkpoints)
+        self._nonfinite = NonfinitePolicy(fit.strategy, fit.options, fit.position, checkpoints)
         self.hashes = StepHashes(fit)
         options, norm = fit.options, self._nonfinite.needs_norm
         self._clips = options.gradient_clip_val is not None or options.log_gradient_norm or norm
@@ -181,7 +180,6 @@ class FitLoop(AbstractContextManager["FitLoop"]):
         self._is_finished()
 
     def _context(self, batch: MicroBatch) -> BatchContext:
-        """The facts of a batch, for its step and for what that logs."""
         options, position, step = self.fit.options, self.fit.position, self.fit.position.global_step
         ends = batch.ends_epoch and position.epoch + 1 == options.max_epochs
         return BatchContext(
@@ -253,7 +251,6 @@ class FitLoop(AbstractContextManager["FitLoop"]):
             return self._run_batch(batch, context)
 
     def _run_batch(self, batch: MicroBatch, context: BatchContext) -> list[Any]:
-        """Run a micro-batch; return what ``training_step`` returned."""
         strategy, manual, given = self.fit.strategy, self.fit.manual, (batch.data, batch.number)
         if self.fit.compiled is not None:
             torch.compiler.cudagraph_mark_step_begin()

@@ -48,7 +48,6 @@ def _alone(device: torch.device, precision: str) -> Strategy:
 
 
 def _copied(module: TrainingModule) -> TrainingModule:
-    """Copy a module, with the same run."""
     state = module.trainer_state  # neither the run nor weights can be copied
     try:
         return copy.deepcopy(module, {id(state): state})

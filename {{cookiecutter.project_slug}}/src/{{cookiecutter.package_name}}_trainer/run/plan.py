@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 
 from ..callbacks import Callback
-from ..callbacks.callback import create as create_callbacks
-from ..callbacks.callback import problems_of_manual
+from ..callbacks.calls import create as create_callbacks
+from ..callbacks.calls import problems_of_manual
 from ..checkpoint import run_choice
 from ..checkpoint.run_choice import Request
 from ..data import sources

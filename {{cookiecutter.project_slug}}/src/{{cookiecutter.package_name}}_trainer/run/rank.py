@@ -18,7 +18,7 @@ from ..errors import UserError, refuse
 from ..launch import collectives, output
 from ..logging import Recorder
 from ..loop.fit import FitLoop
-from ..loop.parts import Position, total_steps
+from ..loop.position import Position, total_steps
 from ..module import DataHooks, DataModule, Loader, Run, TrainingModule
 from ..module.current_run import RunFacts
 from ..module.hooks import is_overridden, problems_of_lazy

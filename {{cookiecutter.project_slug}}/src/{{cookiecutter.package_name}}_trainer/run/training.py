@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..callbacks.callback import calls_of, start_fresh
+from ..callbacks.calls import calls_of, start_fresh
 from ..checkpoint import DIRECTORY, Checkpoint, Checkpoints, run_choice, run_directory
 from ..checkpoint.left_out import LeftOut
 from ..checkpoint.run_choice import Selection
@@ -34,7 +34,8 @@ from ..logging.outputs import Outputs
 from ..logging.progress import Progress
 from ..loop import hashes, saving
 from ..loop.fit import FitLoop
-from ..loop.parts import FROZEN, TOTAL_STEPS, FitParts, frozen, scaled_rate, warmed_up_rate
+from ..loop.parts import FROZEN, TOTAL_STEPS, FitParts, frozen
+from ..loop.position import scaled_rate, warmed_up_rate
 from ..module import DataHooks, Loaders, TrainingModule
 from ..strategies.optimizers import Optimization, configured, described, replace_kept
 from . import record

@@ -17,7 +17,7 @@ from ...data import Feed, moving, sources
 from ...data.feed_creation import device_batch_size
 from ...data.randomness import seed_generators
 from ...errors import Problems, UserError, shown
-from ...loop.parts import scaled_rate
+from ...loop.position import scaled_rate
 from ...module import DataModule, TrainingModule
 from ...options import Options, reading, values
 from ...run import anywhere, placement

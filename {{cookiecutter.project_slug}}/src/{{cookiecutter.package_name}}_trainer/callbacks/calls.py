@@ -1,0 +1,177 @@
+"""The callbacks of a run: how they are created, and the hooks of them and of the module."""
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import Any
+
+from ..errors import ConfigurationError, Problems, shown
+from ..module import Run, TrainingModule
+from ..module.hooks import Hooks, is_overridden, problems_of_names, problems_of_signatures
+from ..options import class_paths
+from .callback import Callback
+
+_FILES = {
+    "measuring": ("Profile", "SystemMonitor"),
+    "monitored": ("BestCheckpoint", "EarlyStopping"),
+    "weight_averages": ("EMA", "StochasticWeightAveraging"),
+}
+BUILT_IN = {
+    name: f"{__package__}.{file}.{name}" for file, names in _FILES.items() for name in names
+}
+"""Their class paths by name: a file is imported when one of them is used."""
+_FIRST = "_state_of_first_fit"
+_Calls = tuple[Callable[..., None], ...]
+
+
+@dataclass(frozen=True)
+class HookCalls:
+    """The overridden hooks by moment, those of callbacks first: what the loop calls.
+
+    ``callbacks``: by the name of their state in checkpoints.
+    """
+
+    callbacks: Mapping[str, Callback] = field(default_factory=dict)
+    on_fit_start: _Calls = ()
+    on_fit_end: _Calls = ()
+    on_train_epoch_start: _Calls = ()
+    on_train_epoch_end: _Calls = ()
+    on_train_batch_start: _Calls = ()
+    on_train_batch_end: _Calls = ()
+    on_before_optimizer_step: _Calls = ()
+    on_after_optimizer_step: _Calls = ()
+    on_validation_start: _Calls = ()
+    on_validation_end: _Calls = ()
+    on_exception: _Calls = ()
+
+    def state(self) -> dict[str, Any]:
+        """State of each callback by name."""
+        states = {name: each.state_dict() for name, each in self.callbacks.items()}
+        return {name: state for name, state in states.items() if state}
+
+    def load_state(self, saved: Mapping[str, Any]) -> list[str]:
+        """Load the states of a checkpoint; return notes on what could not be loaded."""
+        for name in saved.keys() & self.callbacks.keys():
+            self.callbacks[name].load_stored_state(saved[name])
+        return [
+            f"the checkpoint has the state of {without_module(name)}, which is not among the "
+            "callbacks of this run"
+            for name in sorted(saved.keys() - self.callbacks.keys())
+        ]
+
+    def failed(self, error: BaseException) -> None:
+        """Call the ``on_exception`` hooks; if one raises, a note of the error says so."""
+        for call in self.on_exception:
+            try:
+                call(error)
+            except Exception as another:
+                error.add_note(f"on_exception also raised {type(another).__name__}: {another}")
+
+
+def calls_of(
+    callbacks: Sequence[Callback],
+    trainer: Run,
+    module: TrainingModule,
+    around: Callable[[str], AbstractContextManager[None]] | None = None,
+) -> HookCalls:
+    """Collect the hooks that are overridden; ``around``: the context of each, by its name."""
+    found = {}
+    for name in (each.name for each in fields(HookCalls) if each.name != "callbacks"):
+        owners = [each for each in callbacks if is_overridden(each, Callback, name)]
+        own = [getattr(module, name)] if _has_own(module, name) else []
+        calls = [*(partial(getattr(each, name), trainer, module) for each in owners), *own]
+        if around is not None and name != "on_exception":  # of one rank
+            calls = [partial(_call_within, around, name, each) for each in calls]
+        found[name] = tuple(calls)
+    return HookCalls({_identity(each): each for each in _stateful(callbacks)}, **found)
+
+
+def start_fresh(callbacks: Sequence[Callback]) -> None:
+    """Give each callback the state with which it began its first fit; a resume loads another.
+
+    An average resets itself: it has a state during a fit only.
+    """
+    for each in _stateful(callbacks):
+        if "parameter_averaging" in each.needs:
+            continue
+        if _FIRST in vars(each):
+            each.load_state_dict(copy.deepcopy(vars(each)[_FIRST]))
+        elif is_overridden(each, Callback, "load_state_dict"):
+            with suppress(Exception):  # its on_fit_start creates the state, and so resets it
+                vars(each)[_FIRST] = copy.deepcopy(each.state_dict())
+
+
+def _call_within(
+    around: Callable[[str], AbstractContextManager[None]],
+    name: str,
+    call: Callable[..., None],
+    *given: Any,
+) -> None:
+    with around(name):
+        call(*given)
+
+
+def _has_own(module: TrainingModule, name: str) -> bool:
+    return hasattr(Hooks, name) and is_overridden(module, Hooks, name)
+
+
+def _stateful(callbacks: Sequence[Callback]) -> list[Callback]:
+    return [each for each in callbacks if is_overridden(each, Callback, "state_dict")]
+
+
+def _identity(callback: Callback) -> str:
+    """The name of a callback's state: class, and name or monitor and mode; not its position."""
+    kind = type(callback)
+    path = f"{kind.__module__}.{kind.__qualname__}"
+    own = kind.__name__ if BUILT_IN.get(kind.__name__) == path else path
+    names = ("name",) if isinstance(callback.name, str) else ("monitored", "mode")
+    parts = [each for name in names if isinstance(each := getattr(callback, name, None), str)]
+    return f"{own}({', '.join(parts)})" if parts else own
+
+
+def without_module(identity: str) -> str:
+    """The name of a callback's state as it is shown."""
+    path, bracket, rest = identity.partition("(")
+    return path.rpartition(".")[2] + bracket + rest
+
+
+def create(given: object, problems: Problems) -> tuple[Callback, ...]:
+    """Create the callbacks of ``Trainer(callbacks=…)``; ``problems`` collects a line per error."""
+    given = [given] if isinstance(given, Callback) else given
+    if not isinstance(given, list | tuple):
+        problems.add(f"callbacks={shown(given)}: give a list of callbacks, or of class paths")
+        return ()
+    made: list[Callback] = []
+    for index, each in enumerate(given):
+        with problems:
+            callback = class_paths.create(f"callbacks[{index}]", each, Callback, BUILT_IN)
+            lines = problems_of_names(callback, Callback)
+            lines += problems_of_signatures(callback, Callback)
+            if lines:
+                raise ConfigurationError(lines)
+            made.append(callback)
+    averages = [type(each).__name__ for each in made if "parameter_averaging" in each.needs]
+    if len(averages) > 1:
+        problems.add(f"callbacks: {' and '.join(averages)}: validations use one average; keep one")
+        return tuple(made)
+    problems.lines += [
+        f"callbacks: {count} are {without_module(each)}, and a checkpoint could not tell their "
+        "states apart: give each its own name"
+        for each, count in Counter(map(_identity, _stateful(made))).items()
+        if count > 1
+    ]
+    return tuple(made)
+
+
+def problems_of_manual(callbacks: Sequence[Callback], module: TrainingModule) -> list[str]:
+    """One line for each hook that is not called with manual optimization."""
+    name = "on_before_optimizer_step"
+    owners: list[object] = [each for each in callbacks if is_overridden(each, Callback, name)]
+    owners += [module] if _has_own(module, name) else []
+    return [
+        f"{type(each).__name__}.{name} is not called with manual optimization; use training_step"
+        for each in owners
+    ]

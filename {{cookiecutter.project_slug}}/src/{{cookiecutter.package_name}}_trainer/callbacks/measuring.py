@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch.profiler import profile, schedule, tensorboard_trace_handler
 
-from ..errors import ConfigurationError, lost_worker, one_line
+from ..errors import lost_worker, one_line
 from ..launch import output
 from ..module import Run, TrainingModule
 from .callback import Callback, check
@@ -48,30 +48,24 @@ class Profile(Callback):
         profile_memory: bool = False,
         with_stack: bool = False,
     ) -> None:
-        least = {"wait": (wait, 0), "warmup": (warmup, 0), "active": (active, 1)}
-        least |= {"repeat": (repeat, 1)}
-        are_ranks = ranks is None or (bool(ranks) and min(ranks) >= 0)
+        are_numbers = wait >= 0 and warmup >= 0 and active >= 1 and repeat >= 1
         check(
             "Profile",
-            *((own >= n, f"{name}={own!r}: give at least {n}") for name, (own, n) in least.items()),
-            (are_ranks, f"ranks={ranks!r}: give ranks from 0 on, or None for all"),
+            (are_numbers, "give at least wait=0, warmup=0, active=1 and repeat=1"),
+            (ranks is None or len(ranks) > 0, "ranks=(): give ranks, or None for all"),
         )
         self.ranks = ranks
         self._steps = (wait + warmup + active) * repeat
         self._schedule = partial(schedule, wait=wait, warmup=warmup, active=active, repeat=repeat)
-        self._create = partial(
-            profile,
-            record_shapes=record_shapes,
-            profile_memory=profile_memory,
-            with_stack=with_stack,
-        )
+        given = {"record_shapes": record_shapes, "profile_memory": profile_memory}
+        self._create = partial(profile, with_stack=with_stack, **given)
         self._profiler: profile | None = None
 
     def on_fit_start(self, trainer: Run, module: TrainingModule) -> None:
-        ranks = range(trainer.world_size) if self.ranks is None else self.ranks
-        if max(ranks) >= trainer.world_size:
-            there = f"there are {trainer.world_size} ranks, counted from 0"
-            raise ConfigurationError(f"Profile: ranks={list(ranks)!r}: {there}")
+        every = range(trainer.world_size)
+        ranks = every if self.ranks is None else self.ranks
+        are_there = set(ranks) <= set(every)
+        check("Profile", (are_there, f"ranks={[*ranks]}: there are {len(every)}, counted from 0"))
         if trainer.global_rank in ranks:
             folder, name = trainer.run_directory / "profile", f"rank-{trainer.global_rank:05d}"
             write = tensorboard_trace_handler(str(folder), name)

@@ -149,11 +149,7 @@ def _create(where: str, given: object) -> Logger:
     name = (logger.name or kind.__name__) if name is None else name
     if not isinstance(name, str) or not name:
         raise ConfigurationError(f"{where}.name={shown(name)}: expected str")
-    if _is_built_in(kind) and name != kind.name:
+    if f"{kind.__module__}.{kind.__qualname__}" in BUILT_IN.values() and name != kind.name:
         raise ConfigurationError(f"{where}.name={name!r}: it is always {kind.name!r}")
     logger.name = name
     return logger
-
-
-def _is_built_in(kind: type[Logger]) -> bool:
-    return f"{kind.__module__}.{kind.__qualname__}" in BUILT_IN.values()

@@ -19,7 +19,8 @@ def unchanged(module: nn.Module, samples: float = 0) -> Iterator[None]:
         yield
     finally:
         for metric, values, count in kept:
-            vars(metric).update(values, _update_count=count, _computed=None)
+            vars(metric).update(values, _update_count=count)
+            metric._computed = None
 
 
 @contextlib.contextmanager

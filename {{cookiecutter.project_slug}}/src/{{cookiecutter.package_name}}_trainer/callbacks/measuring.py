@@ -57,8 +57,12 @@ class Profile(Callback):
         self.ranks = ranks
         self._steps = (wait + warmup + active) * repeat
         self._schedule = partial(schedule, wait=wait, warmup=warmup, active=active, repeat=repeat)
-        given = {"record_shapes": record_shapes, "profile_memory": profile_memory}
-        self._create = partial(profile, with_stack=with_stack, **given)
+        self._create = partial(
+            profile,
+            record_shapes=record_shapes,
+            profile_memory=profile_memory,
+            with_stack=with_stack,
+        )
         self._profiler: profile | None = None
 
     def on_fit_start(self, trainer: Run, module: TrainingModule) -> None:

@@ -109,8 +109,8 @@ def _same_buffers(module: nn.Module) -> Iterator[None]:
         for buffer, copy in copies:
             buffer.copy_(copy)
     for owner, buffers in owners:
-        for name, buffer in buffers.items():  # a ScriptModule has no update
-            owner._buffers[name] = buffer
+        for name, each in buffers.items():  # a ScriptModule has no update
+            owner._buffers[name] = each
 
 
 def _is_freed(tensor: Tensor) -> bool:

@@ -80,8 +80,7 @@ def test_without_saying_so_nothing_is_done_by_hand(tmp_path, call):
     with pytest.raises(RuntimeError) as raised:
         fit(Forgets(), tmp_path)
     assert (
-        str(raised.value)
-        == "optimizers of Forgets are available only in training_step, with "
+        str(raised.value) == "optimizers of Forgets are available only in training_step, with "
         "automatic_optimization = False"
     )
 

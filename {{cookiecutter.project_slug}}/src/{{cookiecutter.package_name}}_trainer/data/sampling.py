@@ -204,12 +204,15 @@ def set_epoch(epoch: int, *owners: Any) -> None:
 def components(*owners: Any) -> Iterator[Any]:
     """Yield objects and the datasets, samplers, loaders and transforms in them, each once."""
     queue, seen = list(owners), set[int]()
+    kinds = DataLoader, Dataset, Sampler, torch_data.BatchSampler
     while queue:
         component = queue.pop(0)
         if id(component) not in seen:
             seen.add(id(component))
             yield component
-            queue += filter(_is_component, _attributes(component))
+            for each in _attributes(component):
+                if isinstance(each, kinds) or callable(getattr(each, "set_epoch", None)):
+                    queue.append(each)
 
 
 def _attributes(owner: Any) -> Iterator[Any]:
@@ -217,11 +220,6 @@ def _attributes(owner: Any) -> Iterator[Any]:
         values = value.values() if isinstance(value, Mapping) else value
         is_group = isinstance(value, Mapping | list | tuple) and len(value) <= _MOST_ITEMS
         yield from list(values) if is_group else [value]
-
-
-def _is_component(value: Any) -> bool:
-    kinds = DataLoader, Dataset, Sampler, torch_data.BatchSampler
-    return isinstance(value, kinds) or callable(getattr(value, "set_epoch", None))
 
 
 class KeyedDataset(Dataset[Any]):

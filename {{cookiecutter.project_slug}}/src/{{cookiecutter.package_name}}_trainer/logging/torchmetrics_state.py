@@ -48,7 +48,7 @@ def state(module: nn.Module) -> dict[str, Tensor]:
         for name, value in metric.metric_state.items():
             parts = value if isinstance(value, list) else [value]
             kind = "list" if isinstance(value, list) else "tensor"
-            found |= {f"{path}:{kind}:{name}:{index}": part for index, part in enumerate(parts)}
+            found |= {f"{path}:{kind}:{name}:{at:09}": part for at, part in enumerate(parts)}
     return found
 
 
@@ -62,22 +62,17 @@ def load(module: nn.Module, saved: Mapping[str, Tensor]) -> None:
     own = dict(_metrics(module))
     for metric in own.values():
         metric.reset()
-    for key, value in sorted(saved.items(), key=lambda item: _numbered(item[0])):
+    for key in sorted(saved):  # items of a list in their order
         path, kind, *rest = key.split(":")
-        if path not in own:
+        if (metric := own.get(path)) is None:
             continue
-        metric = own[path]
+        value = saved[key].to(metric.device)
         if kind == "count":
             metric._update_count = int(value)
         elif kind == "list":
-            getattr(metric, rest[0]).append(value.to(metric.device))
+            getattr(metric, rest[0]).append(value)
         else:
-            setattr(metric, rest[0], value.to(metric.device))
-
-
-def _numbered(key: str) -> tuple[str, int]:
-    head, _, tail = key.rpartition(":")
-    return head, int(tail) if tail.isdigit() else -1
+            setattr(metric, rest[0], value)
 
 
 def _metrics(module: nn.Module) -> Iterable[tuple[str, Any]]:

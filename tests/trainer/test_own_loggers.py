@@ -7,7 +7,6 @@ from typing import Any
 import my_project_trainer as trainer
 import pytest
 from my_project_trainer.cli import configuration
-from my_project_trainer.logging import CSVLogger
 
 import callback_subject
 import logger_subject as subject
@@ -98,7 +97,6 @@ UNKNOWN = "is no built-in logger and no class path"
         (["os.path"], "loggers[0]='os.path' is not a Logger"),
         (["csv", print], "loggers[1]=<built-in function print>: give a Logger, its class path, or"),
         (["csv", "csv"], "loggers: two are named 'csv'; give it once, or each its own name"),
-        ([CSVLogger(), "csv"], "loggers: two are named 'csv'; give it once, or each its own name"),
         ([{"class_path": "csv", "name": "b"}], "loggers[0].name='b': it is always 'csv'"),
         ([LINES, LINES], "loggers: two are named 'Lines'; give it once, or each its own name"),
         ([{**LINES, "name": 5}], "loggers[0].name=5: expected str"),

@@ -18,8 +18,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from ..errors import UserError, shown
 from ..launch import collectives
-from ..module import TrainingModule
-from ..module.hooks import is_overridden
+from ..module import TrainingModule, hooks
 from .moving import leaves, mapped
 from .sampling import MicroBatch, Share
 
@@ -251,7 +250,7 @@ def part_sizes(samples: int, count: int) -> list[int]:
 
 def counts_of(module: TrainingModule, pieces: Sequence[Any], sizes: Sequence[int]) -> list[float]:
     """What the pieces of a batch, of so many samples each, count in its mean."""
-    if not is_overridden(module, TrainingModule, "count_weight"):
+    if not hooks.is_overridden(module, TrainingModule, "count_weight"):
         return [*map(float, sizes)]
     counts = [float(module.count_weight(piece)) for piece in pieces]
     return counts if any(counts) else [*map(float, sizes)]

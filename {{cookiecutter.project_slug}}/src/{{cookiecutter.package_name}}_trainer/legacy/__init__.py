@@ -7,8 +7,7 @@
 from typing import Any
 
 from ..errors import foreign, refuse
-from ..module import DataModule, TrainingModule
-from ..module.hooks import problems_of_names
+from ..module import DataModule, TrainingModule, hooks
 from ..trainer import Trainer
 from . import arguments, lightning, names
 from .plugins import DDPPlugin, DeepSpeedPlugin, RPCSequentialPlugin
@@ -32,7 +31,7 @@ class LightningModule(TrainingModule):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        refuse(problems_of_names(cls, TrainingModule))
+        refuse(hooks.problems_of_names(cls, TrainingModule))
 
 
 class LightningDataModule(DataModule):
@@ -40,4 +39,4 @@ class LightningDataModule(DataModule):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        refuse(problems_of_names(cls, DataModule))
+        refuse(hooks.problems_of_names(cls, DataModule))

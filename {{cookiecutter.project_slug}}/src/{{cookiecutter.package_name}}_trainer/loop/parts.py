@@ -16,8 +16,7 @@ from ..launch import collectives
 from ..launch.hangs import timer
 from ..logging.outputs import Outputs
 from ..logging.progress import Speed
-from ..module import TrainingModule
-from ..module.hooks import is_overridden
+from ..module import TrainingModule, hooks
 from ..options import Options
 from ..strategies import Strategy
 from ..strategies.optimizers import Optimization
@@ -121,7 +120,7 @@ def speed_of(fit: FitParts) -> Speed:
         return count * fit.strategy.data.replicas
 
     peak_samples = None
-    counts = collectives.rank() == 0 and is_overridden(module, TrainingModule, "count_tokens")
+    counts = collectives.rank() == 0 and hooks.is_overridden(module, TrainingModule, "count_tokens")
     if peak is not None and module.flops_per_sample:
         if samples is None:
             raise UserError("peak_flops: the loader has no batch_size; leave peak_flops out")

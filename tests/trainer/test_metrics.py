@@ -324,7 +324,7 @@ def test_metrics_interrupted_in_an_epoch_equal_the_uninterrupted(at: int) -> Non
             module.accuracy.update(predicted, label)
             module.seen["all"].update(predicted.float())
     second.seen["all"].update(batches()[0][0].float())  # left by an earlier fit
-    torchmetrics_state.load(second, torchmetrics_state.state(first))
+    torchmetrics_state.load(second, [torchmetrics_state.state(first)])
     for predicted, label in batches()[at:]:
         second.accuracy.update(predicted, label)
         second.seen["all"].update(predicted.float())
@@ -336,7 +336,7 @@ def test_metrics_interrupted_in_an_epoch_equal_the_uninterrupted(at: int) -> Non
 def test_a_state_of_a_metric_that_is_gone_is_passed_over() -> None:
     measured = Measured()
     measured.accuracy.update(*batches()[0])
-    torchmetrics_state.load(nn.Linear(1, 1), torchmetrics_state.state(measured))
+    torchmetrics_state.load(nn.Linear(1, 1), [torchmetrics_state.state(measured)])
 
 
 @pytest.mark.parametrize("samples", [0, 2])

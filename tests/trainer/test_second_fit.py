@@ -94,11 +94,14 @@ def test_a_metric_of_two_stages_is_kept_apart_and_resumes() -> None:
     assert made.metrics["train"] == 1.0
 
 
-def test_the_decay_of_a_short_average_warms_up() -> None:
+def test_the_decay_of_a_short_average_warms_up(capsys: pytest.CaptureFixture[str]) -> None:
     ema, plain = EMA(), EMA(warmup=False)
     ones = DataLoader(TensorDataset(torch.ones(2 * STEPS, 1)), batch_size=2)
     for average in (ema, plain):
         make(average, max_epochs=2).fit(Model(0.0), ones, ones)
+    said = capsys.readouterr().err
+    assert "note: EMA: this fit makes 8 averages, and decay=0.999 is reached after 8990" in said
+    assert "decay=0.999 leaves 99% of the first weights" in said
     expected, weight = -0.1, -0.1
     for n in range(1, 8):
         weight -= 0.1

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..checkpoint import AVERAGE, read_all
+from ..launch import output
 from ..module import Run, TrainingModule, Weights
 from ..options.reading import takes_foreign
 from .callback import Callback, check
@@ -108,6 +109,20 @@ class EMA(WeightAverage):
     def on_fit_start(self, trainer: Run, module: TrainingModule) -> None:
         super().on_fit_start(trainer, module)
         trainer.has_skipped_step()  # notes the scale
+        if trainer.total_steps is not None and trainer.is_global_zero:
+            self._note_short(trainer.total_steps // self.every_n_steps)
+
+    def _note_short(self, averages: int) -> None:
+        """Say if the decay does not matter in a fit that is so short."""
+        left, reached = self.decay**averages, (10 * self.decay - 1) / (1 - self.decay)
+        if self.warmup and averages < reached:
+            how = f"is reached after {reached:.0f} averages: until then it is (1 + n) / (10 + n)"
+        elif not self.warmup and left > 0.01:
+            how = f"leaves {left:.0%} of the first weights in the last average: use warmup=True"
+        else:
+            return
+        line = f"note: EMA: this fit makes {averages} averages, and decay={self.decay:g} {how}"
+        output.print_lines(line, error=True)
 
     def on_after_optimizer_step(self, trainer: Run, module: TrainingModule) -> None:
         if not trainer.has_skipped_step():

@@ -1,7 +1,8 @@
 """The state of torchmetrics metrics inside a module, for checkpoints and evaluation."""
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -57,14 +58,40 @@ def metrics(module: nn.Module) -> list[Any]:
     return [metric for _, metric in _metrics(module)]
 
 
-def load(module: nn.Module, saved: Mapping[str, Tensor]) -> None:
-    """Restore a result of :func:`state`, in place of what an earlier fit has left."""
-    own = dict(_metrics(module))
-    for metric in own.values():
+def load(module: nn.Module, states: Sequence[Mapping[str, Tensor]]) -> list[str]:
+    """Restore results of :func:`state`, in place of what an earlier fit has left.
+
+    Those of several ranks are merged; returns a note on each metric that cannot be merged.
+    """
+    merged, lost = dict(_metrics(module)), set[str]()
+    for metric in merged.values():
         metric.reset()
+    for saved in states:
+        others = {path: copy.deepcopy(metric) for path, metric in merged.items()}
+        for metric in others.values():
+            metric.reset()
+        _load(others, saved)
+        for path in [path for path, other in others.items() if other._update_count]:
+            metric, other = merged[path], others[path]
+            count = metric._update_count + other._update_count
+            if metric._update_count:
+                try:
+                    metric.merge_state(other.metric_state)
+                except (RuntimeError, TypeError):  # torchmetrics' own answer for some metrics
+                    lost.add(path)
+            else:
+                vars(metric).update(other.metric_state)
+            metric._update_count, metric._computed = count, None
+    for path in lost:
+        merged[path].reset()
+    why = "the values so far in this epoch are lost: those of ranks cannot be merged"
+    return [f"{path}: {why}" for path in sorted(lost)]
+
+
+def _load(metrics: Mapping[str, Any], saved: Mapping[str, Tensor]) -> None:
     for key in sorted(saved):  # items of a list in their order
         path, kind, *rest = key.split(":")
-        if (metric := own.get(path)) is None:
+        if (metric := metrics.get(path)) is None:
             continue
         value = saved[key].to(metric.device)
         if kind == "count":

@@ -65,22 +65,19 @@ def resume(fit: FitParts, checkpoint: Checkpoint, layout: Layout, same_run: bool
 
 def _load_sums(fit: FitParts, checkpoint: Checkpoint, layout: Layout) -> list[str]:
     """Load what ranks have logged in the epoch so far; of another layout, merged on replica 0."""
-    here, recorder = share(fit), fit.outputs.recorder
+    here, recorder, states = share(fit), fit.outputs.recorder, list[dict[str, Tensor]]()
     own = checkpoint.own(layout.rank) if checkpoint.world_size == layout.world_size else {}
     if own and torch.equal(part(own, "share")["of"], here):
+        states = [own]
         recorder.load_state(part(own, "log"))
-        torchmetrics_state.load(fit.module, part(own, "torchmetrics"))
-        return []
-    torchmetrics_state.load(fit.module, {})
-    if fit.strategy.data.index == 0 and here[2]:
+    elif fit.strategy.data.index == 0 and here[2]:
         saved = [checkpoint.own(rank) for rank in range(checkpoint.world_size)]
         shares = [(part(state, "share")["of"], state) for state in saved]
         # Ranks of one replica have logged the same.
         states = [*{int(of[0]): state for of, state in shares if of[2]}.values()]
         recorder.load_state(_merged([part(state, "log") for state in states]))
-        if any(part(state, "torchmetrics") for state in states):
-            return ["torchmetrics metrics begin anew in this epoch: they are of other ranks"]
-    return []
+    of_metrics = [part(each, "torchmetrics") for each in states]
+    return torchmetrics_state.load(fit.module, of_metrics)
 
 
 def _merged(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from my_project_trainer import Callback, Trainer, TrainingModule
-from my_project_trainer.callbacks.system_monitor import SystemMonitor
+from my_project_trainer.callbacks.measuring import SystemMonitor
 from torch import Tensor
 from torch.utils.data import DataLoader
 

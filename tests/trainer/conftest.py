@@ -7,6 +7,7 @@ a test runs in processes of its own is found by its name alone: ``preemption_sub
 import importlib.util
 import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -93,12 +94,13 @@ def group() -> Iterator[None]:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The clock of the trainer's measurements of speed."""
-    from my_project_trainer.logging import speed
+    from my_project_trainer.logging import progress
     from my_project_trainer.loop import parts
 
     from fake_clock import Clock
 
     made = Clock()
-    for module in (speed, parts):
-        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=made.perf_counter))
+    fake = SimpleNamespace(perf_counter=made.perf_counter, monotonic=time.monotonic)
+    for module in (progress, parts):
+        monkeypatch.setattr(module, "time", fake)
     return made

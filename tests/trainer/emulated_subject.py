@@ -17,8 +17,8 @@ from unittest import mock
 import my_project_trainer as trainer
 import torch
 from my_project_trainer import strategies
-from my_project_trainer.data import moving, transfer
-from my_project_trainer.loop import nonfinite
+from my_project_trainer.data import moving
+from my_project_trainer.loop import checks
 from my_project_trainer.run import placement
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
@@ -206,7 +206,7 @@ def planted(folder: Path) -> dict[str, Any]:
                 "pageable": model.window.counts.pageable,
             }
     with (
-        mock.patch.object(transfer, "copy_stream", return_value=None),
+        mock.patch.object(moving, "copy_stream", return_value=None),
         mock.patch.object(moving, "to", lambda tensor, device, dtype: tensor),
     ):
         try:
@@ -221,7 +221,7 @@ def on_emulated_gpu() -> Iterator[None]:
     """Have the trainer find the emulated device where it looks for a GPU."""
     emulated_gpu.install()
     # Looked at together by every other step, and not by the 64th alone.
-    nonfinite._BLOCK = 2
+    checks._BLOCK = 2
     for name in ("single_device", "dp", "ddp"):
         strategy = strategies.find(name).cls
         strategy.limits = replace(strategy.limits, accelerators=("cpu", "cuda", NAME))

@@ -9,6 +9,7 @@ import my_project_trainer as trainer
 import pytest
 import torch
 from my_project_trainer.errors import ConfigurationError
+from my_project_trainer.loop import evaluation
 from my_project_trainer.memory import activation_checkpointing
 from safetensors.torch import load_file
 from tests.project import run
@@ -49,6 +50,15 @@ def test_gradients_and_buffers_are_equal_to_the_last_bit(names, half):
     assert len(kept) > 20
     for name, each in kept.items():
         assert each.equal(again[name]), name
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+@pytest.mark.parametrize("kept", [activation_checkpointing.buffers_kept, evaluation._same_buffers])
+def test_buffers_of_scripted_layers_are_kept(kept):
+    norm = torch.jit.script(nn.BatchNorm1d(2))
+    with kept(nn.Sequential(norm)):
+        norm(torch.ones(4, 2))
+    assert norm.num_batches_tracked == norm.running_mean.sum() == 0
 
 
 def test_less_is_kept():

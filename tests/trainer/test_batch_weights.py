@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from my_project_trainer.data import Share, feed_creation
-from my_project_trainer.data.samples import SampleCounter
+from my_project_trainer.data.samples import Counter
 from my_project_trainer.errors import UserError
 from my_project_trainer.logging import BatchContext, Recorder
 from my_project_trainer.loop import resuming
@@ -33,13 +33,13 @@ def flat(*sizes: int) -> dict[str, Tensor]:
     ],
 )
 def test_samples_of_ragged_batches(batches: list[Any], samples: list[int]) -> None:
-    counter = SampleCounter()
-    assert [counter.count(each, 3) for each in batches] == samples
+    counter = Counter(Share(0, 1, 7))
+    assert [counter.count(each, 3).samples for each in batches] == samples
 
 
 def test_an_ambiguous_batch_is_one_line() -> None:
     with pytest.raises(UserError, match=r"lengths \(7, 2\): override count_samples"):
-        SampleCounter().count({"a": torch.ones(7), "b": torch.ones(2)}, None)
+        Counter(Share(0, 1, 7)).count({"a": torch.ones(7), "b": torch.ones(2)}, None)
 
 
 def good(samples: list[float]) -> Tensor:

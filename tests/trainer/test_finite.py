@@ -8,7 +8,7 @@ import torch
 from my_project_trainer import errors
 from my_project_trainer.checkpoint import reading as checkpoint
 from my_project_trainer.checkpoint import run_directory
-from my_project_trainer.loop import nonfinite, position
+from my_project_trainer.loop import checks, position
 from tests.project import PACKAGE, run
 
 import fitting
@@ -97,7 +97,7 @@ def test_a_gradient_scaler_that_skips_every_step_ends_the_fit(tmp_path):
 
 def test_more_losses_than_are_kept_are_all_looked_at():
     where = position.Position()
-    losses = nonfinite.LossRecord(torch.device("cpu"), where)
+    losses = checks.LossRecord(torch.device("cpu"), where)
     for number in range(1, 200):
         where.global_step = number - 1
         loss = float("inf") if number in (70, 150) else 1e300
@@ -107,7 +107,7 @@ def test_more_losses_than_are_kept_are_all_looked_at():
 
 def test_no_step_waits_for_its_loss():
     """A meta tensor has no value: whatever would wait for one fails."""
-    losses = nonfinite.LossRecord(torch.device("meta"), position.Position())
+    losses = checks.LossRecord(torch.device("meta"), position.Position())
     for _ in range(200):
         losses.note(torch.zeros((), device="meta"))
 
@@ -124,7 +124,7 @@ def test_no_step_waits_for_its_loss():
     ],
 )
 def test_what_is_not_finite_is_found(values, found):
-    assert nonfinite.first_not_finite(values) == found
+    assert checks.first_not_finite(values) == found
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from my_project_trainer.checkpoint import Checkpoint, resolve
 from my_project_trainer.checkpoint.dtensors import is_sharded, whole
 from my_project_trainer.errors import UserError
 from my_project_trainer.memory import meta_device
-from my_project_trainer.module import TrainerState
+from my_project_trainer.module.current_run import TrainerState
 from safetensors.torch import save_file
 from tests.project import fit, run
 from torch import nn

@@ -52,11 +52,10 @@ def test_mistakes_are_refused() -> None:
     with pytest.raises(trainer.ConfigurationError) as caught:
         Profile(wait=-1, active=0, ranks=[])
     assert caught.value.problems == [
-        "Profile: wait=-1: give at least 0",
-        "Profile: active=0: give at least 1",
-        "Profile: ranks=[]: give ranks from 0 on, or None for all",
+        "Profile: give at least wait=0, warmup=0, active=1 and repeat=1",
+        "Profile: ranks=(): give ranks, or None for all",
     ]
-    with pytest.raises(trainer.ConfigurationError, match=r"ranks=\[0, 3\]: there are 1 ranks"):
+    with pytest.raises(trainer.ConfigurationError, match=r"ranks=\[0, 3\]: there are 1, counted"):
         fit(Profile(ranks=[0, 3]), steps=1)
 
 

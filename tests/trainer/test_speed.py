@@ -10,7 +10,7 @@ import psutil
 import pytest
 import torch
 from my_project_trainer.launch import start
-from my_project_trainer.logging import Speed, speed
+from my_project_trainer.logging import progress
 from tests.conformance.rows import ROUNDING
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
@@ -119,7 +119,7 @@ def test_no_speed_is_written_twice_after_a_resume(tmp_path: Path, clock: Clock) 
 
 
 def test_without_a_batch_size_there_are_no_samples_per_second(clock: Clock) -> None:
-    measured = Speed(None)
+    measured = progress.Speed(None)
     clock.now += 8
     assert measured.take(4) == {
         "speed/seconds_per_step": 2.0,
@@ -176,7 +176,7 @@ def test_what_cannot_be_computed_is_refused(tmp_path: Path, clock: Clock) -> Non
 
 def test_the_peak_of_the_memory_is_at_least_what_is_used_now() -> None:
     used = psutil.Process().memory_info().rss / 2**20
-    found = speed.peak_memory(torch.device("cpu"))[PEAK]
+    found = progress.peak_memory(torch.device("cpu"))[PEAK]
     # The kernel adds up the pages of each CPU in batches: both may be off by a fraction of a MiB.
     assert used - 1 <= found <= psutil.virtual_memory().total / 2**20
 

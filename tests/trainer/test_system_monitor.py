@@ -9,7 +9,7 @@ import my_project_trainer as trainer
 import psutil
 import pytest
 import torch
-from my_project_trainer.callbacks import SystemMonitor, system_monitor
+from my_project_trainer.callbacks import SystemMonitor, measuring
 from torch import Tensor
 
 import callback_subject as subject
@@ -56,7 +56,7 @@ def test_values_are_not_read_again_before_their_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr(system_monitor.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(measuring.time, "monotonic", lambda: now[0])
     monitor = SystemMonitor(10.0)
     monitor._readers = {"system/one": lambda: 1.0}
     found = []
@@ -69,7 +69,7 @@ def test_values_are_not_read_again_before_their_time(
 @pytest.mark.skipif(torch.cuda.is_available(), reason="its values can be read")
 def test_what_cannot_be_read_is_said_once(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
     monitor = SystemMonitor(1e-9)
-    monitor._readers = system_monitor._readers(torch.device("cuda", 0), tmp_path)
+    monitor._readers = measuring._readers(torch.device("cuda", 0), tmp_path)
     assert len(monitor._readers) == 7
     assert monitor._read().keys() == NAMES
     (line,) = capfd.readouterr().err.splitlines()

@@ -6,7 +6,7 @@ from typing import Any
 import my_project_trainer as trainer
 import pytest
 import torch
-from my_project_trainer.module import TrainerState
+from my_project_trainer.module.current_run import TrainerState
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 

@@ -10,7 +10,7 @@ import my_project_trainer as trainer
 import pytest
 import torch
 from my_project_trainer.data import feed as feeds
-from my_project_trainer.data import feed_creation, replay, transfer
+from my_project_trainer.data import feed_creation, moving, replay
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
@@ -55,8 +55,8 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> list[Stream]:
         made.append(Stream([]))
         return made[-1]
 
-    monkeypatch.setattr(transfer, "copy_stream", copy_stream)
-    monkeypatch.setattr(transfer, "pinned", pinned)
+    monkeypatch.setattr(moving, "copy_stream", copy_stream)
+    monkeypatch.setattr(moving, "pinned", pinned)
     return made
 
 
@@ -83,7 +83,7 @@ def ordered(data: Dataset[Tensor], batch_size: int = 2) -> Any:
 
 def read(feed: Any, device: torch.device = CPU, dtype: torch.dtype | None = None) -> list[Any]:
     """All batches of an epoch."""
-    return list(transfer.read(feed, 0, 0, [device], dtype))
+    return list(moving.ahead(feed.epoch(0, 0), [device], dtype))
 
 
 def until_error(batches: Iterator[Any]) -> list[int]:
@@ -100,7 +100,7 @@ def until_error(batches: Iterator[Any]) -> list[int]:
 
 def test_each_batch_is_copied_before_the_one_ahead_of_it_is_computed(streams):
     log: list[Any] = []
-    batches = transfer.read(ordered(Squares(log)), 0, 0, [CPU], None)
+    batches = moving.ahead(ordered(Squares(log)).epoch(0, 0), [CPU], None)
     for each in batches:
         streams[0].log = log  # from now on all in one
         log.append(each.number)
@@ -117,7 +117,7 @@ def test_batches_are_those_of_the_feed_and_all_handed_over(streams):
     assert [each.data.tolist() for each in found] == [each.data.tolist() for each in expected]
     assert [each[1:] for each in found] == [each[1:] for each in expected]
     assert [id(each.data) for each in found] == list(map(id, streams[0].handed_over))
-    assert [each.number for each in transfer.read(feed, 0, 1, [CPU], None)] == [1]
+    assert [each.number for each in moving.ahead(feed.epoch(0, 1), [CPU], None)] == [1]
 
 
 def test_tensors_are_moved_and_cast_wherever_they_are_and_nothing_else(streams):
@@ -148,7 +148,7 @@ def test_tensors_are_moved_and_cast_wherever_they_are_and_nothing_else(streams):
 
 
 def test_a_batch_that_cannot_be_read_fails_in_its_turn(streams):
-    batches = transfer.read(ordered(Squares([], broken=4)), 0, 0, [CPU], None)
+    batches = moving.ahead(ordered(Squares([], broken=4)).epoch(0, 0), [CPU], None)
     assert until_error(batches) == [0, 1]
 
 
@@ -162,25 +162,20 @@ def test_a_stream_that_breaks_fails_in_its_turn(streams):
         DataLoader(Fails()), SHARE, accumulate=1, global_batch_size=None, in_global_order=True
     )
     assert until_error(feed.epoch(0, 0)) == [0, 1]
-    assert until_error(transfer.read(feed, 0, 0, [CPU], None)) == [0, 1]
+    assert until_error(moving.ahead(feed.epoch(0, 0), [CPU], None)) == [0, 1]
 
 
-def test_on_cpus_there_is_none_of_it(monkeypatch):
-    epoch = iter(())
-
-    class Feed:
-        def epoch(self, number: int, start: int) -> Iterator[Any]:
-            return epoch
-
-    assert transfer.read(Feed(), 0, 0, [CPU], torch.half) is epoch
-    assert transfer.read(Feed(), 0, 0, [CPU, CPU], None) is epoch
+def test_on_cpus_there_is_none_of_it():
+    epoch: Iterator[Any] = iter(())
+    assert moving.ahead(epoch, [CPU], torch.half) is epoch
+    assert moving.ahead(epoch, [CPU, CPU], None) is epoch
 
 
 def test_for_several_gpus_batches_are_pinned_and_stay(monkeypatch):
-    monkeypatch.setattr(transfer, "pinned", lambda tensor: tensor + 100)
-    monkeypatch.setattr(transfer, "copy_stream", lambda device: object())
+    monkeypatch.setattr(moving, "pinned", lambda tensor: tensor + 100)
+    monkeypatch.setattr(moving, "copy_stream", lambda device: object())
     gpus = [torch.device("cuda", 1), torch.device("cuda", 0)]
-    batches = list(transfer.read(ordered(Squares([]), 4), 0, 0, gpus, None))
+    batches = list(moving.ahead(ordered(Squares([]), 4).epoch(0, 0), gpus, None))
     assert [each.data.tolist() for each in batches] == [[100, 101, 102, 103], [104, 105]]
 
 

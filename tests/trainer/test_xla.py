@@ -10,7 +10,7 @@ import my_project_trainer as trainer
 import pytest
 import torch
 from my_project_trainer.launch.devices import ADDED
-from my_project_trainer.loop.nonfinite import LossRecord
+from my_project_trainer.loop.checks import LossRecord
 from my_project_trainer.loop.position import Position
 
 hardware = pytest.importorskip("my_project_trainer.strategies.xla")

@@ -23,7 +23,7 @@ from .launch.devices import backends_set
 from .launch.rank import drop_inherited_variables, run_external
 from .launch.signals import Interrupted, Preempted
 from .loop.position import Position
-from .module import Loaders, OptionNames, RunFacts, RunProperties, TrainingModule
+from .module import Loaders, TrainingModule, current_run
 from .options import Options, values
 from .options.reading import takes, takes_foreign
 from .run import console, environment, plan, training
@@ -55,7 +55,7 @@ class RunResult:
     weights: Mapping[str, Any] | None = None
 
 
-class Trainer(RunProperties, OptionNames):
+class Trainer(current_run.RunProperties, current_run.OptionNames):
     """Trains a module with any strategy.
 
     Its keywords are the fields of :class:`~.options.Options`, with their types, defaults and help.
@@ -229,11 +229,11 @@ class Trainer(RunProperties, OptionNames):
         from .loop import trials
         from .run import commands
 
-        sweep = trials.Sweep(lowest, highest, steps)
+        rates = trials.rates(lowest, highest, steps)
         sources.check(module, "training_step", "configure_optimizers")
         sources.check_given(data, is_training=True)
         refuse(trials.problems_of(self._plan.strategy_name, self._plan.strategy, module))
-        command = partial(commands.find_learning_rate, module=module, data=data, sweep=sweep)
+        command = partial(commands.find_learning_rate, module=module, data=data, rates=rates)
         return cast(float, self._result(module, command))
 
     @property
@@ -251,9 +251,9 @@ class Trainer(RunProperties, OptionNames):
         """Directory that contains run directories, with ``~`` and variables expanded."""
         return self._plan.request.root
 
-    def _run_facts(self) -> RunFacts:
+    def _run_facts(self) -> current_run.RunFacts:
         position = self._last.position
-        return RunFacts(self._plan.layout, position.global_step, position.epoch)
+        return current_run.RunFacts(self._plan.layout, position.global_step, position.epoch)
 
     def _evaluate(self, kind: "Evaluation", module: TrainingModule, data: Data, **of: Any) -> Any:
         sources.check(module, f"{kind}_step")

@@ -12,9 +12,8 @@ from .callback import Callback
 from .calls import BUILT_IN
 
 if TYPE_CHECKING:
+    from .measuring import Profile, SystemMonitor
     from .monitored import BestCheckpoint, EarlyStopping
-    from .profile import Profile
-    from .system_monitor import SystemMonitor
     from .weight_averages import EMA, StochasticWeightAveraging
 
 __all__ = [

@@ -9,21 +9,14 @@ from functools import partial
 from typing import Any
 
 from ..errors import ConfigurationError, Problems, shown
-from ..module import (
-    Hooks,
-    Run,
-    TrainingModule,
-    is_overridden,
-    problems_of_names,
-    problems_of_signatures,
-)
+from ..module import Run, TrainingModule
+from ..module.hooks import Hooks, is_overridden, problems_of_names, problems_of_signatures
 from ..options import class_paths
 from .callback import Callback
 
 _FILES = {
+    "measuring": ("Profile", "SystemMonitor"),
     "monitored": ("BestCheckpoint", "EarlyStopping"),
-    "profile": ("Profile",),
-    "system_monitor": ("SystemMonitor",),
     "weight_averages": ("EMA", "StochasticWeightAveraging"),
 }
 BUILT_IN = {

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..checkpoint import Checkpoint, run_of, tensor_files
 from ..errors import ConfigurationError, Problems, UserError, one_line, shown
 from ..launch import files, output
-from ..module import TrainingModule, is_overridden
+from ..module import TrainingModule, hooks
 from ..options import values
 from . import arguments, imports
 from .loading import classes_of, load_module, read_weights, resolve_given
@@ -150,7 +150,7 @@ def _write_onnx(module: TrainingModule, metadata: dict[str, str], file: Path) ->
 def _program(module: TrainingModule) -> torch.export.ExportedProgram:
     """``forward`` with its weights, for a batch of any size."""
     name = type(module).__name__
-    if not is_overridden(module, nn.Module, "forward"):
+    if not hooks.is_overridden(module, nn.Module, "forward"):
         raise UserError(f"{name} has no forward to export: define it, or use --format safetensors")
     inputs, keywords = _example(module)
     batch = torch.export.Dim("batch")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..checkpoint import Checkpoint, run_directory, run_of, tensor_files
 from ..launch import files, output
-from ..loop import predictions
+from ..loop import evaluation
 from ..options import redaction
 
 
@@ -53,9 +53,9 @@ class Results:
                 named = {name: torch.cat(each).contiguous() for name, each in named.items()}
                 tensor_files.write(beside, named, {"format": "pt"})
             else:
-                torch.save(predictions.plain(outputs), beside)
+                torch.save(evaluation.plain(outputs), beside)
         kept = {path.suffix}
-        if rows := predictions.table(outputs) if isinstance(outputs, list) else []:
+        if rows := evaluation.table(outputs) if isinstance(outputs, list) else []:
             as_table = path.with_suffix(".csv")
             with (
                 files.replacing(as_table) as beside,

@@ -7,17 +7,9 @@ from typing import Any, cast
 from torch.utils.data import BatchSampler, DataLoader
 
 from ..errors import ConfigurationError, UserError
+from . import sampling
 from .feed import Feed, OrderedFeed, length
-from .sampling import (
-    MOST_HELD,
-    BatchPlan,
-    GlobalOrder,
-    Share,
-    can_be_ordered,
-    needs_keys,
-    order_globally,
-    own_draws,
-)
+from .sampling import BatchPlan, Share, can_be_ordered
 
 
 @dataclass(frozen=True)
@@ -65,19 +57,6 @@ def device_batch_size(global_batch_size: int, replicas: int, accumulate: int) ->
     return global_batch_size // shares
 
 
-def _too_few_samples(plan: BatchPlan, global_batch_size: int | None) -> ConfigurationError:
-    given = f"global_batch_size={global_batch_size}"
-    if global_batch_size is None:
-        given = (
-            f"batch_size={plan.batch_size} x {plan.replicas} replicas x "
-            f"accumulate_grad_batches={plan.accumulate} = {plan.global_batch}"
-        )
-    return ConfigurationError(
-        f"{given}: an optimizer step takes more samples than the {plan.samples} of the dataset; "
-        f"use at most {plan.samples}"
-    )
-
-
 def feed_training(
     loader: Iterable[Any],
     share: Share,
@@ -96,13 +75,18 @@ def feed_training(
     of ``accumulate``. ``repeats``: read the first epoch again and again.
     """
     if in_global_order and can_be_ordered(loader):
-        batches = _batches_of(loader)
+        batches = cast(BatchSampler, loader.batch_sampler)
         size = batches.batch_size
         if global_batch_size is not None:
             size = device_batch_size(global_batch_size, share.replicas, accumulate)
         plan = BatchPlan(_samples(loader), size, share.replicas, accumulate, batches.drop_last)
         if plan.samples < plan.global_batch:
-            raise _too_few_samples(plan, global_batch_size)
+            given = f"batch_size={size} x {share.replicas} replicas x accumulate_grad_batches="
+            given = "global_batch_size=" if global_batch_size else f"{given}{accumulate} = "
+            raise ConfigurationError(
+                f"{given}{plan.global_batch}: an optimizer step takes more samples than the "
+                f"{plan.samples} of the dataset; use at most {plan.samples}"
+            )
         most = limit.of(plan.batches, accumulate)
         plan = replace(plan, most=None if most is None else most * plan.micro_batch)
         feed = _ordered(loader, plan, share, shuffle=True, fill=True, repeats=repeats)
@@ -140,8 +124,9 @@ def feed_evaluation(
     """
     if not (in_global_order and can_be_ordered(loader)):
         return _replayed(loader, share, 1, "join" if together else "allow", limit)
-    samples, size = _samples(loader), _batches_of(loader).batch_size
-    batches = samples // size if _batches_of(loader).drop_last else -(-samples // size)
+    sampler = cast(BatchSampler, loader.batch_sampler)
+    samples, size = _samples(loader), sampler.batch_size
+    batches = samples // size if sampler.drop_last else -(-samples // size)
     if not batches:
         raise UserError(f"drop_last=True leaves no batch: {samples} samples, batch_size={size}")
     limited = limit.of(batches)
@@ -190,17 +175,14 @@ def _ordered(
     fill: bool,
     repeats: bool = False,
 ) -> OrderedFeed:
-    order = GlobalOrder(plan, share.replica, share.seed, shuffle, needs_keys(loader), fill)
-    order.is_held, order.sampler = plan.samples <= MOST_HELD, own_draws(loader)
-    return OrderedFeed(order_globally(loader, order), order, share, repeats)
+    keyed = sampling.needs_keys(loader)
+    order = sampling.GlobalOrder(plan, share.replica, share.seed, shuffle, keyed, fill)
+    order.is_held, order.sampler = plan.samples <= sampling.MOST_HELD, sampling.own_draws(loader)
+    return OrderedFeed(sampling.order_globally(loader, order), order, share, repeats)
 
 
 def _samples(loader: DataLoader[Any]) -> int:
     """Samples of an epoch: those of the dataset, or those that its sampler draws."""
     if len(cast(Any, loader.dataset)) == 0:
         raise UserError("the dataset is empty: it has no samples to make batches of")
-    return len(cast(Any, own_draws(loader) or loader.dataset))
-
-
-def _batches_of(loader: DataLoader[Any]) -> BatchSampler:
-    return cast(BatchSampler, loader.batch_sampler)
+    return len(cast(Any, sampling.own_draws(loader) or loader.dataset))

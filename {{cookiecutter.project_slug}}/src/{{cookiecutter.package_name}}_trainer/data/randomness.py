@@ -187,7 +187,3 @@ class Stream:
     def __exit__(self, *error: object) -> None:
         self.position = Snapshot()
         self._outside.restore()
-
-    def load_state(self, state: State) -> None:
-        """Set this stream to a state of :meth:`Snapshot.state`."""
-        self.position = Snapshot.of(state)

@@ -7,7 +7,7 @@ import copy
 import random
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,9 +20,11 @@ from ..launch import collectives
 from . import randomness
 from .feed import END, Feed, drawn, iterator, length
 from .hashing import compared
+from .samples import MOST_AHEAD, Counted, Counter, endless, weighed
 from .sampling import MicroBatch, Share, components, set_epoch
-from .weighing import MOST_AHEAD, Counted, Counter, endless, weighed
 
+_Position = tuple[dict[str, Any], randomness.Snapshot]
+"""What a loader says, and the random numbers that reading it draws."""
 _HIDDEN = (
     "workers read copies of the dataset, so its state_dict is not saved, and a resume within "
     "an epoch reads the earlier batches again; use torchdata's StatefulDataLoader"
@@ -59,13 +61,6 @@ def _new_draws(loader: Any) -> Iterator[str]:
                 yield _NEW_DRAWS.format(type(owner).__name__, name)
 
 
-class Saved(NamedTuple):
-    """A position: what the loader says, and the random numbers that reading draws."""
-
-    loader: dict[str, Any]
-    random: randomness.State
-
-
 def positions(loader: Any, reader: tuple[int, int]) -> "tuple[Positions | None, list[str]]":
     """The positions of a loader with a ``state_dict``, or of its stream without workers.
 
@@ -88,8 +83,8 @@ class Positions:
     """Notes the positions of a loader, or dataset, after its newest batches."""
 
     def __init__(self, owner: Any, reader: tuple[int, int]) -> None:
-        self._owner, self._reader = owner, reader
-        self._noted: dict[int, tuple[dict[str, Any], randomness.Snapshot]] = {}
+        self.owner, self._reader = owner, reader
+        self._noted: dict[int, _Position] = {}
 
     def noted(
         self, batches: Iterator[Any], first: int, stream: randomness.Stream, ahead: int
@@ -106,8 +101,8 @@ class Positions:
             self._noted.pop(number - ahead - 3, None)
             self._noted[number] = self._now(stream)
 
-    def _now(self, stream: randomness.Stream) -> tuple[dict[str, Any], randomness.Snapshot]:
-        return copy.deepcopy(self._owner.state_dict()), stream.position
+    def _now(self, stream: randomness.Stream) -> _Position:
+        return copy.deepcopy(self.owner.state_dict()), stream.position
 
     def state(self, batches: int, *, is_start: bool = False) -> dict[str, Tensor]:
         """The position after so many batches of the epoch as tensors; empty if it was not noted.
@@ -125,7 +120,7 @@ class Positions:
             **{f"random/{name}": each for name, each in position.state().items()},
         }
 
-    def read(self, state: Mapping[str, Tensor], batches: int) -> Saved | None:
+    def read(self, state: Mapping[str, Tensor], batches: int) -> _Position | None:
         """Read a result of :meth:`state`; ``None`` if another replica or position saved it."""
         if state["reader"].tolist() != [*self._reader, batches]:
             return None
@@ -133,11 +128,8 @@ class Positions:
             {name.removeprefix(part): state[name] for name in state if name.startswith(part)}
             for part in ("tensor/", "random/")
         )
-        return Saved(from_tensors({**tensors, "loader": state["tree"]}, "loader"), random)
-
-    def load(self, saved: Saved) -> None:
-        """Set the loader to a position, before it is read."""
-        self._owner.load_state_dict(saved.loader)
+        said = from_tensors({**tensors, "loader": state["tree"]}, "loader")
+        return said, randomness.Snapshot.of(random)
 
 
 class ReplayFeed(Feed):
@@ -176,7 +168,7 @@ class ReplayFeed(Feed):
             self.remarks = [*self.remarks, _RESTARTED]
         if self._positions is None:
             self.remarks = [*self.remarks, *_new_draws(loader)]
-        self._saved: Saved | None = None
+        self._saved: _Position | None = None
 
     def set_epoch(self, epoch: int) -> None:
         set_epoch(epoch, self._loader)
@@ -217,7 +209,7 @@ class ReplayFeed(Feed):
             data, following = following, next(batches, END)
             yield counter.count(data, self._batch_size, is_last=following is END)
 
-    def _read(self, epoch: int, first: int, saved: Saved | None) -> Iterator[Any]:
+    def _read(self, epoch: int, first: int, saved: _Position | None) -> Iterator[Any]:
         """The batches of an epoch from ``first`` on: 0, or that of a saved position."""
         loader, share = self._loader, self._share
         self.set_epoch(epoch)
@@ -228,12 +220,12 @@ class ReplayFeed(Feed):
             if getattr(owner, "persistent_workers", False) and hasattr(owner, "_iterator"):
                 owner._iterator = None  # workers that go on have other random numbers, and epochs
         if saved is not None and self._positions is not None:
-            self._positions.load(saved)
+            self._positions.owner.load_state_dict(saved[0])
         stream = randomness.Stream(seed)
         with stream:
             read = iterator(loader)
         if first and saved is not None:  # not before: a new iterator draws a seed for its workers
-            stream.load_state(saved.random)
+            stream.position = saved[1]
         is_whole = self._most is None and isinstance(loader, DataLoader)
         is_counted = is_whole and not isinstance(getattr(loader, "dataset", None), IterableDataset)
         batches = drawn(read, stream, first, length(loader) if is_counted else None)

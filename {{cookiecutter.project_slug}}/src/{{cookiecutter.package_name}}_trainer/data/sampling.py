@@ -13,21 +13,8 @@ from itertools import chain, islice
 from typing import Any, NamedTuple, TypeGuard, cast
 
 import torch
-from torch.utils.data import BatchSampler as TorchBatchSampler
-from torch.utils.data import (
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    RandomSampler,
-    Sampler,
-    SequentialSampler,
-    Subset,
-    SubsetRandomSampler,
-    TensorDataset,
-    WeightedRandomSampler,
-    default_collate,
-    get_worker_info,
-)
+from torch.utils import data as torch_data
+from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, SequentialSampler
 
 from . import randomness
 
@@ -36,7 +23,7 @@ MOST_HELD = 2**20
 _COMPUTED_AT_ONCE = 4096
 _MOST_ITEMS = 100  # of a list or dict of components; a longer one contains samples
 
-_DRAWING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+_DRAWING = (RandomSampler, torch_data.SubsetRandomSampler, torch_data.WeightedRandomSampler)
 
 Key = int | tuple[int, int]
 
@@ -172,7 +159,6 @@ class GlobalOrder(Sampler[list[Key]]):
             yield [(epoch, index) for index in indices] if self.keyed else list(indices)
 
     def _positions(self, batch: int) -> range:
-        """Positions of a batch's samples in the order of the epoch."""
         begin, end = self.plan.part(batch, self.replica)
         if begin == end:
             begin, end = self.plan.part(batch, 0)
@@ -218,12 +204,15 @@ def set_epoch(epoch: int, *owners: Any) -> None:
 def components(*owners: Any) -> Iterator[Any]:
     """Yield objects and the datasets, samplers, loaders and transforms in them, each once."""
     queue, seen = list(owners), set[int]()
+    kinds = DataLoader, Dataset, Sampler, torch_data.BatchSampler
     while queue:
         component = queue.pop(0)
         if id(component) not in seen:
             seen.add(id(component))
             yield component
-            queue += filter(_is_component, _attributes(component))
+            for each in _attributes(component):
+                if isinstance(each, kinds) or callable(getattr(each, "set_epoch", None)):
+                    queue.append(each)
 
 
 def _attributes(owner: Any) -> Iterator[Any]:
@@ -231,11 +220,6 @@ def _attributes(owner: Any) -> Iterator[Any]:
         values = value.values() if isinstance(value, Mapping) else value
         is_group = isinstance(value, Mapping | list | tuple) and len(value) <= _MOST_ITEMS
         yield from list(values) if is_group else [value]
-
-
-def _is_component(value: Any) -> bool:
-    kinds = DataLoader, Dataset, Sampler, TorchBatchSampler
-    return isinstance(value, kinds) or callable(getattr(value, "set_epoch", None))
 
 
 class KeyedDataset(Dataset[Any]):
@@ -280,7 +264,7 @@ class _WorkerStart:
     then: Callable[[int], None] | None
 
     def __call__(self, worker: int) -> None:
-        info = cast(Any, get_worker_info())
+        info = cast(Any, torch_data.get_worker_info())
         object.__setattr__(info, "dataset", info.dataset.dataset)
         if self.then is not None:
             self.then(worker)
@@ -290,8 +274,8 @@ def can_be_ordered(loader: object) -> TypeGuard[DataLoader[Any]]:
     """Whether a loader uses samplers and iteration of torch, which the trainer may replace."""
     return (
         isinstance(loader, DataLoader)
-        and not isinstance(loader.dataset, IterableDataset)
-        and type(loader.batch_sampler) is TorchBatchSampler
+        and not isinstance(loader.dataset, torch_data.IterableDataset)
+        and type(loader.batch_sampler) is torch_data.BatchSampler
         and type(loader.batch_sampler.sampler) in (SequentialSampler, *_DRAWING)
         # Torchdata's loaders only add their position.
         and all(
@@ -331,10 +315,12 @@ def order_globally(loader: DataLoader[Any], order: GlobalOrder) -> DataLoader[An
 
 def needs_keys(loader: DataLoader[Any]) -> bool:
     """Whether loading a batch may draw random numbers; False only if it certainly does not."""
-    return not (type(loader.dataset) is TensorDataset and loader.collate_fn is default_collate)
+    is_plain = loader.collate_fn is torch_data.default_collate
+    return not (is_plain and type(loader.dataset) is torch_data.TensorDataset)
 
 
 def _has_getitems(dataset: Dataset[Any]) -> bool:
-    while isinstance(dataset, Subset):  # it always has the method, and calls that of its dataset
+    # It always has the method, and calls that of its dataset.
+    while isinstance(dataset, torch_data.Subset):
         dataset = dataset.dataset
     return hasattr(dataset, "__getitems__")

@@ -1,7 +1,6 @@
 """What a command needs from a module: the hooks it overrides, and iterables of batches."""
 
 import inspect
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from types import FunctionType
 from typing import Any, Literal, cast
@@ -11,15 +10,8 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ..errors import UserError, refuse, shown
-from ..module import (
-    DataHooks,
-    DataModule,
-    Loader,
-    TrainingModule,
-    is_overridden,
-    problems_of_names,
-    problems_of_signatures,
-)
+from ..module import DataHooks, DataModule, Loader, TrainingModule
+from ..module.hooks import is_overridden, problems_of_names, problems_of_signatures
 
 Data = DataModule | Loader | Mapping[str, Loader] | None
 LoadersByName = Mapping[str, Loader]
@@ -35,7 +27,6 @@ _RETURNS = {
     "predict_step": "predictions for a batch, or forward, which it calls by default",
     "configure_optimizers": "the optimizers",
 }
-_MOST_WORKERS = 64  # for each core: workers that wait for a network may be many more than cores
 
 
 # --- hooks ---------------------------------------------------------------------------------------
@@ -137,7 +128,7 @@ def _by_name(loader: Any, source: str) -> dict[str, Any]:
 
 
 def _check_loader(loader: Any, source: str) -> None:
-    """Refuse what is not an iterable of batches, or has too many workers."""
+    """Refuse what is not an iterable of batches."""
     kind = type(loader).__name__
     if isinstance(loader, Dataset):
         raise UserError(
@@ -153,12 +144,6 @@ def _check_loader(loader: Any, source: str) -> None:
         raise UserError(
             f"{source} {kind}, which is not an iterable of batches: return a DataLoader, or "
             "another iterable whose every element is a batch"
-        )
-    workers, cores = getattr(loader, "num_workers", 0), os.cpu_count() or 1
-    if isinstance(workers, int) and workers > _MOST_WORKERS * cores:
-        raise UserError(
-            f"{source} a loader with num_workers={workers}: each is a process, and this machine "
-            f"has {cores} cores; give at most {_MOST_WORKERS * cores}"
         )
 
 

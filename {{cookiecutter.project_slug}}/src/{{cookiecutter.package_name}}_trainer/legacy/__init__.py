@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..errors import ConfigurationError, foreign, refuse, shown
-from ..module import DataModule, TrainingModule, problems_of_names
+from ..module import DataModule, TrainingModule, hooks
 from ..trainer import Trainer
 from . import arguments, names
 from .plugins import DDPPlugin, DeepSpeedPlugin, RPCSequentialPlugin
@@ -31,7 +31,7 @@ class LightningModule(TrainingModule):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        refuse(problems_of_names(cls, TrainingModule))
+        refuse(hooks.problems_of_names(cls, TrainingModule))
 
 
 class LightningDataModule(DataModule):
@@ -39,7 +39,7 @@ class LightningDataModule(DataModule):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        refuse(problems_of_names(cls, DataModule))
+        refuse(hooks.problems_of_names(cls, DataModule))
 
 
 # --- methods of Lightning's modules, which all modules have --------------------------------------

@@ -132,32 +132,24 @@ def create(given: object, problems: Problems) -> dict[str, Logger]:
     for index, each in enumerate(given):
         with problems:
             logger = _create(f"loggers[{index}]", each)
-            if (first := made.get(logger.name)) is not None:
-                is_same = first is logger or _is_built_in(type(logger))
-                what = f"{logger.name!r} is given twice; give it once"
-                other = f"two are named {logger.name!r}; give each its own name"
-                raise ConfigurationError(f"loggers: {what if is_same else other}")
+            if logger.name in made:
+                line = f"two are named {logger.name!r}; give it once, or each its own name"
+                raise ConfigurationError(f"loggers: {line}")
             made[logger.name] = logger
     return made
 
 
 def _create(where: str, given: object) -> Logger:
-    entry, named = given, {}
-    if isinstance(given, Mapping):
-        entry = dict(given)
-        named = {"name": entry.pop("name")} if "name" in entry else {}
+    entry = dict(given) if isinstance(given, Mapping) else given
+    name = entry.pop("name", None) if isinstance(entry, dict) else None
     logger = class_paths.create(where, entry, Logger, BUILT_IN)
     kind = type(logger)
     if kind.write is Logger.write:
         raise ConfigurationError(f"{where}: {kind.__name__} has no write(step, epoch, values)")
-    name = named.get("name", logger.name or kind.__name__)
+    name = (logger.name or kind.__name__) if name is None else name
     if not isinstance(name, str) or not name:
         raise ConfigurationError(f"{where}.name={shown(name)}: expected str")
-    if _is_built_in(kind) and name != kind.name:
+    if f"{kind.__module__}.{kind.__qualname__}" in BUILT_IN.values() and name != kind.name:
         raise ConfigurationError(f"{where}.name={name!r}: it is always {kind.name!r}")
     logger.name = name
     return logger
-
-
-def _is_built_in(kind: type[Logger]) -> bool:
-    return f"{kind.__module__}.{kind.__qualname__}" in BUILT_IN.values()

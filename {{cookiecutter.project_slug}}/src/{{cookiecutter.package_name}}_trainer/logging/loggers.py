@@ -1,12 +1,14 @@
-"""The loggers CSV file and TensorBoard."""
+"""The loggers CSV file and TensorBoard, and what reads the files of the first."""
 
 import csv
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..errors import one_line
 from ..launch import files
 from .logger import LoggedRun, Logger
 
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 HEADER = ["step", "epoch", "name", "value"]
+_MOST_ROWS, _MOST_BYTES = 5_000_000, 2**29
 
 
 class CSVLogger(Logger):
@@ -55,8 +58,6 @@ class CSVLogger(Logger):
 
 
 class _Table:
-    """A CSV file with one row per value."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         self.file = path.open("a", newline="", encoding="utf-8")
@@ -85,6 +86,37 @@ def _end_of_step(path: Path, step: int) -> int:
                 break
             position += len(line)
     return position
+
+
+def read_rows(path: Path, notes: list[str]) -> Iterator[tuple[int, str, str, str]]:
+    """Step, epoch, name and value of the rows of a log, which may be cut or damaged.
+
+    ``notes`` gets what is left out.
+    """
+    damaged: list[int] = []
+    rows = csv.reader(files.lines(path, _MOST_BYTES))
+    try:
+        for row in islice(rows, _MOST_ROWS):
+            if rows.line_num == 1 and row == HEADER:
+                continue
+            try:
+                step, epoch, name, value = row
+                float(value)
+                if not (step.isdecimal() and len(step) < 19):
+                    raise ValueError
+            except ValueError:
+                damaged.append(rows.line_num)
+            else:
+                yield int(step), epoch, name, value
+        if next(rows, None) is not None:
+            notes.append(f"{path.name}: more than {_MOST_ROWS:,} rows; the rest is left out")
+    except FileNotFoundError:
+        notes.append(f"{path.name}: does not exist; the logger csv writes it")
+    except (OSError, ValueError, csv.Error) as error:
+        notes.append(f"{path.name}: cannot be read to its end ({one_line(error)})")
+    if damaged:
+        lines = f"{len(damaged)} damaged row{'s' * (len(damaged) > 1)} left out"
+        notes.append(f"{path.name}: {lines}, first in line {damaged[0]}")
 
 
 class TensorBoardLogger(Logger):

@@ -20,7 +20,8 @@ def unchanged(module: nn.Module, samples: float = 0) -> Iterator[None]:
         yield
     finally:
         for metric, values, count in kept:
-            vars(metric).update(values, _update_count=count, _computed=None)
+            vars(metric).update(values, _update_count=count)
+            metric._computed = None
 
 
 @contextlib.contextmanager
@@ -48,7 +49,7 @@ def state(module: nn.Module) -> dict[str, Tensor]:
         for name, value in metric.metric_state.items():
             parts = value if isinstance(value, list) else [value]
             kind = "list" if isinstance(value, list) else "tensor"
-            found |= {f"{path}:{kind}:{name}:{index}": part for index, part in enumerate(parts)}
+            found |= {f"{path}:{kind}:{name}:{at:09}": part for at, part in enumerate(parts)}
     return found
 
 
@@ -58,21 +59,28 @@ def metrics(module: nn.Module) -> list[Any]:
 
 
 def load(module: nn.Module, states: Sequence[Mapping[str, Tensor]]) -> list[str]:
-    """Restore a state, or those of ranks merged; return a note on each that cannot be merged."""
+    """Restore results of :func:`state`, in place of what an earlier fit has left.
+
+    Those of several ranks are merged; returns a note on each metric that cannot be merged.
+    """
     merged, lost = dict(_metrics(module)), set[str]()
-    _load(merged, states[0])
-    for each in states[1:]:
+    for metric in merged.values():
+        metric.reset()
+    for saved in states:
         others = {path: copy.deepcopy(metric) for path, metric in merged.items()}
         for metric in others.values():
             metric.reset()
-        _load(others, each)
+        _load(others, saved)
         for path in [path for path, other in others.items() if other._update_count]:
             metric, other = merged[path], others[path]
             count = metric._update_count + other._update_count
-            try:
-                metric.merge_state(other.metric_state)
-            except (RuntimeError, TypeError):  # torchmetrics' own answer for some metrics
-                lost.add(path)
+            if metric._update_count:
+                try:
+                    metric.merge_state(other.metric_state)
+                except (RuntimeError, TypeError):  # torchmetrics' own answer for some metrics
+                    lost.add(path)
+            else:
+                vars(metric).update(other.metric_state)
             metric._update_count, metric._computed = count, None
     for path in lost:
         merged[path].reset()
@@ -81,22 +89,17 @@ def load(module: nn.Module, states: Sequence[Mapping[str, Tensor]]) -> list[str]
 
 
 def _load(metrics: Mapping[str, Any], saved: Mapping[str, Tensor]) -> None:
-    for key, value in sorted(saved.items(), key=lambda item: _numbered(item[0])):
+    for key in sorted(saved):  # items of a list in their order
         path, kind, *rest = key.split(":")
-        if path not in metrics:
+        if (metric := metrics.get(path)) is None:
             continue
-        metric = metrics[path]
+        value = saved[key].to(metric.device)
         if kind == "count":
             metric._update_count = int(value)
         elif kind == "list":
-            getattr(metric, rest[0]).append(value.to(metric.device))
+            getattr(metric, rest[0]).append(value)
         else:
-            setattr(metric, rest[0], value.to(metric.device))
-
-
-def _numbered(key: str) -> tuple[str, int]:
-    head, _, tail = key.rpartition(":")
-    return head, int(tail) if tail.isdigit() else -1
+            setattr(metric, rest[0], value)
 
 
 def _metrics(module: nn.Module) -> Iterable[tuple[str, Any]]:

@@ -96,10 +96,8 @@ class Compiled:
         left = [name for name in self._modules if not f"{name}.".startswith(inside)]
         names = shorten(", ".join(filter(None, left)), 80)
         if self._called and not self._graphs:
-            raise UserError(
-                "compile: torch has compiled nothing of what training_step calls; unset "
-                "TORCH_COMPILE_DISABLE and TORCHDYNAMO_DISABLE, or leave compile out"
-            )
+            variables = "TORCH_COMPILE_DISABLE and TORCHDYNAMO_DISABLE"
+            raise UserError(f"compile: torch has compiled nothing; unset {variables}")
         if not self._graphs:
             raise UserError(
                 "compile: nothing is compiled, because training_step calls neither self(...) nor a "
@@ -112,7 +110,6 @@ class Compiled:
 
 
 def _graphs() -> int:
-    """How many graphs torch has captured in this process."""
     return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 

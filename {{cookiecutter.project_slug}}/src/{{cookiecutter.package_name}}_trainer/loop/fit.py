@@ -45,13 +45,13 @@ from ..checkpoint import Checkpoints, dtensors
 from ..data import MicroBatch
 from ..launch import collectives, output
 from ..launch.signals import STOP, Preempted, Preemption
-from ..logging import BatchContext, peak_memory, torchmetrics_state
+from ..logging import BatchContext, torchmetrics_state
+from ..logging.progress import peak_memory
 from ..strategies import BatchSkipped
 from ..strategies.optimizers import rates_to_log
 from . import saving
-from .first_gradients import FirstGradients
+from .checks import FirstGradients, NonfinitePolicy
 from .hashes import StepHashes
-from .nonfinite import NonfinitePolicy
 from .parts import FitParts, gathered, read, speed_of
 
 
@@ -86,7 +86,7 @@ class FitLoop(AbstractContextManager["FitLoop"]):
         self._skipped_batches = 0
         self.after_save: list[Callable[[Path], None]] = []
         """Hooks that asked for a checkpoint; called with its path, when it is complete."""
-        self._nonfinite = NonfinitePolicy(fit, checkpoints)
+        self._nonfinite = NonfinitePolicy(fit.strategy, fit.options, fit.position, checkpoints)
         self.hashes = StepHashes(fit)
         options, norm = fit.options, self._nonfinite.needs_norm
         self._clips = options.gradient_clip_val is not None or options.log_gradient_norm or norm
@@ -157,7 +157,11 @@ class FitLoop(AbstractContextManager["FitLoop"]):
             hashes, step = self.hashes, position.global_step + 1
             is_logged = context.is_recorded and hashes.is_moment(step, context.ends_epoch)
             hashes.is_due = hashes.is_open and (hashes.is_every or is_logged or step == hashes.last)
-            outputs = (self._run_batch if context.samples else self._run_padding)(batch, context)
+            if context.samples:
+                outputs = self._run_batch(batch, context)
+            else:  # this rank has none left: torchmetrics must not count them
+                with torchmetrics_state.unchanged(fit.module):
+                    outputs = self._run_batch(batch, context)
             position.batch += 1
             if context.ends_step:
                 if fit.manual is None:
@@ -180,7 +184,6 @@ class FitLoop(AbstractContextManager["FitLoop"]):
         self._is_finished()
 
     def _context(self, batch: MicroBatch) -> BatchContext:
-        """The facts of a batch, for its step and for what that logs."""
         options, position, step = self.fit.options, self.fit.position, self.fit.position.global_step
         ends = batch.ends_epoch and position.epoch + 1 == options.max_epochs
         return BatchContext(
@@ -234,7 +237,7 @@ class FitLoop(AbstractContextManager["FitLoop"]):
         options = self.fit.options
         if position.is_due(options.val_every_n_steps, options.check_val_every_n_epoch):
             self._validate_once()
-        self._agree_to_stop()
+        position.is_stopped |= self.preemption.is_stop_requested()
         if self.fit.manual is None:
             self.fit.optimization.step_schedulers("epoch", outputs.take_fresh("epoch"))
             if self.validate is None or position.validated_at >= 0:
@@ -246,13 +249,7 @@ class FitLoop(AbstractContextManager["FitLoop"]):
 
     # --- a step --------------------------------------------------------------------------------
 
-    def _run_padding(self, batch: MicroBatch, context: BatchContext) -> list[Any]:
-        """Run a batch of a rank that has no samples left, which torchmetrics must not count."""
-        with torchmetrics_state.unchanged(self.fit.module):
-            return self._run_batch(batch, context)
-
     def _run_batch(self, batch: MicroBatch, context: BatchContext) -> list[Any]:
-        """Run a micro-batch; return what ``training_step`` returned."""
         strategy, manual, given = self.fit.strategy, self.fit.manual, (batch.data, batch.number)
         if self.fit.compiled is not None:
             torch.compiler.cudagraph_mark_step_begin()
@@ -349,7 +346,7 @@ class FitLoop(AbstractContextManager["FitLoop"]):
             self._save_if_requested()
         if options.val_every_n_steps and step % options.val_every_n_steps == 0:
             self._validate_once()
-            self._agree_to_stop()
+            self.fit.position.is_stopped |= self.preemption.is_stop_requested()
         if options.checkpoint_every_n_steps and step % options.checkpoint_every_n_steps == 0:
             self._save_once()
 
@@ -399,10 +396,6 @@ class FitLoop(AbstractContextManager["FitLoop"]):
             if self.fit.manual is None:
                 self.fit.optimization.step_plateaus(outputs.take_fresh("step"))
             self._save_if_requested()
-
-    def _agree_to_stop(self) -> None:
-        """Stop if a rank has asked for it; called by all ranks."""
-        self.fit.position.is_stopped |= self.preemption.is_stop_requested()
 
     def _save_if_requested(self) -> None:
         if self.after_save:

@@ -17,7 +17,7 @@ from ..strategies.base import StepOutput, check_loss, refuse_others
 from ..strategies.gradients import sparse
 from ..strategies.limits import FEATURES
 from ..strategies.optimizers import Optimization, requiring_grad
-from .first_gradients import FirstGradients
+from .checks import FirstGradients
 
 
 def problems_of(

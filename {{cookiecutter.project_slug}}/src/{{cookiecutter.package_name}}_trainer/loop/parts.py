@@ -10,12 +10,13 @@ from torch import Tensor
 
 from ..callbacks.calls import HookCalls
 from ..checkpoint.left_out import LeftOut
-from ..data import Feed, MicroBatch, moving, transfer
+from ..data import Feed, MicroBatch, moving
 from ..errors import UserError, shown
 from ..launch import collectives
 from ..launch.hangs import timer
-from ..logging import Outputs, Speed
-from ..module import TrainingModule, is_overridden
+from ..logging.outputs import Outputs
+from ..logging.progress import Speed
+from ..module import TrainingModule, hooks
 from ..options import Options
 from ..strategies import Strategy
 from ..strategies.optimizers import Optimization
@@ -74,7 +75,7 @@ def read(
 ) -> Iterator[MicroBatch]:
     """Read the batches of an epoch on a strategy's devices; ``speed`` measures the waits."""
     devices, dtype = strategy.data.devices, strategy.precision.parameter_dtype
-    batches, clock = transfer.read(feed, epoch, start, devices, dtype), time.perf_counter
+    batches, clock = moving.ahead(feed.epoch(epoch, start), devices, dtype), time.perf_counter
     started = clock()
     if timer.is_armed:
         timer.begin("evaluation" if speed is None else "training")
@@ -128,7 +129,7 @@ def speed_of(fit: FitParts) -> Speed:
         return count * fit.strategy.data.replicas
 
     peak_samples = None
-    counts = collectives.rank() == 0 and is_overridden(module, TrainingModule, "count_tokens")
+    counts = collectives.rank() == 0 and hooks.is_overridden(module, TrainingModule, "count_tokens")
     if peak is not None and module.flops_per_sample:
         if samples is None:
             raise UserError("peak_flops: the loader has no batch_size; leave peak_flops out")

@@ -76,8 +76,8 @@ def _load_sums(fit: FitParts, checkpoint: Checkpoint, layout: Layout) -> list[st
         # Ranks of one replica have logged the same.
         states = [*{int(of[0]): state for of, state in shares if of[2]}.values()]
         recorder.load_state(_merged([part(state, "log") for state in states]))
-    of_metrics = [found for each in states if (found := part(each, "torchmetrics"))]
-    return torchmetrics_state.load(fit.module, of_metrics) if of_metrics else []
+    of_metrics = [part(each, "torchmetrics") for each in states]
+    return torchmetrics_state.load(fit.module, of_metrics)
 
 
 def _merged(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -2,7 +2,7 @@
 
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -35,7 +35,7 @@ def state(fit: FitParts) -> dict[str, Any]:
         "fresh": {kind: sorted(names) for kind, names in outputs.fresh.items()},
         "last_values": outputs.last_values,
         "logs": outputs.positions(),
-        "gradients": _accumulated(fit, is_sharded),
+        "gradients": fit.manual.gradients(is_sharded) if fit.manual else {},
         "callbacks": fit.calls.state(),
         **hyperparameters(fit.module),
     }
@@ -77,14 +77,15 @@ def _position(fit: FitParts) -> dict[str, Any]:
 
 def rank_local_state(fit: FitParts) -> dict[str, Tensor]:
     """Rank-local state: random states, and this process' part of unfinished sums."""
+    own, manual = fit.module.rank_state(), fit.manual
     parts = {
         "random": randomness.full_state(fit.strategy.data.devices),
         "share": {"of": share(fit)},
         "log": fit.outputs.recorder.state(),
         "torchmetrics": _metrics_state(fit.module, fit.outputs.recorder.metrics),
-        "module": to_tensors(own, OF_MODULE) if (own := fit.module.rank_state()) else {},
+        "module": to_tensors(own, OF_MODULE) if own else {},
         "strategy": fit.strategy.rank_local_state(),
-        "gradients": _accumulated(fit, lambda gradient: not is_sharded(gradient)),
+        "gradients": manual.gradients(lambda each: not is_sharded(each)) if manual else {},
         "loader": fit.feed.state(fit.position.batch, ends_epoch=fit.position.epoch_done),
     }
     return {
@@ -112,8 +113,3 @@ def _metrics_state(module: TrainingModule, logged: Mapping[str, Any]) -> dict[st
             stacklevel=2,
         )
     return found
-
-
-def _accumulated(fit: FitParts, kind: Callable[[Tensor], bool]) -> dict[str, Tensor]:
-    """Gradients of one kind that no optimizer step has used yet."""
-    return fit.manual.gradients(kind) if fit.manual is not None else {}

@@ -4,7 +4,6 @@ import copy
 import gc
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import count, islice, pairwise
 from typing import Any, NamedTuple
 
@@ -49,32 +48,15 @@ def _alone(device: torch.device, precision: str) -> Strategy:
 
 
 def _copied(module: TrainingModule) -> TrainingModule:
-    """Copy a module, with the same run; attributes that cannot be copied, as locks, are shared."""
-    state = module.trainer_state
-    known: dict[int, Any] = {id(state): state}  # neither the run nor weights can be copied
-    if not _can_copy(module, dict(known)):
-        submodules = {id(submodule): submodule for submodule in module.modules()}
-        attributes = [value for owner in module.modules() for value in vars(owner).values()]
-        memo = known | submodules
-        known |= {id(value): value for value in attributes if not _can_copy(value, dict(memo))}
+    state = module.trainer_state  # neither the run nor weights can be copied
     try:
-        copied = copy.deepcopy(module, known)
+        return copy.deepcopy(module, {id(state): state})
     except Exception as error:  # user code may raise anything
         what = f"{type(error).__name__}: {one_line(error)}"
         raise UserError(
             f"{type(module).__name__} cannot be copied, to try it on a copy ({what}): create in "
-            "setup what cannot be, or give it a __deepcopy__"
+            "on_fit_start what cannot be, or give it a __deepcopy__"
         ) from None
-    copied.trainer_state = state
-    return copied
-
-
-def _can_copy(value: Any, known: dict[int, Any]) -> bool:
-    try:
-        copy.deepcopy(value, known)
-    except Exception:  # user code may raise anything
-        return False
-    return True
 
 
 def find_batch_size(
@@ -187,28 +169,16 @@ def _minimum(*values: int) -> list[int]:
     return least
 
 
-@dataclass(frozen=True)
-class Sweep:
-    """The learning rates to try, one per step: from ``lowest`` to ``highest``, in equal ratios."""
-
-    lowest: float
-    highest: float
-    steps: int
-
-    def __post_init__(self) -> None:
-        if not 0 < self.lowest < self.highest < math.inf:
-            raise ConfigurationError(
-                f"find_learning_rate: lowest={self.lowest!r} and highest={self.highest!r}: give "
-                "numbers above 0, the lowest first"
-            )
-        if self.steps < 20:
-            raise ConfigurationError(f"find_learning_rate: steps={self.steps!r}: give at least 20")
-
-    @property
-    def rates(self) -> list[float]:
-        """The rate of each step."""
-        ratio = self.highest / self.lowest
-        return [self.lowest * ratio ** (step / (self.steps - 1)) for step in range(self.steps)]
+def rates(lowest: float, highest: float, steps: int) -> list[float]:
+    """The learning rates to try, one per step: in equal ratios; ConfigurationError for bad ones."""
+    if not 0 < lowest < highest < math.inf:
+        raise ConfigurationError(
+            f"find_learning_rate: lowest={lowest!r} and highest={highest!r}: give numbers above 0, "
+            "the lowest first"
+        )
+    if steps < 20:
+        raise ConfigurationError(f"find_learning_rate: steps={steps!r}: give at least 20")
+    return [lowest * (highest / lowest) ** (step / (steps - 1)) for step in range(steps)]
 
 
 def problems_of(name: str, strategy: Strategy, module: TrainingModule) -> list[str]:
@@ -239,7 +209,7 @@ class Tried(NamedTuple):
 
 
 def try_rates(
-    module: TrainingModule, feed: Feed, device: torch.device, options: Options, sweep: Sweep
+    module: TrainingModule, feed: Feed, device: torch.device, options: Options, rates: list[float]
 ) -> list[Tried]:
     """Make a step at each rate on a copy; ranks average their gradients, as under ``ddp``.
 
@@ -260,7 +230,7 @@ def try_rates(
             f"{first}; give one above 0, to which the others are in proportion"
         )
     found: list[Tried] = []
-    for rate, batches in zip(sweep.rates, _steps(trained, feed), strict=False):
+    for rate, batches in zip(rates, _steps(trained, feed), strict=False):
         losses = []
         for batch in batches:
             context = BatchContext(batch.samples, batch.counted, batch.weight)

@@ -162,12 +162,15 @@ def recomputed(part: nn.Module, run: Callable[..., Any], *args: Any) -> Any:
 @contextlib.contextmanager
 def buffers_kept(part: nn.Module) -> Iterator[None]:
     """Apply changes of a part's buffers in this context to copies."""
-    kept = [(each._buffers, each._buffers.copy()) for each in part.modules()]
-    for buffers, own in kept:
-        buffers.update({name: None if each is None else each.clone() for name, each in own.items()})
+    kept = [
+        (each._buffers, name, buffer)  # of a ScriptModule, which has no update
+        for each in part.modules()
+        for name, buffer in each._buffers.items()
+    ]
+    for buffers, name, buffer in kept:
+        buffers[name] = None if buffer is None else buffer.clone()
     try:
         yield
     finally:
-        for buffers, own in kept:
-            buffers.clear()
-            buffers.update(own)
+        for buffers, name, buffer in kept:
+            buffers[name] = buffer

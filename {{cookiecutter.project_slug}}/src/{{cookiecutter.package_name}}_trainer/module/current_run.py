@@ -63,6 +63,16 @@ class RunProperties:
         """The current epoch, counted from 0; 0 outside of a run."""
         return self._run_facts().epoch
 
+    @property
+    def data_replicas(self) -> int:
+        """Number of data-parallel replicas, which read different samples; 1 outside of a run."""
+        return self._run_facts().replica()[0]
+
+    @property
+    def data_index(self) -> int:
+        """Index of this process' data-parallel replica, whose ranks read the same batches."""
+        return self._run_facts().replica()[1]
+
 
 class OptionNames:
     """Trainer options as attributes; an unknown name raises AttributeError with a suggestion."""
@@ -85,20 +95,6 @@ class OptionNames:
                 return getattr(plan.options, name)
             known = [each for each in dir(type(self)) if each[0] != "_"]
             return missing(self, name, "attribute", known)
-
-
-class ReplicaProperties(RunProperties):
-    """What a module and its ``trainer`` have in common besides."""
-
-    @property
-    def data_replicas(self) -> int:
-        """Number of data-parallel replicas, which read different samples; 1 outside of a run."""
-        return self._run_facts().replica()[0]
-
-    @property
-    def data_index(self) -> int:
-        """Index of this process' data-parallel replica, whose ranks read the same batches."""
-        return self._run_facts().replica()[1]
 
 
 class Manual(Protocol):
@@ -132,7 +128,7 @@ class Weights(Protocol):
         """Read shards from a state of :meth:`state` of any strategy."""
 
 
-class Run(ReplicaProperties, OptionNames, ABC):
+class Run(RunProperties, OptionNames, ABC):
     """A run, as a module and callbacks see it: their ``trainer``.
 
     The options of the trainer are attributes, too, such as ``max_epochs``.

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from ..errors import UserError, foreign
 from ..launch import collectives
-from ..logging import ReduceFx
-from .current_run import Manual, ReplicaProperties, Run, RunFacts, TrainerState
+from ..logging.metrics import ReduceFx
+from .current_run import Manual, Run, RunFacts, RunProperties, TrainerState
 from .hooks import Hooks
 
 
-class TrainingModule(ReplicaProperties, Hooks, nn.Module):
+class TrainingModule(RunProperties, Hooks, nn.Module):
     """A model and its training, independent of devices, processes and precision.
 
     Override :meth:`training_step` and :meth:`configure_optimizers`, and other hooks as needed. The
@@ -185,12 +185,8 @@ class TrainingModule(ReplicaProperties, Hooks, nn.Module):
 
     def _manual(self) -> Manual:
         if self.trainer.manual is None:
-            if not self.automatic_optimization:
-                raise RuntimeError("optimizers are available only in training_step")
-            name = type(self).__name__
-            raise RuntimeError(
-                f"{name}: set automatic_optimization = False to use manual optimization"
-            )
+            when = "only in training_step, with automatic_optimization = False"
+            raise RuntimeError(f"optimizers of {type(self).__name__} are available {when}")
         return self.trainer.manual
 
     # --- logging and state of the run -------------------------------------------------------

@@ -72,7 +72,7 @@ def find_batch_size(run: RankRun, module: TrainingModule, data: Data) -> int:
 
 
 def find_learning_rate(
-    run: RankRun, module: TrainingModule, data: Data, sweep: trials.Sweep
+    run: RankRun, module: TrainingModule, data: Data, rates: list[float]
 ) -> float:
     """The rate at which the loss falls most steeply, the same on all ranks."""
     options, request = run.plan.options, run.plan.request
@@ -80,7 +80,7 @@ def find_learning_rate(
         run.start_from_weights(module)
         feed = run.training_feed(sources.training_loader(data, module))
         with activation_checkpointing.applied(module, run.checkpointing):
-            tried = trials.try_rates(module, feed, run.plan.device, options, sweep)
+            tried = trials.try_rates(module, feed, run.plan.device, options, rates)
     if run.is_global_zero:
         path = run_directory.create(request.root, request.name) / "learning_rates.csv"
         lines = [",".join(map(repr, each)) + "\n" for each in tried]

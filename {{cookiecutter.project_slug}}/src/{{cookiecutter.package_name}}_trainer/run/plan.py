@@ -23,11 +23,11 @@ from ..data.feed_creation import device_batch_size
 from ..errors import Problems, refuse, shown
 from ..launch import cluster, files
 from ..launch.cluster import Layout
-from ..logging import Logger, create_loggers
-from ..module import (
-    DataHooks,
+from ..logging import Logger
+from ..logging.logger import create as create_loggers
+from ..module import DataHooks, TrainingModule
+from ..module.hooks import (
     Hooks,
-    TrainingModule,
     is_overridden,
     problems_of_lazy,
     problems_of_max_norm,

@@ -19,16 +19,9 @@ from ..launch import collectives, output
 from ..logging import Recorder
 from ..loop.fit import FitLoop
 from ..loop.position import Position, total_steps
-from ..module import (
-    DataHooks,
-    DataModule,
-    Loader,
-    Run,
-    RunFacts,
-    TrainingModule,
-    is_overridden,
-    problems_of_lazy,
-)
+from ..module import DataHooks, DataModule, Loader, Run, TrainingModule
+from ..module.current_run import RunFacts
+from ..module.hooks import is_overridden, problems_of_lazy
 from ..strategies.precision import Precision
 from .console import Console
 from .plan import Plan

@@ -28,8 +28,10 @@ from ..launch.rank import (
     restarts_expected,
 )
 from ..launch.signals import Interrupted, Preempted
-from ..logging import LoggedRun, Outputs, Progress
+from ..logging import LoggedRun
 from ..logging.logger import hyperparameters
+from ..logging.outputs import Outputs
+from ..logging.progress import Progress
 from ..loop import hashes, saving
 from ..loop.fit import FitLoop
 from ..loop.parts import FROZEN, TOTAL_STEPS, FitParts, frozen, in_eval_mode

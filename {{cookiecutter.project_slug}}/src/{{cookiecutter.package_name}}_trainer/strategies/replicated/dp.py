@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...data import moving, transfer
+from ...data import moving
 from ...data.samples import Splitter, batch_length, counts_of, part_sizes
 from ...errors import UserError, one_line
 from ...module import TrainingModule
@@ -97,7 +97,7 @@ class ReplicatedStep(StepModule):
             return read_loss(outputs)
         # Not in half precision, which would round the sizes and their sum.
         losses = losses.to(torch.promote_types(losses.dtype, torch.float32))
-        weights = transfer.sent(torch.tensor(self.counts, dtype=losses.dtype), losses.device)
+        weights = moving.sent(torch.tensor(self.counts, dtype=losses.dtype), losses.device)
         return (losses * weights).sum() / weights.sum()
 
 
@@ -232,7 +232,7 @@ def gather(outputs: Sequence[Any], device: torch.device) -> Any:
         moved = [output.to(device) for output in outputs]
         return torch.cat(moved) if first.ndim else torch.stack(moved)
     if isinstance(first, int | float) and not isinstance(first, bool):
-        return transfer.sent(torch.tensor(outputs), device)
+        return moving.sent(torch.tensor(outputs), device)
     if isinstance(first, Mapping):
         return {key: gather([output[key] for output in outputs], device) for key in first}
     if isinstance(first, tuple) and hasattr(first, "_fields"):

@@ -14,8 +14,8 @@ from ...checkpoint import run_directory
 from ...cli import config_files
 from ...errors import ConfigurationError, one_line
 from ...launch import files
+from ...logging.loggers import read_rows
 from ...logging.remote_loggers import flat
-from ...logging.rows import read_rows
 from ...options import redaction
 
 Series = dict[str, list[tuple[int, float]]]

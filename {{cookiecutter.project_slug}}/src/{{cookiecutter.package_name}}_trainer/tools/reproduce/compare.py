@@ -14,7 +14,7 @@ from ...checkpoint import run_directory
 from ...launch import files
 from ...launch.cluster import Layout
 from ...launch.start import threads_each
-from ...logging.rows import read_rows
+from ...logging.loggers import read_rows
 from ...loop.hashes import DIRECTORY
 from ...run import data_record, record
 

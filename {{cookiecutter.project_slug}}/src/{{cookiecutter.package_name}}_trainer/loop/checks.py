@@ -1,21 +1,26 @@
-"""Losses and gradients that are not finite (NaN or infinite): the trainer's ``nonfinite_loss``.
+"""What ends a fit that cannot become good: a loss of no parameter, or one that is not finite.
 
-``stop`` ends the fit before it overwrites good weights, ``skip`` leaves out steps whose gradients
-are not finite. Losses are checked on their device, and read only where a step synchronizes anyway.
-A gradient scaler skips steps itself, so that a loss does not count with it.
+``nonfinite_loss`` of the trainer: ``stop`` ends the fit before it overwrites good weights, ``skip``
+leaves out steps whose gradients are not finite. Losses are checked on their device, and read only
+where a step synchronizes anyway. A gradient scaler skips steps itself, so that a loss does not
+count with it.
 """
 
 import math
 from collections.abc import Mapping
 from typing import Any, NoReturn
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import register_multi_grad_hook
 
 from ..checkpoint import Checkpoints, dtensors
 from ..errors import UserError
 from ..launch import collectives, output
-from .parts import FitParts
+from ..options import Options
+from ..strategies import Strategy
+from ..strategies.optimizers import UNREACHED, Optimization
 from .position import Position
 
 # Consecutive skipped steps after which a fit ends: about as many as with a gradient scaler, whose
@@ -23,6 +28,64 @@ from .position import Position
 _MOST_SKIPPED, _SMALLEST_SCALE = 30, 1e-4
 # Losses to collect before they are checked together: one or two kernels per loss instead of ten.
 _BLOCK = 64
+
+
+class FirstGradients:
+    """Whether a backward has reached a parameter of the optimizers.
+
+    Autograd tells it of parameters whose gradients an engine takes away; ``grad`` tells it of those
+    that an engine computes with other tensors. ``is_waiting``: the check is not made yet.
+    """
+
+    def __init__(self, strategy: Strategy, optimization: Optimization) -> None:
+        self._optimization = optimization
+        self._has_run, self._is_reached, self.is_waiting = False, False, True
+        optimized = set(map(id, optimization.parameters))
+        trained = [each for each in strategy.module.parameters() if each.requires_grad]
+        # An engine's optimizers may step other tensors than the module's.
+        own = [each for each in trained if id(each) in optimized] or trained
+        self._layers = WeakSet(strategy.module.modules())
+        self._module = strategy.module
+        self._hook = register_multi_grad_hook(own, self._reach, mode="any")
+
+    def check_layers(self) -> None:
+        """Raise a UserError if a hook has added a layer that is not trained with the others."""
+        optimized = {*map(id, self._optimization.parameters)}
+        is_alone = collectives.world_size() == 1
+        for name, layer in self._module.named_modules():
+            own = [] if layer in self._layers else layer.parameters(recurse=False)
+            new = [each for each in own if each.requires_grad]
+            if any(not (is_alone and id(each) in optimized) for each in new):
+                alone = ", or give its parameters to an optimizer by add_param_group" * is_alone
+                raise UserError(
+                    f"{name} ({type(layer).__name__}) was added after configure_optimizers, and "
+                    f"would not be trained: create it in __init__{alone}"
+                )
+
+    def _reach(self, _: Tensor) -> None:
+        self._is_reached = True
+
+    def note(self) -> None:
+        """Note the gradients that there are after a backward."""
+        if self.is_waiting:
+            self._has_run = True
+            self._is_reached |= any(each.grad is not None for each in self._optimization.parameters)
+
+    def check(self, together: bool = True) -> None:
+        """Check once, after a backward: UserError if no parameter was reached.
+
+        ``together``: whether all ranks call this after the same backward: one of them may have a
+        loss of no parameter, for example in a mixture of experts.
+        """
+        if not (self.is_waiting and self._has_run):
+            return
+        self.is_waiting = False
+        self._hook.remove()
+        reached = torch.tensor([self._is_reached], dtype=torch.int32)
+        if together:
+            reached = collectives.all_reduce(reached, "max")
+        if not reached.item():
+            raise UserError(UNREACHED)
 
 
 class LossRecord:
@@ -58,14 +121,16 @@ class LossRecord:
 class NonfinitePolicy:
     """Applies the policy; all ranks call its methods after the same step."""
 
-    def __init__(self, fit: FitParts, checkpoints: Checkpoints) -> None:
-        strategy, self._policy = fit.strategy, fit.options.nonfinite_loss
-        self._fit, self._checkpoints = fit, checkpoints
+    def __init__(
+        self, strategy: Strategy, options: Options, position: Position, checkpoints: Checkpoints
+    ) -> None:
+        self._strategy, self._policy = strategy, options.nonfinite_loss
+        self._position, self._checkpoints = position, checkpoints
         self._scaler = strategy.precision.scaler
         self._losses: LossRecord | None = None
         if self._policy == "stop" and self._scaler is None:
             block = 1 if strategy.limits.compiles_steps else None
-            self._losses = LossRecord(strategy.device, fit.position, block)
+            self._losses = LossRecord(strategy.device, position, block)
         self.note_loss = self._losses.note if self._losses is not None else None
         """Records a loss without synchronization; ``None`` if losses are not checked."""
         self.needs_norm = self._policy == "skip" and self._scaler is None
@@ -79,7 +144,7 @@ class NonfinitePolicy:
         if math.isfinite(float(dtensors.whole(norm))):
             self._skipped_in_a_row = 0
             return False
-        step = self._fit.position.global_step + 1
+        step = self._position.global_step + 1
         self._skipped += 1
         self._skipped_in_a_row += 1
         if self._skipped_in_a_row == _MOST_SKIPPED:
@@ -95,7 +160,7 @@ class NonfinitePolicy:
 
     def check(self) -> None:
         """Raise UserError if a loss since the last call, or the scaler's scale, is not finite."""
-        step = self._fit.position.global_step
+        step = self._position.global_step
         if self._checked_at == step or self._policy == "ignore":
             return
         self._checked_at = step
@@ -119,7 +184,7 @@ class NonfinitePolicy:
         """
         if self._policy == "ignore":
             return
-        named = self._fit.module.named_parameters()
+        named = self._strategy.module.named_parameters()
         trained = (name for name, each in named if each.requires_grad)
         found = first_not_finite({name: model[name] for name in trained if name in model})
         rank = _smallest(math.inf if found is None else collectives.rank())
@@ -127,7 +192,7 @@ class NonfinitePolicy:
             name = next(each for each in collectives.gather(found) if each is not None)
             self._stop(
                 f"parameter {name} is not finite (NaN or infinite) on rank {int(rank)} after step "
-                f"{self._fit.position.global_step}, and is not saved"
+                f"{self._position.global_step}, and is not saved"
             )
 
     def _stop(self, what: str) -> NoReturn:

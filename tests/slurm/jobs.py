@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rendering import ROOT
+from rendering import ROOT, ran
 
 SCRIPT = ROOT / "slurm" / "cluster.sh"
 # Of a project with Horovod and python-etcd, as `make slurm` sets it up.
@@ -102,13 +102,10 @@ class Cluster:
 
     def control(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Call cluster.sh."""
-        return subprocess.run(
+        return ran(
             [str(SCRIPT), *arguments],
             env=dict(os.environ) | {"SLURM_CLUSTER_DIR": str(self.folder)},
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=600,
         )
 
     def slurm(self, *command: str, cwd: Path | None = None, **extra: str) -> str:
@@ -117,14 +114,11 @@ class Cluster:
             line.removeprefix("export SLURM_CONF=").strip()
             for line in self.control("env").stdout.splitlines()
         )
-        done = subprocess.run(
+        done = ran(
             command,
             cwd=cwd,
             env=_environment() | {"SLURM_CONF": link} | extra,
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=600,
         )
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout.strip()

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rendering import ROOT
+from rendering import ROOT, ran
 
 # Of a project that `make demo`, or `make ssh`, has installed.
 PYTHON = Path(os.environ.get("PROJECT_PYTHON", ROOT / "build" / "venv" / "bin" / "python"))
@@ -44,9 +44,7 @@ def until(condition: Callable[[], object], what: Callable[[], str], timeout: flo
 
 def run(*command: str | Path) -> str:
     """Return what a command prints; it must succeed."""
-    done = subprocess.run(
-        command, env=os.environ | {"PATH": PATH}, capture_output=True, text=True, timeout=600
-    )
+    done = ran(command, env=os.environ | {"PATH": PATH})
     assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
     return done.stdout
 

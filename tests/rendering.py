@@ -25,15 +25,8 @@ ROOT = Path(__file__).parent.parent
 TEMPLATE = ROOT / "{{cookiecutter.project_slug}}"
 # What editors, tests and tools leave in a tree; none of it is the template's.
 LEFTOVERS = {
-    "__pycache__",
-    ".git",
-    ".hypothesis",
-    ".mypy_cache",
-    ".pytest_cache",
-    ".ruff_cache",
-    ".venv",
-    "build",
-    "runs",
+    *("__pycache__", ".git", ".hypothesis", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".venv"),
+    *("build", "runs"),
 }
 DEFAULTS = {
     "project_name": "My Project",
@@ -46,14 +39,7 @@ DEFAULTS = {
     "version": "0.1.0",
     "license": "MIT",
     "examples": "basic",
-    "deepspeed": "yes",
-    "fairscale": "yes",
-    "horovod": "yes",
-    "xla": "yes",
-    "model_parallel": "yes",
-    "asynchronous": "yes",
-    "legacy": "yes",
-    "tools": "yes",
+    **dict.fromkeys(COMPONENTS, "yes"),
     "trainer": "source",
     "torch_variant": "auto",
     "slurm_partition": "",

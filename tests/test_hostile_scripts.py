@@ -11,14 +11,8 @@ from rendering import DEFAULTS, check_works, ran, render, tree
 
 TEXTS = ("project_name", "description", "author_name")
 TRIED = (
-    "double quote",
-    "triple quotes",
-    "command substitution",
-    "backticks",
-    "semicolon",
-    "variable",
-    "backslashes",
-    "YAML",
+    *("double quote", "triple quotes", "command substitution", "backticks", "semicolon"),
+    *("variable", "backslashes", "YAML"),
 )
 # The only files for text that people write; pyproject.toml has it as strings of TOML, which
 # are strings of YAML in mkdocs.yml.

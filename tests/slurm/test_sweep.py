@@ -15,16 +15,9 @@ from .jobs import PLAIN, PYTHON, Job, Project, read_metrics, until, value
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1800)]
 HOSTILE = (
-    "$(touch canary)",
-    "`touch canary`",
-    "x; touch canary #",
-    "x && touch canary",
-    "' $(touch canary) '",
-    '" $(touch canary) "',
-    "a[$(touch canary)]",
-    "${IFS}touch${IFS}canary",
-    "two  spaces and a *",
-    "x\ntouch canary",
+    *("$(touch canary)", "`touch canary`", "x; touch canary #", "x && touch canary"),
+    *("' $(touch canary) '", '" $(touch canary) "', "a[$(touch canary)]"),
+    *("${IFS}touch${IFS}canary", "two  spaces and a *", "x\ntouch canary"),
 )
 
 

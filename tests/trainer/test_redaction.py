@@ -20,14 +20,8 @@ from processes import at_root
         *("--model.token", "--model.api_key", "--data.init_args.db-password", "--model.hf_token"),
         *("--model.client_secret_file", "--model.aws_credentials", "--model.APIKEY", "password"),
         *("--model.accessToken", "--model.apiKey", "bearer", "jwt", "slack_webhook_url"),
-        *(
-            "Authorization",
-            "X-Amz-Signature",
-            "HFToken",
-            "db_pass",
-            "token2",
-            "--model.secrets.wandb",
-        ),
+        *("Authorization", "X-Amz-Signature", "HFToken", "db_pass", "token2"),
+        "--model.secrets.wandb",
     ],
 )
 def test_a_name_that_is_secret(name: str) -> None:
@@ -200,13 +194,7 @@ def test_long_lines_take_seconds() -> None:
     parts = ("a", "token=", "token:", "a://b:c", "eyJ", "a@b:c", "-----BEGIN PRIVATE KEY", "x-")
     began = time.process_time()
     for part in (
-        *parts,
-        "cookie:" + " " * 5000,
-        "token'",
-        "[",
-        "bearer ",
-        "sk-",
-        "token" + " " * 999,
+        *(*parts, "cookie:" + " " * 5000, "token'", "[", "bearer ", "sk-", "token" + " " * 999),
     ):
         long = part * (2**17 // len(part))
         redacted_diff.redacted(patch("a.yaml", long, "+"))

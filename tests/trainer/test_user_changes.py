@@ -144,12 +144,7 @@ COMPUTED = {"Prunes": "sequential_module.0 computes its weight from weight_orig"
 @pytest.mark.parametrize(("strategy", "refused"), [("fsdp", {}), ("tensor_parallel", COMPUTED)])
 def test_shards_are_what_the_module_keeps(tmp_path: Path, strategy: str, refused: dict[str, str]):
     names = [
-        "KeepsParameters",
-        "OwnOptimizer",
-        "NoGradient",
-        "ClipGroups",
-        "AddsGroup",
-        "Anchors",
+        *("KeepsParameters", "OwnOptimizer", "NoGradient", "ClipGroups", "AddsGroup", "Anchors"),
         "Prunes",
     ]
     refused = {**SHARDED, **refused}

@@ -7,15 +7,12 @@ import os
 import shutil
 import signal
 import subprocess
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rendering import ROOT, ran
+from rendering import ran
+from slurm.jobs import PYTHON, until
 
-# Of a project that `make demo`, or `make ssh`, has installed.
-PYTHON = Path(os.environ.get("PROJECT_PYTHON", ROOT / "build" / "venv" / "bin" / "python"))
 PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
 SEARCHED = {"ssh": "openssh-client", "ssh-keygen": "openssh-client", "sshd": "openssh-server"}
 SEARCHED |= {"ip": "iproute2", "nsenter": "util-linux"}
@@ -32,14 +29,6 @@ def missing() -> str | None:
     if os.getuid() != 0:
         return "network namespaces need root"
     return None if PYTHON.exists() else f"there is no {PYTHON} (PROJECT_PYTHON): make demo"
-
-
-def until(condition: Callable[[], object], what: Callable[[], str], timeout: float = 600) -> None:
-    """Wait for a condition, asked ten times a second; `what` is asked when it does not come."""
-    end = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < end, f"not within {timeout:g} s: {what()}"
-        time.sleep(0.1)
 
 
 def run(*command: str | Path) -> str:

@@ -11,13 +11,17 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 
-class Lars(torch.optim.Optimizer):
-    """A step is in proportion to the norm of its parameter."""
-
-    is_parameterwise = True
+class Own(torch.optim.Optimizer):
+    """An optimizer that torch does not have."""
 
     def __init__(self, params: Any, lr: float = 0.01) -> None:
         super().__init__(params, {"lr": lr})
+
+
+class Lars(Own):
+    """A step is in proportion to the norm of its parameter."""
+
+    is_parameterwise = True
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
@@ -46,13 +50,8 @@ class Marked(Lamb):
     is_elementwise = True
 
 
-class Lion(torch.optim.Optimizer):
-    """An optimizer that torch does not have."""
-
+class Lion(Own):
     is_elementwise = True
-
-    def __init__(self, params: Any, lr: float) -> None:
-        super().__init__(params, {"lr": lr})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
@@ -76,8 +75,8 @@ class Unknown(Lion):
 class Early(Lion):
     """Has a state before its first step."""
 
-    def __init__(self, params: Any, lr: float) -> None:
-        super().__init__(params, lr)
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
         for group in self.param_groups:
             for each in group["params"]:
                 self.state[each]["mean"] = torch.zeros_like(each)
@@ -100,13 +99,10 @@ class Mixes(torch.optim.SGD):
                 each.copy_(torch.ones(each.shape) * each)
 
 
-class Noisy(torch.optim.Optimizer):
+class Noisy(Own):
     """Steps by its own random numbers."""
 
     is_elementwise = True
-
-    def __init__(self, params: Any, lr: float = 0.1) -> None:
-        super().__init__(params, {"lr": lr})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
@@ -121,14 +117,14 @@ OPTIMIZERS: dict[str, Any] = {
     "adafactor": lambda parameters: torch.optim.Adafactor(parameters, lr=0.01),
     "adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=0.01),
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
-    "early": lambda parameters: Early(parameters, lr=0.01),
+    "early": Early,
     "lamb": Lamb,
     "lars": Lars,
-    "lion": lambda parameters: Lion(parameters, lr=0.01),
+    "lion": Lion,
     "marked": Marked,
     "mixes": lambda parameters: Mixes(parameters, lr=0.01),
-    "noisy": Noisy,
-    "unknown": lambda parameters: Unknown(parameters, lr=0.01),
+    "noisy": lambda parameters: Noisy(parameters, lr=0.1),
+    "unknown": Unknown,
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.05),
     "wraps": lambda parameters: Wraps(torch.optim.SGD(parameters)),
 }

@@ -205,7 +205,7 @@ def test_long_lines_take_seconds() -> None:
 def test_a_run_tells_no_other_user_its_secrets(tmp_path: Path) -> None:
     into = ["--trainer.default_root_dir", tmp_path, "--trainer.run_name", "run"]
     short = ["--trainer.max_steps", "1", "--trainer.accelerator", "cpu", "--trainer.devices", "1"]
-    secret = ["--model", "redaction_subject.Secretive", "--model.token=my-secret"]
+    secret = ["--model", "launch_subject.Secretive", "--model.token=my-secret"]
     done = run(fit(*into, *short, *secret), cwd=tmp_path, extra=at_root())
     assert done.returncode == 0, done.stderr
     assert "my-secret" not in done.stdout + done.stderr
@@ -231,7 +231,7 @@ def test_an_error_does_not_show_a_token() -> None:
 
 
 def test_a_wrong_value_of_a_secret_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    wrong = ["--model.class_path", "redaction_subject.Secretive", "--model.pin_key=letters"]
+    wrong = ["--model.class_path", "launch_subject.Secretive", "--model.pin_key=letters"]
     with pytest.raises(SystemExit):
         cli.main(["fit", "--trainer.max_epochs=1", *wrong])
     assert capsys.readouterr().err == "error: model.pin_key=***: expected int\n"

@@ -271,7 +271,7 @@ def test_wandb_knows_that_a_run_is_preempted(
 def test_wandb_records_no_secret_of_the_command(tmp_path: Path) -> None:
     into = ["--trainer.default_root_dir", tmp_path, "--trainer.run_name", "run"]
     short = ["--trainer.max_steps", "1", "--trainer.accelerator", "cpu", "--trainer.devices", "1"]
-    secret = ["--model", "redaction_subject.Secretive", "--model.token=my-secret"]
+    secret = ["--model", "launch_subject.Secretive", "--model.token=my-secret"]
     offline = {"WANDB_MODE": "offline"} | at_root()
     words = fit_words(*into, *short, *secret, "--trainer.loggers", "[wandb]")
     done = run(words, cwd=tmp_path, extra=offline)

@@ -17,7 +17,7 @@ import my_project_trainer as trainer
 import torch
 from my_project_trainer.checkpoint import Checkpoint, resolve
 from tests.conformance.rows import ROUNDING
-from tests.project import run
+from tests.project import succeed
 from torch import Tensor
 
 
@@ -45,8 +45,7 @@ def fits(
         words: arguments of Python before ``-m fitting``.
         how: how the command is started.
     """
-    done = run([*words, "-m", "fitting", folder, json.dumps(runs)], **how)
-    assert done.returncode == 0, done.stdout + done.stderr
+    succeed([*words, "-m", "fitting", folder, json.dumps(runs)], **how)
     return [json.loads(each.read_text()) for each in sorted(folder.glob("ends-*.json"))]
 
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from my_project_trainer import errors
 from my_project_trainer.launch import cluster, rank, reports
-from tests.project import PATIENCE, fit, run
+from tests.project import PATIENCE, fit, run, succeed
 
 from preemption_subject import steps_of
 from processes import assert_nothing_left, at_root, running, wait_for
@@ -45,8 +45,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The log of a run that nothing has disturbed."""
     folder = tmp_path_factory.mktemp("whole")
     arguments = [*torchrun(0), *slow_fit(folder, "--trainer.run_name", "whole")]
-    done = run(arguments, cwd=folder, extra=at_root())
-    assert done.returncode == 0, done.stderr
+    succeed(arguments, cwd=folder, extra=at_root())
     return (folder / "whole" / "metrics.csv").read_text()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 from tests.conformance.horovod_rows import horovodrun
-from tests.project import run
+from tests.project import succeed
 from torch import Tensor
 
 from processes import at_root
@@ -115,8 +115,7 @@ def test_equals_one_process_under_horovod(
 ) -> None:
     options = json.dumps({"devices": 2, **HOROVOD})
     words = ["-m", "real_models.worker", tmp_path, options, *MODELS]
-    done = run(words, cwd=tmp_path, by=horovodrun(2), extra=at_root())
-    assert done.returncode == 0, done.stdout + done.stderr
+    succeed(words, cwd=tmp_path, by=horovodrun(2), extra=at_root())
     for model, answer in json.loads((tmp_path / "answers.json").read_text()).items():
         begin, expected = refused("horovod", model), reference(model, 1 + (model == PARTS))
         found = check(tmp_path / model, answer, begin, expected, model)

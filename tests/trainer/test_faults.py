@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import psutil
 import pytest
-from tests.project import PACKAGE, fit, run
+from tests.project import PACKAGE, fit, run, succeed
 
 from processes import assert_nothing_left, at_root, running, wait_for
 
@@ -348,6 +348,5 @@ def test_loaders_of_different_lengths_are_refused(tmp_path, launcher):
 @pytest.mark.parametrize("launcher", [pytest.param("ours", marks=slow), "ddp_fork"])
 def test_loaders_of_different_lengths_are_joined(tmp_path, launcher):
     join = [*UNEVEN, "--trainer.uneven_inputs", "join"]
-    done = run(command(launcher, tmp_path, *join), cwd=tmp_path, extra=at_root())
-    assert done.returncode == 0, done.stderr
+    done = succeed(command(launcher, tmp_path, *join), cwd=tmp_path, extra=at_root())
     assert "done after 5 steps" in done.stdout

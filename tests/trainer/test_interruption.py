@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 from my_project_trainer.launch import reports, signals
-from tests.project import PACKAGE, PATIENCE, fit, run
+from tests.project import PACKAGE, PATIENCE, fit, succeed
 
 from preemption_subject import steps_of
 from processes import assert_nothing_left, at_root, running, wait_for
@@ -67,8 +67,7 @@ def test_the_first_one_saves_and_says_how_to_resume(tmp_path, devices):
     step = int(found[1])
     assert (tmp_path / "outcome").read_text() == f"preempted SIGINT step {step}\n"
     two_more = ["--trainer.resume", "runs/run", "--trainer.max_steps", str(step + 2)]
-    done = run([*arguments, *two_more], cwd=tmp_path, extra=at_root())
-    assert done.returncode == 0, done.stderr
+    succeed([*arguments, *two_more], cwd=tmp_path, extra=at_root())
     assert [each.step for each in steps_of(tmp_path)] == [*range(step), step, step + 1]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.project import PACKAGE, PATIENCE, fit, run
+from tests.project import PACKAGE, PATIENCE, fit, run, succeed
 
 from fitting import logged
 from processes import assert_nothing_left, at_root, running, wait_for
@@ -33,8 +33,7 @@ def model(name: str, folder: Path) -> list[str | Path]:
 
 @pytest.mark.parametrize("launcher", [pytest.param("torchrun", marks=pytest.mark.slow), "ours"])
 def test_trains_on_two_processes(tmp_path, launcher):
-    done = run(launched(launcher, "--trainer.default_root_dir", tmp_path), fresh=True)
-    assert done.returncode == 0, done.stderr
+    done = succeed(launched(launcher, "--trainer.default_root_dir", tmp_path), fresh=True)
     (record,) = json.loads(next(tmp_path.glob("*/run.json")).read_text())["attempts"]
     assert record["layout"]["world_size"] == 2
     assert (
@@ -49,13 +48,9 @@ def test_trains_on_two_processes(tmp_path, launcher):
 def test_both_launchers_and_one_process_log_the_same_curve(tmp_path):
     every = ["--model.dropout", "0", "--trainer.log_every_n_steps", "1"]
     into = [*every, "--trainer.default_root_dir", tmp_path, "--trainer.run_name"]
-    for name, arguments in {
-        "ours": launched("ours", *into, "ours"),
-        "torchrun": launched("torchrun", *into, "torchrun"),
-        "alone": fit(*SHORT, *into, "alone"),
-    }.items():
-        done = run(arguments)
-        assert done.returncode == 0, (name, done.stderr)
+    for launcher in ("ours", "torchrun"):
+        succeed(launched(launcher, *into, launcher))
+    succeed(fit(*SHORT, *into, "alone"))
     ours, torchrun, alone = (losses(tmp_path / name) for name in ("ours", "torchrun", "alone"))
     assert len(ours) == 22
     assert ours == torchrun

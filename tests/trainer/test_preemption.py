@@ -11,7 +11,7 @@ import psutil
 import pytest
 from my_project_trainer.checkpoint import reading as checkpoint
 from my_project_trainer.launch import reports, signals
-from tests.project import PACKAGE, PATIENCE, fit, run
+from tests.project import PACKAGE, PATIENCE, fit, run, succeed
 
 from processes import assert_nothing_left, at_root, running, wait_for
 
@@ -90,8 +90,7 @@ def test_a_run_preempted_twice_equals_one_that_was_not(tmp_path, launch, number)
         assert checkpoint.resolve(tmp_path / "stopped").name == f"step-{step:08d}"
         if launch != "torchrun":
             assert code in (128 + number, -number)
-    done = run(arguments, cwd=tmp_path, extra=told_in(tmp_path))
-    assert done.returncode == 0, done.stderr
+    done = succeed(arguments, cwd=tmp_path, extra=told_in(tmp_path))
     assert (tmp_path / "outcome").read_text() == finished
     assert finished.startswith("finished step ")
     logs = [(tmp_path / name / "metrics.csv").read_bytes() for name in ("whole", "stopped")]

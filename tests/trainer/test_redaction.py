@@ -9,7 +9,7 @@ import pytest
 from my_project_trainer.cli import command as cli
 from my_project_trainer.launch.failures import describe
 from my_project_trainer.options import redacted_diff, redaction
-from tests.project import PACKAGE, fit, run
+from tests.project import PACKAGE, fit, succeed
 
 from processes import at_root
 
@@ -206,8 +206,7 @@ def test_a_run_tells_no_other_user_its_secrets(tmp_path: Path) -> None:
     into = ["--trainer.default_root_dir", tmp_path, "--trainer.run_name", "run"]
     short = ["--trainer.max_steps", "1", "--trainer.accelerator", "cpu", "--trainer.devices", "1"]
     secret = ["--model", "launch_subject.Secretive", "--model.token=my-secret"]
-    done = run(fit(*into, *short, *secret), cwd=tmp_path, extra=at_root())
-    assert done.returncode == 0, done.stderr
+    done = succeed(fit(*into, *short, *secret), cwd=tmp_path, extra=at_root())
     assert "my-secret" not in done.stdout + done.stderr
     files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
     assert {path.name for path in files if b"my-secret" in path.read_bytes()} == {"config.yaml"}
@@ -218,8 +217,7 @@ def test_a_run_tells_no_other_user_its_secrets(tmp_path: Path) -> None:
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in files}
     assert modes["run.json"] == modes["config.yaml"] == 0o600
     again = ["-m", PACKAGE, "fit", "--config", tmp_path / "run" / "config.yaml"]
-    more = run([*again, "--trainer.run_name", "again"], cwd=tmp_path, extra=at_root())
-    assert more.returncode == 0, more.stderr
+    succeed([*again, "--trainer.run_name", "again"], cwd=tmp_path, extra=at_root())
     assert "my-secret" in (tmp_path / "again" / "config.yaml").read_text()
 
 

@@ -67,6 +67,13 @@ def run(
     return subprocess.CompletedProcess(process.args, process.returncode, output, error)
 
 
+def succeed(arguments: Sequence[str | Path], **how: Any) -> "subprocess.CompletedProcess[str]":
+    """As :func:`run`, of what ends without an error."""
+    done = run(arguments, **how)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
 def stacks_of(process: "subprocess.Popen[str]") -> str:
     """What a process that takes too long has written to standard error, with its stacks.
 

@@ -78,7 +78,7 @@ test: lint test-template project  ## check and test the template, then a rendere
 
 # Its environment, which `make demo` has installed, is not installed again.
 tutorial: project  ## follow the tutorial of a rendered project from its first command on, in ~/tutorial
-	$(PYTHON) tests/tutorial.py build/test/my-project/docs/tutorial.md ~/tutorial --template . --environment '$(PROJECT_VENV)'
+	$(PYTHON) tools/tutorial.py build/test/my-project/docs/tutorial.md ~/tutorial --template . --environment '$(PROJECT_VENV)'
 
 test-template: $(TOOLS)  ## run the template's own quick tests, or those in ARGS
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --durations 30 --ignore tests/docker --ignore tests/slurm --ignore tests/ssh \
@@ -128,7 +128,7 @@ test-fake-gpu: project  ## fit on a CUDA build of torch whose GPUs are a stub's:
 		'$(FAKE_VENV)/bin/python' build/test/my-project/requirements/install_torch.py cuda && \
 		'$(FAKE_VENV)/bin/python' -m pip install -qq --no-deps 'nvidia-cuda-crt==13.0.*' && touch '$(FAKE_VENV)/.ready'; }
 	@ls -d $(PROJECT_VENV)/lib/python3.*/site-packages > "$$(ls -d '$(FAKE_VENV)'/lib/python3.*/site-packages)/project.pth"
-	'$(FAKE_VENV)/bin/python' tests/trainer/fake_gpu/build.py '$(FAKE_GPU)'
+	'$(FAKE_VENV)/bin/python' tools/fake_gpu/build.py '$(FAKE_GPU)'
 	cd tests/trainer && env LD_LIBRARY_PATH='$(FAKE_GPU)' LD_PRELOAD='$(FAKE_GPU)/libfakegpu.so' FAKE_GPUS=4 GPU_TESTS_ON=cuda \
 		RENDERED_PROJECT='$(CURDIR)/build/test/my-project' PYTHONPATH='$(CURDIR)/build/test/my-project/src:$(CURDIR)/tests/trainer' \
 		'$(FAKE_VENV)/bin/python' -m pytest -p fake_gpu.plugin --durations 30 -m gpu fake_gpu gpu/test_waiting.py $(ARGS)

@@ -26,13 +26,7 @@ def earlier_commits() -> list[str]:
     if git(ROOT, "rev-parse", "--is-shallow-repository") == "true\n":
         missing("this clone is shallow: get the earlier commits by git fetch --unshallow")
     search = (
-        "log",
-        "--reverse",
-        "--format=%H",
-        "-S",
-        CRUFT_CAN_RENDER,
-        "--",
-        "local_extensions.py",
+        *("log", "--reverse", "--format=%H", "-S", CRUFT_CAN_RENDER, "--", "local_extensions.py"),
     )
     first = git(ROOT, *search).splitlines()[0]
     rest = git(ROOT, "rev-list", "--reverse", "--first-parent", f"{first}..HEAD").splitlines()

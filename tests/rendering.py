@@ -10,9 +10,10 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import yaml
 from cookiecutter.main import cookiecutter
@@ -24,15 +25,8 @@ ROOT = Path(__file__).parent.parent
 TEMPLATE = ROOT / "{{cookiecutter.project_slug}}"
 # What editors, tests and tools leave in a tree; none of it is the template's.
 LEFTOVERS = {
-    "__pycache__",
-    ".git",
-    ".hypothesis",
-    ".mypy_cache",
-    ".pytest_cache",
-    ".ruff_cache",
-    ".venv",
-    "build",
-    "runs",
+    *("__pycache__", ".git", ".hypothesis", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".venv"),
+    *("build", "runs"),
 }
 DEFAULTS = {
     "project_name": "My Project",
@@ -45,14 +39,7 @@ DEFAULTS = {
     "version": "0.1.0",
     "license": "MIT",
     "examples": "basic",
-    "deepspeed": "yes",
-    "fairscale": "yes",
-    "horovod": "yes",
-    "xla": "yes",
-    "model_parallel": "yes",
-    "asynchronous": "yes",
-    "legacy": "yes",
-    "tools": "yes",
+    **dict.fromkeys(COMPONENTS, "yes"),
     "trainer": "source",
     "torch_variant": "auto",
     "slurm_partition": "",
@@ -93,31 +80,25 @@ def render(output: Path, answers: dict[str, str] | None = None, *, hooks: bool =
 
 def command(*arguments: str, cwd: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """Run the real `cookiecutter` command on the template."""
-    return subprocess.run(
-        [sys.executable, "-m", "cookiecutter", str(ROOT), *arguments],
-        cwd=cwd,
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    cookiecutter_command = [sys.executable, "-m", "cookiecutter", str(ROOT), *arguments]
+    return ran(cookiecutter_command, cwd=cwd, input=stdin)
+
+
+def ran(command: Sequence[str | os.PathLike[str]], **how: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, and return what it has printed; see `subprocess.run`."""
+    options = {"capture_output": True, "text": True, "timeout": 600} | how
+    return subprocess.run(command, **options)
 
 
 def git(project: Path, *arguments: str) -> str:
     """Return what git says in that folder."""
-    done = subprocess.run(
-        ["git", *arguments], cwd=project, check=True, capture_output=True, text=True, timeout=600
-    )
-    return done.stdout
+    return ran(["git", *arguments], cwd=project, check=True).stdout
 
 
 def make_repository(project: Path) -> str:
     """Make a render a git repository with one commit, as `make setup` does; return what it says."""
     script = project / "requirements" / "repository.sh"
-    done = subprocess.run(
-        ["bash", str(script)], check=True, capture_output=True, text=True, timeout=600
-    )
-    return done.stdout
+    return ran(["bash", script], check=True).stdout
 
 
 def template_files(top: Path = TEMPLATE) -> list[Path]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from history import clone_with_working_tree
+from rendering import ran
 
 NO_HISTORY = "this is no git repository: there are no earlier commits to update from"
 
@@ -23,13 +23,10 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(archive: Path, *arguments: str, ci: str) -> str:
-    done = subprocess.run(
+    done = ran(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
         cwd=archive,
         env=os.environ | {"CI": ci},
-        capture_output=True,
-        text=True,
-        timeout=600,
     )
     assert done.returncode == bool(ci), done.stdout
     return done.stdout

@@ -6,14 +6,13 @@ import ast
 import importlib
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rendering import ROOT
+from rendering import ROOT, ran
 
 BENCHMARKS = ROOT / "benchmarks"
 
@@ -30,12 +29,7 @@ def test_a_folder_that_is_not_there_is_refused_before_anything_is_measured(tmp_p
         (tmp_path / "nowhere", f"there is no folder '{tmp_path}/nowhere'; create it first"),
         (BENCHMARKS / "run.py", f"there is no folder '{BENCHMARKS}/run.py'; create it first"),
     ):
-        done = subprocess.run(
-            [sys.executable, "-B", BENCHMARKS / "run.py", "--out", out],
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
+        done = ran([sys.executable, "-B", BENCHMARKS / "run.py", "--out", out])
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr.splitlines()[-1] == f"run.py: error: argument --out: {says}"
 
@@ -82,12 +76,7 @@ def test_the_gpu_benchmark_refuses_a_page_before_it_measures(tmp_path: Path) -> 
         (["--device", "cpu"], 2, "gpu.py: error: --device cpu: on a CPU only the smoke run"),
         (["--rounds", "2"], 2, "gpu.py: error: --rounds: medians of less than three say nothing"),
     ):
-        done = subprocess.run(
-            [sys.executable, "-B", BENCHMARKS / "gpu.py", *arguments],
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
+        done = ran([sys.executable, "-B", BENCHMARKS / "gpu.py", *arguments])
         assert (done.returncode, done.stdout) == (code, "")
         assert done.stderr.splitlines()[-1].startswith(says)
 

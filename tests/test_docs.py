@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import structure_drawing
 import structure_table
 from linters import scripts
 from options_table import PAGE, page
-from rendering import DEFAULTS, ROOT, TEMPLATE
+from rendering import DEFAULTS, ROOT, TEMPLATE, ran
 from test_update import PYTHON
 
 from local_extensions import PYTHON_MODULES, RESERVED, RULES
@@ -104,7 +103,7 @@ def pins(lock: Path) -> dict[str, str]:
 
 def test_no_command_may_hide_one_that_scripts_call(project: Path) -> None:
     """What stands where a command does, and is one on this machine but not of the shell's own."""
-    own = subprocess.run(["bash", "-c", "compgen -b; compgen -k"], capture_output=True, text=True)
+    own = ran(["bash", "-c", "compgen -b; compgen -k"])
     start = r"(?:^|[|&;({!@]|\b(?:do|then|else|exec|if|while|until|elif)\b)[ \t]*"
     command = re.compile(start + r"(?:[A-Z_]+=\S+ +)*([a-z][a-z0-9_-]*)(?=[\s;)]|$)", re.MULTILINE)
     called: set[str] = set()
@@ -141,7 +140,7 @@ def test_no_package_may_hide_what_locked_ones_install() -> None:
     """Modules at the top level have other names than their packages: nvidia-ml-py's `example`."""
     if not PYTHON.exists():
         (pytest.fail if os.environ.get("CI") else pytest.skip)("no project is installed: make demo")
-    done = subprocess.run([PYTHON, "-c", INSTALLED], capture_output=True, text=True, check=True)
+    done = ran([PYTHON, "-c", INSTALLED], check=True)
     locked = {name for lock in PROJECT_LOCKS.values() for name in pins(lock)}
     names: set[str] = set()
     for line in done.stdout.splitlines():

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import tomllib
 from pathlib import Path
 
 import pytest
 from history import missing
 from linters import lint_all, lint_python
-from rendering import DEFAULTS, braces_left, check_works, expected_files, render, tree
+from rendering import DEFAULTS, braces_left, check_works, expected_files, ran, render, tree
 from renders_table import choices, kept, name_of, size
 from test_update import PYTHON
 
@@ -106,12 +105,12 @@ def test_the_project_says_which_parts_it_includes(rendered: Path, answers: dict[
 
 
 def test_make_lists_its_engines_and_no_others(rendered: Path, answers: dict[str, str]) -> None:
-    done = subprocess.run(["make"], cwd=rendered, capture_output=True, text=True, check=True)
+    done = ran(["make"], cwd=rendered, check=True)
     listed = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("  make ")]
     engines = [component for component in kept(answers) if component in ENGINES]
     assert sorted(set(listed) & set(COMPONENTS)) == engines
     assert ("ENGINES=" in done.stdout) == bool(set(engines) - set(APART))
-    dry = subprocess.run(["make", "-n", *listed], cwd=rendered, capture_output=True, text=True)
+    dry = ran(["make", "-n", *listed], cwd=rendered)
     assert dry.returncode == 0, dry.stderr
 
 
@@ -125,13 +124,8 @@ def test_a_job_without_horovod_is_launched_as_tasks(
 ) -> None:
     script = 'source slurm/settings.sh && echo "$LAUNCH"'
     for given, launch in (("", "" if answers["horovod"] == "yes" else "tasks"), ("a", "a")):
-        done = subprocess.run(
-            ["bash", "-euc", script],
-            cwd=rendered,
-            env=os.environ | {"LAUNCH": given},
-            capture_output=True,
-            text=True,
-            check=True,
+        done = ran(
+            ["bash", "-euc", script], cwd=rendered, env=os.environ | {"LAUNCH": given}, check=True
         )
         assert done.stdout == f"{launch}\n"
 
@@ -153,14 +147,7 @@ def in_project(project: Path, *command: str) -> str:
     if not PYTHON.exists():
         missing(f"there is no {PYTHON} (PROJECT_PYTHON): make demo")
     variables = {"PYTHONPATH": "src", "MYPYPATH": "src", "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(
-        [PYTHON, "-m", *command],
-        cwd=project,
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    done = ran([PYTHON, "-m", *command], cwd=project, env=os.environ | variables)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

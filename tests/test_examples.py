@@ -17,6 +17,7 @@ from rendering import (
     braces_left,
     check_works,
     expected_files,
+    ran,
     removed_by_hook,
     render,
     tree,
@@ -74,12 +75,12 @@ def test_a_project_has_the_files_of_its_examples(rendered: Path, answers: dict[s
 def test_make_installs_the_packages_of_its_examples(
     rendered: Path, answers: dict[str, str]
 ) -> None:
-    done = subprocess.run(["make"], cwd=rendered, capture_output=True, text=True, check=True)
+    done = ran(["make"], cwd=rendered, check=True)
     listed = re.findall(r"^  make (\S+)", done.stdout, re.MULTILINE)
     assert set(listed) & set(EXAMPLES) == set(examples(answers))
     for example in examples(answers):
         dry = ["make", "-n", example]
-        said = subprocess.run(dry, cwd=rendered, capture_output=True, text=True, check=True).stdout
+        said = ran(dry, cwd=rendered, check=True).stdout
         assert ("PACKAGE=timm" if example == "images" else f"requirements/{example}.txt") in said
 
 
@@ -134,14 +135,7 @@ def in_project(project: Path, *words: str, **more: str) -> subprocess.CompletedP
         missing(f"there is no {PYTHON} (PROJECT_PYTHON): make demo")
     source = str(project / "src")
     variables = {"PYTHONPATH": source, "MYPYPATH": source, "PYTHONDONTWRITEBYTECODE": "1"} | more
-    return subprocess.run(
-        [PYTHON, "-m", *words],
-        cwd=project,
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        timeout=3000,
-    )
+    return ran([PYTHON, "-m", *words], cwd=project, env=os.environ | variables, timeout=3000)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from rendering import NEXT_STEPS, ROOT, TEMPLATE, template_files, tree
+from rendering import NEXT_STEPS, ROOT, TEMPLATE, ran, template_files, tree
 
 from local_extensions import COMPONENTS, ENGINES, EXAMPLES, PLACES
 
@@ -31,14 +31,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run_hook(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(HOOK)],
-        cwd=folder,
-        env=dict(os.environ) | environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    return ran([sys.executable, str(HOOK)], cwd=folder, env=dict(os.environ) | environment)
 
 
 def test_it_prints_the_next_steps_and_writes_nothing(folder: Path) -> None:

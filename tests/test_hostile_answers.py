@@ -21,42 +21,16 @@ from local_extensions import COMPONENTS, RULES, Answers, checked
 FIELDS = list(DEFAULTS)
 # Words of letters, digits, - and _, which are names of a partition or an account as well.
 WORDS = {
-    "keyword",
-    "soft keyword",
-    "standard library",
-    "dependency",
-    "own folder",
-    "leading digit",
-    "device of Windows",
-    "false",
+    *("keyword", "soft keyword", "standard library", "dependency", "own folder", "leading digit"),
+    *("device of Windows", "false"),
 }
 # What each field takes of HOSTILE as it stands; everything else is refused. Only the names of
 # things are narrow: text for people may hold what people write.
 TEXT = WORDS | {
-    "single quote",
-    "double quote",
-    "triple quotes",
-    "apostrophe",
-    "command substitution",
-    "backticks",
-    "semicolon",
-    "variable",
-    "half a brace",
-    "parent",
-    "absolute path",
-    "home",
-    "dots",
-    "unicode",
-    "emoji",
-    "emoji, joined",
-    "trailing dash",
-    "percent",
-    "hash",
-    "backslashes",
-    "trailing dot",
-    "angle brackets",
-    "YAML",
-    "markup of rich",
+    *("single quote", "double quote", "triple quotes", "apostrophe", "command substitution"),
+    *("backticks", "semicolon", "variable", "half a brace", "parent", "absolute path", "home"),
+    *("dots", "unicode", "emoji", "emoji, joined", "trailing dash", "percent", "hash"),
+    *("backslashes", "trailing dot", "angle brackets", "YAML", "markup of rich"),
 }
 TAKEN = {
     "project_name": TEXT,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from linters import TOOLS
 from package_index import write_wheel
+from rendering import ran
 
 NAME = "lockedlib"
 
@@ -29,16 +29,13 @@ def install(project: Path, environment: Path, wheels: Path, path: Path, **variab
     """Run the Makefile's own way to install a lock; return who has installed it, or nothing."""
     venv = environment.parent.parent
     rule = f"install-lock: ; @$(call install,-r {wheels.parent / 'lock.txt'})"
-    done = subprocess.run(
+    done = ran(
         ["make", "--eval", rule, "install-lock", f"VENV={venv}"],
         cwd=project,
         env=os.environ
         | {"PATH": f"{path}:/usr/bin:/bin", "PIP_FIND_LINKS": str(wheels), "PIP_NO_INDEX": "1"}
         | {"UV_FIND_LINKS": str(wheels), "UV_NO_INDEX": "1", "UV_NO_CONFIG": "1"}
         | variables,
-        capture_output=True,
-        text=True,
-        timeout=600,
     )
     found = [
         file.read_text().strip() for file in venv.glob(f"lib/*/site-packages/{NAME}-*/INSTALLER")

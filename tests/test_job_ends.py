@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from rendering import ran
 
 PREEMPTED = "JobId=1 JobName=fit PreemptTime=2026-01-01T00:00:00 Restarts=0"
 CANCELED = "JobId=1 JobName=fit PreemptTime=None Restarts=0"
@@ -53,13 +54,10 @@ def run(folder: Path, job: Job, *lines: str) -> subprocess.CompletedProcess[str]
     variables = {"ENVIRONMENT": "BATCH", "PATH": f"{folder}/tools:/usr/bin:/bin"}
     variables |= {"VENV": str(folder / "venv")}
     variables |= {"CALLS": str(folder / "calls"), "FACTS": job.facts} | job.variables
-    done = subprocess.run(
+    done = ran(
         ["bash", "-c", "\n".join(lines)],
         cwd=folder,
         env=variables | {f"SLURM_{name}": value for name, value in slurm.items()},
-        capture_output=True,
-        text=True,
-        timeout=600,
     )
     assert "command not found" not in done.stderr
     return done

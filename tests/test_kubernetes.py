@@ -19,8 +19,7 @@ import pytest
 import yaml
 from kubeflow_trainer_api import models
 from rendering import render
-from slurm.jobs import PYTHON, difference, read_metrics, until
-from ssh.runs import PLAIN, SUBJECT
+from slurm.jobs import PLAIN, PYTHON, SUBJECT, difference, fit_alone, read_metrics, until
 
 Manifest = dict[str, Any]
 MODELS = {
@@ -292,7 +291,7 @@ def test_two_nodes_save_when_one_is_drained_and_resume(
     def has_reached(step: int) -> bool:
         return any(int(row[0]) >= step for row in read_metrics(metrics.parent))
 
-    started.append(Pods(project, kind, *fit, "--model.seconds=0.5"))
+    started.append(Pods(project, kind, *fit, "--model.seconds=[0.5]"))
     until(lambda: has_reached(3), started[0].said)
     # The node of one is drained: both save, and have the exit code with which they start again.
     started[0].processes[1].send_signal(signal.SIGTERM)
@@ -315,18 +314,9 @@ def test_two_nodes_save_when_one_is_drained_and_resume(
 def test_the_numbers_are_those_of_one_process(project: Path, started: list[Pods]) -> None:
     fit = (*PLAIN, "--model.dropout=0", "--trainer.max_epochs=1")
     started.append(Pods(project, "JobSet", *fit, "--trainer.run_name=two"))
-    command = ("-m", "my_project", "fit", "--config=configs/digits.yaml", *fit)
-    subprocess.run(
-        [PYTHON, *command, "--trainer.run_name=one"],
-        cwd=project,
-        env=os.environ | {"PYTHONPATH": "src", "OMP_NUM_THREADS": "1"},
-        check=True,
-        capture_output=True,
-        timeout=600,
-    )
+    one = fit_alone(project, os.environ | {"OMP_NUM_THREADS": "1"}, "one", *fit)
     assert started[0].end() == [0, 0], started[0].said()
-    one, two = (read_metrics(project / "runs" / name) for name in ("one", "two"))
-    assert difference(two, one, steps=20) < 1e-5
+    assert difference(read_metrics(project / "runs" / "two"), one, steps=20) < 1e-5
 
 
 @pytest.mark.trains
@@ -340,7 +330,7 @@ def test_a_wrong_option_is_not_tried_again(project: Path, started: list[Pods], k
 @pytest.mark.trains
 def test_a_node_that_is_killed_ends_the_other(project: Path, started: list[Pods]) -> None:
     """With an exit code of neither rule: the JobSet starts both again."""
-    fit = (*PLAIN, "--model=subject.Slow", "--model.seconds=0.5", "--trainer.run_name=killed")
+    fit = (*PLAIN, "--model=subject.Slow", "--model.seconds=[0.5]", "--trainer.run_name=killed")
     started.append(Pods(project, "JobSet", *fit))
     first, second = started[0].processes
     metrics = project / "runs" / "killed"

@@ -18,7 +18,7 @@ import pytest
 import template_site
 import yaml
 from history import missing
-from rendering import CORE, ROOT, TEMPLATE, render
+from rendering import CORE, ROOT, TEMPLATE, ran, render
 
 from local_extensions import COMPONENTS
 
@@ -348,12 +348,8 @@ def build(project: Path, *targets: str) -> Path:
     if not MKDOCS.exists():
         missing(f"there is no {MKDOCS}: make docs-tools")
     environment = MKDOCS.parent.parent
-    done = subprocess.run(
-        ["make", "docs", f"DOCS_VENV={environment}", f"DOCS_READY={MKDOCS}", *targets],
-        cwd=project,
-        capture_output=True,
-        text=True,
-        timeout=600,
+    done = ran(
+        ["make", "docs", f"DOCS_VENV={environment}", f"DOCS_READY={MKDOCS}", *targets], cwd=project
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "WARNING" not in done.stderr

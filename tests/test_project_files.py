@@ -15,7 +15,7 @@ import yaml
 from click import ClickException
 from history import missing
 from linters import TOOLS, lint
-from rendering import TEMPLATE, git, make_repository, render
+from rendering import TEMPLATE, git, make_repository, ran, render
 from test_update import PYTHON
 
 from local_extensions import EDITORS, UPDATES
@@ -127,14 +127,7 @@ def commit_by_pre_commit(project: Path) -> subprocess.CompletedProcess[str]:
     identity = ("-c", "user.name=x", "-c", "user.email=x@localhost")
     environment = os.environ | {"VENV": str(PYTHON.parent.parent)}
     environment["PRE_COMMIT_HOME"] = str(project.parent / "pre-commit")
-    return subprocess.run(
-        ["git", *identity, "commit", "--message", "Change"],
-        cwd=project,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    return ran(["git", *identity, "commit", "--message", "Change"], cwd=project, env=environment)
 
 
 @pytest.mark.trains
@@ -181,13 +174,10 @@ def test_what_vs_code_starts_trains(name: str, project: Path) -> None:
         missing("no project is installed: make project")
     launch = read(project / ".vscode" / "launch.json")
     (each,) = [each for each in launch["configurations"] if each["name"] == name]
-    done = subprocess.run(
+    done = ran(
         [PYTHON, "-m", each["module"], *each["args"], "--trainer.max_steps", "2"],
         cwd=project,
         env=os.environ | {"PYTHONPATH": str(project / "src"), "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     count = each["args"][each["args"].index("--trainer.devices") + 1]

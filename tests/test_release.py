@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 import yaml
 from linters import lint, lint_workflow
-from rendering import ROOT
+from rendering import ROOT, ran
 
 WORKFLOW = ROOT / ".github" / "workflows" / "release.yml"
 CHANGELOG = """# Changelog
@@ -79,7 +79,7 @@ def root(tmp_path: Path) -> Path:
 
 def run(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(root / ".ci" / "release.py"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600)
+    return ran(command)
 
 
 def test_the_notes_are_the_section_and_how_to_update(root: Path) -> None:

@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from rendering import TEMPLATE, git, make_repository
+from rendering import TEMPLATE, git, make_repository, ran
 
 SCRIPT = TEMPLATE / "requirements" / "repository.sh"
 NAME = "cookiecutter-distributed-torch"
@@ -31,13 +31,10 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return ran(
         ["bash", str(folder / "requirements" / "repository.sh")],
         cwd=folder.parent,
         env=dict(os.environ) | environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
     )
 
 

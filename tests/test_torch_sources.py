@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from package_index import serve, write_wheel
-from rendering import TEMPLATE
+from rendering import TEMPLATE, ran
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere torch has one build")
 
@@ -65,12 +65,9 @@ class Place:
         ours = {k: v for k, v in os.environ.items() if k == "PIP_CERT" or not k.startswith("PIP_")}
         ours.pop("TORCH_INDEX", None)
         ours |= {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": f"{self.address}/pip"}
-        done = subprocess.run(
+        done = ran(
             [self.python, self.requirements / "install_torch.py", kind],
             env=ours | {"PIP_NO_CACHE_DIR": "1"} | self.variables,
-            capture_output=True,
-            text=True,
-            timeout=600,
         )
         assert done.stdout == ""
         lines = done.stderr.splitlines()
@@ -80,7 +77,7 @@ class Place:
     def installed(self, name: str = "torch") -> str:
         """Return the version that is installed, or nothing."""
         code = f"import {name}; print({name}.__version__)"
-        done = subprocess.run([self.python, "-c", code], capture_output=True, text=True)
+        done = ran([self.python, "-c", code])
         return done.stdout.strip()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from cookiecutter.main import cookiecutter
 from history import clone_with_working_tree, commit, earlier_commits, missing
-from rendering import CORE, DEFAULTS, ROOT, TEMPLATE, git, make_repository, tree
+from rendering import CORE, DEFAULTS, ROOT, TEMPLATE, git, make_repository, ran, tree
 from terminal import Terminal
 from test_prompts import PROMPTS
 
@@ -29,13 +29,7 @@ PYTHON = Path(os.environ.get("PROJECT_PYTHON", ROOT / "build" / "venv" / "bin" /
 
 def cruft(*arguments: str, cwd: Path) -> str:
     """Run cruft and return what it prints; all that it prints in trouble goes to stderr."""
-    done = subprocess.run(
-        [sys.executable, "-m", "cruft", *arguments],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    done = ran([sys.executable, "-m", "cruft", *arguments], cwd=cwd)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
     return done.stdout
 
@@ -218,9 +212,7 @@ def test_an_edit_of_a_file_that_became_a_folder_is_named(template: Path, tmp_pat
     bin_folder.mkdir()
     (bin_folder / "python").symlink_to("/bin/true")
     settings = ("READY=README.md", f"BIN={bin_folder}", f"VENV={tmp_path}")
-    done = subprocess.run(
-        ["make", "setup", *settings], cwd=project, capture_output=True, text=True, timeout=600
-    )
+    done = ran(["make", "setup", *settings], cwd=project)
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines()[-2:] == [
         f"note: the trainer no longer imports {name}: move your edits to where it is now, below "
@@ -300,13 +292,10 @@ def test_an_updated_project_trains(template: Path, tmp_path: Path) -> None:
         missing(f"there is no {PYTHON} (PROJECT_PYTHON): make demo")
     project = update(template, tmp_path, in_history(0))
     fit = ("-m", "my_project", "fit", "--config", "configs/digits.yaml")
-    done = subprocess.run(
+    done = ran(
         [PYTHON, *fit, "--trainer.max_epochs", "1", "--trainer.run_name", "updated"],
         cwd=project,
         env=os.environ | {"PYTHONPATH": "src"},
-        capture_output=True,
-        text=True,
-        timeout=600,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     record = json.loads((project / "runs" / "updated" / "run.json").read_text(encoding="utf-8"))

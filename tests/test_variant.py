@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from rendering import render
+from rendering import ran, render
 
 # In place of Python: it makes an environment of itself, and records what it is to install.
 PYTHON = """#!/bin/sh
@@ -57,7 +57,7 @@ class Maker:
     def dry(self, target: str) -> str:
         """Return the commands of a target, which are not run."""
         command = ["make", "--dry-run", target, f"PYTHON={self.python}"]
-        done = subprocess.run(command, cwd=self.project, env=PLAIN, capture_output=True, text=True)
+        done = ran(command, cwd=self.project, env=PLAIN)
         return done.stdout
 
 
@@ -126,16 +126,10 @@ def test_each_copy_of_a_project_is_installed_into_its_own_environment(
 
 
 def test_an_unknown_variant_is_one_line_and_help_names_the_one_for_gpus(maker: Maker) -> None:
-    done = subprocess.run(
-        ["make", "setup", "VARIANT=gpu"],
-        cwd=maker.project,
-        env=PLAIN,
-        capture_output=True,
-        text=True,
-    )
+    done = ran(["make", "setup", "VARIANT=gpu"], cwd=maker.project, env=PLAIN)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "VARIANT=gpu is unknown: cpu, cuda, or PyTorch's index of other builds" in done.stderr
     assert not (maker.project / ".venv").exists()
-    said = subprocess.run(["make"], cwd=maker.project, env=PLAIN, capture_output=True, text=True)
+    said = ran(["make"], cwd=maker.project, env=PLAIN)
     assert said.stdout.splitlines()[0].endswith("first make setup VARIANT=cuda")

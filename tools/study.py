@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from my_project_trainer import Trainer
+
 from my_project.tasks.digits import Digits
 from my_project.tasks.image_classifier import ImageClassifier
-
-from my_project_trainer import Trainer
 
 BATCHES = (32, 64, 128, 256, 512, 1024)
 RULES = ("none", "sqrt", "linear")
@@ -125,7 +125,9 @@ def plot(curves: dict[tuple[str, float, str], list[float]]) -> str:
             parts.append(f'<text x="{x}" y="{top + h + 15}" text-anchor="middle">{batch}</text>')
         for rule in RULES:
             values = curves[optimizer, warmup, rule]
-            points = [f"{x:.0f},{top + h * (1 - y):.1f}" for x, y in zip(places, values, strict=True)]
+            points = [
+                f"{x:.0f},{top + h * (1 - y):.1f}" for x, y in zip(places, values, strict=True)
+            ]
             parts.append(
                 f'<polyline points="{" ".join(points)}" fill="none" stroke="{colors[rule]}" '
                 'stroke-width="2"/>'
@@ -136,7 +138,9 @@ def plot(curves: dict[tuple[str, float, str], list[float]]) -> str:
         parts.append(f'<text x="{x + 24}" y="{y}">{rule}</text>')
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {2 * width} {2 * height + 26}" '
-        'font-family="sans-serif" font-size="11" fill="#777777">\n' + "\n".join(parts) + "\n</svg>\n"
+        'font-family="sans-serif" font-size="11" fill="#777777">\n'
+        + "\n".join(parts)
+        + "\n</svg>\n"
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rendering import ROOT
+from rendering import ROOT, ran
 
 SCRIPT = ROOT / "slurm" / "cluster.sh"
 # Of a project with Horovod and python-etcd, as `make slurm` sets it up.
@@ -52,7 +52,7 @@ class Slow(ImageClassifier):
 
 class Failing(ImageClassifier):
     def training_step(self, batch, batch_idx):
-        rank = os.environ.get("RANK", os.environ["SLURM_PROCID"])
+        rank = os.environ.get("RANK") or os.environ["SLURM_PROCID"]
         if rank == "1" and batch_idx == 3:
             raise ValueError("planted on purpose")
         return super().training_step(batch, batch_idx)
@@ -102,13 +102,10 @@ class Cluster:
 
     def control(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Call cluster.sh."""
-        return subprocess.run(
+        return ran(
             [str(SCRIPT), *arguments],
             env=dict(os.environ) | {"SLURM_CLUSTER_DIR": str(self.folder)},
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=600,
         )
 
     def slurm(self, *command: str, cwd: Path | None = None, **extra: str) -> str:
@@ -117,14 +114,11 @@ class Cluster:
             line.removeprefix("export SLURM_CONF=").strip()
             for line in self.control("env").stdout.splitlines()
         )
-        done = subprocess.run(
+        done = ran(
             command,
             cwd=cwd,
             env=_environment() | {"SLURM_CONF": link} | extra,
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=600,
         )
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout.strip()
@@ -153,16 +147,7 @@ class Project:
 
     def fit_alone(self, name: str, *fit: str) -> Rows:
         """Train in one process, without SLURM, and return its metrics."""
-        command = ("fit", "--config=configs/digits.yaml", *fit, f"--trainer.run_name={name}")
-        subprocess.run(
-            [str(PYTHON), "-m", "my_project", *command],
-            cwd=self.folder,
-            env=_environment() | {"PYTHONPATH": "src"},
-            check=True,
-            capture_output=True,
-            timeout=600,
-        )
-        return read_metrics(self.folder / "runs" / name)
+        return fit_alone(self.folder, _environment(), name, *fit)
 
 
 @dataclass(frozen=True)
@@ -228,6 +213,15 @@ def read_metrics(run: Path) -> Rows:
         return []
     with path.open(newline="") as file:
         return [tuple(row) for row in csv.reader(file)][1:]
+
+
+def fit_alone(folder: Path, environment: dict[str, str], name: str, *fit: str) -> Rows:
+    """Train in one process of a project, and return its metrics."""
+    options = ["--config=configs/digits.yaml", *fit, f"--trainer.run_name={name}"]
+    command = [str(PYTHON), "-m", "my_project", "fit", *options]
+    done = ran(command, cwd=folder, env=environment | {"PYTHONPATH": "src"})
+    assert done.returncode == 0, done.stderr
+    return read_metrics(folder / "runs" / name)
 
 
 def difference(ours: Rows, theirs: Rows, steps: int) -> float:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
+from rendering import ran
 
 from .jobs import SCRIPT, Cluster, until
 
@@ -24,16 +24,14 @@ def traces(folder: Path) -> list[str]:
             continue
         if str(folder) in words or (names(folder)[0] in environment and "slurm" in words):
             found.append(words)
-    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
-    cards = subprocess.run(["ip", "link"], capture_output=True, text=True).stdout
+    listed = ran(["ip", "netns", "list"]).stdout
+    cards = ran(["ip", "link"]).stdout
     return found + [text for text in names(folder) if text in listed + cards]
 
 
 def names(folder: Path) -> list[str]:
     """Return the names that a cluster takes outside its folder."""
-    digest = subprocess.run(
-        ["sha256sum"], input=str(folder), capture_output=True, text=True, check=True
-    ).stdout[:6]
+    digest = ran(["sha256sum"], input=str(folder), check=True).stdout[:6]
     return [f"slurm-{digest}", f"sl{digest}-"]
 
 
@@ -103,8 +101,6 @@ def test_a_folder_of_others_is_left_alone(can_start: None, tmp_path: Path) -> No
 def test_others_than_root_are_told(can_start: None) -> None:
     # As a text, since others may not read what lies here.
     as_nobody = ("setpriv", "--reuid=65534", "--clear-groups", "bash", "-c", SCRIPT.read_text())
-    done = subprocess.run(
-        [*as_nobody, "cluster.sh", "up", "1"], capture_output=True, text=True, cwd="/"
-    )
+    done = ran([*as_nobody, "cluster.sh", "up", "1"], cwd="/")
     assert done.returncode == 1
     assert done.stderr == "cluster.sh: network namespaces need root; run it as root\n"

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from rendering import ran
 
 from .jobs import PYTHON, Job, Project, _environment, until
 
@@ -18,14 +19,11 @@ CPU = "--trainer.accelerator=cpu"
 def submit(project: Project, *words: str, **extra: str) -> subprocess.CompletedProcess[str]:
     """Call submit.sh in the project's folder."""
     link = project.cluster.slurm("printenv", "SLURM_CONF")
-    return subprocess.run(
+    return ran(
         ["bash", "slurm/submit.sh", *words],
         cwd=project.folder,
         env=_environment() | {"SLURM_CONF": link} | extra,
         stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=600,
     )
 
 
@@ -188,14 +186,7 @@ def test_the_readme_leads_from_a_login_node_to_gpus(on_cluster: Project, tmp_pat
 
     def call(command: str) -> subprocess.CompletedProcess[str]:
         link = project.cluster.slurm("printenv", "SLURM_CONF")
-        return subprocess.run(
-            command.split(),
-            cwd=folder,
-            env=_environment() | {"SLURM_CONF": link} | extra,
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
+        return ran(command.split(), cwd=folder, env=_environment() | {"SLURM_CONF": link} | extra)
 
     # Who has not read it gets torch for CPUs, and is told the command before the job waits.
     make = "make --environment-overrides --silent"

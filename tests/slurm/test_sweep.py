@@ -9,21 +9,15 @@ from pathlib import Path
 
 import pytest
 import yaml
+from rendering import ran
 
 from .jobs import PLAIN, PYTHON, Job, Project, read_metrics, until, value
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1800)]
 HOSTILE = (
-    "$(touch canary)",
-    "`touch canary`",
-    "x; touch canary #",
-    "x && touch canary",
-    "' $(touch canary) '",
-    '" $(touch canary) "',
-    "a[$(touch canary)]",
-    "${IFS}touch${IFS}canary",
-    "two  spaces and a *",
-    "x\ntouch canary",
+    *("$(touch canary)", "`touch canary`", "x; touch canary #", "x && touch canary"),
+    *("' $(touch canary) '", '" $(touch canary) "', "a[$(touch canary)]"),
+    *("${IFS}touch${IFS}canary", "two  spaces and a *", "x\ntouch canary"),
 )
 
 
@@ -33,13 +27,7 @@ def sweep(project: Project, *arguments: str, succeeds: bool = True, **extra: str
         path = str(project.folder / "src")
         command = ("bash", "slurm/sweep.sh", *arguments)
         return project.cluster.slurm(*command, cwd=project.folder, PYTHONPATH=path, **extra)
-    done = subprocess.run(
-        ["bash", "slurm/sweep.sh", *arguments],
-        cwd=project.folder,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    done = ran(["bash", "slurm/sweep.sh", *arguments], cwd=project.folder)
     assert (done.returncode, done.stdout.count("Submitted")) == (2, 0)
     return done.stderr
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from rendering import render
+from slurm.jobs import SUBJECT
 
 from . import hosts, runs
 
@@ -29,7 +30,7 @@ def project(can_start: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     """Return a project on three hosts, in a folder whose name a shell could misread."""
     answers = {"other_launchers": "ssh", "gpus_per_node": "0"}
     folder = render(tmp_path_factory.mktemp("it's $(touch canary) `touch canary`; x"), answers)
-    Path(folder, "subject.py").write_text(runs.SUBJECT, encoding="utf-8")
+    Path(folder, "subject.py").write_text(SUBJECT, encoding="utf-8")
     network = hosts.Hosts(tmp_path_factory.mktemp("hosts") / "ssh", folder)
     try:
         network.up()

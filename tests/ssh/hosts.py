@@ -7,15 +7,12 @@ import os
 import shutil
 import signal
 import subprocess
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rendering import ROOT
+from rendering import ran
+from slurm.jobs import PYTHON, until
 
-# Of a project that `make demo`, or `make ssh`, has installed.
-PYTHON = Path(os.environ.get("PROJECT_PYTHON", ROOT / "build" / "venv" / "bin" / "python"))
 PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
 SEARCHED = {"ssh": "openssh-client", "ssh-keygen": "openssh-client", "sshd": "openssh-server"}
 SEARCHED |= {"ip": "iproute2", "nsenter": "util-linux"}
@@ -34,19 +31,9 @@ def missing() -> str | None:
     return None if PYTHON.exists() else f"there is no {PYTHON} (PROJECT_PYTHON): make demo"
 
 
-def until(condition: Callable[[], object], what: Callable[[], str], timeout: float = 600) -> None:
-    """Wait for a condition, asked ten times a second; `what` is asked when it does not come."""
-    end = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < end, f"not within {timeout:g} s: {what()}"
-        time.sleep(0.1)
-
-
 def run(*command: str | Path) -> str:
     """Return what a command prints; it must succeed."""
-    done = subprocess.run(
-        command, env=os.environ | {"PATH": PATH}, capture_output=True, text=True, timeout=600
-    )
+    done = ran(command, env=os.environ | {"PATH": PATH})
     assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
     return done.stdout
 

@@ -9,48 +9,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurm.jobs import Rows, read_metrics
+from slurm.jobs import Rows, fit_alone, read_metrics, until
 
-from .hosts import PYTHON, Hosts, until
-
-# What is trained: as slow as a test needs, and failing on demand.
-SUBJECT = """
-import os
-import time
-
-from my_project.tasks.image_classifier import ImageClassifier
-
-
-class Slow(ImageClassifier):
-    def __init__(
-        self,
-        seconds: float = 0.0,
-        width: int = 8,
-        dropout: float = 0.0,
-        learning_rate: float = 3e-3,
-        note: str = "",
-    ) -> None:
-        super().__init__(width=width, dropout=dropout, learning_rate=learning_rate)
-        self.seconds = seconds
-
-    def training_step(self, batch, batch_idx):
-        time.sleep(self.seconds)
-        return super().training_step(batch, batch_idx)
-
-
-class Failing(ImageClassifier):
-    def training_step(self, batch, batch_idx):
-        if os.environ["RANK"] == "1" and batch_idx == 3:
-            raise ValueError("planted on purpose")
-        return super().training_step(batch, batch_idx)
-"""
-# Of all runs: every step in the log, and nothing that depends on the number of processes.
-PLAIN = (
-    "--trainer.accelerator=cpu",
-    "--trainer.log_every_n_steps=1",
-    "--trainer.max_epochs=3",
-    "--data.shift=0",
-)
+from .hosts import Hosts
 
 
 @dataclass(frozen=True)
@@ -81,16 +42,7 @@ class Project:
 
     def fit_alone(self, name: str, *fit: str) -> Rows:
         """Train in one process, without ssh, and return its metrics."""
-        options = ("--config=configs/digits.yaml", *fit, f"--trainer.run_name={name}")
-        subprocess.run(
-            [str(PYTHON), "-m", "my_project", "fit", *options],
-            cwd=self.folder,
-            env=self.network.environment(PYTHONPATH="src"),
-            check=True,
-            capture_output=True,
-            timeout=600,
-        )
-        return read_metrics(self.folder / "runs" / name)
+        return fit_alone(self.folder, self.network.environment(), name, *fit)
 
     def left_on(self, name: str, timeout: float = 600) -> list[str]:
         """Return the commands that still run on a host, if they do not end."""

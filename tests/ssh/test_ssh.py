@@ -9,10 +9,9 @@ import time
 
 import pytest
 import yaml
-from slurm.jobs import difference, value
+from slurm.jobs import PLAIN, difference, until, value
 
-from .hosts import until
-from .runs import PLAIN, Project, Run
+from .runs import Project, Run
 
 pytestmark = [pytest.mark.ssh, pytest.mark.timeout(1800)]
 BOTH = "one\ntwo 1 # a comment\n\n# another\n"
@@ -60,7 +59,7 @@ def test_a_run_that_is_stopped_saves_and_resumes(
     project: Project, undisturbed: Run, number: signal.Signals, code: int
 ) -> None:
     name = f"stopped-by-{number.name}"
-    run = project.start(BOTH, name, *NOISY, "--model.seconds=0.5")
+    run = project.start(BOTH, name, *NOISY, "--model.seconds=[0.5]")
     run.reach(4)
     assert run.end(number) == code, run.said
     assert f"train.sh: {number.name}: the ranks are told to save\n" in run.said
@@ -75,7 +74,7 @@ def test_a_run_that_is_stopped_saves_and_resumes(
 
 
 def test_ranks_end_when_the_script_is_killed(project: Project) -> None:
-    run = project.start(BOTH, "killed", *NOISY, "--model.seconds=0.5")
+    run = project.start(BOTH, "killed", *NOISY, "--model.seconds=[0.5]")
     run.reach(2)
     os.kill(run.process.pid, signal.SIGKILL)
     run.end()
@@ -86,7 +85,7 @@ def test_ranks_end_when_the_script_is_killed(project: Project) -> None:
 
 
 def test_a_second_signal_kills(project: Project) -> None:
-    run = project.start(BOTH, "impatient", *NOISY, "--model.seconds=30")
+    run = project.start(BOTH, "impatient", *NOISY, "--model.seconds=[30]")
     until(run.directory.exists, lambda: run.said)
     os.kill(run.process.pid, signal.SIGTERM)
     until(lambda: "told to save" in run.said, lambda: run.said)
@@ -106,7 +105,7 @@ def test_a_rank_that_raises_ends_all_hosts_with_the_reason(project: Project) -> 
 
 
 def test_a_lost_host_ends_the_others(project: Project) -> None:
-    run = project.start(BOTH, "lost", *NOISY, "--model.seconds=0.5")
+    run = project.start(BOTH, "lost", *NOISY, "--model.seconds=[0.5]")
     run.reach(2)
     try:
         project.network.kill("two")

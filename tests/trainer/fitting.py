@@ -1,7 +1,15 @@
-"""What tests of fits share: a quiet trainer, and what a run has saved and logged."""
+"""What tests of fits share: a quiet trainer, and what a run has saved and logged.
+
+``python -m fitting FOLDER RUNS`` fits one module after another. A run is a dict of JSON: its
+``name``, the class path of a ``module`` with its ``init`` arguments, and options of the trainer.
+Each rank writes ``ends-RANK.json``: by name, the error that has ended a fit, or "".
+"""
 
 import csv
-from collections.abc import Mapping
+import importlib
+import json
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +17,7 @@ import my_project_trainer as trainer
 import torch
 from my_project_trainer.checkpoint import Checkpoint, resolve
 from tests.conformance.rows import ROUNDING
+from tests.project import succeed
 from torch import Tensor
 
 
@@ -23,6 +32,21 @@ def fit(module: Any, folder: Path, **options: Any) -> Any:
     made = quiet(**{"default_root_dir": folder, "run_name": "run"} | options)
     made.fit(module)
     return made
+
+
+def fits(
+    folder: Path, runs: Sequence[Mapping[str, Any]], *, words: Sequence[str] = (), **how: Any
+) -> list[dict[str, str]]:
+    """Fit one after another in processes: for each rank the errors, by the names of runs.
+
+    Args:
+        folder: of the runs.
+        runs: see above.
+        words: arguments of Python before ``-m fitting``.
+        how: how the command is started.
+    """
+    succeed([*words, "-m", "fitting", folder, json.dumps(runs)], **how)
+    return [json.loads(each.read_text()) for each in sorted(folder.glob("ends-*.json"))]
 
 
 def saved(run_directory: Any) -> dict[str, Tensor]:
@@ -42,3 +66,25 @@ def assert_close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) ->
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, atol=ROUNDING, rtol=0, msg=name)
+
+
+def main(folder: Path, runs: list[dict[str, Any]]) -> None:
+    """Fit one after another."""
+    ends: dict[str, str] = {}
+    for options in runs:
+        name, init = options.pop("name"), options.pop("init", {})
+        source, _, kind = options.pop("module").rpartition(".")
+        made = quiet(**{"default_root_dir": folder, "run_name": name} | options)
+        with made.building():
+            module = getattr(importlib.import_module(source), kind)(**init)
+        ends[name] = ""
+        try:
+            made.fit(module)
+        except trainer.UserError as error:
+            ends[name] = str(error)
+        (folder / f"ends-{made.global_rank}.json").write_text(json.dumps(ends))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(Path(sys.argv[1]), json.loads(sys.argv[2]))

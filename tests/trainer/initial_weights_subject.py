@@ -1,19 +1,12 @@
-"""Trains a model from weights; started by test_initial_weights.py.
+"""A model that can be built on the meta device and starts from weights, and a short fit of it."""
 
-``python -m initial_weights_subject WEIGHTS STRATEGY …`` trains with two ranks by each strategy in
-turn; with ``meta:STRATEGY``, a model that is built on the meta device.
-"""
-
-import sys
 from typing import Any
 
 import my_project_trainer as trainer
-import torch
 from torch import nn
 
 import averaging_subject
 
-OPTIONS = {**averaging_subject.OPTIONS, "mesh": {"data": 1, "shard": 2}}
 STEPS = 3
 
 
@@ -37,29 +30,3 @@ def fit(module: trainer.TrainingModule, name: str, **options: Any) -> trainer.Tr
     made = trainer.Trainer(**shared | {"max_steps": STEPS, "limit_val_batches": 0} | options)
     made.fit(module)
     return made
-
-
-def build(made: trainer.Trainer) -> Net:
-    """The module, as a trainer builds it."""
-    with made.building():
-        return Net()
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    for word in sys.argv[2:]:
-        meta, _, chosen = word.rpartition(":")
-        made = trainer.Trainer(
-            accelerator="cpu",
-            devices=2,
-            strategy=chosen,
-            strategy_options=OPTIONS.get(chosen),
-            global_batch_size=4,
-            max_steps=STEPS,
-            limit_val_batches=0,
-            loggers=[],
-            run_name=word.replace(":", "-"),
-            weights=sys.argv[1],
-            meta_device=bool(meta),
-        )
-        made.fit(build(made))

@@ -1,4 +1,4 @@
-"""Models that misbehave on one rank; named by class path in test_launch.py."""
+"""Models of digits that misbehave, wait or have secrets; named by class path."""
 
 import os
 import time
@@ -27,3 +27,18 @@ class Sleeps(classifier.ImageClassifier):
         Path(f"rank-{self.global_rank}").write_text(str(os.getpid()))
         time.sleep(60)
         return super().training_step(batch, batch_idx)
+
+
+class SlowTest(classifier.ImageClassifier):
+    """Writes down that the test has begun, and rests in each step."""
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        Path(f"testing-{self.global_rank}").touch()
+        time.sleep(60)
+
+
+class Secretive(classifier.ImageClassifier):
+    """Takes a token, and does nothing with it."""
+
+    def __init__(self, token: str = "", pin_key: int = 0, dropout: float = 0.0) -> None:
+        super().__init__(dropout=dropout)

@@ -17,6 +17,7 @@ from my_project_trainer.checkpoint import dtensors
 from my_project_trainer.checkpoint import reading as checkpoint
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics.classification import MulticlassAccuracy
@@ -103,6 +104,28 @@ class Tied(trainer.TrainingModule):
         return DataLoader(Sequences(), batch_size=4)
 
     val_dataloader = predict_dataloader = train_dataloader
+
+
+class Begins(Tied):
+    """Keeps its initial weights, and the names of layers that are initialized here."""
+
+    def __init__(self, folder: str = ".") -> None:
+        super().__init__(folder)
+        self.drawn: list[str] = []
+        self.parallelize_plan = {
+            "blocks.*.up": ColwiseParallel(),
+            "blocks.*.down": RowwiseParallel(),
+        }
+
+    def initialize(self, name: str, layer: nn.Module) -> None:
+        self.drawn.append(name)
+        super().initialize(name, layer)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+    def on_fit_end(self) -> None:
+        (self.folder / f"drawn-{self.global_rank}.json").write_text(json.dumps(self.drawn))
 
 
 class Overflows(Tied):

@@ -1,23 +1,29 @@
-"""Two ranks; one element of the gradients overflows in the second of three steps.
+"""Steps of two ranks whose gradients overflow on one, share memory, or reach no parameter."""
 
-``python -m skipping_subject FOLDER STRATEGY[-views] …`` fits once under each strategy. With
-``-views`` a gradient shares its memory with one that backward still uses.
-"""
-
-import sys
-from pathlib import Path
 from typing import Any
 
 import torch
-from my_project_trainer import Trainer, TrainingModule
+from my_project_trainer import TrainingModule
 from torch import Tensor, nn
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+from torch.utils.data import DataLoader
 
 # Half precision rounds the input to 1, and has room for the factor times the scale of losses.
 INPUT, FACTOR = 1.0 + 2.0**-12, 2.0**-4
 
 
-class Overflows(TrainingModule):
-    """The last element of the last parameter overflows. Only one rank updates it."""
+class Steps(TrainingModule):
+    """Three steps of SGD."""
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=1.0)
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(torch.ones(6, 2))  # type: ignore[arg-type]
+
+
+class Overflows(Steps):
+    """The last element of the last parameter overflows in the second step, on the rank of it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,11 +42,8 @@ class Overflows(TrainingModule):
                 loss = loss + self.last(last)
         return loss.float().sum() * FACTOR
 
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=1.0)
 
-
-class Views(TrainingModule):
+class Views(Steps):
     """The gradient of the view of a bias is that of the layer's output, in the same memory."""
 
     def __init__(self) -> None:
@@ -52,24 +55,19 @@ class Views(TrainingModule):
         output = self.layer(torch.tensor([[1.0, 2.0]])) + self.bias.view(1, 2)
         return (output * torch.tensor([[3.0, 5.0]])).sum()
 
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=1.0)
 
+class Unreached(Steps):
+    """The loss depends on the batch only."""
 
-def main(folder: Path, names: list[str]) -> None:
-    """Fit under each strategy."""
-    for name in names:
-        strategy, _, variant = name.partition("-")
-        options: dict[str, Any] = {"timeout_seconds": 600}
-        module = Views() if variant == "views" else Overflows()
-        Trainer(
-            **{"accelerator": "cpu", "devices": 2, "strategy": strategy, "max_epochs": 1},
-            **{"precision": "32-true" if variant else "16-mixed", "strategy_options": options},
-            **{"default_root_dir": folder, "run_name": name, "loggers": []},
-            enable_progress_bar=False,
-        ).fit(module, [torch.ones(1)] * 3)
+    def __init__(self, manual: bool = False) -> None:
+        super().__init__()
+        self.automatic_optimization = not manual
+        self.layers = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 2))
+        self.parallelize_plan = {"layers.0": ColwiseParallel(), "layers.1": RowwiseParallel()}
 
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(Path(sys.argv[1]), sys.argv[2:])
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.layers(batch)
+        loss = batch.requires_grad_().square().mean()
+        if not self.automatic_optimization:
+            self.manual_backward(loss)
+        return loss

@@ -12,7 +12,7 @@ from my_project_trainer.errors import ConfigurationError
 from my_project_trainer.loop import evaluation
 from my_project_trainer.memory import activation_checkpointing
 from safetensors.torch import load_file
-from tests.project import run
+from tests.project import succeed
 from torch import Tensor, nn
 
 from checkpointed_subject import FEATURES, Block, Model, Network, train
@@ -215,8 +215,7 @@ def marks(name: str) -> list[pytest.MarkDecorator]:
 @pytest.mark.slow
 def test_every_strategy_trains_the_same(tmp_path, name):
     options = json.dumps({"devices": 2, **RUNS[name]})
-    done = run(["-m", "checkpointed_subject", tmp_path, options])
-    assert done.returncode == 0, done.stderr
+    succeed(["-m", "checkpointed_subject", tmp_path, options])
     kept, again, resumed = (
         load_file(tmp_path / f"{each}.file") for each in ("kept", "again", "resumed")
     )

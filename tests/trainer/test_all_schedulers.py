@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler, swa_utils
 
 from fitting import logged, quiet
+from test_schedules import BATCHES, EPOCHS, batches
 
-BATCHES = 4  # of an epoch
-EPOCHS = 4
 Make = Callable[[Optimizer], Any]
 
 
@@ -85,10 +84,6 @@ def optimizer(weight: Tensor | None = None) -> Optimizer:
     other = nn.Parameter(torch.ones(2))
     groups = [{"params": [other if weight is None else weight]}]
     return torch.optim.SGD(groups, lr=0.01, momentum=0.9)
-
-
-def batches() -> list[Tensor]:
-    return [torch.tensor([[1.0, float(number)]]) for number in range(BATCHES)]
 
 
 class Scheduled(TrainingModule):

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.project import run
+from tests.project import succeed
 
 from background_subject import CASES, STEPS
 
@@ -23,8 +23,7 @@ slow = pytest.mark.slow
 def test_files_equal_those_of_synchronous_saves(
     tmp_path: Path, strategy: str, ranks: int, cases: list[str]
 ) -> None:
-    done = run(["-m", "background_subject", tmp_path, str(ranks), strategy, *cases])
-    assert done.returncode == 0, done.stderr
+    succeed(["-m", "background_subject", tmp_path, str(ranks), strategy, *cases])
     for case in cases:
         found = sorted(tmp_path.glob(f"{case}-sync/checkpoints/step-*/rank-*"))
         assert len(found) == STEPS * ranks

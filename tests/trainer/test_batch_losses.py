@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.conformance.rows import ROUNDING
-from tests.project import run, run_nodes
+from tests.project import run_nodes, succeed
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 from torch.utils.data import DataLoader, TensorDataset
@@ -97,8 +97,7 @@ def test_ddp_compares_a_sample_with_those_of_its_own_process_only(weights, tmp_p
     # Each process' loss has 12 candidates and not 24: another function, and not a rounding.
     assert difference(weights("ddp", 2), weights("single_device", 1)) > 0.05
     # It is what one process gets that takes each half by itself, and averages.
-    in_halves = run(["-c", HALVES.format(module=__name__), tmp_path])
-    assert in_halves.returncode == 0, in_halves.stderr
+    in_halves = succeed(["-c", HALVES.format(module=__name__), tmp_path])
     expected = [float(number) for number in in_halves.stdout.split()]
     found = [float(value.double().sum()) for _, value in sorted(weights("ddp", 2).items())]
     assert found == pytest.approx(expected, abs=1e-5)

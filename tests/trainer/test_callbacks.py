@@ -8,7 +8,7 @@ import my_project_trainer as trainer
 import pytest
 import torch
 from my_project_trainer.callbacks import BestCheckpoint, EarlyStopping, StochasticWeightAveraging
-from tests.project import run
+from tests.project import succeed
 
 import callback_subject as subject
 from fitting import quiet
@@ -163,8 +163,7 @@ def test_a_run_that_a_callback_stops_can_be_resumed(capsys: pytest.CaptureFixtur
 
 
 def test_ranks_decide_together(tmp_path: Path) -> None:
-    done = run(["-m", "callback_subject", tmp_path])
-    assert done.returncode == 0, done.stderr
+    succeed(["-m", "callback_subject", tmp_path])
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     assert first == second
     # Two steps an epoch. Rank 1 asked in step 7; the ranks agree then, or at the epoch's end.

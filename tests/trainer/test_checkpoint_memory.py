@@ -20,7 +20,7 @@ from my_project_trainer.checkpoint.writing import Checkpoints
 from my_project_trainer.strategies import optimizer_state
 from my_project_trainer.strategies.base import Strategy
 from my_project_trainer.strategies.optimizers import Optimization
-from tests.project import missing, require, run
+from tests.project import missing, require, succeed
 from torch import nn
 
 from checkpoint_subject import read
@@ -50,8 +50,7 @@ def noted(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, 
     folder = tmp_path_factory.mktemp("memory")
     installed = [name for name in SHARES if missing(ENGINES.get(name, "torch")) is None]
     words = ["-m", "memory_subject", folder, str(request.param), *installed]
-    done = run(words, engine="deepspeed" if "deepspeed_stage_2" in installed else "torch")
-    assert done.returncode == 0, done.stderr
+    succeed(words, engine="deepspeed" if "deepspeed_stage_2" in installed else "torch")
     return request.param, folder
 
 

@@ -21,6 +21,7 @@ from cluster_environments import (
     TORCHRUN,
     Variables,
     step_of,
+    variables,
 )
 
 Layout = cluster.Layout
@@ -28,38 +29,30 @@ AT_0 = {"PMI_RANK": "0", "MPI_LOCALRANKID": "0"}
 # The last process of two nodes that have two each.
 LAST = Layout(rank=3, local_rank=1, world_size=4, local_world_size=2, node_rank=1, num_nodes=2)
 
-
-def test_torchrun() -> None:
-    assert cluster.detect(TORCHRUN) == replace(
-        LAST, main_address="node-a", main_port=29400, source="torchelastic"
-    )
-
-
-def test_srun_step() -> None:
-    assert cluster.detect(STEP) == Layout(
-        rank=2,
-        local_rank=0,
-        world_size=4,
-        local_world_size=2,
-        node_rank=1,
-        num_nodes=2,
-        main_address="gpu07",
-        main_port=0,
-        source="srun",
-        launch_id="4711.0.0",
-    )
+AT_A = replace(LAST, main_address="node-a", main_port=29500)
+ALONE = replace(LAST, rank=1, world_size=2, node_rank=0, num_nodes=1)
+OF_MPIRUN = "712048641-c25f2c07ec99154e-ddcf6e4fe97c0b67"
+OF_STEP = replace(LAST, rank=2, local_rank=0, main_address="gpu07", launch_id="4711.0.0")
+# By the source, and what is to be said of it.
+LAYOUTS: dict[str, tuple[Variables, cluster.Layout]] = {
+    "torchelastic": (TORCHRUN, replace(AT_A, main_port=29400)),
+    "srun": (STEP, OF_STEP),
+    "horovod": (HOROVODRUN, replace(LAST, main_address="10.0.0.7", launch_id="10.0.0.7-8756")),
+    "deepspeed": (DEEPSPEED, AT_A),
+    "openmpi": (MPIRUN | MASTER, replace(AT_A, launch_id=OF_MPIRUN)),
+    "openmpi, no address": (MPIRUN_5, replace(ALONE, launch_id="prterun-node-a-18038@1")),
+    "hydra": (HYDRA | MASTER, AT_A),
+    "environment, of our own launcher": (LAUNCHED, replace(ALONE, main_port=51234)),
+}
 
 
-def test_horovodrun() -> None:
-    assert cluster.detect(HOROVODRUN) == replace(
-        LAST, main_address="10.0.0.7", source="horovod", launch_id="10.0.0.7-8756"
-    )
-
-
-def test_deepspeed() -> None:
-    assert cluster.detect(DEEPSPEED) == replace(
-        LAST, main_address="node-a", main_port=29500, source="deepspeed"
-    )
+@pytest.mark.parametrize("launch", LAYOUTS)
+def test_a_launch_is_read(launch: str) -> None:
+    environment, expected = LAYOUTS[launch]
+    layout = cluster.detect(environment)
+    assert layout == replace(expected, source=launch.partition(",")[0])
+    assert layout.started_outside
+    assert not layout.is_main
 
 
 def test_deepspeed_wins_over_the_step_that_its_daemons_run_in() -> None:
@@ -72,42 +65,10 @@ def test_deepspeed_on_nodes_of_different_size_is_refused() -> None:
         cluster.detect(uneven)
 
 
-def test_mpirun() -> None:
-    layout = cluster.detect(MPIRUN | MASTER)
-    assert layout == replace(
-        LAST,
-        main_address="node-a",
-        main_port=29500,
-        source="openmpi",
-        launch_id="712048641-c25f2c07ec99154e-ddcf6e4fe97c0b67",
-    )
-
-
-def test_mpirun_of_open_mpi_5_on_one_node_needs_no_address() -> None:
-    assert cluster.detect(MPIRUN_5) == Layout(
-        rank=1,
-        local_rank=1,
-        world_size=2,
-        local_world_size=2,
-        node_rank=0,
-        num_nodes=1,
-        main_address="127.0.0.1",
-        main_port=0,
-        source="openmpi",
-        launch_id="prterun-node-a-18038@1",
-    )
-
-
 def test_mpirun_of_open_mpi_5_on_several_nodes() -> None:
     more = {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "6"}
     layout = cluster.detect(MPIRUN_5 | MASTER | more)
     assert (layout.node_rank, layout.num_nodes) == (2, 3)
-
-
-def test_hydra() -> None:
-    assert cluster.detect(HYDRA | MASTER) == replace(
-        LAST, main_address="node-a", main_port=29500, source="hydra"
-    )
 
 
 def test_srun_wins_over_hydra_where_it_has_started_the_ranks() -> None:
@@ -126,15 +87,8 @@ def test_a_command_that_is_started_once_on_each_node(count: str) -> None:
     given = 2 if count == "num_nodes" else None
     environment |= {} if given else {count: "2"}
     layout = cluster.detect(environment, num_nodes=given)
-    assert layout == Layout(
-        rank=1,
-        world_size=2,
-        node_rank=1,
-        num_nodes=2,
-        main_address="node-a",
-        main_port=29500,
-        source="nodes",
-    )
+    place = {"rank": 1, "world_size": 2, "node_rank": 1, "num_nodes": 2}
+    assert layout == Layout(**place, main_address="node-a", main_port=29500, source="nodes")
     assert not layout.started_outside
     ranks = {"RANK": "1", "WORLD_SIZE": "2"}
     assert cluster.detect(environment | ranks, num_nodes=given).source == "environment"
@@ -228,13 +182,9 @@ def test_an_address_and_a_port_that_are_set_win_under_srun() -> None:
 @pytest.mark.parametrize(
     "environment",
     [
-        pytest.param({}, id="nothing"),
-        pytest.param(BATCH, id="batch script"),
-        pytest.param(STEP | {"SLURM_STEP_ID": "4294967290"}, id="interactive step"),
-        pytest.param(STEP | {"SLURM_STEP_ID": "4294967291"}, id="batch step"),
-        pytest.param(STEP | {"SLURM_STEP_ID": "4294967292"}, id="extern step"),
-        pytest.param({"RANK": "1"}, id="a rank alone"),
-        pytest.param({"WORLD_SIZE": "2"}, id="a size alone"),
+        *({}, BATCH, {"RANK": "1"}, {"WORLD_SIZE": "2"}),
+        # The interactive step, that of the batch script, and the extern step.
+        *(STEP | {"SLURM_STEP_ID": f"429496729{last}"} for last in range(3)),
     ],
 )
 def test_what_is_no_launch_is_alone(environment: Variables) -> None:
@@ -242,23 +192,6 @@ def test_what_is_no_launch_is_alone(environment: Variables) -> None:
     assert layout == Layout()
     assert layout.is_main
     assert not layout.started_outside
-
-
-def test_our_own_launcher() -> None:
-    layout = cluster.detect(LAUNCHED)
-    assert layout == Layout(
-        rank=1,
-        local_rank=1,
-        world_size=2,
-        local_world_size=2,
-        node_rank=0,
-        num_nodes=1,
-        main_address="127.0.0.1",
-        main_port=51234,
-        source="environment",
-    )
-    assert layout.started_outside
-    assert not layout.is_main
 
 
 def test_plain_variables_of_one_process_a_node() -> None:
@@ -310,20 +243,112 @@ def test_first_host(nodes: str, host: str) -> None:
     assert cluster.first_host(nodes) == host
 
 
-def test_the_receipt_says_what_was_found_and_where() -> None:
-    assert cluster.detect(TORCHRUN).receipt() == (
-        "layout: 4 processes on 2 nodes, this one rank 3 (local 1 of 2), main node-a:29400, "
-        "read from torchelastic (TRAINER_CLUSTER overrides)"
-    )
-    assert cluster.detect(STEP).receipt() == (
-        "layout: 4 processes on 2 nodes, this one rank 2 (local 0 of 2), main gpu07:to be chosen, "
-        "read from srun (TRAINER_CLUSTER overrides)"
-    )
-    assert Layout(world_size=2, local_world_size=2, source="environment").receipt() == (
-        "layout: 2 processes on 1 node, this one rank 0 (local 0 of 2), read from environment "
+@pytest.mark.parametrize(
+    ("layout", "said"),
+    [
+        (cluster.detect(TORCHRUN), "rank 3 (local 1 of 2), main node-a:29400"),
+        (cluster.detect(STEP), "rank 2 (local 0 of 2), main gpu07:to be chosen"),
+        (replace(ALONE, source="environment"), "rank 1 (local 1 of 2)"),
+        (Layout(main_port=1), "rank 0 (local 0 of 1), main 127.0.0.1:1"),
+    ],
+)
+def test_the_receipt_says_what_was_found_and_where(layout: cluster.Layout, said: str) -> None:
+    counts = {4: "4 processes on 2 nodes", 2: "2 processes on 1 node", 1: "1 process on 1 node"}
+    assert layout.receipt() == (
+        f"layout: {counts[layout.world_size]}, this one {said}, read from {layout.source} "
         "(TRAINER_CLUSTER overrides)"
     )
-    assert Layout(main_port=1).receipt() == (
-        "layout: 1 process on 1 node, this one rank 0 (local 0 of 1), main 127.0.0.1:1, "
-        "read from none (TRAINER_CLUSTER overrides)"
-    )
+
+
+# --- environments that contradict themselves ------------------------------------------------------
+
+STEPS = "SLURM_STEP_TASKS_PER_NODE"
+PLACES = "(counted from 0) are impossible (at most 1048576 processes)"
+# What contradicts itself, and what is said of it before "; the launch is broken".
+BROKEN: list[tuple[Variables, str]] = [
+    (
+        variables("TRAINER_CLUSTER=environment RANK=0 WORLD_SIZE=2"),
+        "environment: MASTER_ADDR is not set",
+    ),
+    ({"SLURM_STEP_ID": "0"}, "srun: SLURM_NODEID is not set"),
+    *(
+        (
+            STEP | {"SLURM_NODEID": node, STEPS: tasks},
+            f"srun: SLURM_NODEID={node} of 2 nodes, but the step has {nodes} nodes "
+            f"({STEPS}={tasks})",
+        )
+        for node, tasks, nodes in (
+            *(("2", "2(x2)", 2), ("1", "1(x999999999)", 999999999), ("1", "2(x-5)", -5)),
+            ("1", "2", 1),
+        )
+    ),
+    (
+        LAUNCHED | {"LOCAL_WORLD_SIZE": "0"},
+        "environment: LOCAL_WORLD_SIZE=0, but it is the number of processes on this node, at "
+        "least 1",
+    ),
+    (
+        LAUNCHED | {"LOCAL_RANK": "2"},
+        f"environment: rank 1 of 2, local rank 2 of 2, node 0 of 1 {PLACES}",
+    ),
+    (
+        ON_EACH_NODE | {"NODE_RANK": "2"},
+        f"nodes: rank 2 of 2, local rank 0 of 1, node 2 of 2 {PLACES}",
+    ),
+    (LAUNCHED | {"RANK": "one"}, "environment: RANK='one' is not a number"),
+]
+# What lacks something that can be added.
+INCOMPLETE: list[tuple[Variables, str]] = [
+    ({"TRAINER_CLUSTER": "srum"}, "TRAINER_CLUSTER=srum: no such source; did you mean 'srun'?"),
+    (
+        {"TRAINER_CLUSTER": "xyz"},
+        "TRAINER_CLUSTER=xyz: no such source; known: deepspeed, environment, horovod, hydra, "
+        "nodes, none, openmpi, srun, torchelastic",
+    ),
+    *(
+        (
+            more | {"TRAINER_CLUSTER": name},
+            f"TRAINER_CLUSTER={name}: its variables are not set here",
+        )
+        for name, more in (("torchelastic", {}), ("srun", BATCH), ("environment", {"RANK": "0"}))
+    ),
+    (
+        MPIRUN,
+        "openmpi: 2 nodes, but the address of rank 0 is unknown; start them with "
+        "mpirun -x MASTER_ADDR=HOST_OF_RANK_0 -x MASTER_PORT=29500",
+    ),
+    *(
+        (
+            {name: value for name, value in ON_EACH_NODE.items() if name != missing},
+            f"nodes: {missing} is not set; a command that is started once on each node needs "
+            "NODE_RANK, MASTER_ADDR, MASTER_PORT and NUM_NODES (or num_nodes of the trainer); "
+            "set TRAINER_CLUSTER=none to ignore them",
+        )
+        for missing in ON_EACH_NODE
+    ),
+    (
+        ON_EACH_NODE | {"LOCAL_RANK": "1"},
+        "nodes: LOCAL_RANK=1, but neither RANK nor WORLD_SIZE; start the command once on each "
+        "node without LOCAL_RANK, or set all three for each process",
+    ),
+    (
+        HYDRA,
+        "hydra: the address of rank 0 is unknown; start the ranks with "
+        "mpiexec -genv MASTER_ADDR HOST_OF_RANK_0 -genv MASTER_PORT 29500",
+    ),
+    (
+        HOROVODRUN | {"HOROVOD_SIZE": "3"},
+        "horovod: rank 3 of 3 is 1 of 2 on its node, one of 2; start as many processes on each "
+        "node, and fill one node after the other",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("environment", "line"),
+    [*((each, f"{line}; the launch is broken") for each, line in BROKEN), *INCOMPLETE],
+)
+def test_a_broken_environment_is_one_line(environment: Variables, line: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        cluster.detect(environment)
+    assert raised.value.problems == [line]

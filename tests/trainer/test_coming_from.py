@@ -13,7 +13,7 @@ import torch
 from my_project_trainer import Trainer, TrainingModule, callbacks
 from my_project_trainer.options import Options
 from safetensors.torch import load_file
-from tests.project import ROOT, free_port, require, run
+from tests.project import ROOT, free_port, require, succeed
 
 PAGES = ROOT / "docs" / "coming-from"
 PACKAGES = Path(__file__).resolve().parents[2] / "build" / "model-packages"  # of `make models`
@@ -81,8 +81,7 @@ def trained_apart(script: str, *packages: str) -> list[torch.Tensor]:
             Path("packages", each.name).symlink_to(each)
     Path("script.py").write_text(script)
     paths = os.pathsep.join([os.environ["PYTHONPATH"], str(Path("packages").resolve())])
-    done = run(["script.py"], cwd=Path.cwd(), extra={**OFFLINE, "PYTHONPATH": paths}, fresh=True)
-    assert done.returncode == 0, done.stderr
+    succeed(["script.py"], cwd=Path.cwd(), extra={**OFFLINE, "PYTHONPATH": paths}, fresh=True)
     found = load_file("weights.safetensors")
     return [found[str(index)] for index in range(len(found))]
 

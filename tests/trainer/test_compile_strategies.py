@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from tests.conformance.rows import ROUNDING
-from tests.project import run
+from tests.project import succeed
 
 SECONDS = 600.0
 pytestmark = pytest.mark.timeout(2 * SECONDS)
@@ -41,8 +41,7 @@ def losses_and_weights(
     ways = ways or ("none", *default)
     options = json.dumps({"strategy_options": given or None})
     words = [str(devices), name.split()[0], options, backend, *ways]
-    done = run(["-m", "compile_subject", folder, *words], timeout=SECONDS)
-    assert done.returncode == 0, done.stderr
+    done = succeed(["-m", "compile_subject", folder, *words], timeout=SECONDS)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 

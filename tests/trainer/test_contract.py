@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from my_project_trainer.strategies import Strategy
-from tests.project import run
+from tests.project import succeed
 
 from processes import at_root
 
@@ -56,8 +56,7 @@ def test_the_contract_is_small():
 
 
 def test_a_step_of_ddp_can_be_followed(tmp_path: Path):
-    done = run(["-c", STEP], cwd=tmp_path, extra=at_root())
-    assert done.returncode == 0, done.stderr
+    done = succeed(["-c", STEP], cwd=tmp_path, extra=at_root())
     calls = [tuple(each) for each in json.loads(done.stdout.splitlines()[-1])]
     # From where the batch is read.
     first = [name for _, name in calls].index("read")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from my_project_trainer.checkpoint import Checkpoint, resolve
-from tests.project import ROOT, require, run
+from tests.project import ROOT, require, succeed
 from torch import Tensor
 
 pytestmark = pytest.mark.slow
@@ -97,8 +97,7 @@ def packages(apart: None) -> None:
 def python(*words: str) -> None:
     paths = os.pathsep.join([os.environ["PYTHONPATH"], str(Path("site-packages").resolve())])
     extra = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(Path("hub").resolve()), "PYTHONPATH": paths}
-    done = run(words, cwd=Path.cwd(), extra=extra)
-    assert done.returncode == 0, done.stderr
+    succeed(words, cwd=Path.cwd(), extra=extra)
 
 
 def fit(*words: str) -> None:

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from tests.conformance.rows import ROUNDING
 from tests.conformance.test_conformance import difference
-from tests.project import ROOT, fit, missing, require, run
+from tests.project import ROOT, fit, missing, require, run, succeed
 
 from deepspeed_subject import GROUPED, RESUMED, WARMUP, WAYS, warmed_up
 from fitting import logged
@@ -37,8 +37,7 @@ def test_an_optimizer_that_cannot_be_compiled_is_one_line(tmp_path):
     assert line.startswith("error: DeepSpeed cannot create Adam (")
     assert "add torch_adam: true to the params" in line
     config.write_text(json.dumps({"optimizer": {**optimizer, "params": {"torch_adam": True}}}))
-    done = run([*arguments, "--trainer.overwrite", "true"], extra=extra, engine="deepspeed")
-    assert done.returncode == 0, done.stderr
+    done = succeed([*arguments, "--trainer.overwrite", "true"], extra=extra, engine="deepspeed")
 
 
 # --- training ------------------------------------------------------------------------------------
@@ -56,8 +55,7 @@ def trained(tmp_path_factory):
 
 def train(folder: Path, processes: int, *ways: str, **more: Any) -> None:
     arguments = [folder, str(processes), json.dumps(more), *ways]
-    done = run(["-m", "deepspeed_subject", *arguments], engine="deepspeed")
-    assert done.returncode == 0, done.stderr
+    succeed(["-m", "deepspeed_subject", *arguments], engine="deepspeed")
 
 
 slow = pytest.mark.slow
@@ -175,8 +173,7 @@ def test_is_started_by(tmp_path, launcher):
         torchrun = ("-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone")
         command = [*torchrun, *arguments]
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-    done = run(command, extra={"PYTHONPATH": paths}, fresh=True)
-    assert done.returncode == 0, done.stderr
+    done = succeed(command, extra={"PYTHONPATH": paths}, fresh=True)
     source = {"deepspeed": "deepspeed", "torchrun": "torchelastic"}[launcher]
     assert "2 processes on 1 node, this one rank 0 (local 0 of 2)" in done.stdout
     assert f"read from {source}" in done.stdout
@@ -187,8 +184,7 @@ def test_is_started_by(tmp_path, launcher):
 @pytest.mark.needs("deepspeed")
 def test_what_it_says_itself_does_not_reach_stdout(tmp_path):
     options = ["--trainer.devices", "2", "--trainer.default_root_dir", tmp_path]
-    done = run(fit(*SHORT, *STAGE_2, *options), fresh=True)
-    assert done.returncode == 0, done.stderr
+    done = succeed(fit(*SHORT, *STAGE_2, *options), fresh=True)
     assert "strategy deepspeed_stage_2 on cpu" in done.stdout
     assert not [line for line in done.stdout.splitlines() if "DeepSpeed" in line or "[20" in line]
     assert "deprecated" not in done.stderr

@@ -20,7 +20,7 @@ from my_project_trainer.errors import UserError
 from my_project_trainer.tools.doctor import checks, fit, machine
 from my_project_trainer.tools.doctor.checks import Check
 from my_project_trainer.tools.isolated import Child
-from tests.project import PACKAGE, ROOT, run
+from tests.project import PACKAGE, ROOT, run, succeed
 
 import doctor_subject
 
@@ -242,8 +242,7 @@ def test_a_program_that_hangs_or_fails_is_named(tmp_path: Path, monkeypatch: Any
 
 
 def test_the_machine_alone_without_any_program(tmp_path: Path) -> None:
-    done = run(["-m", PACKAGE, "doctor", "--json"], cwd=tmp_path, extra={"PATH": str(tmp_path)})
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = succeed(["-m", PACKAGE, "doctor", "--json"], cwd=tmp_path, extra={"PATH": str(tmp_path)})
     found = json.loads(done.stdout)
     assert found["can_start"] is True
     lines = {each["name"]: each for each in found["checks"]}
@@ -300,8 +299,7 @@ def test_all_errors_of_the_options_are_reported(capsys: pytest.CaptureFixture[st
 @pytest.mark.slow
 def test_all_checks_of_an_example(tmp_path: Path) -> None:
     config = ["--config", ROOT / "configs" / "digits.yaml", *CPU]
-    done = run(["-m", PACKAGE, "doctor", "--json", *config], cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = succeed(["-m", PACKAGE, "doctor", "--json", *config], cwd=tmp_path)
     found = [Check(**each) for each in json.loads(done.stdout)["checks"]]
     assert [each.status for each in named(found, "data order")] == ["ok", "ok"]
     assert len(named(found, "num_workers")) == 1

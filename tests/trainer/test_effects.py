@@ -1,6 +1,7 @@
 """What would have no effect is refused, or said: options, monitors, optimizers, losses, YAML."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,20 @@ from my_project_trainer import Trainer, TrainingModule
 from my_project_trainer.callbacks import BestCheckpoint, EarlyStopping
 from my_project_trainer.cli import config_files
 from my_project_trainer.errors import ConfigurationError, UserError
+from tests.conformance.horovod_rows import horovodrun
+from tests.project import run
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import ChainedScheduler, StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
 from configuration_subject import CPU, DIGITS, mistakes, read
+from fitting import fits
 
+UNREACHED = (
+    "the loss of training_step depends on no parameter of the optimizers: compute it from the "
+    "module's own parameters"
+)
 STEP: dict[str, Any] = {"accelerator": "cpu", "devices": 1, "max_steps": 1}
 
 
@@ -201,10 +209,48 @@ def test_a_loss_that_no_parameter_reaches_is_refused(tmp_path: Path, strategy: s
     def loss(module: Net, x: Tensor) -> Tensor:
         return x.requires_grad_().square().sum()
 
-    line = "the loss of training_step depends on no parameter of the optimizers: compute it from "
     module = Net(loss=loss)
-    lines = refused(lambda: fit(tmp_path, module, strategy=strategy))
-    assert lines == [f"{line}the module's own parameters"]
+    assert refused(lambda: fit(tmp_path, module, strategy=strategy)) == [UNREACHED]
+
+
+def engine(name: str) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.slow, pytest.mark.needs(name)]
+
+
+@pytest.mark.parametrize(
+    ("names", "by", "how"),
+    [
+        ("ddp ddp-manual ddp_zero1 fsdp fsdp-manual fsdp-unused tensor_parallel", (), "torch"),
+        pytest.param("ddp_sharded ddp_sharded-manual", (), "fairscale", marks=engine("fairscale")),
+        pytest.param(
+            "deepspeed_stage_1 deepspeed_stage_2 deepspeed_stage_3",
+            *((), "deepspeed"),
+            marks=engine("deepspeed"),
+        ),
+        pytest.param("horovod", horovodrun(2), "torch", marks=engine("horovod")),
+    ],
+)
+def test_a_loss_that_no_parameter_reaches_is_refused_on_each_rank(
+    tmp_path: Path, names: str, by: Sequence[str], how: str
+) -> None:
+    found = fits(tmp_path, [unreached(name) for name in names.split()], by=by, engine=how)
+    assert found == [dict.fromkeys(names.split(), UNREACHED)] * 2
+
+
+@pytest.mark.slow
+def test_a_worker_of_a_server_whose_loss_no_parameter_reaches_ends_all(tmp_path: Path) -> None:
+    done = run(["-m", "fitting", tmp_path, json.dumps([unreached("parameter_server")])])
+    assert done.returncode == 2, done.stderr
+    assert UNREACHED in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def unreached(name: str) -> dict[str, Any]:
+    """The run of STRATEGY[-manual|-unused]."""
+    strategy, _, variant = name.partition("-")
+    module = {"module": "skipping_subject.Unreached", "init": {"manual": variant == "manual"}}
+    unused = {"strategy_options": {"find_unused_parameters": True}} if variant == "unused" else {}
+    return {"name": name, **module, "devices": 2, "strategy": strategy, "max_steps": 1, **unused}
 
 
 # --- YAML ----------------------------------------------------------------------------------------

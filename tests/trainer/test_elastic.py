@@ -12,10 +12,10 @@ import psutil
 import pytest
 from my_project_trainer import errors
 from my_project_trainer.launch import cluster, rank, reports
-from tests.project import PATIENCE, fit, start
+from tests.project import PATIENCE, fit, run, succeed
 
 from preemption_subject import steps_of
-from processes import assert_nothing_left, at_root
+from processes import assert_nothing_left, at_root, running, wait_for
 
 slow = pytest.mark.slow
 EVERY = 5
@@ -40,24 +40,12 @@ def slow_fit(folder: Path, *more: str) -> list[str | Path]:
     )
 
 
-def wait_for(condition, process, seconds: float = PATIENCE):
-    """Until something is so, while a process runs."""
-    deadline = time.monotonic() + seconds
-    while not (result := condition()):
-        assert process.poll() is None, process.communicate()[1][-3000:]
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return result
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The log of a run that nothing has disturbed."""
     folder = tmp_path_factory.mktemp("whole")
     arguments = [*torchrun(0), *slow_fit(folder, "--trainer.run_name", "whole")]
-    process = start(arguments, cwd=folder, extra=at_root())
-    _, error = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0, error
+    succeed(arguments, cwd=folder, extra=at_root())
     return (folder / "whole" / "metrics.csv").read_text()
 
 
@@ -72,16 +60,12 @@ def test_a_killed_rank_costs_at_most_the_steps_since_the_last_checkpoint(tmp_pat
     store = {UNSHARED: "1"} if attempt % 2 else {}
     overwrite = "false" if attempt % 2 else "true"  # which is of the first attempt only
     arguments = [*torchrun(2), *slow_fit(tmp_path, "--trainer.overwrite", overwrite)]
-    process = start(arguments, cwd=tmp_path, extra=at_root() | store, fresh=True)
-    try:
+    with running(arguments, tmp_path, extra=store, fresh=True) as process:
         wait_for(lambda: len(steps_of(tmp_path)) > 2 * EVERY, process)
         time.sleep(random.uniform(0, 0.5))
         psutil.Process(process.pid).children()[attempt // 2 % 2].kill()
         killed = time.time()
         _, error = process.communicate(timeout=PATIENCE)
-    finally:
-        process.kill()
-        process.communicate()
     assert process.returncode == 0, error
     first, *others = (list(made) for _, made in groupby(steps_of(tmp_path), lambda each: each[1]))
     assert len(others) == 1
@@ -95,19 +79,17 @@ def test_a_killed_rank_costs_at_most_the_steps_since_the_last_checkpoint(tmp_pat
 @slow
 def test_ranks_of_a_killed_agent_end(tmp_path):
     long = ["--trainer.run_name", "run", "--trainer.max_epochs", "10000"]
-    alive = []
     arguments = [*torchrun(0), *slow_fit(tmp_path, *long)]
-    process = start(arguments, cwd=tmp_path, extra=at_root(), fresh=True)
+    alive = []
     try:
-        wait_for(lambda: len(steps_of(tmp_path)) > 1, process)
-        ranks = psutil.Process(process.pid).children()
-        process.kill()
-        gone, alive = psutil.wait_procs(ranks, timeout=PATIENCE)
+        with running(arguments, tmp_path, fresh=True) as process:
+            wait_for(lambda: len(steps_of(tmp_path)) > 1, process)
+            ranks = psutil.Process(process.pid).children()
+            process.kill()
+            gone, alive = psutil.wait_procs(ranks, timeout=PATIENCE)
     finally:
         for each in alive:
             each.kill()
-        process.kill()
-        process.communicate()
     assert (len(gone), alive) == (2, [])
 
 
@@ -116,14 +98,13 @@ def test_three_failures_without_progress_end_the_job(tmp_path):
     model = ["--model", "fault_subject.Fails", "--model.fault", "is_killed"]
     arguments = [*torchrun(100), *slow_fit(tmp_path, *model)]
     told = {reports.OUTCOME: str(tmp_path / "outcome")}
-    process = start(arguments, cwd=tmp_path, extra=at_root() | told)
-    _, error = process.communicate(timeout=PATIENCE)
-    assert process.returncode != 0
+    done = run(arguments, cwd=tmp_path, extra=at_root() | told)
+    assert done.returncode != 0
     line = "3 failures without progress after step 0: see their errors"
     assert (tmp_path / "outcome").read_text() == f"failed {line}\n"
-    assert f"error: {line}" in error
-    [run] = tmp_path.glob("torchrun-*")
-    assert not (run / "restarts.json").exists()
+    assert f"error: {line}" in done.stderr
+    [folder] = tmp_path.glob("torchrun-*")
+    assert not (folder / "restarts.json").exists()
     assert_nothing_left(tmp_path)
 
 

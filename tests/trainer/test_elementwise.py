@@ -1,16 +1,24 @@
-"""Optimizers that use more than what a process steps are refused where parameters are cut."""
+"""Optimizers that use more than what a process steps are refused where parameters are cut.
 
-import json
+So are gradients of gradients that cannot be right, and noise that ranks would draw differently.
+"""
+
+import random
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from my_project_trainer.checkpoint import reading
+from my_project_trainer.errors import UserError
 from my_project_trainer.strategies import engine_optimizers
-from tests.project import missing, require, run
+from tests.project import missing, require
 
-import cut_subject
+import optimizer_subject
+from fitting import fits, saved
+from processes import at_root
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -85,8 +93,8 @@ def step(self: Any, closure: Any = None) -> None:
         ((True, False), torch.optim.SGD, {"step": step, "is_parameterwise": True}),
         ((True, True), torch.optim.SGD, {"is_elementwise": False}),
         ((True, False), torch.optim.Adafactor, {}),
-        ((False, False), cut_subject.Marked, {}),
-        ((True, True), cut_subject.Marked, {"step": step}),
+        ((False, False), optimizer_subject.Marked, {}),
+        ((True, True), optimizer_subject.Marked, {"step": step}),
     ],
 )
 def test_a_class_of_one_s_own_says_what_its_step_uses(
@@ -98,22 +106,20 @@ def test_a_class_of_one_s_own_says_what_its_step_uses(
     assert refused(Wraps(kind(parameters()))) == expected
 
 
-def fitted(subject: str, folder: Path, devices: int, *names: str) -> dict[str, str]:
-    """The errors of fits; "" for those that train."""
-    done = run(["-m", subject, folder, str(devices), *names])
-    assert done.returncode == 0, done.stderr
-    found: dict[str, str] = {}
-    for line in done.stdout.splitlines():
-        if line.startswith("{"):
-            found |= json.loads(line)
-    assert list(found) == list(names)
-    return found
+def fitted(folder: Path, devices: int, *names: str) -> dict[str, str]:
+    """The errors of fits by STRATEGY:OPTIMIZER; "" for those that train."""
+    runs = []
+    for name in names:
+        strategy, optimizer = name.split(":")
+        model = {"module": "optimizer_subject.Model", "init": {"optimizer": optimizer}}
+        how = {"devices": devices, "strategy": strategy, "global_batch_size": 4, "max_steps": 4}
+        runs.append({"name": f"{devices}-{strategy}-{optimizer}", **model, **how})
+    return dict(zip(names, fits(folder, runs)[0].values(), strict=True))
 
 
-def weights(folder: Path, name: str) -> torch.Tensor:
-    found = reading.Checkpoint(reading.resolve(folder / name.replace(":", "-")))
-    state: Any = found.state()
-    return torch.cat([state["model"][key].flatten() for key in sorted(state["model"])])
+def weights(run_directory: Path) -> torch.Tensor:
+    found = saved(run_directory)
+    return torch.cat([found[key].flatten() for key in sorted(found)])
 
 
 @pytest.mark.parametrize(
@@ -143,7 +149,7 @@ def test_optimizers_that_are_not_refused_equal_one_process(
 ) -> None:
     if engine != "torch":
         require(missing(engine))
-    found = fitted("cut_subject", tmp_path, 2, *equal, *refused)
+    found = fitted(tmp_path, 2, *equal, *refused)
     assert {name: error for name, error in found.items() if error}.keys() == set(refused)
     for name in refused:
         strategy, _, optimizer = name.partition(":")
@@ -157,7 +163,68 @@ def test_optimizers_that_are_not_refused_equal_one_process(
         known = f"{optimizer.title()}, which uses other {other} than those that a process steps"
         assert reasons.get(optimizer, known) in found[name]
     alone = dict.fromkeys(f"single_device:{name.split(':')[1]}" for name in equal)
-    assert set(fitted("cut_subject", tmp_path, 1, *alone).values()) == {""}
+    assert set(fitted(tmp_path, 1, *alone).values()) == {""}
     for name in equal:
-        expected = weights(tmp_path, f"1-single_device-{name.split(':')[1]}")
-        assert float((weights(tmp_path, f"2-{name}") - expected).abs().max()) < 1e-5, name
+        expected = weights(tmp_path / f"1-single_device-{name.split(':')[1]}")
+        found_weights = weights(tmp_path / f"2-{name.replace(':', '-')}")
+        assert float((found_weights - expected).abs().max()) < 1e-5, name
+
+
+def test_an_optimizer_that_draws_noise_steps_replicas_alike(tmp_path: Path) -> None:
+    scaled = {"module": "optimizer_subject.Scaled", "init": {"optimizer": "noisy"}}
+    steps = {"max_steps": 4, "global_batch_size": 4, "seed": 7, **scaled}
+
+    def trained(ranks: int, **options: Any) -> list[torch.Tensor]:
+        runs = [{"name": "ddp", "devices": ranks, **steps, **options}]
+        found = fits(tmp_path, runs, cwd=tmp_path, extra=at_root())
+        assert found == [{runs[0]["name"]: ""}] * ranks
+        states = [torch.load(tmp_path / f"weights-{rank}.pt") for rank in range(ranks)]
+        return [torch.cat([each.flatten() for each in own.values()]) for own in states]
+
+    (alone,) = trained(1, name="alone")
+    found = trained(2, strategy="ddp")
+    assert torch.equal(*found)
+    torch.testing.assert_close(found[0], alone, atol=1e-6, rtol=0)
+    trained(2, strategy="ddp", name="parts", max_steps=2)
+    for resumed in trained(2, strategy="ddp", name="parts", resume="auto"):
+        assert torch.equal(resumed, found[0])
+    shards = {"name": "shards", "devices": 2, "strategy": "fsdp", **steps}
+    for each in fits(tmp_path, [shards]):  # the scale is whole
+        assert each["shards"].startswith("Noisy.step draws random numbers")
+
+
+@pytest.mark.slow
+def test_gradients_of_gradients_are_right_or_refused(tmp_path: Path) -> None:
+    tensor, ddp = {"strategy": "tensor_parallel"}, {"strategy": "ddp", "sync_batchnorm": True}
+    runs: dict[str, dict[str, Any]] = {"alone": {"devices": 1}, "sync_batchnorm": ddp}
+    runs |= {"of-another-layer": tensor, "none": tensor, "tensor": tensor}
+    made = [
+        {"name": name, "module": "optimizer_subject.Critic", "init": {"name": name}}
+        | {"devices": 2, "global_batch_size": 4, "max_epochs": 2, **options}
+        for name, options in runs.items()
+    ]
+    assert fits(tmp_path, made[:1]) == [{"alone": ""}]
+    *trained, refused = fits(tmp_path, made[1:])[0].values()
+    assert trained == [""] * 3
+    (line,) = refused.splitlines()
+    assert line.startswith("create_graph=True: the gradient of a gradient is not supported")
+    difference = weights(tmp_path / "sync_batchnorm") - weights(tmp_path / "alone")
+    assert float(difference.abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("draw", [lambda: torch.rand(1), np.random.rand, random.random, None])
+def test_a_draw_from_any_generator_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, device: str, draw: Callable[[], object] | None
+) -> None:
+    states = iter(range(2))  # of a GPU's generator, which moves if nothing else does
+    module = SimpleNamespace(get_rng_state=lambda _: torch.tensor(next(states) * (draw is None)))
+    monkeypatch.setattr(torch, "get_device_module", lambda _: module)
+    optimizer = torch.optim.SGD([torch.zeros(1)])
+    if draw is None and device == "cpu":
+        with engine_optimizers.drawing_nothing(optimizer, torch.device(device)):
+            pass
+        return
+    noticed = pytest.raises(UserError, match=r"SGD\.step draws random numbers")
+    with noticed, engine_optimizers.drawing_nothing(optimizer, torch.device(device)):
+        (draw or int)()

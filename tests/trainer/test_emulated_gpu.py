@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.project import run
+from tests.project import succeed
 
 from emulated_models import FIRST, LAST
 from emulated_subject import FITS, STEPS
@@ -32,8 +32,7 @@ _KERNELS = {
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """All that was seen, in a process of its own: the device stays registered."""
-    done = run(["-m", "emulated_subject", tmp_path_factory.mktemp("emulated")])
-    assert done.returncode == 0, done.stderr
+    done = succeed(["-m", "emulated_subject", tmp_path_factory.mktemp("emulated")])
     seen: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return seen
 

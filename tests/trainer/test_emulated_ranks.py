@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.project import run
+from tests.project import succeed
 
 from emulated_ranks import RANKS, SAVED, STEPS
 
@@ -17,8 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * SECONDS)]
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the ranks have written."""
     path = tmp_path_factory.mktemp("emulated-ranks")
-    done = run(["-m", "emulated_ranks", path], timeout=SECONDS)
-    assert done.returncode == 0, done.stderr
+    succeed(["-m", "emulated_ranks", path], timeout=SECONDS)
     return path
 
 

@@ -12,7 +12,7 @@ import pytest
 from my_project_trainer import strategies
 from my_project_trainer.launch import cluster, failures
 from my_project_trainer.strategies import Registration
-from tests.project import PACKAGE, ROOT, run
+from tests.project import PACKAGE, ROOT, run, succeed
 
 from my_project.tasks import gan
 
@@ -108,8 +108,7 @@ def copied(folder: Path) -> Path:
 
 def told(folder: Path, *trained: str) -> dict[str, Any]:
     """What a copy of the package says of itself, in a process of its own."""
-    done = run(["-c", REMOVED, *trained], cwd=folder, extra={"PYTHONPATH": str(folder)})
-    assert done.returncode == 0, done.stderr
+    done = succeed(["-c", REMOVED, *trained], cwd=folder, extra={"PYTHONPATH": str(folder)})
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     assert Path(found["file"]).is_relative_to(folder)
     return found

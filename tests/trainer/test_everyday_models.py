@@ -2,18 +2,17 @@
 
 import json
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors.torch import load_file
 from tests.conformance.horovod_rows import horovodrun
-from tests.project import run
+from tests.project import succeed
 from torch import Tensor
 
 from processes import at_root
-from real_models.asking import Way, asking, difference
+from real_models.asking import Way, asking, cells, difference, references
 
 pytestmark = pytest.mark.slow
 # 300 roundings of losses that are below 8; they change by a thousand times as much.
@@ -71,15 +70,6 @@ def refused(strategy: str, model: str) -> str:
     return f"{model} has no parallelize_plan" if is_meshed and model not in CHAINS else ""
 
 
-def cells() -> Iterator[Any]:
-    """All strategies and models; each push tries one or two models of each strategy."""
-    for strategy, way in WAYS.items():
-        for model in MODELS:
-            marks = [pytest.mark.needs(way.engine)] if way.engine != "torch" else []
-            marks += [] if model in way.models else [pytest.mark.exhaustive]
-            yield pytest.param(strategy, model, marks=marks)
-
-
 @pytest.fixture(scope="module")
 def ask() -> Iterator[Any]:
     with asking(["everyday"]) as asked:
@@ -88,16 +78,7 @@ def ask() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def reference(ask: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Trains a model in one process, once per accumulation setting."""
-
-    @cache
-    def trained(model: str, parts: int) -> dict[str, Tensor]:
-        folder = tmp_path_factory.mktemp("reference-")
-        whole = {"devices": 1, "accumulate_grad_batches": parts, "sync_batchnorm": False}
-        assert ask(folder, model, 1, whole) == ""
-        return load_file(folder / "weights.safetensors")
-
-    return trained
+    return references(ask, tmp_path_factory)
 
 
 def check(folder: Path, answer: str, begin: str, expected: dict[str, Tensor], model: str) -> str:
@@ -116,7 +97,7 @@ def check(folder: Path, answer: str, begin: str, expected: dict[str, Tensor], mo
     return f"{largest:.1e}"
 
 
-@pytest.mark.parametrize(("strategy", "model"), [*cells()])
+@pytest.mark.parametrize(("strategy", "model"), [*cells(WAYS, MODELS)])
 def test_equals_one_process(
     ask: Any, reference: Any, record_property: Any, tmp_path: Path, strategy: str, model: str
 ) -> None:
@@ -134,8 +115,7 @@ def test_equals_one_process_under_horovod(
 ) -> None:
     options = json.dumps({"devices": 2, **HOROVOD})
     words = ["-m", "real_models.worker", tmp_path, options, *MODELS]
-    done = run(words, cwd=tmp_path, by=horovodrun(2), extra=at_root())
-    assert done.returncode == 0, done.stdout + done.stderr
+    succeed(words, cwd=tmp_path, by=horovodrun(2), extra=at_root())
     for model, answer in json.loads((tmp_path / "answers.json").read_text()).items():
         begin, expected = refused("horovod", model), reference(model, 1 + (model == PARTS))
         found = check(tmp_path / model, answer, begin, expected, model)

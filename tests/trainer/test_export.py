@@ -13,7 +13,7 @@ from my_project_trainer.cli import load_module
 from safetensors import safe_open
 from safetensors.torch import load_file
 from tests.conformance.rows import ROUNDING
-from tests.project import fit, run
+from tests.project import fit, succeed
 from torch import Tensor, nn
 
 from my_project.tasks.gan import GAN
@@ -35,8 +35,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if devices == "1":
             cli.main([*map(str, words[2:]), "--model.dropout", "0"])
         else:
-            done = run([*words, "--model.dropout", "0"])
-            assert done.returncode == 0, done.stderr
+            succeed([*words, "--model.dropout", "0"])
     return folder
 
 

@@ -11,7 +11,7 @@ from my_project_trainer import TrainingModule
 from my_project_trainer.cli import command as cli
 from my_project_trainer.cli import load_module
 from tests.conformance.rows import ROUNDING
-from tests.project import fit, run
+from tests.project import fit, succeed
 from torch import Tensor
 
 from my_project.tasks.gan import GAN
@@ -64,8 +64,7 @@ def test_a_sharded_run_with_and_without_its_average(tmp_path: Path, capsys: Any)
     how = ("--trainer.strategy", "fsdp", "--trainer.devices", "2", "--trainer.max_steps", "2")
     where = ("--trainer.run_name", "run", "--trainer.default_root_dir", tmp_path / "runs")
     words = fit("--trainer.accelerator", "cpu", "--trainer.callbacks", ema, *how, *where)
-    done = run([*words, "--trainer.loggers", "[]"])
-    assert done.returncode == 0, done.stderr
+    succeed([*words, "--trainer.loggers", "[]"])
     folder = tmp_path / "runs" / "run"
 
     export(folder)

@@ -5,7 +5,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from tests.project import run
+from tests.project import succeed
 
 from fake_group_subject import BLOCKS, CASES, NODE, WEIGHT, WORLDS
 from torch_versions import fake_broadcast
@@ -50,8 +50,7 @@ def measured():
     def found(group: str) -> dict[tuple[str, int], Any]:
         names = [name for name in CASES if group_of(name) == group]
         engine = group if group in ENGINES.values() else "torch"
-        done = run(["-m", "fake_group_subject", *names], engine=engine)
-        assert done.returncode == 0, done.stderr[-3000:]
+        done = succeed(["-m", "fake_group_subject", *names], engine=engine)
         lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
         return {(each["name"], each["world"]): each for each in map(json.loads, lines)}
 

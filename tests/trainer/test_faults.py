@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import psutil
 import pytest
-from tests.project import PACKAGE, PATIENCE, fit, run, start
+from tests.project import PACKAGE, fit, run, succeed
 
-from processes import assert_nothing_left, at_root
+from processes import assert_nothing_left, at_root, running, wait_for
 
 SUBJECT = "fault_subject"
 TIMEOUT = 5.0  # expires
@@ -212,29 +212,16 @@ def test_a_rank_that_came_late_to_where_all_wait_is_not_accused(tmp_path):
 def test_a_rank_that_is_stopped_at_any_moment_is_named(tmp_path, launcher, seconds):
     never = ["--model.fault", "loops", "--model.step", "1000000000", "--trainer.max_epochs", "1000"]
     model = ["--model", f"{SUBJECT}.Fails", *never, "--trainer.checkpoint_every_n_steps", "5"]
-    process = start(command(launcher, tmp_path, *model), cwd=tmp_path, extra=at_root())
-    try:
-        rank = wait_for_rank(tmp_path / "rank-1")
+    with running(command(launcher, tmp_path, *model), tmp_path) as process:
+        file = tmp_path / "rank-1"  # which a rank writes in a step
+        rank = psutil.Process(int(wait_for(lambda: file.exists() and file.read_text(), process)))
         time.sleep(seconds)
         rank.send_signal(signal.SIGSTOP)
         _, error = process.communicate(timeout=TIMEOUT + MORE)
-    finally:
-        process.kill()
-        process.communicate()
     assert process.returncode == 1
     assert re.search(r"^rank 1 \(process \d+\) is stopped at:\n  File ", error, re.M)
     assert "rank 1 hangs: rank 0 timed out" in error
     assert_nothing_left(tmp_path)
-
-
-def wait_for_rank(file: Path) -> psutil.Process:
-    """The rank that has written down its process id in a step."""
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
-        if file.exists() and (text := file.read_text()):
-            return psutil.Process(int(text))
-        time.sleep(0.02)
-    raise TimeoutError(f"{file} was not written")
 
 
 @pytest.mark.parametrize(
@@ -361,6 +348,5 @@ def test_loaders_of_different_lengths_are_refused(tmp_path, launcher):
 @pytest.mark.parametrize("launcher", [pytest.param("ours", marks=slow), "ddp_fork"])
 def test_loaders_of_different_lengths_are_joined(tmp_path, launcher):
     join = [*UNEVEN, "--trainer.uneven_inputs", "join"]
-    done = run(command(launcher, tmp_path, *join), cwd=tmp_path, extra=at_root())
-    assert done.returncode == 0, done.stderr
+    done = succeed(command(launcher, tmp_path, *join), cwd=tmp_path, extra=at_root())
     assert "done after 5 steps" in done.stdout

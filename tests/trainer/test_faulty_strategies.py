@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.conformance.rows import PROPERTIES
 from tests.conformance.test_conformance import difference
-from tests.project import run
+from tests.project import succeed
 
 from faulty_strategies import CLIPPED, PAIRS, PROCESSES, WAYS
 
@@ -18,8 +18,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ways = (*WAYS, *CLIPPED)
     reference = ["-m", "tests.conformance.worker", folder, "reference", count, count, *ways]
     for arguments in (reference, ["-m", "faulty_strategies", folder]):
-        done = run(arguments)
-        assert done.returncode == 0, done.stderr
+        succeed(arguments)
     return folder
 
 

@@ -9,7 +9,7 @@ import torch
 from my_project_trainer.data.hashing import compared, digest
 from my_project_trainer.errors import UserError
 from my_project_trainer.launch import collectives
-from tests.project import run
+from tests.project import run, succeed
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -50,8 +50,7 @@ def test_all_batches_are_read_after_the_comparison(monkeypatch: pytest.MonkeyPat
 
 def test_tells_if_replicas_read_the_same(tmp_path: Path) -> None:
     names = ["ddp:whole", "ddp:replica", "ddp:replica-sampler", "sequential:replica"]
-    done = run(["-m", "replicas_subject", tmp_path, *names])
-    assert done.returncode == 0, done.stderr
+    done = succeed(["-m", "replicas_subject", tmp_path, *names])
     parts = {
         name: done.stderr[done.stderr.index(f"{name} begins") : done.stderr.index(f"{name} ends")]
         for name in names

@@ -9,7 +9,7 @@ import time
 import psutil
 import pytest
 from tests.fork_server import is_serving
-from tests.project import PACKAGE, PATIENCE, run, stacks_of, start
+from tests.project import PACKAGE, PATIENCE, run, stacks_of, start, succeed
 
 pytestmark = pytest.mark.skipif(
     not is_serving(), reason="processes are started, not forked, on this system"
@@ -205,5 +205,4 @@ os.kill(pid, 9)
 
 
 def test_servers_end_before_what_was_forked_beside_them():
-    done = run(["-c", FORKED], fresh=True)
-    assert done.returncode == 0, done.stderr
+    succeed(["-c", FORKED], fresh=True)

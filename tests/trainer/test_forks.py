@@ -10,7 +10,7 @@ import pytest
 import torch
 from my_project_trainer.errors import UserError
 from my_project_trainer.launch import rank, rendezvous, start
-from tests.project import PATIENCE, run
+from tests.project import PATIENCE, run, succeed
 
 from torch_versions import quiet_gloo
 
@@ -22,8 +22,7 @@ IS_FIXED = sys.version_info >= (3, 11, 10)
 @quiet_gloo
 def test_workers_of_a_second_fit_leave_the_first_one_s_process_group_alone(tmp_path):
     # Destroyed in a worker it would wait, without an end, for a thread of its parent.
-    done = run(["-m", "twice_subject", tmp_path])
-    assert done.returncode == 0, done.stderr
+    done = succeed(["-m", "twice_subject", tmp_path])
     left = [line for line in done.stdout.splitlines() if line.startswith("left:")]
     assert len(left) == 2
     assert "pt_gloo_runloop" in left[0]  # there was something to destroy; and its name is known

@@ -13,7 +13,7 @@ from my_project_trainer.launch.start import run_in_processes
 from my_project_trainer.strategies.fsdp import units
 from my_project_trainer.strategies.fsdp.fsdp import FSDP
 from safetensors.torch import load_file
-from tests.project import PACKAGE, run
+from tests.project import PACKAGE, run, succeed
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -40,8 +40,7 @@ def results(tmp_path_factory: pytest.TempPathFactory):
     @cache
     def folder(strategy: str, devices: int, *words: str) -> Path:
         path = tmp_path_factory.mktemp(f"{strategy}-{devices}-")
-        done = run(["-m", "sharding_subject", path, strategy, str(devices), *words])
-        assert done.returncode == 0, done.stderr
+        succeed(["-m", "sharding_subject", path, strategy, str(devices), *words])
         return path
 
     return folder
@@ -106,8 +105,7 @@ def test_a_module_that_is_still_sharded_is_refused(tmp_path):
 
 
 def test_an_overflow_that_one_rank_sees_has_all_leave_the_step_out(tmp_path):
-    done = run(["-m", "sharding_subject", "overflow", tmp_path, "fsdp", "2"])
-    assert done.returncode == 0, done.stderr
+    done = succeed(["-m", "sharding_subject", "overflow", tmp_path, "fsdp", "2"])
     assert json.loads(done.stdout.splitlines()[-1]) == {"moved": [], "scale": 2.0**15}
 
 

@@ -9,7 +9,7 @@ import my_project_trainer as trainer
 import pytest
 import torch
 from my_project_trainer.checkpoint import reading as checkpoint
-from tests.project import PACKAGE, ROOT, run
+from tests.project import PACKAGE, ROOT, succeed
 from torch.utils.data import DataLoader, TensorDataset
 
 from fitting import logged, quiet
@@ -38,8 +38,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory):
         how = ("--trainer.accelerator", "cpu", "--trainer.devices", str(STRATEGIES[strategy]))
         where = ("--trainer.default_root_dir", folder, "--trainer.run_name", strategy)
         words = ("--trainer.strategy", strategy, "--trainer.max_epochs", str(EPOCHS))
-        done = run(command("fit", *how, *where, *words, "--trainer.loggers", "[csv]"))
-        assert done.returncode == 0, done.stderr
+        succeed(command("fit", *how, *where, *words, "--trainer.loggers", "[csv]"))
         return folder / strategy
 
     return directory
@@ -75,8 +74,7 @@ def test_what_it_generates_comes_close_to_what_is_real(trained, untrained, strat
 @pytest.mark.parametrize("processes", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_a_trained_generator_is_tested(trained, processes):
     options = ("--trainer.accelerator", "cpu", "--trainer.devices", processes)
-    tested = run(command("test", *options, "--checkpoint", trained("ddp")))
-    assert tested.returncode == 0, tested.stderr
+    tested = succeed(command("test", *options, "--checkpoint", trained("ddp")))
     assert float(tested.stdout.split("test_distance: ")[1].splitlines()[0]) < 3
 
 

@@ -14,7 +14,7 @@ from tests.gpu import find_python, packages, report
 from tests.gpu import run as gpu_run
 from tests.gpu.report import Result
 from tests.gpu.run import Session, run_session, sessions
-from tests.project import ROOT, run
+from tests.project import ROOT, run, succeed
 
 DRY = {"GPU_TESTS_ON": "cpu"}
 OWN = "tests/gpu"
@@ -40,8 +40,7 @@ def checks(folder: str | Path, words: str) -> list[str]:
 )
 @pytest.mark.slow
 def test_some_checks_pass_on_the_cpu(folder, words, counts):
-    done = run(checks(folder, words), extra=DRY)
-    assert done.returncode == 0, done.stdout[-3000:]
+    done = succeed(checks(folder, words), extra=DRY)
     assert counts in done.stdout
 
 
@@ -63,8 +62,7 @@ def test_all_checks_pass_on_the_cpu(folder, counts):
     forms = " or ".join(f"[{name}]" for name in PORTABLE)
     words += f" and (not (fused or dropout or a_checkpoint_of) or {forms})"
     # A new interpreter, from which the fork servers can be asked.
-    done = run(checks(folder, words), extra=DRY, fresh=True)
-    assert done.returncode == 0, done.stdout[-3000:]
+    done = succeed(checks(folder, words), extra=DRY, fresh=True)
     assert re.search(rf"\n{counts}", done.stdout), done.stdout[-3000:]
 
 
@@ -75,8 +73,7 @@ def test_all_checks_pass_on_the_cpu(folder, counts):
     ids=["own", "template"],
 )
 def test_without_a_gpu_each_check_is_skipped_with_the_reason(folder, words, count):
-    done = run(checks(folder, words), extra={"GPU_TESTS_ON": "", "CI": "true"})
-    assert done.returncode == 0, done.stdout[-3000:]
+    done = succeed(checks(folder, words), extra={"GPU_TESTS_ON": "", "CI": "true"})
     assert " passed" not in done.stdout
     build = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a CPU build"
     reason = f"torch {torch.__version__} ({build}) sees no GPU here"

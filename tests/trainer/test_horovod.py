@@ -14,7 +14,7 @@ from my_project_trainer.launch.cluster import Layout
 from my_project_trainer.strategies.horovod.horovod import Horovod, _is_exact
 from my_project_trainer.strategies.precision import Precision
 from tests.conformance.horovod_rows import horovodrun
-from tests.project import ROOT, fit, mpirun, run
+from tests.project import ROOT, fit, mpirun, run, succeed
 
 from fitting import logged
 from test_fairscale import difference
@@ -30,8 +30,7 @@ HOROVOD = ["--trainer.strategy", "horovod"]
 def trained(folder: Path, *options: str, processes: int = 1) -> Path:
     """A short run on the digits, of Horovod if on more than one process."""
     by = horovodrun(processes) if processes > 1 else []
-    done = run(fit(*SHORT, "--trainer.default_root_dir", folder, *options), by=by)
-    assert done.returncode == 0, done.stdout + done.stderr
+    succeed(fit(*SHORT, "--trainer.default_root_dir", folder, *options), by=by)
     return folder
 
 
@@ -98,8 +97,7 @@ def test_a_model_that_is_easily_got_wrong(tmp_path, subject, processes):
     ):
         (tmp_path / name).mkdir()
         worker = ["-m", "odd_subject", tmp_path / name, subject, json.dumps(options)]
-        done = run(worker, by=by)
-        assert done.returncode == 0, done.stdout + done.stderr
+        succeed(worker, by=by)
     assert difference(tmp_path / "run", tmp_path / "alone") < 1e-5
 
 

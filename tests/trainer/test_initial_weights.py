@@ -11,13 +11,13 @@ from my_project_trainer.callbacks import EMA
 from my_project_trainer.checkpoint import Checkpoint, resolve
 from my_project_trainer.cli import export, load_weights
 from safetensors.torch import load_file, save_file
-from tests.project import run
 from torch import Tensor, nn
 
 import averaging_subject
 import fitting
-from fitting import assert_close
+from fitting import assert_close, fits
 from initial_weights_subject import STEPS, Net, fit
+from processes import at_root
 
 pytestmark = pytest.mark.usefixtures("apart")
 
@@ -36,16 +36,28 @@ def expected(apart: None) -> dict[str, Tensor]:
     return saved("expected")
 
 
+OPTIONS = {**averaging_subject.OPTIONS, "mesh": {"data": 1, "shard": 2}}
+
+
 def train(expected: dict[str, Tensor], *words: str) -> None:
-    run(["-m", "initial_weights_subject", "runs/source", *words], cwd=Path.cwd())
+    """Train on two ranks by each STRATEGY, or meta:STRATEGY, from ``runs/source``."""
+    shared = {"devices": 2, "global_batch_size": 4, "max_steps": STEPS, "limit_val_batches": 0}
+    runs = []
     for word in words:
-        assert_close(saved(word.replace(":", "-")), expected)
+        meta, _, strategy = word.rpartition(":")
+        how = {"strategy": strategy, "strategy_options": OPTIONS.get(strategy)}
+        model = {"name": word.replace(":", "-"), "module": "initial_weights_subject.Net"}
+        runs.append({**model, **shared, **how, "weights": "source", "meta_device": bool(meta)})
+    folder = Path("runs").resolve()
+    fits(folder, runs, cwd=folder, extra=at_root())
+    for each in runs:
+        assert_close(saved(str(each["name"])), expected)
 
 
 def test_two_ranks_start_from_weights_as_one_does(expected: dict[str, Tensor]) -> None:
     train(expected, "ddp", "fsdp", "sequential", "meta:fsdp", "meta:sequential")
     [attempt] = json.loads(Path("runs/meta-fsdp/run.json").read_text())["attempts"]
-    assert (attempt["weights"], attempt["resumed_from"]) == ("runs/source", None)
+    assert (attempt["weights"], attempt["resumed_from"]) == ("source", None)
 
 
 @pytest.mark.slow

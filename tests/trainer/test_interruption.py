@@ -4,8 +4,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,23 +11,14 @@ from typing import Any
 import psutil
 import pytest
 from my_project_trainer.launch import reports, signals
-from tests.project import PACKAGE, PATIENCE, fit, run, start
+from tests.project import PACKAGE, PATIENCE, fit, succeed
 
 from preemption_subject import steps_of
-from processes import assert_nothing_left, at_root
+from processes import assert_nothing_left, at_root, running, wait_for
 
 slow = pytest.mark.slow
 Arguments = list[str | Path]
 CPU = ["--trainer.accelerator", "cpu"]
-
-
-def wait_for(is_there: Callable[[], Any], process: "subprocess.Popen[str]") -> None:
-    """Wait until something has happened in a process that has not ended."""
-    deadline = time.monotonic() + PATIENCE
-    while not is_there():
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
 
 
 def has_noted_an_interrupt(process: int) -> bool:
@@ -47,16 +36,12 @@ def interrupt(arguments: Arguments, folder: Path, *when: Callable[[], Any]) -> t
         folder: its working directory.
         when: something has happened, each time.
     """
-    extra = at_root() | {reports.OUTCOME: str(folder / "outcome")}
-    process = start(arguments, cwd=folder, extra=extra)
-    try:
+    extra = {reports.OUTCOME: str(folder / "outcome")}
+    with running(arguments, folder, extra=extra) as process:
         for each in when:
             wait_for(each, process)
             os.killpg(process.pid, signal.SIGINT)
         _, error = process.communicate(timeout=PATIENCE)
-    finally:
-        process.kill()
-        process.communicate()
     assert_nothing_left(folder)
     return process.returncode, error
 
@@ -82,8 +67,7 @@ def test_the_first_one_saves_and_says_how_to_resume(tmp_path, devices):
     step = int(found[1])
     assert (tmp_path / "outcome").read_text() == f"preempted SIGINT step {step}\n"
     two_more = ["--trainer.resume", "runs/run", "--trainer.max_steps", str(step + 2)]
-    done = run([*arguments, *two_more], cwd=tmp_path, extra=at_root())
-    assert done.returncode == 0, done.stderr
+    succeed([*arguments, *two_more], cwd=tmp_path, extra=at_root())
     assert [each.step for each in steps_of(tmp_path)] == [*range(step), step, step + 1]
 
 
@@ -113,7 +97,7 @@ def test_outside_a_fit_it_is_one_short_line(tmp_path):
         "--data.num_workers",
         "1",
         "--model",
-        "interrupted_subject.SlowTest",
+        "launch_subject.SlowTest",
     ]
     code, error = interrupt(arguments, tmp_path, (tmp_path / "testing-0").exists)
     assert (code, error) == (130, "interrupted\n")
@@ -121,29 +105,21 @@ def test_outside_a_fit_it_is_one_short_line(tmp_path):
 
 
 def test_while_torch_is_imported_it_is_one_short_line(tmp_path):
-    process = start(fit_of(1), cwd=tmp_path, extra=at_root(), fresh=True)
-    try:
+    with running(fit_of(1), tmp_path, fresh=True) as process:
         maps = Path(f"/proc/{process.pid}/maps")
         wait_for(lambda: "libtorch" in maps.read_text(), process)
         process.send_signal(signal.SIGINT)
         _, error = process.communicate(timeout=PATIENCE)
-    finally:
-        process.kill()
-        process.communicate()
     assert (process.returncode, error) == (130, "interrupted\n")
 
 
 @slow
 def test_ranks_that_are_still_starting_print_nothing(tmp_path):
-    process = start(fit_of(2), cwd=tmp_path, extra=at_root(), fresh=True)
-    try:
+    with running(fit_of(2), tmp_path, fresh=True) as process:
         parent = psutil.Process(process.pid)
         wait_for(lambda: len(parent.children()) == 2, process)
         process.send_signal(signal.SIGINT)
         _, error = process.communicate(timeout=PATIENCE)
-    finally:
-        process.kill()
-        process.communicate()
     assert (process.returncode, error) == (130, "interrupted\n")
     assert_nothing_left(tmp_path)
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.project import PACKAGE, PATIENCE, fit, run, start
+from tests.project import PACKAGE, PATIENCE, fit, run, succeed
 
 from fitting import logged
-from processes import assert_nothing_left, at_root
+from processes import assert_nothing_left, at_root, running, wait_for
 
 TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
 SUBJECT = "launch_subject"
@@ -33,8 +33,7 @@ def model(name: str, folder: Path) -> list[str | Path]:
 
 @pytest.mark.parametrize("launcher", [pytest.param("torchrun", marks=pytest.mark.slow), "ours"])
 def test_trains_on_two_processes(tmp_path, launcher):
-    done = run(launched(launcher, "--trainer.default_root_dir", tmp_path), fresh=True)
-    assert done.returncode == 0, done.stderr
+    done = succeed(launched(launcher, "--trainer.default_root_dir", tmp_path), fresh=True)
     (record,) = json.loads(next(tmp_path.glob("*/run.json")).read_text())["attempts"]
     assert record["layout"]["world_size"] == 2
     assert (
@@ -49,13 +48,9 @@ def test_trains_on_two_processes(tmp_path, launcher):
 def test_both_launchers_and_one_process_log_the_same_curve(tmp_path):
     every = ["--model.dropout", "0", "--trainer.log_every_n_steps", "1"]
     into = [*every, "--trainer.default_root_dir", tmp_path, "--trainer.run_name"]
-    for name, arguments in {
-        "ours": launched("ours", *into, "ours"),
-        "torchrun": launched("torchrun", *into, "torchrun"),
-        "alone": fit(*SHORT, *into, "alone"),
-    }.items():
-        done = run(arguments)
-        assert done.returncode == 0, (name, done.stderr)
+    for launcher in ("ours", "torchrun"):
+        succeed(launched(launcher, *into, launcher))
+    succeed(fit(*SHORT, *into, "alone"))
     ours, torchrun, alone = (losses(tmp_path / name) for name in ("ours", "torchrun", "alone"))
     assert len(ours) == 22
     assert ours == torchrun
@@ -90,21 +85,16 @@ def test_a_launcher_that_is_ended_takes_its_ranks_along(tmp_path, number):
     # A step that takes a minute is not waited for longer than this.
     variables = at_root() | {"TRAINER_SAVE_SECONDS": "2"}
     arguments = launched("ours", *model("Sleeps", tmp_path))
-    process = start(arguments, cwd=tmp_path, extra=variables, fresh=True)
-    try:
+    with running(arguments, tmp_path, extra=variables, fresh=True) as process:
         ranks = wait_for_ranks(tmp_path, process)
         process.send_signal(number)
         assert process.wait(PATIENCE) != 0
         _, alive = psutil.wait_procs(ranks, timeout=PATIENCE)
         assert alive == []
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def test_a_run_on_one_node_listens_on_loopback_only(tmp_path):
-    process = start(launched("ours", *model("Sleeps", tmp_path)), cwd=tmp_path, extra=at_root())
-    try:
+    with running(launched("ours", *model("Sleeps", tmp_path)), tmp_path) as process:
         family = [psutil.Process(process.pid), *wait_for_ranks(tmp_path, process)]
         listening = [
             connection.laddr.ip
@@ -114,21 +104,13 @@ def test_a_run_on_one_node_listens_on_loopback_only(tmp_path):
         ]
         assert listening
         assert set(listening) <= {"127.0.0.1", "::1"}
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def wait_for_ranks(folder: Path, launcher: "subprocess.Popen[str]") -> list[psutil.Process]:
     """Both ranks of ``Sleeps``, in their first step."""
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
-        files = sorted(folder.glob("rank-?"))
-        if len(files) == 2 and all(file.read_text() for file in files):
-            return [psutil.Process(int(file.read_text())) for file in files]
-        assert launcher.poll() is None, launcher.communicate()[1]
-        time.sleep(0.05)
-    raise TimeoutError("the ranks did not reach their first step")
+    files = [folder / f"rank-{rank}" for rank in range(2)]
+    wait_for(lambda: all(file.exists() and file.read_text() for file in files), launcher)
+    return [psutil.Process(int(file.read_text())) for file in files]
 
 
 def test_an_interactive_session_is_told_what_to_do():

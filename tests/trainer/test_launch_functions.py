@@ -11,7 +11,7 @@ import pytest
 import torch
 from my_project_trainer.checkpoint import reading as checkpoint
 from safetensors.torch import load_file
-from tests.project import PACKAGE, PATIENCE, environment, run
+from tests.project import PACKAGE, PATIENCE, environment, run, succeed
 
 from processes import assert_nothing_left, at_root
 from test_launch import losses
@@ -272,7 +272,6 @@ def test_what_cannot_be_pickled_is_named(tmp_path):
 def test_what_cannot_be_pickled_trains_elsewhere(tmp_path, strategy):
     # And what was overridden for the parent does not hold for its ranks: each would be alone.
     variables = at_root() | {"TRAINER_CLUSTER": "none"}
-    done = run(started(strategy, "WithLambda"), cwd=tmp_path, extra=variables)
-    assert done.returncode == 0, done.stderr
+    done = succeed(started(strategy, "WithLambda"), cwd=tmp_path, extra=variables)
     assert "layout: 2 processes on 1 node" in done.stdout
     assert "total steps 5" in done.stdout

@@ -5,10 +5,10 @@ import time
 
 import psutil
 import pytest
-from tests.project import PATIENCE, run, start
+from tests.project import PATIENCE, run
 
-from processes import assert_nothing_left, at_root
-from test_interruption import has_noted_an_interrupt, wait_for
+from processes import assert_nothing_left, at_root, running, wait_for
+from test_interruption import has_noted_an_interrupt
 from test_launch import wait_for_ranks
 from test_launch_functions import METHODS, run_script, started, write
 from torch_versions import quiet_gloo
@@ -82,8 +82,7 @@ except KeyboardInterrupt:
 @quiet_gloo
 @pytest.mark.parametrize("strategy", METHODS)
 def test_a_second_interrupt_ends_the_ranks_at_once_and_not_the_parent(tmp_path, strategy):
-    process = start([write(tmp_path, INTERRUPTED), strategy], cwd=tmp_path, extra=at_root())
-    try:
+    with running([write(tmp_path, INTERRUPTED), strategy], tmp_path) as process:
         ranks = wait_for_ranks(tmp_path, process)
         process.send_signal(signal.SIGINT)
         wait_for(lambda: all(has_noted_an_interrupt(rank.pid) for rank in ranks), process)
@@ -92,9 +91,6 @@ def test_a_second_interrupt_ends_the_ranks_at_once_and_not_the_parent(tmp_path, 
         assert alive == []
         output, error = process.communicate(timeout=PATIENCE)
         assert (output, error) == ("interrupted\ntrained\n", "")
-    finally:
-        process.kill()
-        process.communicate()
 
 
 @pytest.mark.parametrize(
@@ -108,16 +104,12 @@ def test_a_second_interrupt_ends_the_ranks_at_once_and_not_the_parent(tmp_path, 
 @pytest.mark.slow
 def test_a_parent_that_is_ended_takes_its_ranks_along(tmp_path, strategy, number):
     variables = at_root() | {"TRAINER_SAVE_SECONDS": "2"}
-    process = start([write(tmp_path, INTERRUPTED), strategy], cwd=tmp_path, extra=variables)
-    try:
+    with running([write(tmp_path, INTERRUPTED), strategy], tmp_path, extra=variables) as process:
         ranks = wait_for_ranks(tmp_path, process)
         process.send_signal(number)
         assert process.wait(PATIENCE) == -number
         _, alive = psutil.wait_procs(ranks, timeout=PATIENCE)
         assert alive == []
-    finally:
-        process.kill()
-        process.communicate()
 
 
 @pytest.mark.slow
@@ -126,16 +118,12 @@ def test_a_parent_that_is_ended_takes_its_ranks_along(tmp_path, strategy, number
 )
 def test_ranks_that_are_still_importing_end_too(tmp_path, number):
     script = write(tmp_path, "make('ddp_spawn').fit(Sleeps())")
-    process = start([script], cwd=tmp_path, extra=at_root(), fresh=True)
-    try:
+    with running([script], tmp_path, fresh=True) as process:
         family = wait_for_processes(process.pid, "spawn_main")
         process.send_signal(number)
         process.wait(PATIENCE)
         _, alive = psutil.wait_procs(family, timeout=PATIENCE)
         assert alive == []
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def wait_for_processes(parent: int, word: str) -> list[psutil.Process]:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.project import free_port, run
+from tests.project import free_port, succeed
 
 from processes import at_root
 from test_launch import losses
@@ -16,8 +16,7 @@ from test_launch_mpi import arguments
 def test_two_processes_are_one_run(tmp_path: Path) -> None:
     main = ["-genv", "MASTER_ADDR", "127.0.0.1", "-genv", "MASTER_PORT", str(free_port())]
     hydra = ["mpiexec.hydra", "-n", "2", *main]
-    done = run(arguments(tmp_path, "run"), cwd=tmp_path, extra=at_root(), by=hydra)
-    assert done.returncode == 0, done.stderr
+    done = succeed(arguments(tmp_path, "run"), cwd=tmp_path, extra=at_root(), by=hydra)
     (attempt,) = json.loads((tmp_path / "run" / "run.json").read_text())["attempts"]
     layout = attempt["layout"]
     assert (layout["source"], layout["world_size"], layout["num_nodes"]) == ("hydra", 2, 1)

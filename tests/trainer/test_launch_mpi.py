@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.project import PATIENCE, environment, fit, mpirun, run
+from tests.project import PATIENCE, environment, fit, mpirun, succeed
 
 from processes import at_root
 from test_launch import losses
@@ -52,8 +52,7 @@ def test_ddp_trains_as_it_does_by_our_own_launcher(tmp_path):
     (attempt,) = json.loads((tmp_path / "mpirun" / "run.json").read_text())["attempts"]
     layout = attempt["layout"]
     assert (layout["source"], layout["world_size"], layout["num_nodes"]) == ("openmpi", 2, 1)
-    done = run(arguments(tmp_path, "ours", "--trainer.devices", "2"))
-    assert done.returncode == 0, done.stderr
+    succeed(arguments(tmp_path, "ours", "--trainer.devices", "2"))
     assert len(losses(tmp_path / "mpirun")) == 22
     assert losses(tmp_path / "mpirun") == losses(tmp_path / "ours")
 

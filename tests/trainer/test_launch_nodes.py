@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from my_project_trainer import Trainer
 from my_project_trainer.errors import ConfigurationError
-from tests.project import fit, free_port, run, start
+from tests.project import fit, free_port, run, start, succeed
 
 from processes import at_root
 from test_launch import SHORT, SUBJECT, losses
@@ -62,8 +62,7 @@ def test_two_nodes_train_as_one_does(tmp_path: Path, devices: int, more: dict[st
     ]
     assert "effective batch size 64" in nodes[0].stdout
     alone = ["--trainer.run_name", "alone", "--trainer.default_root_dir", tmp_path]
-    done = run(fit(*SHORT, *EVERY, *size, *alone, "--trainer.accelerator", "cpu"))
-    assert done.returncode == 0, done.stderr
+    succeed(fit(*SHORT, *EVERY, *size, *alone, "--trainer.accelerator", "cpu"))
     assert len(losses(tmp_path / "run")) == 3
     assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "alone"), rel=1e-4)
 

@@ -9,7 +9,7 @@ from my_project_trainer.checkpoint import Checkpoint, resolve
 from my_project_trainer.cli import load_weights
 from my_project_trainer.cli.export import _write_weights
 from safetensors.torch import load_file
-from tests.project import run
+from tests.project import succeed
 from torch import Tensor
 
 from left_out_subject import WIDTH, Adapted, make
@@ -40,8 +40,7 @@ def trained(run_directory: Path) -> dict[str, Tensor]:
     ],
 )
 def test_a_resume_is_exact(tmp_path: Path, strategy: str, ranks: int) -> None:
-    done = run(["-m", "left_out_subject", tmp_path, strategy, str(ranks)])
-    assert done.returncode == 0, done.stderr
+    succeed(["-m", "left_out_subject", tmp_path, strategy, str(ranks)])
     kinds = {path.name.partition("-")[0] for path in tmp_path.iterdir()}
     for kind in kinds:
         runs = [tmp_path / f"{kind}-whole", tmp_path / f"{kind}-resumed"]

@@ -11,7 +11,7 @@ import torch
 from my_project_trainer import Logger, Trainer, TrainingModule, legacy, strategies
 from my_project_trainer.errors import ConfigurationError
 from tests.conformance.rows import ROUNDING
-from tests.project import run
+from tests.project import run, succeed
 
 from legacy_subject import Extended, Model, NotWrapped
 from processes import at_root
@@ -221,8 +221,7 @@ def trained(folder: Path, plugin: str | None, **options: Any) -> dict[str, torch
     if plugin is not None:
         given = {"global_batch_size": 4, "accelerator": "cpu", "devices": 2}
     arguments = json.dumps([given, plugin, options])
-    done = run(["-m", "legacy_subject", arguments], cwd=folder, extra=at_root())
-    assert done.returncode == 0, done.stderr
+    succeed(["-m", "legacy_subject", arguments], cwd=folder, extra=at_root())
     weights: dict[str, torch.Tensor] = torch.load(folder / "weights.pt")
     return weights
 

@@ -4,7 +4,6 @@ import json
 import resource
 import shutil
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,13 @@ import pytest
 import torch
 from my_project_trainer import errors
 from my_project_trainer.checkpoint import run_directory
-from tests.project import PATIENCE, fit, start
+from tests.project import PATIENCE, fit
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
 import fitting
+from processes import running, wait_for
 from test_preemption import told_in
 
 
@@ -221,19 +221,13 @@ def test_a_save_that_fails_at_preemption_is_told(tmp_path: Path, processes: int)
     )
     log = tmp_path / "run" / "metrics.csv"
     # Forked by a server, ranks would not be the process' children.
-    process = start(arguments, cwd=tmp_path, extra=told_in(tmp_path), fresh=processes > 1)
-    try:
-        while not log.exists() or log.stat().st_size < 30:
-            assert process.poll() is None, process.communicate()[1]
-            time.sleep(0.01)
+    with running(arguments, tmp_path, extra=told_in(tmp_path), fresh=processes > 1) as process:
+        wait_for(lambda: log.exists() and log.stat().st_size >= 30, process)
         # The kernel refuses what makes a file larger, as it does where a disk is full.
         for each in [*psutil.Process(process.pid).children(), psutil.Process(process.pid)]:
             resource.prlimit(each.pid, resource.RLIMIT_FSIZE, (2000, 2000))
         process.send_signal(signal.SIGUSR1)
         output, error = process.communicate(timeout=PATIENCE)
-    finally:
-        process.kill()
-        process.communicate()
     line = "cannot be saved: File too large (rank 0); there is no checkpoint yet"
     assert process.returncode == 75, output
     assert line in error

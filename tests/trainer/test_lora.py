@@ -10,7 +10,7 @@ import torch
 from my_project_trainer.checkpoint import Checkpoint, resolve
 from my_project_trainer.cli import load_module
 from safetensors.torch import load_file
-from tests.project import ROOT, require, run
+from tests.project import ROOT, require, succeed
 
 pytestmark = pytest.mark.slow
 TEMPLATE = Path(__file__).resolve().parents[2]
@@ -26,8 +26,7 @@ def fit(name: str, *options: str) -> dict[str, torch.Tensor]:
     words = ["-m", "my_project", "fit", "--model", "lora.LoRA", *DATA, *how, *batch, *options]
     words += ["--trainer.run_name", name]
     paths = os.pathsep.join([os.environ["PYTHONPATH"], str(Path("packages").resolve())])
-    done = run(words, cwd=Path.cwd(), extra={**OFFLINE, "PYTHONPATH": paths})
-    assert done.returncode == 0, done.stderr
+    succeed(words, cwd=Path.cwd(), extra={**OFFLINE, "PYTHONPATH": paths})
     model: dict[str, torch.Tensor] = Checkpoint(resolve(Path("runs") / name)).state()["model"]
     return model
 

@@ -7,7 +7,7 @@ import torch
 from my_project_trainer.checkpoint import reading as checkpoint
 from safetensors.torch import load_file
 from tests.conformance.rows import ROUNDING
-from tests.project import missing, require, run
+from tests.project import missing, require, succeed
 from torch.utils.data import DataLoader, TensorDataset
 
 from manual_subject import SAMPLES, Accumulates, ByHand, Clips
@@ -16,8 +16,7 @@ from test_manual_optimization import fit, weights
 
 def train(processes: int, folder: Path, *options: str | Path) -> None:
     """Train the models of the subject."""
-    done = run(["-m", "manual_subject", str(processes), folder, *options])
-    assert done.returncode == 0, done.stderr
+    succeed(["-m", "manual_subject", str(processes), folder, *options])
 
 
 @pytest.fixture(scope="module")

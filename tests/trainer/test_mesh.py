@@ -13,7 +13,7 @@ from my_project_trainer.strategies.model_parallel.mesh.plan import Sizes
 from my_project_trainer.strategies.model_parallel.mesh.styles import ShardedRandomness
 from safetensors.torch import load_file
 from tests.conformance.rows import ROUNDING
-from tests.project import run
+from tests.project import succeed
 from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
 
@@ -62,8 +62,7 @@ def results(tmp_path_factory: pytest.TempPathFactory):
         for source in sources:
             folder(source)
         words = [root, name, str(devices), strategy, json.dumps(options), *sources]
-        done = run(["-m", "mesh_subject", *words], timeout=SECONDS)
-        assert done.returncode == 0, done.stderr
+        succeed(["-m", "mesh_subject", *words], timeout=SECONDS)
         return root
 
     return folder
@@ -109,8 +108,7 @@ def test_activation_checkpointing_draws_the_same_dropout_again(results):
 
 @pytest.mark.parametrize("options", [UNITS, pytest.param({}, marks=pytest.mark.slow)])
 def test_replicas_average_gradients_of_units_during_backward(tmp_path, options):
-    done = run(["-m", "mesh_subject", "order", tmp_path, json.dumps({"data": 2, **options})])
-    assert done.returncode == 0, done.stderr
+    succeed(["-m", "mesh_subject", "order", tmp_path, json.dumps({"data": 2, **options})])
     for rank in range(2):
         names = json.loads((tmp_path / f"order-{rank}.json").read_text())
         averages = [index for index, name in enumerate(names) if name == "c10d::allreduce_"]
@@ -121,8 +119,7 @@ def test_replicas_average_gradients_of_units_during_backward(tmp_path, options):
 
 
 def test_random_numbers_differ_where_activations_are_sharded_only(tmp_path):
-    done = run(["-m", "mesh_subject", "draw", tmp_path, "2", "tensor_parallel"], timeout=SECONDS)
-    assert done.returncode == 0, done.stderr
+    succeed(["-m", "mesh_subject", "draw", tmp_path, "2", "tensor_parallel"], timeout=SECONDS)
     first, second = (load_file(tmp_path / f"drawn-{rank}.safetensors") for rank in range(2))
     assert first.keys() == second.keys()
     same = {name for name in first if torch.equal(first[name], second[name])}

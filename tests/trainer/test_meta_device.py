@@ -1,6 +1,5 @@
 """Models that are built without memory."""
 
-import itertools
 import json
 
 import my_project_trainer as trainer
@@ -12,11 +11,11 @@ from my_project_trainer.errors import UserError
 from my_project_trainer.memory import meta_device
 from my_project_trainer.module.current_run import TrainerState
 from safetensors.torch import save_file
-from tests.project import fit, run
+from tests.project import fit, succeed
 from torch import nn
 
 import initial_weights_subject
-from fitting import quiet
+from fitting import fits, quiet
 from my_project.tasks import language_model
 from sharding_subject import Tied
 
@@ -183,15 +182,21 @@ def test_nothing_is_initialized_that_a_checkpoint_or_a_file_overwrites(
 
 
 def test_each_layer_is_initialized_by_one_rank(tmp_path):
-    units = json.dumps({"unit_parameters": 200})
-    cases = {"fsdp": units, "hsdp": units, "mesh": json.dumps({"tensor": 2})}
-    done = run(["-m", "meta_subject", tmp_path, *itertools.chain(*cases.items())])
-    assert done.returncode == 0, done.stderr
+    units = {"unit_parameters": 200}
+    cases = {"fsdp": units, "hsdp": units, "mesh": {"tensor": 2}}
+    shared = {"module": "sharding_subject.Begins", "devices": 2, "meta_device": True}
+    shared |= {"max_steps": 1, "limit_val_batches": 0}
+    runs = [
+        {"name": name, "strategy": name, "strategy_options": options, **shared}
+        | {"init": {"folder": str(tmp_path / name)}}
+        for name, options in cases.items()
+    ]
+    assert fits(tmp_path, runs) == [dict.fromkeys(cases, "")] * 2
     expected = materialized(Tied)
     layers = ["blocks.0.down", "blocks.0.norm", "blocks.0.up"]
     layers += [name.replace("0", "1") for name in layers]
     for strategy in cases:
-        notes = [tmp_path / f"drawn-{strategy}-{rank}.json" for rank in (0, 1)]
+        notes = [tmp_path / strategy / f"drawn-{rank}.json" for rank in (0, 1)]
         drawn = [json.loads(each.read_text()) for each in notes]
         # Tied layers overwrite each other, so one rank has both.
         assert {"tokens", "head"} <= set(drawn[0]), strategy
@@ -210,7 +215,7 @@ def parameters(module: nn.Module, layers: list[str]) -> list[torch.Tensor]:
 
 
 def test_the_command_line_builds_without_memory(tmp_path):
-    done = run(
+    succeed(
         fit(
             *("--trainer.meta_device", "true", "--trainer.devices", "1"),
             *("--trainer.accelerator", "cpu", "--trainer.max_epochs", "3"),
@@ -218,7 +223,6 @@ def test_the_command_line_builds_without_memory(tmp_path):
             *("--trainer.run_name", "run"),
         )
     )
-    assert done.returncode == 0, done.stderr
     rows = (tmp_path / "run" / "metrics.csv").read_text().splitlines()[1:]
     values = {row.split(",")[2]: float(row.split(",")[3]) for row in rows}
     assert values["val_accuracy"] > 0.8

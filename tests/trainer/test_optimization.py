@@ -116,26 +116,6 @@ def test_parameters_are_those_of_all_optimizers_each_once() -> None:
 # --- schedules -------------------------------------------------------------------------------
 
 
-def test_a_scheduler_steps_the_rate() -> None:
-    optimizer = SGD([nn.Parameter(torch.ones(1))], lr=1.0)
-    entry = optimization.SchedulerConfig(StepLR(optimizer, 2, gamma=0.5))
-    rates = []
-    for _ in range(4):
-        optimizer.step()
-        entry.step({})
-        rates.append(optimizer.param_groups[0]["lr"])
-    assert rates == [1.0, 0.5, 0.5, 0.25]
-
-
-def test_a_plateau_sees_the_value_it_monitors() -> None:
-    optimizer = SGD([nn.Parameter(torch.ones(1))], lr=1.0)
-    plateau = ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
-    entry = optimization.SchedulerConfig(plateau, monitor="val_loss")
-    for value in (1.0, 2.0):
-        entry.step({"val_loss": value, "loss": 0.0})
-    assert optimizer.param_groups[0]["lr"] == 0.5
-
-
 @pytest.mark.parametrize(
     ("values", "logged"), [({}, "nothing"), ({"loss": 1.0, "accuracy": 0.5}, "accuracy, loss")]
 )

@@ -6,7 +6,7 @@ import my_project_trainer as trainer
 import pytest
 from my_project_trainer import strategies
 from my_project_trainer.errors import ConfigurationError
-from tests.project import PACKAGE, run
+from tests.project import PACKAGE, run, succeed
 
 from processes import at_root
 
@@ -15,8 +15,7 @@ SUBJECT = "function_subject"
 
 def fitted(folder: Path, strategy: str, *arguments: str) -> list[list[str]]:
     """Train on two processes under a strategy; gives what each rank's strategy has noted."""
-    done = run(command(strategy, *arguments), cwd=folder, extra=at_root())
-    assert done.returncode == 0, done.stderr
+    done = succeed(command(strategy, *arguments), cwd=folder, extra=at_root())
     assert f"strategy {strategy} on cpu, precision 32-true, 2 processes" in done.stdout
     return [(folder / f"notes-{rank}").read_text().splitlines() for rank in (0, 1)]
 

@@ -12,7 +12,7 @@ import my_project_trainer as trainer
 import pytest
 import torch
 from my_project_trainer.cli import load_weights
-from tests.project import ROOT, run
+from tests.project import ROOT, succeed
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -60,8 +60,7 @@ def test_a_plain_loop_trains_the_same_weights(monkeypatch: pytest.MonkeyPatch) -
     paths = os.pathsep.join([str(Path.cwd()), os.environ["PYTHONPATH"]])
     options = [word for name, value in BESIDE.items() for word in (f"--trainer.{name}", value)]
     words = ["-m", "my_project", "fit", "--config", "squares.yaml", *options]
-    done = run([*words, "--trainer.run_name", "one"], cwd=Path.cwd(), extra={"PYTHONPATH": paths})
-    assert done.returncode == 0, done.stderr
+    succeed([*words, "--trainer.run_name", "one"], cwd=Path.cwd(), extra={"PYTHONPATH": paths})
     monkeypatch.setattr(sys, "argv", ["before.py"])
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -14,7 +14,7 @@ from my_project_trainer import strategies
 from my_project_trainer.checkpoint.reading import Checkpoint, resolve
 from my_project_trainer.options import Options
 from tests.conformance.rows import PROPERTIES
-from tests.project import run
+from tests.project import run, succeed
 from torch import Tensor
 
 from pairs import Array, Atom, Row, all_pairs, pairs
@@ -93,8 +93,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def array(folder: Path) -> Found:
     # In a fixed order of sets, on which it depends how many rows are needed.
     command = ["-m", "pairs_subject", "array", folder]
-    done = run(command, extra={"PYTHONHASHSEED": "0"}, fresh=True, timeout=SECONDS)
-    assert done.returncode == 0, done.stderr
+    succeed(command, extra={"PYTHONHASHSEED": "0"}, fresh=True, timeout=SECONDS)
     found = json.loads((folder / "array.json").read_text())
     refused = {frozenset(map(tuple, atoms)): line for atoms, line in found["refused"]}
     return Found(found["rows"], refused)

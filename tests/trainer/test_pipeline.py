@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.project import run
+from tests.project import run, succeed
 
 from pipeline_subject import CASES, PORTED, SAMPLES, SEEN, STOP, dashed
 
@@ -34,8 +34,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory):
         alike = (processes, exhaustive)
         names = [name for name, each in CASES.items() if (each.processes, each.exhaustive) == alike]
         for arguments in (names, ["alone", *names]):
-            done = run(["-m", "pipeline_subject", path, *arguments], timeout=600)
-            assert done.returncode == 0, done.stderr
+            succeed(["-m", "pipeline_subject", path, *arguments], timeout=600)
         return path
 
     return folder
@@ -75,8 +74,7 @@ def test_resumes_to_the_last_bit(trained, name):
 
 def test_goes_on_with_other_stages_and_schedules_and_in_one_process(tmp_path):
     for name in PORTED:
-        done = run(["-m", "pipeline_subject", tmp_path, "ported", name], timeout=600)
-        assert done.returncode == 0, done.stderr
+        succeed(["-m", "pipeline_subject", tmp_path, "ported", name], timeout=600)
     whole = results(tmp_path, "whole")
     assert len(whole["logged/loss"]) > STOP == len(results(tmp_path, "stopped")["logged/loss"])
     for name in list(PORTED)[1:]:
@@ -98,8 +96,7 @@ def test_goes_on_with_other_stages_and_schedules_and_in_one_process(tmp_path):
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], Any]:
     """What each of two processes does in two steps of four micro-batches, by schedule and rank."""
     folder = tmp_path_factory.mktemp("seen-")
-    done = run(["-m", "pipeline_subject", folder, "seen"], timeout=600)
-    assert done.returncode == 0, done.stderr
+    succeed(["-m", "pipeline_subject", folder, "seen"], timeout=600)
     which = [(name, rank) for name in SEEN for rank in range(2)]
     return {(name, rank): read(folder / f"{name}-{rank}.json") for name, rank in which}
 

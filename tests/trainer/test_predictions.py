@@ -10,7 +10,7 @@ from my_project_trainer import UserError
 from my_project_trainer.cli import command as cli
 from my_project_trainer.strategies.replicated.dp import join_rows
 from safetensors.torch import load_file
-from tests.project import run
+from tests.project import succeed
 
 import prediction_subject
 from processes import at_root
@@ -23,8 +23,7 @@ SUMS = [1.0, 5.0, 9.0, 13.0, 8.0]
 def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What one process, and two ranks, return for each kind of prediction."""
     folder = tmp_path_factory.mktemp("predictions")
-    done = run(["-m", "prediction_subject"], cwd=folder, extra=at_root())
-    assert done.returncode == 0, done.stderr
+    done = succeed(["-m", "prediction_subject"], cwd=folder, extra=at_root())
     return json.loads(done.stdout.splitlines()[-1])
 
 

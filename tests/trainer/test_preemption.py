@@ -11,9 +11,9 @@ import psutil
 import pytest
 from my_project_trainer.checkpoint import reading as checkpoint
 from my_project_trainer.launch import reports, signals
-from tests.project import PACKAGE, PATIENCE, fit, run, start
+from tests.project import PACKAGE, PATIENCE, fit, run, succeed
 
-from processes import assert_nothing_left, at_root
+from processes import assert_nothing_left, at_root, running, wait_for
 
 slow = pytest.mark.slow
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -46,19 +46,13 @@ def preempt(arguments: list[str | Path], folder: Path, name: str, number: int) -
     """Start a run, send it a signal some time after its first values; exit code and outcome."""
     told = folder / "outcome"
     told.unlink(missing_ok=True)
-    process = start(arguments, cwd=folder, extra=told_in(folder))
     log = folder / name / "metrics.csv"
     seen = log.stat().st_size if log.exists() else 0
-    try:
-        while not log.exists() or log.stat().st_size <= max(seen, 30):
-            assert process.poll() is None, process.communicate()[1]
-            time.sleep(0.01)
+    with running(arguments, folder, extra=told_in(folder)) as process:
+        wait_for(lambda: log.exists() and log.stat().st_size > max(seen, 30), process)
         time.sleep(random.uniform(0, 0.3))
         process.send_signal(number)
         _, error = process.communicate(timeout=PATIENCE)
-    finally:
-        process.kill()
-        process.communicate()
     assert told.exists(), error
     assert_nothing_left(folder)
     return process.returncode, told.read_text()
@@ -96,8 +90,7 @@ def test_a_run_preempted_twice_equals_one_that_was_not(tmp_path, launch, number)
         assert checkpoint.resolve(tmp_path / "stopped").name == f"step-{step:08d}"
         if launch != "torchrun":
             assert code in (128 + number, -number)
-    done = run(arguments, cwd=tmp_path, extra=told_in(tmp_path))
-    assert done.returncode == 0, done.stderr
+    done = succeed(arguments, cwd=tmp_path, extra=told_in(tmp_path))
     assert (tmp_path / "outcome").read_text() == finished
     assert finished.startswith("finished step ")
     logs = [(tmp_path / name / "metrics.csv").read_bytes() for name in ("whole", "stopped")]
@@ -115,19 +108,14 @@ def test_ranks_with_loader_workers_save_too(tmp_path):
 @pytest.mark.slow
 def test_a_signal_to_one_rank_ends_all(tmp_path):
     told, metrics = tmp_path / "outcome", tmp_path / "run" / "metrics.csv"
-    process = start(
-        command("ours", tmp_path, "run"), cwd=tmp_path, extra=told_in(tmp_path), fresh=True
-    )
-    try:
+    with running(
+        command("ours", tmp_path, "run"), tmp_path, extra=told_in(tmp_path), fresh=True
+    ) as process:
         # A row of a step: all ranks train.
-        while not metrics.exists() or len(metrics.read_text().splitlines()) < 2:
-            time.sleep(0.02)
+        wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 1, process)
         ranks = sorted(psutil.Process(process.pid).children(), key=lambda each: each.pid)
         ranks[1].send_signal(signal.SIGUSR1)
         _, error = process.communicate(timeout=PATIENCE)
-    finally:
-        process.kill()
-        process.communicate()
     assert process.returncode == 128 + signal.SIGUSR1
     assert re.fullmatch(r"note: saved after step \d+ and stopped by SIGUSR1\n", error)
     assert told.read_text().startswith("preempted SIGUSR1 step ")

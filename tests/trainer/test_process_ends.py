@@ -16,7 +16,7 @@ import my_project_trainer as trainer
 import pytest
 from my_project_trainer.checkpoint import reading as checkpoint
 from my_project_trainer.launch import reports, signals
-from tests.project import PATIENCE, environment, fit, run, start
+from tests.project import PATIENCE, environment, fit, run, start, succeed
 
 import test_lineage
 from preemption_subject import steps_of
@@ -49,16 +49,14 @@ def test_os_exit_in_one_process_tells_no_outcome_and_the_next_start_says_it(tmp_
     """The process has nobody that watches it."""
     extra = at_root() | {reports.OUTCOME: "told"}
     (tmp_path / "told").write_text("finished step 4\n")
-    done = run(command("leaves"), cwd=tmp_path, extra=extra)
-    assert done.returncode == 0
+    done = succeed(command("leaves"), cwd=tmp_path, extra=extra)
     assert not (tmp_path / "told").exists()
     refused = run(command("leaves"), cwd=tmp_path, extra=extra)
     assert "there is a run already, which has not finished; resume it" in refused.stderr
     resumed = [*command("leaves"), "--model.step", "99", "--trainer.resume", "auto"]
     note = "note: the previous attempt was killed, or a process called os._exit()"
     for expected in (True, False):
-        done = run(resumed, cwd=tmp_path, extra=extra)
-        assert done.returncode == 0, done.stderr
+        done = succeed(resumed, cwd=tmp_path, extra=extra)
         assert (note in done.stderr.splitlines()) == expected
     attempts = json.loads((tmp_path / "runs/run/run.json").read_text())["attempts"]
     ended = [each.get("ended") for each in attempts]
@@ -125,8 +123,7 @@ def test_training_needs_no_output_and_no_locale(tmp_path, outputs, variables):
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_changed_directory_changes_no_path(tmp_path, devices):
     arguments = command("changes_the_directory", devices)
-    done = run(arguments, cwd=tmp_path, extra=at_root() | {reports.OUTCOME: "told"})
-    assert done.returncode == 0, done.stderr
+    done = succeed(arguments, cwd=tmp_path, extra=at_root() | {reports.OUTCOME: "told"})
     assert "run directory: runs/run\n" in done.stdout
     assert checkpoint.resolve(tmp_path / "runs" / "run").name == "step-00000004"
     assert (tmp_path / "told").read_text() == "finished step 4\n"

@@ -10,7 +10,7 @@ from my_project_trainer.checkpoint.reading import Checkpoint
 from my_project_trainer.checkpoint.run_directory import complete
 from safetensors.torch import load_file
 from tests.conformance.horovod_rows import horovodrun
-from tests.project import run
+from tests.project import succeed
 
 STRATEGIES = ["ddp", "ddp-manual", "fsdp", "ddp_zero1"]
 
@@ -42,8 +42,7 @@ class Results:
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     folder = tmp_path_factory.mktemp("ranks")
-    done = run(["-m", "ranks_subject", folder, *STRATEGIES])
-    assert done.returncode == 0, done.stderr
+    done = succeed(["-m", "ranks_subject", folder, *STRATEGIES])
     return Results(folder, done.stdout)
 
 
@@ -136,6 +135,5 @@ def test_each_rank_steps_and_saves_its_share_of_the_optimizer_s_state(results: R
 @pytest.mark.slow
 @pytest.mark.needs("horovod")
 def test_horovod_s_ranks_start_with_the_weights_of_rank_0(tmp_path: Path) -> None:
-    done = run(["-m", "ranks_subject", tmp_path, "horovod"], by=horovodrun(2))
-    assert done.returncode == 0, done.stderr
+    done = succeed(["-m", "ranks_subject", tmp_path, "horovod"], by=horovodrun(2))
     assert_rank_0_s(Results(tmp_path, done.stdout), "horovod")

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +9,9 @@ import pytest
 from safetensors.torch import load_file
 from tests.conformance.rows import rounding
 from tests.project import require
-from torch import Tensor
 
 from real_models import MODELS
-from real_models.asking import Way, asking, difference
+from real_models.asking import Way, asking, cells, difference, references
 from real_models.base import STEPS
 
 pytestmark = pytest.mark.slow
@@ -69,15 +67,6 @@ REFUSED = {
 del REFUSED["sequential"][LAYERS], REFUSED["sequential"][RESNET], REFUSED["tensor_parallel"][LLAMA]
 
 
-def cells() -> Iterator[Any]:
-    """All strategies and models; on each push CI tries one model of some strategies."""
-    for strategy, way in WAYS.items():
-        for model in MODELS:
-            marks = [pytest.mark.needs(way.engine)] if way.engine != "torch" else []
-            marks += [] if model in way.models else [pytest.mark.exhaustive]
-            yield pytest.param(strategy, model, marks=marks)
-
-
 @pytest.fixture(scope="module")
 def ask() -> Iterator[Any]:
     """Have a model trained in processes that are forked from one with all packages."""
@@ -88,19 +77,10 @@ def ask() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def reference(ask, tmp_path_factory: pytest.TempPathFactory):
-    """Trains a model in one process, once."""
-
-    @cache
-    def trained(model: str, parts: int) -> dict[str, Tensor]:
-        folder = tmp_path_factory.mktemp("reference-")
-        failure = ask(folder, model, 1, {"devices": 1, "accumulate_grad_batches": parts})
-        assert failure == ""
-        return load_file(folder / "weights.safetensors")
-
-    return trained
+    return references(ask, tmp_path_factory)
 
 
-@pytest.mark.parametrize(("strategy", "model"), [*cells()])
+@pytest.mark.parametrize(("strategy", "model"), [*cells(WAYS, MODELS)])
 def test_equals_one_process(ask, reference, record_property, tmp_path, strategy, model):
     way = WAYS[strategy]
     options = {"strategy": strategy, "strategy_options": way.options, "devices": way.parts}

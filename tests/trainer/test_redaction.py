@@ -9,7 +9,7 @@ import pytest
 from my_project_trainer.cli import command as cli
 from my_project_trainer.launch.failures import describe
 from my_project_trainer.options import redacted_diff, redaction
-from tests.project import PACKAGE, fit, run
+from tests.project import PACKAGE, fit, succeed
 
 from processes import at_root
 
@@ -20,14 +20,8 @@ from processes import at_root
         *("--model.token", "--model.api_key", "--data.init_args.db-password", "--model.hf_token"),
         *("--model.client_secret_file", "--model.aws_credentials", "--model.APIKEY", "password"),
         *("--model.accessToken", "--model.apiKey", "bearer", "jwt", "slack_webhook_url"),
-        *(
-            "Authorization",
-            "X-Amz-Signature",
-            "HFToken",
-            "db_pass",
-            "token2",
-            "--model.secrets.wandb",
-        ),
+        *("Authorization", "X-Amz-Signature", "HFToken", "db_pass", "token2"),
+        "--model.secrets.wandb",
     ],
 )
 def test_a_name_that_is_secret(name: str) -> None:
@@ -200,13 +194,7 @@ def test_long_lines_take_seconds() -> None:
     parts = ("a", "token=", "token:", "a://b:c", "eyJ", "a@b:c", "-----BEGIN PRIVATE KEY", "x-")
     began = time.process_time()
     for part in (
-        *parts,
-        "cookie:" + " " * 5000,
-        "token'",
-        "[",
-        "bearer ",
-        "sk-",
-        "token" + " " * 999,
+        *(*parts, "cookie:" + " " * 5000, "token'", "[", "bearer ", "sk-", "token" + " " * 999),
     ):
         long = part * (2**17 // len(part))
         redacted_diff.redacted(patch("a.yaml", long, "+"))
@@ -217,9 +205,8 @@ def test_long_lines_take_seconds() -> None:
 def test_a_run_tells_no_other_user_its_secrets(tmp_path: Path) -> None:
     into = ["--trainer.default_root_dir", tmp_path, "--trainer.run_name", "run"]
     short = ["--trainer.max_steps", "1", "--trainer.accelerator", "cpu", "--trainer.devices", "1"]
-    secret = ["--model", "redaction_subject.Secretive", "--model.token=my-secret"]
-    done = run(fit(*into, *short, *secret), cwd=tmp_path, extra=at_root())
-    assert done.returncode == 0, done.stderr
+    secret = ["--model", "launch_subject.Secretive", "--model.token=my-secret"]
+    done = succeed(fit(*into, *short, *secret), cwd=tmp_path, extra=at_root())
     assert "my-secret" not in done.stdout + done.stderr
     files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
     assert {path.name for path in files if b"my-secret" in path.read_bytes()} == {"config.yaml"}
@@ -230,8 +217,7 @@ def test_a_run_tells_no_other_user_its_secrets(tmp_path: Path) -> None:
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in files}
     assert modes["run.json"] == modes["config.yaml"] == 0o600
     again = ["-m", PACKAGE, "fit", "--config", tmp_path / "run" / "config.yaml"]
-    more = run([*again, "--trainer.run_name", "again"], cwd=tmp_path, extra=at_root())
-    assert more.returncode == 0, more.stderr
+    succeed([*again, "--trainer.run_name", "again"], cwd=tmp_path, extra=at_root())
     assert "my-secret" in (tmp_path / "again" / "config.yaml").read_text()
 
 
@@ -243,7 +229,7 @@ def test_an_error_does_not_show_a_token() -> None:
 
 
 def test_a_wrong_value_of_a_secret_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    wrong = ["--model.class_path", "redaction_subject.Secretive", "--model.pin_key=letters"]
+    wrong = ["--model.class_path", "launch_subject.Secretive", "--model.pin_key=letters"]
     with pytest.raises(SystemExit):
         cli.main(["fit", "--trainer.max_epochs=1", *wrong])
     assert capsys.readouterr().err == "error: model.pin_key=***: expected int\n"

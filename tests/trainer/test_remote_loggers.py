@@ -19,7 +19,7 @@ from my_project_trainer.errors import UserError
 from my_project_trainer.logging import LoggedRun
 from my_project_trainer.logging.remote_loggers import MLflowLogger, RemoteLogger, WandbLogger
 from tests.project import fit as fit_words
-from tests.project import run
+from tests.project import run, succeed
 from torch.utils.data import DataLoader, TensorDataset
 
 import mlflow_server
@@ -271,11 +271,10 @@ def test_wandb_knows_that_a_run_is_preempted(
 def test_wandb_records_no_secret_of_the_command(tmp_path: Path) -> None:
     into = ["--trainer.default_root_dir", tmp_path, "--trainer.run_name", "run"]
     short = ["--trainer.max_steps", "1", "--trainer.accelerator", "cpu", "--trainer.devices", "1"]
-    secret = ["--model", "redaction_subject.Secretive", "--model.token=my-secret"]
+    secret = ["--model", "launch_subject.Secretive", "--model.token=my-secret"]
     offline = {"WANDB_MODE": "offline"} | at_root()
     words = fit_words(*into, *short, *secret, "--trainer.loggers", "[wandb]")
-    done = run(words, cwd=tmp_path, extra=offline)
-    assert done.returncode == 0, done.stderr
+    done = succeed(words, cwd=tmp_path, extra=offline)
     assert "not used any more" not in done.stderr
     files = {path for path in (tmp_path / "run" / "wandb").rglob("*") if path.is_file()}
     assert any(b"--model.token=***" in path.read_bytes() for path in files)

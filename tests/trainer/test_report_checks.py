@@ -12,7 +12,7 @@ import torch
 from my_project_trainer.callbacks import Callback, Profile
 from my_project_trainer.launch import start
 from my_project_trainer.tools.report import checks, reading
-from tests.project import run
+from tests.project import succeed
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -171,8 +171,7 @@ def test_a_slow_rank_needs_the_profiles_of_all(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_step_that_waits_for_the_device_is_found(tmp_path: Path) -> None:
     """On the emulated GPU, in a process of its own; its waits are recorded as CUDA's are."""
-    done = run(["-m", "report_device_subject", tmp_path])
-    assert done.returncode == 0, done.stderr
+    succeed(["-m", "report_device_subject", tmp_path])
     assert {path.name: advised(path) & {WAITS} for path in tmp_path.iterdir()} == {
         "reads": {WAITS},
         "healthy": set(),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from my_project_trainer.tools import report
 from tests.project import fit as project_fit
-from tests.project import run
+from tests.project import succeed
 
 from browser import Browser, opened
 from report_subject import Model, fit
@@ -165,8 +165,7 @@ def test_screenshots_of_the_documentation(browser: Browser, tmp_path: Path) -> N
     runs = {"rate-0.003": ("0.003", 0.01), "rate-0.0005": ("0.0005", 0.4)}
     for name, (rate, wait) in runs.items():
         given = ["--trainer.run_name", name, "--model.learning_rate", rate]
-        done = run(project_fit(*options, *given), cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
+        succeed(project_fit(*options, *given), cwd=tmp_path)
         set_speed(tmp_path / name / "speed.csv", seconds=0.2, wait=wait)
     report.run("my-project", [str(tmp_path / name) for name in runs])
     for scheme in ("light", "dark"):

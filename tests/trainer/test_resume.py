@@ -12,7 +12,7 @@ import pytest
 from my_project_trainer.checkpoint import reading as checkpoint
 from my_project_trainer.checkpoint import run_directory
 from safetensors.torch import load_file
-from tests.project import ROOT, fit, run, start
+from tests.project import ROOT, fit, start, succeed
 
 SLOW = [pytest.mark.slow]
 EXHAUSTIVE = [*SLOW, pytest.mark.exhaustive]
@@ -32,8 +32,7 @@ def results(tmp_path_factory: pytest.TempPathFactory):
     def result(processes: int, loader_workers: int) -> tuple[Path, list[dict[str, object]]]:
         folder = tmp_path_factory.mktemp(f"resume-{processes}-{loader_workers}-")
         arguments = ["-m", "resume_worker", str(processes), str(loader_workers), folder]
-        done = run(arguments)
-        assert done.returncode == 0, done.stderr
+        done = succeed(arguments)
         return folder, [json.loads(line) for line in done.stdout.splitlines()]
 
     return result
@@ -67,12 +66,10 @@ def test_a_run_that_is_killed_resumes_to_the_last_bit(tmp_path, processes):
         *("--trainer.checkpoint_every_n_steps", "3", "--trainer.log_every_n_steps", "1"),
         *("--trainer.loggers", "[csv]", "--trainer.default_root_dir", tmp_path),
     )
-    whole = run([*arguments, "--trainer.run_name", "whole"])
-    assert whole.returncode == 0, whole.stderr
+    succeed([*arguments, "--trainer.run_name", "whole"])
     killed = [*arguments, "--trainer.run_name", "killed", "--trainer.resume", "auto"]
     kill_at_random_step(killed, tmp_path / "killed")
-    resumed = run(killed)
-    assert resumed.returncode == 0, resumed.stderr
+    resumed = succeed(killed)
     assert "resumed from" in resumed.stderr
     logs = [(tmp_path / name / "metrics.csv").read_text() for name in ("whole", "killed")]
     assert logs[0] == logs[1]

@@ -91,12 +91,7 @@ def test_a_record_that_is_none_is_begun_again(tmp_path: Path, text: str) -> None
 
 def test_clearing_leaves_what_training_has_not_written(tmp_path: Path) -> None:
     for name in (
-        "run.json",
-        "config.yaml",
-        "config.1.yaml",
-        "metrics.csv",
-        "speed.csv",
-        "mine.csv",
+        *("run.json", "config.yaml", "config.1.yaml", "metrics.csv", "speed.csv", "mine.csv"),
         "test.json",
     ):
         (tmp_path / name).touch()

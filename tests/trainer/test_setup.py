@@ -7,7 +7,7 @@ from typing import Any
 import my_project_trainer as trainer
 import pytest
 import torch
-from tests.project import run
+from tests.project import run, succeed
 
 import setup_subject as subject
 
@@ -22,8 +22,7 @@ def make(folder: Path, **options: Any) -> trainer.Trainer:
 
 
 def test_one_rank_prepares_and_all_set_up_before_the_loaders(tmp_path: Path) -> None:
-    done = run(["-m", "setup_subject", tmp_path, "ddp", "2"])
-    assert done.returncode == 0, done.stderr
+    done = succeed(["-m", "setup_subject", tmp_path, "ddp", "2"])
     subject.main(tmp_path, "single_device", 1, False)
     own = ["setup fit", "teardown fit", "setup test", "teardown test"]
     prepared = ["prepare_data", *own[:2], "prepare_data", *own[2:]]

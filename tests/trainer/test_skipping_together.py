@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from my_project_trainer.checkpoint.reading import Checkpoint, resolve
+from my_project_trainer.checkpoint import Checkpoint, resolve
 from my_project_trainer.strategies.precision import Precision
-from tests.project import run
 from torch import Tensor, nn
 
+from fitting import fits, saved
 from skipping_subject import FACTOR, INPUT
 
 
@@ -45,14 +45,18 @@ def test_a_rank_skips_a_step_in_which_another_finds_an_overflow(
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("skipping")
-    names = ["ddp_sharded", "ddp_sharded-views"]
-    done = run(["-m", "skipping_subject", folder, *names], engine="fairscale")
-    assert done.returncode == 0, done.stderr
+    shared = {"devices": 2, "strategy": "ddp_sharded", "max_epochs": 1}
+    runs: list[dict[str, Any]] = [
+        {"name": "overflows", "module": "Overflows", "precision": "16-mixed"},
+        {"name": "views", "module": "Views"},
+    ]
+    runs = [{**each, **shared, "module": f"skipping_subject.{each['module']}"} for each in runs]
+    assert fits(folder, runs, engine="fairscale") == [{each["name"]: "" for each in runs}] * 2
     return folder
 
 
 def weights(folder: Path) -> set[float]:
-    model = Checkpoint(resolve(folder)).state()["model"]
+    model = saved(folder)
     assert sum(each.numel() for each in model.values()) == 16
     return {value for each in model.values() for value in each.flatten().tolist()}
 
@@ -60,14 +64,14 @@ def weights(folder: Path) -> set[float]:
 @pytest.mark.slow
 @pytest.mark.needs("fairscale")
 def test_no_rank_steps_if_one_element_on_another_overflows(trained: Path) -> None:
-    assert weights(trained / "ddp_sharded") == {-2 * INPUT * FACTOR}
-    state = Checkpoint(resolve(trained / "ddp_sharded")).state()
+    assert weights(trained / "overflows") == {-2 * INPUT * FACTOR}
+    state = Checkpoint(resolve(trained / "overflows")).state()
     assert state["precision"]["scale"] == 2.0**15
 
 
 @pytest.mark.slow
 @pytest.mark.needs("fairscale")
 def test_a_gradient_is_not_averaged_in_memory_that_backward_still_uses(trained: Path) -> None:
-    model = Checkpoint(resolve(trained / "ddp_sharded-views")).state()["model"]
+    model = saved(trained / "views")
     assert model["bias"].tolist() == [-9.0, -15.0]  # three steps
     assert model["layer.weight"].tolist() == [[-9.0, -18.0], [-15.0, -30.0]]

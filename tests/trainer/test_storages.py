@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.project import run
+from tests.project import succeed
 
 from storages_subject import CASES, LAYERS
 
@@ -60,8 +60,7 @@ def counted(tmp_path_factory: pytest.TempPathFactory):
     def folder(group: str) -> Path:
         path = tmp_path_factory.mktemp("storages-")
         how = {"engine": group} if group in ENGINES else {}
-        done = run(["-m", "storages_subject", path, group], **how)
-        assert done.returncode == 0, done.stderr[-3000:]
+        succeed(["-m", "storages_subject", path, group], **how)
         return path
 
     def found(group: str, name: str) -> dict[str, Any]:

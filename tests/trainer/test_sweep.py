@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +17,7 @@ import yaml
 from tests.project import PATIENCE, ROOT, run, start
 
 from preemption_subject import steps_of
+from processes import wait_for
 
 pytestmark = pytest.mark.needs("optuna")
 
@@ -309,15 +309,6 @@ def test_failed_trials_are_counted(tmp_path: Path) -> None:
     assert "width" in failed[1]
 
 
-def until(condition: Callable[[], object], process: "subprocess.Popen[str]") -> None:
-    """Wait for a condition while a process runs."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 @exhaustive
 def test_an_interrupted_sweep_continues_as_if_it_had_not_been(tmp_path: Path) -> None:
     """Also after SIGKILL, which leaves the run alone: nobody trains beside it."""
@@ -331,7 +322,7 @@ def test_an_interrupted_sweep_continues_as_if_it_had_not_been(tmp_path: Path) ->
     reference = start([SCRIPT, "s.yaml"], cwd=whole)
 
     process = start([SCRIPT, "s.yaml"], cwd=cut, fresh=True)
-    until(lambda: steps_of(cut), process)
+    wait_for(lambda: steps_of(cut), process)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
@@ -340,7 +331,7 @@ def test_an_interrupted_sweep_continues_as_if_it_had_not_been(tmp_path: Path) ->
     assert how.startswith("preempted SIGINT step ")
 
     process = start([SCRIPT, "s.yaml"], cwd=cut, fresh=True)
-    until(lambda: len({each.process for each in steps_of(cut)}) == 3, process)
+    wait_for(lambda: len({each.process for each in steps_of(cut)}) == 3, process)
     os.kill(steps_of(cut)[-1].process, signal.SIGSTOP)  # the run of trial 1
     process.kill()
     process.communicate()

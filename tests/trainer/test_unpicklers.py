@@ -10,10 +10,7 @@ RUNNERS = {"eval", "exec", "compile", "__import__"}
 LOADERS = {"torch.load", "yaml.load", "yaml.unsafe_load", "np.load", "numpy.load"}
 # Collectives of torch.distributed that unpickle what another process sent.
 OBJECTS = {
-    "all_gather_object",
-    "broadcast_object_list",
-    "gather_object",
-    "recv_object_list",
+    *("all_gather_object", "broadcast_object_list", "gather_object", "recv_object_list"),
     "scatter_object_list",
 }
 

@@ -9,7 +9,7 @@ import pytest
 from my_project_trainer.options import Options
 from my_project_trainer.strategies.model_parallel.pipeline.strategy import Sequential
 from tests.conformance.horovod_rows import horovodrun
-from tests.project import run
+from tests.project import run, succeed
 from torch import Tensor, nn
 
 from pipeline_children import Several
@@ -50,8 +50,7 @@ def fits(folder: Path, names: Sequence[str], by: Sequence[str], **options: Any) 
     launcher = list(by) if by and not by[0].startswith("-") else []
     words = [*(() if launcher else by), "-m", "user_changes_subject"]
     arguments = [*words, folder, json.dumps(options), *names]
-    done = run(arguments, cwd=folder, by=launcher, extra=at_root())
-    assert done.returncode == 0, done.stdout + done.stderr
+    succeed(arguments, cwd=folder, by=launcher, extra=at_root())
     found: dict[str, Any] = json.loads((folder / "found.json").read_text())
     return found
 
@@ -144,12 +143,7 @@ COMPUTED = {"Prunes": "sequential_module.0 computes its weight from weight_orig"
 @pytest.mark.parametrize(("strategy", "refused"), [("fsdp", {}), ("tensor_parallel", COMPUTED)])
 def test_shards_are_what_the_module_keeps(tmp_path: Path, strategy: str, refused: dict[str, str]):
     names = [
-        "KeepsParameters",
-        "OwnOptimizer",
-        "NoGradient",
-        "ClipGroups",
-        "AddsGroup",
-        "Anchors",
+        *("KeepsParameters", "OwnOptimizer", "NoGradient", "ClipGroups", "AddsGroup", "Anchors"),
         "Prunes",
     ]
     refused = {**SHARDED, **refused}

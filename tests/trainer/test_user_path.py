@@ -13,7 +13,7 @@ import pytest
 import torch
 from my_project_trainer.cli import command as cli
 from safetensors.torch import load_file
-from tests.project import ROOT, fit, run
+from tests.project import ROOT, fit, succeed
 
 pytestmark = pytest.mark.usefixtures("apart")
 DOCS = ROOT / "docs" / "how-to"
@@ -59,8 +59,7 @@ def classes(*names: str) -> str:
 def test_train_with_own_classes_then_test_load_and_export(capsys: Any) -> None:
     Path("mine.py").write_text(classes("PrintRate", "TextLogger"))
     Path("mine.yaml").write_text(CONFIG)
-    done = run(fit("--config", "mine.yaml", "--trainer.run_name", "RUN"), cwd=Path.cwd())
-    assert done.returncode == 0, done.stderr
+    done = succeed(fit("--config", "mine.yaml", "--trainer.run_name", "RUN"), cwd=Path.cwd())
     assert re.findall("^epoch .*", done.stdout, re.MULTILINE) == [
         f"epoch {epoch}: step {22 * epoch + 22} of 440" for epoch in range(3)
     ]
@@ -89,8 +88,7 @@ def test_train_with_own_classes_then_test_load_and_export(capsys: Any) -> None:
         "import sys\nsys.modules['my_project'] = None\n"
         f"{elsewhere}torch.save(logits.detach(), 'logits.pt')\n"
     )
-    done = run(["elsewhere.py"], cwd=Path.cwd())
-    assert done.returncode == 0, done.stderr
+    done = succeed(["elsewhere.py"], cwd=Path.cwd())
     assert torch.equal(torch.load("logits.pt"), found["logits"])
     weights = load_file("digits.safetensors")
     assert weights.keys() == found["module"].state_dict().keys()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.project import run
+from tests.project import succeed
 from torch.nn.functional import mse_loss
 
 from xla_subject import STEPS, Net, data
@@ -17,8 +17,7 @@ pytestmark = pytest.mark.timeout(SECONDS + 60)
 
 def told(folder: Path, command: str, devices: int, **how: Any) -> Any:
     """What the subject has found in rank 0."""
-    done = run(["-m", "xla_subject", command, folder, str(devices)], timeout=SECONDS, **how)
-    assert done.returncode == 0, done.stderr
+    succeed(["-m", "xla_subject", command, folder, str(devices)], timeout=SECONDS, **how)
     return json.loads((folder / f"{command}-0.json").read_text())
 
 

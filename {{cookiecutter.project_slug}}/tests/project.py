@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -64,6 +65,13 @@ def run(
     # Said on a machine with GPUs, where torch is a CPU build; test_hidden_gpus.py asks for it.
     error = re.sub("^warning: this run is on the CPU: .*\n", "", error, flags=re.MULTILINE)
     return subprocess.CompletedProcess(process.args, process.returncode, output, error)
+
+
+def succeed(arguments: Sequence[str | Path], **how: Any) -> "subprocess.CompletedProcess[str]":
+    """As :func:`run`, of what ends without an error."""
+    done = run(arguments, **how)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
 
 
 def stacks_of(process: "subprocess.Popen[str]") -> str:
@@ -181,3 +189,17 @@ def fit(*arguments: str | Path) -> list[str | Path]:
     if not config.exists():
         pytest.skip(f"{config.name} was deleted")
     return ["-m", PACKAGE, "fit", "--config", config, *arguments]
+
+
+def check_digits(folder: Path, strategy: str, *more: str, **how: Any) -> None:
+    """Have two processes learn the digits; ``how`` they are started: see :func:`start`."""
+    options = ("--trainer.strategy", strategy, "--trainer.accelerator", "cpu", *more)
+    steps = ("--trainer.max_epochs", "4", "--trainer.loggers", "[csv]")
+    where = ("--trainer.default_root_dir", folder, "--trainer.run_name", "run")
+    done = run(fit(*options, *steps, *where), **how)
+    assert done.returncode == 0, done.stderr
+    (attempt,) = json.loads((folder / "run" / "run.json").read_text())["attempts"]
+    assert attempt["layout"]["world_size"] == 2
+    rows = (folder / "run" / "metrics.csv").read_text().splitlines()[1:]
+    accuracies = [float(row.split(",")[3]) for row in rows if ",val_accuracy," in row]
+    assert accuracies[-1] > 0.8

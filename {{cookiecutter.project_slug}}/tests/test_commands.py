@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from my_project_trainer.cli import command as cli
 from my_project_trainer.cli import load_module
 
-from .project import ROOT, fit, run
+from .project import ROOT, fit, succeed
 
 CPU = ("--trainer.accelerator", "cpu", "--trainer.devices", "1")
 
@@ -51,8 +51,7 @@ def test_fit(trained: Path) -> None:
 def test_fit_on_two_processes(tmp_path: Path) -> None:
     options = ("--trainer.accelerator", "cpu", "--trainer.devices", "2", "--trainer.max_steps", "2")
     where = ("--trainer.default_root_dir", tmp_path, "--trainer.run_name", "two")
-    done = run(fit(*options, *where))
-    assert done.returncode == 0, done.stderr
+    succeed(fit(*options, *where))
     (attempt,) = json.loads((tmp_path / "two" / "run.json").read_text())["attempts"]
     assert attempt["layout"]["world_size"] == 2
 

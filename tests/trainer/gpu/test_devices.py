@@ -4,7 +4,7 @@ import pytest
 import torch
 from my_project_trainer.launch import devices, idle_gpus
 from tests.gpu import device
-from tests.project import PACKAGE, run
+from tests.project import PACKAGE, run, succeed
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
@@ -37,8 +37,7 @@ def test_a_gpu_is_used(name):
 
 def test_a_process_that_asked_for_gpus_can_still_fork():
     device.only_a_gpu_shows("whether its driver allows a fork")
-    done = run(["-c", ASKS_THEN_FORKS], fresh=True)
-    assert done.returncode == 0, done.stderr
+    succeed(["-c", ASKS_THEN_FORKS], fresh=True)
 
 
 def test_nothing_is_forked_once_cuda_is_initialized():

@@ -6,7 +6,7 @@ from tests.gpu import device
 from tests.gpu.strategies import BOUNDS
 from tests.gpu.subject import Sequences
 from tests.gpu.training import STEPS, Trained, distance, losses, train
-from tests.project import run
+from tests.project import succeed
 
 from .ranks_subject import ROWS
 
@@ -24,8 +24,7 @@ def reference(tmp_path_factory):
 @pytest.mark.parametrize("name", ROWS)
 def test_several_ranks_equal_one_process(tmp_path, reference, record_property, name):
     extra = GLOO if device.IS_GPU else {}
-    done = run(["-m", "gpu.ranks_subject", name, tmp_path], extra=extra, fresh=True, timeout=600)
-    assert done.returncode == 0, done.stderr
+    succeed(["-m", "gpu.ranks_subject", name, tmp_path], extra=extra, fresh=True, timeout=600)
     saved = reading.resolve(tmp_path / "run")
     assert saved.name == f"step-{STEPS:08}"
     weights = reading.Checkpoint(saved).state()["model"]

@@ -5,12 +5,16 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import pytest
+from safetensors.torch import load_file
 from tests.project import environment
 from torch import Tensor
 
@@ -36,6 +40,14 @@ class Way:
     engine: str = "torch"
 
 
+def cells(ways: Mapping[str, Way], models: Iterable[str]) -> Iterator[Any]:
+    """All strategies and models; each push tries few models of each strategy."""
+    for (strategy, way), model in product(ways.items(), models):
+        marks = [pytest.mark.needs(way.engine)] if way.engine != "torch" else []
+        marks += [] if model in way.models else [pytest.mark.exhaustive]
+        yield pytest.param(strategy, model, marks=marks)
+
+
 @contextmanager
 def asking(modules: Sequence[str], *folders: str) -> Iterator[Any]:
     """A function that has a model of these modules trained; folders have their packages."""
@@ -55,6 +67,19 @@ def asking(modules: Sequence[str], *folders: str) -> Iterator[Any]:
             return json.loads(answer)
 
         yield asked  # the worker ends with its standard input
+
+
+def references(ask: Any, folders: pytest.TempPathFactory) -> Any:
+    """A function that trains a model in one process, once per number of parts of a batch."""
+
+    @cache
+    def trained(model: str, parts: int) -> dict[str, Tensor]:
+        folder = folders.mktemp("reference-")
+        whole = {"devices": 1, "accumulate_grad_batches": parts, "sync_batchnorm": False}
+        assert ask(folder, model, 1, whole) == ""
+        return load_file(folder / "weights.safetensors")
+
+    return trained
 
 
 def difference(

@@ -13,7 +13,7 @@ from torch import Tensor
 import my_project_trainer as trainer
 from my_project_trainer import strategies
 
-from ..project import run, run_nodes
+from ..project import run_nodes, succeed
 from .matrix import MATRIX
 from .rows import CONTAINED, COVERING, PROPERTIES, QUICKLY, Launch, Row
 from .subject import make
@@ -102,8 +102,7 @@ def references(tmp_path_factory: pytest.TempPathFactory, asked: list[dict[str, A
     def folder(pieces: int, readers: int) -> Path:
         path = tmp_path_factory.mktemp("reference-")
         arguments = [*WORKER, path, "reference", str(pieces), str(readers), *ways]
-        done = run(arguments, timeout=SECONDS)
-        assert done.returncode == 0, done.stderr
+        succeed(arguments, timeout=SECONDS)
         return path
 
     return folder

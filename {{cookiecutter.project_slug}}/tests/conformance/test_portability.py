@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from ..project import missing, require, run
+from ..project import missing, require, succeed
 from .matrix import PORTABLE
 from .rows import ROUNDING, Launch
 from .worker import STOP
@@ -72,16 +72,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What one process computes that is not interrupted."""
     folder = tmp_path_factory.mktemp("whole-")
     worker = ("-m", "tests.conformance.worker")
-    done = run([*worker, folder, "reference", "1", "1", "adam"], timeout=SECONDS)
-    assert done.returncode == 0, done.stderr
+    succeed([*worker, folder, "reference", "1", "1", "adam"], timeout=SECONDS)
     return folder / "adam.safetensors"
 
 
 def work(command: str, folder: Path, name: str, launch: Launch, *sources: str) -> None:
     """Run a worker to its end."""
     arguments = [*WORKER, command, folder, name, *sources]
-    done = run(arguments, timeout=SECONDS, by=launch.command, engine=launch.engine)
-    assert done.returncode == 0, f"{command} {name}: {done.stderr}"
+    succeed(arguments, timeout=SECONDS, by=launch.command, engine=launch.engine)
 
 
 @pytest.mark.parametrize(("target", "source"), PAIRS)

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import my_project_trainer as trainer
 
-from ..project import fit, run
+from ..project import fit, succeed
 from . import device
 from .strategies import BOUNDS, options
 from .subject import Sequences
@@ -85,8 +85,7 @@ def test_the_command_trains_the_digits(tmp_path):
     short = ["--trainer.accelerator", device.ACCELERATOR, "--trainer.devices", "1"]
     short += ["--trainer.max_epochs", "4", "--trainer.loggers", "[csv]"]
     where = ["--trainer.run_name", "run", "--trainer.default_root_dir", tmp_path]
-    done = run(fit(*short, *where), fresh=device.IS_GPU)
-    assert done.returncode == 0, done.stderr
+    succeed(fit(*short, *where), fresh=device.IS_GPU)
     (attempt,) = json.loads((tmp_path / "run" / "run.json").read_text())["attempts"]
     assert attempt["device"] == str(device.DEVICE)
     rows = (tmp_path / "run" / "metrics.csv").read_text().splitlines()[1:]

@@ -1,30 +1,27 @@
-"""Optimizers whose parameters, or parts of them, are stepped by several processes.
+"""Optimizers whose parameters, or parts of them, are stepped by several processes, with models."""
 
-``python -m cut_subject FOLDER DEVICES STRATEGY:OPTIMIZER …`` fits once for each, and prints the
-error, if it is refused.
-"""
-
-import json
-import os
-import sys
-from pathlib import Path
+import random
 from typing import Any
 
 import my_project_trainer as trainer
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-from fitting import quiet
 
-
-class Lars(torch.optim.Optimizer):
-    """A step is in proportion to the norm of its parameter."""
-
-    is_parameterwise = True
+class Own(torch.optim.Optimizer):
+    """An optimizer that torch does not have."""
 
     def __init__(self, params: Any, lr: float = 0.01) -> None:
         super().__init__(params, {"lr": lr})
+
+
+class Lars(Own):
+    """A step is in proportion to the norm of its parameter."""
+
+    is_parameterwise = True
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
@@ -53,13 +50,8 @@ class Marked(Lamb):
     is_elementwise = True
 
 
-class Lion(torch.optim.Optimizer):
-    """An optimizer that torch does not have."""
-
+class Lion(Own):
     is_elementwise = True
-
-    def __init__(self, params: Any, lr: float) -> None:
-        super().__init__(params, {"lr": lr})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
@@ -83,8 +75,8 @@ class Unknown(Lion):
 class Early(Lion):
     """Has a state before its first step."""
 
-    def __init__(self, params: Any, lr: float) -> None:
-        super().__init__(params, lr)
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
         for group in self.param_groups:
             for each in group["params"]:
                 self.state[each]["mean"] = torch.zeros_like(each)
@@ -107,17 +99,33 @@ class Mixes(torch.optim.SGD):
                 each.copy_(torch.ones(each.shape) * each)
 
 
+class Noisy(Own):
+    """Steps by its own random numbers."""
+
+    is_elementwise = True
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for each in group["params"]:
+                if each.grad is not None:
+                    each.sub_(group["lr"] * (each.grad + torch.randn_like(each)))
+                    each.sub_(0.01 * random.random() + 0.01 * float(np.random.rand()))
+
+
 OPTIMIZERS: dict[str, Any] = {
     "adafactor": lambda parameters: torch.optim.Adafactor(parameters, lr=0.01),
     "adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=0.01),
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
-    "early": lambda parameters: Early(parameters, lr=0.01),
+    "early": Early,
     "lamb": Lamb,
     "lars": Lars,
-    "lion": lambda parameters: Lion(parameters, lr=0.01),
+    "lion": Lion,
     "marked": Marked,
     "mixes": lambda parameters: Mixes(parameters, lr=0.01),
-    "unknown": lambda parameters: Unknown(parameters, lr=0.01),
+    "noisy": lambda parameters: Noisy(parameters, lr=0.1),
+    "unknown": Unknown,
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.05),
     "wraps": lambda parameters: Wraps(torch.optim.SGD(parameters)),
 }
 
@@ -125,6 +133,7 @@ OPTIMIZERS: dict[str, Any] = {
 class Model(trainer.TrainingModule):
     def __init__(self, optimizer: str) -> None:
         super().__init__()
+        torch.manual_seed(1)
         self.optimizer = optimizer
         self.sequential_module = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))
 
@@ -139,27 +148,46 @@ class Model(trainer.TrainingModule):
         return DataLoader(TensorDataset(x))
 
 
-def main(folder: Path, devices: int, names: list[str]) -> None:
-    for name in names:
-        strategy, optimizer = name.split(":")
-        torch.manual_seed(1)
-        module = Model(optimizer)
-        where = {"default_root_dir": folder, "run_name": f"{devices}-{strategy}-{optimizer}"}
-        limits = {"global_batch_size": 4, "max_steps": 4}
-        tell_end(name, quiet(devices=devices, strategy=strategy, **limits, **where), module)
+class Scaled(Model):
+    """Has a scale without dimensions, and draws numbers as dropout does."""
+
+    def __init__(self, optimizer: str) -> None:
+        super().__init__(optimizer)
+        self.scale = nn.Parameter(torch.tensor(1.0))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        drawn = torch.rand(1) * 0  # moves the generator of this rank
+        return self.scale * super().training_step(batch, batch_idx) + drawn.sum()
+
+    def on_fit_end(self) -> None:
+        torch.save(self.state_dict(), f"weights-{self.global_rank}.pt")
 
 
-def tell_end(name: str, run: trainer.Trainer, module: trainer.TrainingModule) -> None:
-    """Fit; rank 0 prints the error, or ``""`` after a fit that trains."""
-    found = ""
-    try:
-        run.fit(module)
-    except trainer.UserError as error:
-        found = str(error)
-    if os.environ.get("RANK", "0") == "0":
-        print(json.dumps({name: found}), flush=True)
+class Critic(Model):
+    """A gradient penalty: its loss has the gradient of a gradient."""
 
+    parallelize_plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}  # noqa: RUF012
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
+    def __init__(self, name: str) -> None:
+        super().__init__("sgd")
+        del self.sequential_module
+        self.name = name
+        self.first, self.norm = nn.Linear(3, 4), nn.BatchNorm1d(4)
+        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x = batch[0].requires_grad_()
+        hidden = self.first(x).tanh()
+        if self.name in ("alone", "sync_batchnorm"):
+            hidden = self.norm(hidden.transpose(1, 2)).transpose(1, 2)
+        y = self.down(self.up(hidden).tanh())
+        loss = y.square().mean()
+        if self.name.endswith("none"):
+            return loss
+        penalized = hidden if "another" in self.name else y
+        (slope,) = torch.autograd.grad(penalized.square().sum(), x, create_graph=True)
+        return loss + slope.square().mean()
+
+    def train_dataloader(self) -> Any:
+        x = torch.randn(8, 4, 3, generator=torch.Generator().manual_seed(0))
+        return DataLoader(TensorDataset(x))

@@ -1,6 +1,6 @@
 """How batch size, epochs and learning rate interact: many short fits, with their plot as SVG.
 
-usage: python tools/study.py FOLDER    in the environment of a rendered project; `make study`
+usage: python benchmarks/study.py FOLDER    in the environment of a rendered project; `make study`
 
 Each fit trains the digits for the same number of epochs. The learning rate is chosen for the batch
 of 32, and `learning_rate_scaling` changes it for larger ones. A second part trains one of them on

@@ -1,6 +1,7 @@
 """What a command needs from a module: the hooks it overrides, and iterables of batches."""
 
 import inspect
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from types import FunctionType
 from typing import Any, Literal, cast
@@ -18,6 +19,7 @@ LoadersByName = Mapping[str, Loader]
 """Loaders of an evaluation; a single one has the name ``""``."""
 _Evaluation = Literal["val", "test", "predict"]
 
+_MOST_WORKERS = 64  # for each core: workers that wait for a network may be many more than cores
 _STEPS = {"val": "validation_step", "test": "test_step", "predict": "predict_step"}
 _GIVEN = "the trainer was given"
 _RETURNS = {
@@ -128,7 +130,7 @@ def _by_name(loader: Any, source: str) -> dict[str, Any]:
 
 
 def _check_loader(loader: Any, source: str) -> None:
-    """Refuse what is not an iterable of batches."""
+    """Refuse what is not an iterable of batches, or has too many workers."""
     kind = type(loader).__name__
     if isinstance(loader, Dataset):
         raise UserError(
@@ -144,6 +146,12 @@ def _check_loader(loader: Any, source: str) -> None:
         raise UserError(
             f"{source} {kind}, which is not an iterable of batches: return a DataLoader, or "
             "another iterable whose every element is a batch"
+        )
+    workers, cores = getattr(loader, "num_workers", 0), os.cpu_count() or 1
+    if isinstance(workers, int) and workers > _MOST_WORKERS * cores:
+        raise UserError(
+            f"{source} a loader with num_workers={workers}: each is a process, and this machine "
+            f"has {cores} cores; give at most {_MOST_WORKERS * cores}"
         )
 
 

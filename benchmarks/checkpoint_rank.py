@@ -80,8 +80,8 @@ class Rank:
     @torch.no_grad()
     def fill(self, tensors: list[Any]) -> None:
         """Fill tensors with values that differ from rank to rank."""
-        for index, each in enumerate(tensors):
-            part = each.to_local() if WORLD_SIZE > 1 else each
+        for index, tensor in enumerate(tensors):
+            part = tensor.to_local() if WORLD_SIZE > 1 else tensor
             torch.nn.init.uniform_(
                 part, generator=torch.Generator().manual_seed(RANK * len(tensors) + index)
             )
@@ -89,10 +89,10 @@ class Rank:
     def new_optimizer(self) -> Optimizer:
         """Create an Adam as after its first step."""
         found = Adam(self.module.parameters())
-        for each in self.module.parameters():
-            moments = [torch.empty_like(each, requires_grad=False) for _ in range(2)]
+        for parameter in self.module.parameters():
+            moments = [torch.empty_like(parameter, requires_grad=False) for _ in range(2)]
             self.fill(moments)
-            found.state[each] = {
+            found.state[parameter] = {
                 "step": torch.tensor(1.0),
                 "exp_avg": moments[0],
                 "exp_avg_sq": moments[1],
@@ -121,8 +121,8 @@ class Rank:
 
     def resume(self, name: str) -> Callable[[], None]:
         """A resume, without the moments that the optimizer had; the parameters are filled."""
-        for each in self.module.parameters():
-            each.data.zero_()
+        for parameter in self.module.parameters():
+            parameter.data.zero_()
         path = self.folder / name
         self.optimizer.state.clear()
         gc.collect()
@@ -144,11 +144,11 @@ class Rank:
 
     def resume_by_torch(self, path: Path) -> None:
         """Load in place, into moments of which only the memory is new."""
-        for each in self.module.parameters():
-            self.optimizer.state[each] = {
+        for parameter in self.module.parameters():
+            self.optimizer.state[parameter] = {
                 "step": torch.tensor(0.0),
-                "exp_avg": torch.empty_like(each, requires_grad=False),
-                "exp_avg_sq": torch.empty_like(each, requires_grad=False),
+                "exp_avg": torch.empty_like(parameter, requires_grad=False),
+                "exp_avg_sq": torch.empty_like(parameter, requires_grad=False),
             }
         dcp.load(self.state(), storage_reader=dcp.FileSystemReader(path))
 
@@ -169,7 +169,7 @@ class Rank:
 
     def one_round(self, number: int) -> dict[str, dict[str, float]]:
         """Save and resume by all contestants; every other round is in reverse order."""
-        names = ["trainer", *(f"torch, threads: {each}" for each in self.job.threads)]
+        names = ["trainer", *(f"torch, threads: {thread}" for thread in self.job.threads)]
         names = names[::-1] if number % 2 else names
         found = {}
         for name in names:
@@ -193,8 +193,8 @@ class Rank:
         """A sum of each tensor's values on this rank."""
         tensors: list[Any] = list(self.module.parameters())
         for values in self.optimizer.state.values():
-            tensors += [each for each in values.values() if isinstance(each, Tensor)]
-        local = [each.to_local() if hasattr(each, "to_local") else each for each in tensors]
+            tensors += [value for value in values.values() if isinstance(value, Tensor)]
+        local = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
         return [float(each.detach().double().sum()) for each in local]
 
     def opening(self) -> dict[str, float]:

@@ -104,7 +104,7 @@ def _place(what: str) -> tuple[bool, bool, str]:
 
 def _most(by_rank: list[Rounds], what: str, kind: str) -> list[float]:
     """Of each round, that of the rank with the most."""
-    return [max(each[what][kind] for each in ranks) for ranks in zip(*by_rank, strict=True)]
+    return [max(rank[what][kind] for rank in ranks) for ranks in zip(*by_rank, strict=True)]
 
 
 def _ratio(by_rank: list[Rounds], what: str, kind: str) -> str:
@@ -123,7 +123,7 @@ def _stalls(rounds: Rounds) -> list[str]:
         return [each[name][kind] for each in rounds]
 
     sync, stalls, first = of("sync", "others"), of("async", "others"), of("async", "first")
-    ratios = [100 * each / other for each, other in zip(stalls, sync, strict=True)]
+    ratios = [100 * stall / other for stall, other in zip(stalls, sync, strict=True)]
     rows = [
         "| | |",
         "|---|---|",

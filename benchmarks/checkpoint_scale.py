@@ -68,7 +68,7 @@ def main() -> None:
 def check_memory(parameters: float) -> None:
     """Refuse a model that would fill the memory of this machine."""
     lines = Path("/proc/meminfo").read_text().splitlines()
-    free = next(int(each.split()[1]) << 10 for each in lines if each.startswith("MemAvailable"))
+    free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))
     if free < NEEDED_BYTES * parameters:
         raise SystemExit(
             f"{parameters:.3g} parameters need {NEEDED_BYTES * parameters / 1e9:.3g} GB of memory, "

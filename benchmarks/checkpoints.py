@@ -45,7 +45,7 @@ def main() -> None:
         found = [one_round(Path(folder), state, number) for number in range(options.rounds)]
     columns = list(zip(*found, strict=True))
     without, with_checksums, checked = columns
-    ratios = [each / other for each, other in zip(with_checksums, without, strict=True)]
+    ratios = [checksum / other for checksum, other in zip(with_checksums, without, strict=True)]
     print(f"{options.parameters / 1e6:g} million parameters, {options.rounds} rounds")
     print("| | median | min … max |")
     print("|---|---|---|")

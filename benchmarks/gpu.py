@@ -73,7 +73,7 @@ def main() -> None:
     rounds = play(job, names, count, options.seconds, options.lines)
     check(rounds)
     device = device_of(options.device)
-    known = (each for name, each in PEAK_TFLOPS.items() if name in device)
+    known = (tflop for name, tflop in PEAK_TFLOPS.items() if name in device)
     peak = options.peak_tflops or next(known, None)
     if peak is None:
         left_out.append("The MFU is not known: give the GPU's --peak-tflops.")
@@ -130,10 +130,10 @@ def check(rounds: Rounds) -> None:
     """All must have come near the loop's loss, or they did not do the same work."""
     expected = rounds["loop"][0]["loss"]
     for name, results in rounds.items():
-        for each in results:
-            if abs(each["loss"] - expected) > 0.1 * expected:
+        for result in results:
+            if abs(result["loss"] - expected) > 0.1 * expected:
                 raise SystemExit(
-                    f"{NAMES[name]} ends at {each['loss']:.3f}, not near {expected:.3f}"
+                    f"{NAMES[name]} ends at {result['loss']:.3f}, not near {expected:.3f}"
                 )
 
 

@@ -65,7 +65,7 @@ class LiveTensors:
 
     def _before(self, optimizer: Optimizer, *_: Any) -> None:
         own = list(self._module.parameters())
-        stepped = [each for group in optimizer.param_groups for each in group["params"]]
+        stepped = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self._add("parameters", [getattr(each, "ds_tensor", each) for each in own])
         self._add("optimizer", stepped)
         self._add("gradients", [each.grad for each in (*own, *stepped) if each.grad is not None])

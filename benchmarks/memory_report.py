@@ -99,7 +99,7 @@ def _resident(
         for key, ratio in zip(("steady", "peak"), _ratios(entry, results, ranks), strict=True):
             cells += [spread([each[key] for each in results], 0), ratio]
         cells += [
-            spread([each["set_up"] for each in results], 0),
+            spread([result["set_up"] for result in results], 0),
             spread([each["step_s"] for each in results], 2),
             f"{median(_beside_ddp(table, results)):.2f}" if "ddp" in table else "",
         ]
@@ -119,7 +119,7 @@ def _ratios(entry: Entry, results: list[dict[str, float]], ranks: int) -> list[s
         return ["", ""]
     cells = []
     for key, script in zip(("steady", "peak"), entry.script, strict=True):
-        ratio = median(each[key] for each in results) / script
+        ratio = median(result[key] for result in results) / script
         mark = "**" if ratio > BOUND else ""
         cells.append(f"{script:.0f}, ratio {mark}{ratio:.2f}{mark}")
     return cells
@@ -151,7 +151,7 @@ def verdict(found: Found, entries: list[Entry]) -> list[str]:
         if entry.script is None or not results:
             continue
         for key, script in zip(("steady", "peak"), entry.script, strict=True):
-            own = median(each[key] for each in results)
+            own = median(result[key] for result in results)
             word = "fails" if own > BOUND * script else "holds"
             lines.append(
                 f"{word}: {entry.name}, {key}: {own:.0f} MiB, plain script {script:.0f}: "

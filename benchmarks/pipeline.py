@@ -57,7 +57,7 @@ def main() -> None:
     processes, seconds, batch_size = [2, 4], 0.1, BATCH
     if options.quick:
         processes, counts, seconds, batch_size = [2], (1, 2), 0.02, 64
-    waits = [each for count in processes for each in measure_waits(count, counts, seconds)]
+    waits = [wait for count in processes for wait in measure_waits(count, counts, seconds)]
     memory = list(measure_memory(batch_size))
     report = pipeline_report.markdown(waits, memory, batch_size)
     svg = pipeline_report.plot(waits)
@@ -104,7 +104,7 @@ def measure_waits(processes: int, counts: tuple[int, ...], seconds: float) -> It
     }
     for (schedule, count), ranks in zip(jobs, run(*jobs.values()), strict=True):
         parts = [
-            sum(each["busy_s"][step] / each["step_s"][step] for each in ranks) / processes
+            sum(rank["busy_s"][step] / rank["step_s"][step] for rank in ranks) / processes
             for step in range(len(ranks[0]["step_s"]))
         ]
         found = 1 - max(parts)

@@ -193,7 +193,7 @@ def main() -> None:
     folder = Path(sys.argv[2])
     torch.set_num_threads(1)
     memory_meter.load_lazily_loaded()
-    found = [measure(Job(**each), folder) for each in json.loads(sys.argv[1])]
+    found = [measure(Job(**load), folder) for load in json.loads(sys.argv[1])]
     (folder / f"rank-{found[0]['rank']:.0f}.json").write_text(json.dumps(found))
 
 

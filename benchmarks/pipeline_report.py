@@ -61,7 +61,7 @@ def markdown(waits: list[Wait], memory: list[Memory], batch_size: int) -> str:
         longest=LONGEST,
     )
     lines = [head]
-    for processes in sorted({each.processes for each in waits}):
+    for processes in sorted({wait.processes for wait in waits}):
         lines += [f"### {processes} processes", ""]
         lines += _waiting([each for each in waits if each.processes == processes])
         lines.append("")
@@ -70,7 +70,7 @@ def markdown(waits: list[Wait], memory: list[Memory], batch_size: int) -> str:
 
 
 def _waiting(waits: list[Wait]) -> Iterator[str]:
-    counts = sorted({each.count for each in waits})
+    counts = sorted({wait.count for wait in waits})
     yield "| schedule | " + " | ".join(f"m = {count}" for count in counts) + " |"
     yield "|---" * (len(counts) + 1) + "|"
     for schedule in dict.fromkeys(each.schedule for each in waits):
@@ -98,10 +98,10 @@ def _memory(memory: list[Memory]) -> Iterator[str]:
 def verdict(waits: list[Wait], memory: list[Memory]) -> list[str]:
     """One line for each target that is missed."""
     lines = [
-        f"misses its target: {each.schedule}, p = {each.processes}, m = {each.count}: "
-        f"{each.found:.3f}, in theory {each.theory:.3f} (at most {LONGEST} times it)"
-        for each in waits
-        if each.is_long
+        f"misses its target: {wait.schedule}, p = {wait.processes}, m = {wait.count}: "
+        f"{wait.found:.3f}, in theory {wait.theory:.3f} (at most {LONGEST} times it)"
+        for wait in waits
+        if wait.is_long
     ]
     whole = max(memory[0].peaks)
     return lines + [
@@ -116,7 +116,7 @@ WIDTH, HEIGHT, LEFT, TOP, BETWEEN = 300, 220, 60, 60, 80
 
 def plot(waits: list[Wait]) -> str:
     """A panel for each number of processes: measurements as points on lines of theory, an SVG."""
-    panels = sorted({each.processes for each in waits})
+    panels = sorted({wait.processes for wait in waits})
     lines = list(_legend(dict.fromkeys(each.schedule for each in waits)))
     for index, processes in enumerate(panels):
         own = [each for each in waits if each.processes == processes]
@@ -135,7 +135,7 @@ def _legend(schedules: Iterable[str]) -> Iterator[str]:
 
 
 def _panel(waits: list[Wait], left: float) -> Iterator[str]:
-    counts = sorted({each.count for each in waits})
+    counts = sorted({wait.count for wait in waits})
     highest = max(max(each.found, each.theory) for each in waits)
     top = math.ceil(highest * 10) / 10
 

@@ -109,10 +109,10 @@ def measure(wanted: Start, seconds: float) -> Found:
         finally:
             for each in launchers:
                 each.kill()
-            errors = [each.result(TIMEOUT)[1] for each in outputs]
+            errors = [output.result(TIMEOUT)[1] for output in outputs]
         ranks = [json.loads((folder / f"rank-{n}.json").read_text()) for n in range(wanted.ranks)]
         checkpoints = [*folder.glob("runs/run/checkpoints/step-*")]
-    if not checkpoints or any("end" not in each for each in ranks):
+    if not checkpoints or any("end" not in rank for rank in ranks):
         raise SystemExit(f"{wanted}: was stopped, but did not save; last words:\n{errors}")
     return _found(wanted, began, stopped, launcher, ranks)
 
@@ -123,7 +123,7 @@ def _start(wanted: Start, seconds: float, folder: Path) -> list[subprocess.Popen
     script: list[str | Path] = [HERE / "scale_one.py", json.dumps(dataclasses.asdict(job)), folder]
     paths = os.environ["PYTHONPATH"].split(os.pathsep)
     variables = {
-        "PYTHONPATH": os.pathsep.join(str(Path(each).resolve()) for each in paths),
+        "PYTHONPATH": os.pathsep.join(str(Path(path).resolve()) for path in paths),
         "TRAINER_SAVE_SECONDS": str(TIMEOUT),
     }
     if wanted.launch == "torchrun":
@@ -153,7 +153,7 @@ def _found(
         return [sum(each[name]["operations"].values()) for each in ranks]
 
     warm, steady = operations("warm"), operations("steady")
-    seconds = [each["steady"]["at"] - each["warm"]["at"] for each in ranks]
+    seconds = [rank["steady"]["at"] - rank["warm"]["at"] for rank in ranks]
     rates = [(b - a) / s for a, b, s in zip(warm, steady, seconds, strict=True)]
     processes = [
         Process(
@@ -168,7 +168,7 @@ def _found(
     ]
     median = Process(
         **{
-            field.name: statistics.median(getattr(each, field.name) for each in processes)
+            field.name: statistics.median(getattr(process, field.name) for process in processes)
             for field in dataclasses.fields(Process)
         }
     )

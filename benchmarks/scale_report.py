@@ -222,10 +222,10 @@ def _extrapolation(groups: dict[str, list[Found]], costs: dict[str, float]) -> I
 def _orders(orders: list[Order], step_us: float) -> Iterator[str]:
     yield "| samples | order | ms to the first | ms to resume | MiB | µs per batch | of a step |"
     yield "|---" * 7 + "|"
-    for each in orders:
-        how = "held" if each.is_held else "computed"
-        cells = [f"{each.samples:,}", how, f"{each.first_ms:.1f}", f"{each.resume_ms:.1f}"]
-        cells += [f"{each.mib:,.1f}", f"{each.batch_us:.1f}", f"{each.batch_us / step_us:.1%}"]
+    for order in orders:
+        how = "held" if order.is_held else "computed"
+        cells = [f"{order.samples:,}", how, f"{order.first_ms:.1f}", f"{order.resume_ms:.1f}"]
+        cells += [f"{order.mib:,.1f}", f"{order.batch_us:.1f}", f"{order.batch_us / step_us:.1%}"]
         yield f"| {' | '.join(cells)} |"
 
 

@@ -40,7 +40,7 @@ def test_all_that_pip_installs_is_checked_by_hash(project: Path) -> None:
     )
     installs = re.findall(r"pip install [^;&]*", text)
     assert len(installs) >= 2
-    assert [each for each in installs if "--require-hashes" not in each] == []
+    assert [install for install in installs if "--require-hashes" not in install] == []
     # torch comes by a script of ours (test_torch_sources.py), which gives pip the option itself.
     assert text.count('python install_torch.py "$VARIANT"') == 1
     assert not any(re.search(r"\btorch[ =\"']", each) for each in installs)
@@ -51,9 +51,9 @@ def test_each_installation_trusts_the_user_s_certificate(project: Path) -> None:
     runs = [line for stage in ("builder", "dev") for line in instructions(project, stage)]
     installs = [line for line in runs if 'install_torch.py "' in line or "pip install" in line]
     assert len(installs) >= 2
-    for each in installs:
-        assert "--mount=type=secret,id=ca" in each
-        assert trusts in each
+    for install in installs:
+        assert "--mount=type=secret,id=ca" in install
+        assert trusts in install
 
 
 def test_horovod_is_built_for_other_processors_too(project: Path) -> None:

@@ -264,8 +264,8 @@ def expanded(text: str, variables: dict[str, str]) -> str:
 def started() -> Iterator[list[Pods]]:
     pods: list[Pods] = []
     yield pods
-    for each in pods:
-        each.kill()
+    for pod in pods:
+        pod.kill()
 
 
 @pytest.fixture(scope="module")

@@ -27,9 +27,9 @@ def named(node: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
     """Yield the names and values that a node gives, and what it adds to a clock."""
     match node:
         case ast.Call(func=function, args=arguments, keywords=keywords):
-            yield from ((each.arg or "", each.value) for each in keywords)
+            yield from ((keyword.arg or "", keyword.value) for keyword in keywords)
             if getattr(function, "attr", getattr(function, "id", "")) in CALLS:
-                yield from (("timeout", each) for each in arguments)
+                yield from (("timeout", argument) for argument in arguments)
         case ast.Dict(keys=keys, values=values):
             yield from zip((getattr(key, "value", "") for key in keys), values, strict=True)
         case ast.arguments(defaults=defaults, kwonlyargs=only, kw_defaults=given):

@@ -38,8 +38,8 @@ def step(x: Tensor) -> None:
 
 def write(path: Path, files: dict[str, str]) -> Version:
     with zipfile.ZipFile(path, "w") as wheel:
-        for each in files.items():
-            wheel.writestr(*each)
+        for item in files.items():
+            wheel.writestr(*item)
     return Version(path)
 
 

@@ -35,7 +35,7 @@ def page() -> str:
     parts = [BEGIN]
     for where, heading in HEADINGS.items():
         parts.append(f"\n## {heading}\n\n| name | here |\n|---|---|\n")
-        found = [f"| `{each.name}` | {each.use} |\n" for each in rows if each.where == where]
+        found = [f"| `{row.name}` | {row.use} |\n" for row in rows if row.where == where]
         parts += sorted(found, key=str.lower)
     return "".join(parts)
 

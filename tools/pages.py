@@ -38,7 +38,7 @@ def prose(text: str) -> str:
 def anchors(text: str, github: bool) -> set[str]:
     """Return the anchors of a page's headings, as GitHub makes them, or MkDocs."""
     headings = re.findall(r"^#+ (.*)$", FENCED.sub("", text), re.MULTILINE)
-    plain = [re.sub(r"[^\w\- ]", "", each.lower()) for each in headings]
+    plain = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings]
     return {each.replace(" ", "-") if github else re.sub(r"[- ]+", "-", each) for each in plain}
 
 
@@ -84,9 +84,9 @@ def sentences(text: str) -> list[Sentence]:
     for part in _paragraphs(text):
         plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", re.sub(r"^(?:[-*]|\d+\.) ", "", part))
         plain = re.sub(r"`[^`]*`", "CODE", plain)
-        for each in re.split(r"(?<=[.!?])(?:\*\*)? +(?=[A-Z*(`])|(?<=:) *$", plain):
-            if words := len(re.findall(r"[\w'/-]+", each)):
-                found.append(Sentence(words, each))
+        for word in re.split(r"(?<=[.!?])(?:\*\*)? +(?=[A-Z*(`])|(?<=:) *$", plain):
+            if words := len(re.findall(r"[\w'/-]+", word)):
+                found.append(Sentence(words, word))
     return found
 
 
@@ -98,7 +98,7 @@ def average(found: list[Sentence]) -> float:
 if __name__ == "__main__":
     files = [Path(name) for name in sys.argv[1:]]
     files = files or [*sorted(PROJECT.glob("docs/**/*.md")), PROJECT / "README.md"]
-    every = [(each, file) for file in files for each in sentences(file.read_text("utf-8"))]
+    every = [(sentence, file) for file in files for sentence in sentences(file.read_text("utf-8"))]
     print(f"{len(every)} sentences, {average([each for each, _ in every]):.1f} words on average")
     for each, file in sorted(every, key=lambda pair: -pair[0].words)[:25]:
         print(f"{each.words:4} {file.relative_to(PROJECT)}: {each.text}")

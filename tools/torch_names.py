@@ -54,7 +54,7 @@ def used(tree: ast.Module) -> Iterator[str]:
         if isinstance(node, ast.Attribute):
             paths += [path, *([node.attr] if re.match("_[a-z]", node.attr) else [])]
         elif isinstance(node, ast.Call) and path.startswith("torch."):
-            paths += [each.arg for each in node.keywords if each.arg]
+            paths += [keyword.arg for keyword in node.keywords if keyword.arg]
     return (path for path in paths if re.fullmatch(r"torch(\.\w+)+|\w+", path))
 
 

@@ -128,7 +128,7 @@ class Hosts:
 
     def processes(self, name: str) -> set[int]:
         """Return the processes on a host, without its sshd."""
-        pids = {int(each) for each in run("ip", "netns", "pids", self._namespace(name)).split()}
+        pids = {int(word) for word in run("ip", "netns", "pids", self._namespace(name)).split()}
         return pids - {server.pid for server in self._servers.values()}
 
     def kill(self, name: str) -> None:

@@ -41,8 +41,8 @@ class Net(trainer.TrainingModule):
         tied_again.weight = tied.weight
         # The pipeline's stages split it; tied layers are on one of them.
         self.sequential_module = nn.Sequential(tied, nn.Tanh(), tied_again, frozen, nn.Linear(6, 3))
-        for each in self.parameters():
-            each.data.copy_(torch.randn(each.shape, generator=generator) * 0.4)
+        for parameter in self.parameters():
+            parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * 0.4)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return mse_loss(self.sequential_module(batch[0]), batch[1])
@@ -53,7 +53,7 @@ class Net(trainer.TrainingModule):
     test_step = validation_step
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        trained = [each for each in self.parameters() if each.requires_grad]
+        trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
         return torch.optim.SGD(trained, lr=0.1, momentum=0.5)
 
     def train_dataloader(self) -> DataLoader[Any]:

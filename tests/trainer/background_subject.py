@@ -56,8 +56,8 @@ class Clamped(Model):
     """Changes its weights in a step, before the optimizer does."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        for each in self.parameters():
-            each.data.clamp_(-0.01, 0.01)
+        for parameter in self.parameters():
+            parameter.data.clamp_(-0.01, 0.01)
         return super().training_step(batch, batch_idx)
 
 

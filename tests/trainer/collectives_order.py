@@ -83,7 +83,7 @@ class _Stream:
 def stuck(ranks: Ranks) -> list[str]:
     """Play the records back; what each rank waits in when none can continue, if that happens."""
     streams = [
-        _Stream(rank, [each for each in operations if each.thread == thread])
+        _Stream(rank, [operation for operation in operations if operation.thread == thread])
         for rank, operations in ranks.items()
         for thread in dict.fromkeys(each.thread for each in operations)
     ]

@@ -94,7 +94,7 @@ class _Mode(TorchDispatchMode):
             return NotImplemented  # they call operators on their own tensors, which come here
         namespace, _, kind = func._schema.name.partition("::")
         if namespace in ("c10d", "_c10d_functional"):
-            names = [each.name for each in func._schema.arguments]
+            names = [argument.name for argument in func._schema.arguments]
             self._note(kind, dict(zip(names, args, strict=False)) | (kwargs or {}))
         return func(*args, **(kwargs or {}))
 
@@ -104,8 +104,8 @@ class _Mode(TorchDispatchMode):
             return  # it waits for an operation, or wraps its result
         if not _is_name(group):
             group = dist.ProcessGroup.unbox(group)
-        tensors = [each for each in tree_leaves(list(given.values())) if isinstance(each, Tensor)]
-        sizes: list[Any] = [[each.numel(), str(each.dtype)[6:]] for each in tensors]
+        tensors = [leaf for leaf in tree_leaves(list(given.values())) if isinstance(leaf, Tensor)]
+        sizes: list[Any] = [[tensor.numel(), str(tensor.dtype)[6:]] for tensor in tensors]
         peer = given.get(_PEERS.get(kind, ""))
         if kind in _OWN_SIZES:
             sizes = []
@@ -159,4 +159,4 @@ def recorded(file: Path) -> Iterator[Records]:
         _Mode(records),
     ):
         yield records
-    file.write_text("".join(json.dumps(each) + "\n" for each in records.operations))
+    file.write_text("".join(json.dumps(operation) + "\n" for operation in records.operations))

@@ -35,8 +35,8 @@ class Net(TrainingModule):
         layers = [nn.BatchNorm1d(8), nn.Dropout(0.5)] if is_random else [nn.Tanh()]
         self.sequential_module = nn.Sequential(nn.Linear(3, 8), *layers, nn.Linear(8, 1))
         generator = torch.Generator().manual_seed(1)
-        for each in self.parameters():
-            each.data = torch.randn(each.shape, generator=generator) * 0.3
+        for parameter in self.parameters():
+            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.3
         self.is_random = is_random
         if is_random:  # a pipeline refuses metrics
             self.metric = MeanMetric()

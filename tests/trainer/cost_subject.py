@@ -78,8 +78,8 @@ class Meter:
 
     def _executed(self) -> Iterator[Path]:
         """The trainer's files of which a function was called; importing one is not enough."""
-        functions = (each for each in self.codes if each.co_flags & 2)  # not a module, nor a class
-        for name in sorted({each.co_filename for each in functions}):
+        functions = (code for code in self.codes if code.co_flags & 2)  # not a module, nor a class
+        for name in sorted({function.co_filename for function in functions}):
             if TRAINER in Path(name).parts:
                 yield Path(name)
 

@@ -14,7 +14,7 @@ def problems(strategy: str = "deepspeed", **options: Any) -> list[str]:
     try:
         trainer.Trainer(**given, strategy_options=options)
     except ConfigurationError as error:
-        return [each for each in error.problems if "needs the package" not in each]
+        return [problem for problem in error.problems if "needs the package" not in problem]
     return []
 
 

@@ -191,7 +191,7 @@ def main(folder: Path, processes: int, more: dict[str, Any], ways: list[str]) ->
         given, options = WAYS[way]
         if processes == 0:
             given = ALONE.get(way, given)
-            options = {key: each for key, each in options.items() if "strategy" not in key}
+            options = {key: option for key, option in options.items() if "strategy" not in key}
         name = way.replace(" ", "-")
         options = {**options, "devices": max(processes, 1), "run_name": name, **more}
         run = train(folder / f"{way}.safetensors", given, options)

@@ -94,7 +94,7 @@ def result(root: Path) -> dict[str, str]:
     run = root / "run"
     paths = [run / "metrics.csv", *run.glob("checkpoints/**/step-*4/*.safetensors")]
     return {
-        str(each.relative_to(run)): hashlib.sha256(each.read_bytes()).hexdigest() for each in paths
+        str(path.relative_to(run)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths
     }
 
 
@@ -122,7 +122,7 @@ def main(folder: Path, asynchronous: bool, faults: list[tuple[int, str, int, int
         found = {}
         with contextlib.suppress(OSError):
             found = result(root)
-        hidden = [each.name for each in root.rglob(".*") if each.name != ".lock"]
+        hidden = [path.name for path in root.rglob(".*") if path.name != ".lock"]
         line = {
             "fault": [number, kinds, code, begun],
             "failed": failed,

@@ -47,16 +47,16 @@ def counting() -> Iterator[Counts]:
 
 def note_operator(name: str) -> None:
     """Count an operator that runs."""
-    for each in _counts:
-        each.operators[name] += 1
+    for count in _counts:
+        count.operators[name] += 1
 
 
 def note(kind: Literal["waits", "pageable"], what: str) -> None:
     """Count what the running line of the package or the tests does."""
     if _counts:
         line = f"{what} at {_line()}"
-        for each in _counts:
-            getattr(each, kind)[line] += 1
+        for count in _counts:
+            getattr(count, kind)[line] += 1
 
 
 def _line() -> str:

@@ -273,7 +273,7 @@ def _run(func: Any, *args: Any, **kwargs: Any) -> Any:
     """Run an operator on the CPU for the device, if a GPU would."""
     note_operator(func.__name__)
     leaves = _pytree.tree_leaves((args, kwargs))
-    emulated = [each for each in leaves if isinstance(each, EmulatedTensor)]
+    emulated = [leaf for leaf in leaves if isinstance(leaf, EmulatedTensor)]
     plain = [
         each for each in leaves if isinstance(each, Tensor) and not isinstance(each, EmulatedTensor)
     ]
@@ -392,8 +392,8 @@ def _note_copy(source: Tensor, to: torch.device, non_blocking: bool) -> None:
 
 def _note_indices(args: Sequence[Any]) -> None:
     indexed, indices = args[:2]
-    for each in indices if isinstance(indexed, EmulatedTensor) else ():
-        if isinstance(each, EmulatedTensor) and each.dtype in (torch.bool, torch.uint8):
+    for index in indices if isinstance(indexed, EmulatedTensor) else ():
+        if isinstance(index, EmulatedTensor) and index.dtype in (torch.bool, torch.uint8):
             note("waits", "nonzero")
-        elif isinstance(each, Tensor) and not isinstance(each, EmulatedTensor):
-            _note_copy(each, indexed.device, non_blocking=False)
+        elif isinstance(index, Tensor) and not isinstance(index, EmulatedTensor):
+            _note_copy(index, indexed.device, non_blocking=False)

@@ -54,7 +54,7 @@ class Drawing(nn.Module):
             "inside": self.inside(ones),
             "plain": dropout(ones),
         }
-        self.drawn.append({key: (each != 0).flatten().tolist() for key, each in masks.items()})
+        self.drawn.append({key: (mask != 0).flatten().tolist() for key, mask in masks.items()})
         output: Tensor = self.down(dropped)
         return output
 
@@ -114,7 +114,7 @@ def drawn(module: Model) -> list[dict[str, list[bool]]]:
 
 def weights(module: Model) -> list[Tensor]:
     """The parameters on this rank."""
-    return [dtensors.local(each.detach()).cpu() for each in module.parameters()]
+    return [dtensors.local(parameter.detach()).cpu() for parameter in module.parameters()]
 
 
 def mesh(folder: Path) -> None:

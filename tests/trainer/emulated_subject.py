@@ -172,7 +172,7 @@ def evaluations(folder: Path) -> dict[str, Any]:
     ours = running.predict(model, data())
     theirs = on_cpu.predict(again, data())
     tensors = [each for output in ours for each in (output["scores"], *output["of"][:1])]
-    found["types"] = sorted({type(each).__name__ for each in tensors})
+    found["types"] = sorted({type(tensor).__name__ for tensor in tensors})
     found["equal"] = all(
         torch.allclose(left["scores"], right["scores"], atol=1e-6)
         for left, right in zip(ours, theirs, strict=True)

@@ -151,9 +151,9 @@ def _unchanged(_: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
 
 def _held(live: Live, module: nn.Module, optimization: Any) -> dict[str, int]:
     parameters = storages(module.parameters())
-    gradients = storages(each.grad for each in module.parameters())
+    gradients = storages(parameter.grad for parameter in module.parameters())
     steps = [getattr(each, "optim", each) for each in optimization.optimizers]
-    states = [state for each in steps for state in each.state.values()]
+    states = [state for step in steps for state in step.state.values()]
     optimizer = storages(
         value for state in states for value in state.values() if isinstance(value, Tensor)
     )

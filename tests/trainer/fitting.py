@@ -46,7 +46,7 @@ def fits(
         how: how the command is started.
     """
     succeed([*words, "-m", "fitting", folder, json.dumps(runs)], **how)
-    return [json.loads(each.read_text()) for each in sorted(folder.glob("ends-*.json"))]
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("ends-*.json"))]
 
 
 def saved(run_directory: Any) -> dict[str, Tensor]:

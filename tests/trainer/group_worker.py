@@ -87,13 +87,13 @@ class Case:
             found |= {f"buffer.{step}.{name}": each for name, each in copies(module.buffers())}
         if self.options.get("track_running_stats", True):  # else each part has its own
             found["evaluated"] = module.eval()(next(self.batches())[0][part]).detach()
-        gradients = [(name, each.grad) for name, each in module.named_parameters()]
+        gradients = [(name, parameter.grad) for name, parameter in module.named_parameters()]
         return found | {f"gradient.{name}": each for name, each in gradients if each is not None}
 
 
 def copies(tensors: Iterator[Tensor]) -> Iterator[tuple[int, Tensor]]:
     """Tensors as they are now, numbered."""
-    return enumerate([each.clone() for each in tensors])
+    return enumerate([tensor.clone() for tensor in tensors])
 
 
 NO_BIAS = {

@@ -15,13 +15,13 @@ class Net(averaging_subject.Net):
 
     def __init__(self) -> None:
         super().__init__()
-        for each in self.sequential_module.parameters():
-            if not each.is_meta:
-                each.data.mul_(0.5)
+        for parameter in self.sequential_module.parameters():
+            if not parameter.is_meta:
+                parameter.data.mul_(0.5)
 
     def initialize(self, name: str, layer: nn.Module) -> None:
-        for each in layer.parameters(recurse=False):
-            nn.init.constant_(each, 0.1)
+        for parameter in layer.parameters(recurse=False):
+            nn.init.constant_(parameter, 0.1)
 
 
 def fit(module: trainer.TrainingModule, name: str, **options: Any) -> trainer.Trainer:

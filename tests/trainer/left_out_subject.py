@@ -21,9 +21,9 @@ class Adapted(trainer.TrainingModule):
         super().__init__()
         generator = torch.Generator().manual_seed(base)
         layers = [nn.Linear(WIDTH, WIDTH) for _ in range(4)]
-        for each in layers:
-            nn.init.normal_(each.weight, std=0.1, generator=generator)
-            nn.init.zeros_(each.bias)
+        for layer in layers:
+            nn.init.normal_(layer.weight, std=0.1, generator=generator)
+            nn.init.zeros_(layer.bias)
         self.sequential_module = nn.Sequential(*layers, nn.Linear(WIDTH, 1))
         for each in layers[:-1]:
             each.requires_grad_(False)

@@ -31,9 +31,9 @@ class Live(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(each, DTensor) for each in types):
             return NotImplemented  # it calls operators on its own tensors, which come here
-        for each in tree_leaves((args, kwargs)):
-            if isinstance(each, Tensor) and self._note(each):  # made before, or elsewhere
-                self._before.add(each.untyped_storage()._cdata)
+        for leaf in tree_leaves((args, kwargs)):
+            if isinstance(leaf, Tensor) and self._note(leaf):  # made before, or elsewhere
+                self._before.add(leaf.untyped_storage()._cdata)
         outputs = func(*args, **(kwargs or {}))
         is_new = [self._note(each) for each in tree_leaves(outputs) if isinstance(each, Tensor)]
         if self._is_counting and any(is_new):
@@ -101,8 +101,8 @@ class Pair(nn.Module):
 def storages(tensors: Iterable[Tensor | None]) -> dict[int, int]:
     """Bytes of each storage of tensors, or of their local shards, by its address."""
     found = {}
-    for each in tensors:
-        if each is not None and each.dim():
-            storage = dtensors.local(each.detach()).untyped_storage()
+    for tensor in tensors:
+        if tensor is not None and tensor.dim():
+            storage = dtensors.local(tensor.detach()).untyped_storage()
             found[storage._cdata] = storage.nbytes()
     return found

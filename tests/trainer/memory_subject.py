@@ -44,10 +44,10 @@ class Counting(TorchDispatchMode):
         self._live = {key: each for key, each in self._live.items() if not each[0].expired()}
         self.held = max(self.held, sum(size for _, size in self._live.values()))
         kept = {each.data_ptr() for each in storages(found)}
-        for each in tensors((args, kwargs)):
-            storage = local(each).untyped_storage()
+        for tensor in tensors((args, kwargs)):
+            storage = local(tensor).untyped_storage()
             if storage.data_ptr() not in kept and self._is_file(storage):  # not a view
-                self.read += each.nbytes
+                self.read += tensor.nbytes
         return found
 
     def _is_file(self, storage: torch.UntypedStorage) -> bool:
@@ -61,13 +61,13 @@ class Counting(TorchDispatchMode):
 
 def tensors(tree: Any) -> Iterator[Tensor]:
     """Those in host memory."""
-    for each in tree_leaves(tree):
-        if isinstance(each, Tensor) and not each.is_meta:
-            yield each
+    for leaf in tree_leaves(tree):
+        if isinstance(leaf, Tensor) and not leaf.is_meta:
+            yield leaf
 
 
 def storages(tree: Any) -> Iterator[torch.UntypedStorage]:
-    return (local(each).untyped_storage() for each in tensors(tree))
+    return (local(tensor).untyped_storage() for tensor in tensors(tree))
 
 
 def local(tensor: Any) -> Tensor:
@@ -79,7 +79,7 @@ def is_file(storage: torch.UntypedStorage) -> bool:
     pointer = storage.data_ptr()
     for line in Path("/proc/self/maps").read_text().splitlines():
         if line.endswith(".safetensors"):
-            start, end = (int(each, 16) for each in line.split(maxsplit=1)[0].split("-"))
+            start, end = (int(word, 16) for word in line.split(maxsplit=1)[0].split("-"))
             if start <= pointer < end:
                 return True
     return False

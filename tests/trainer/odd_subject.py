@@ -65,7 +65,7 @@ class Noting(torch.optim.Adam):
         NOTES.append(
             {
                 "parameters": sum(each.numel() for each in self.module.parameters()),
-                "gradients": sum(each.numel() for each in gradients),
+                "gradients": sum(gradient.numel() for gradient in gradients),
                 "state": sum(each.numel() for each in state if each.ndim > 0),
                 "norm": math.sqrt(sum(float(whole(p.grad.double().square().sum())) for p in own)),
             }
@@ -122,7 +122,7 @@ class Odd(Base):
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         blocks = set(self.blocks.parameters())
-        rest = [each for each in self.parameters() if each not in blocks]
+        rest = [parameter for parameter in self.parameters() if parameter not in blocks]
         groups = [
             {"params": [each for each in rest if each.ndim > 1], "weight_decay": 0.5},
             {"params": [each for each in rest if each.ndim <= 1], "weight_decay": 0.0},

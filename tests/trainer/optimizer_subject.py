@@ -38,7 +38,7 @@ class Lamb(Lars):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
-        own = [each for group in self.param_groups for each in group["params"]]
+        own = [parameter for group in self.param_groups for parameter in group["params"]]
         torch.nn.utils.clip_grad_norm_(own, 0.1)
         for group in self.param_groups:
             for each in group["params"]:
@@ -56,11 +56,11 @@ class Lion(Own):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
         for group in self.param_groups:
-            for each in group["params"]:
-                if each.grad is not None:
-                    mean = self.state[each].setdefault("mean", torch.zeros_like(each))
-                    each.sub_(group["lr"] * torch.sign(0.9 * mean + 0.1 * each.grad))
-                    mean.lerp_(each.grad, 0.01)
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    mean = self.state[parameter].setdefault("mean", torch.zeros_like(parameter))
+                    parameter.sub_(group["lr"] * torch.sign(0.9 * mean + 0.1 * parameter.grad))
+                    mean.lerp_(parameter.grad, 0.01)
 
 
 class Unknown(Lion):
@@ -68,8 +68,8 @@ class Unknown(Lion):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
-        for each in self.param_groups[0]["params"]:
-            each.sub_(each.grad / each.grad.norm())
+        for parameter in self.param_groups[0]["params"]:
+            parameter.sub_(parameter.grad / parameter.grad.norm())
 
 
 class Early(Lion):
@@ -78,8 +78,8 @@ class Early(Lion):
     def __init__(self, params: Any) -> None:
         super().__init__(params)
         for group in self.param_groups:
-            for each in group["params"]:
-                self.state[each]["mean"] = torch.zeros_like(each)
+            for parameter in group["params"]:
+                self.state[parameter]["mean"] = torch.zeros_like(parameter)
 
 
 class Wraps(torch.optim.SGD):
@@ -95,8 +95,8 @@ class Mixes(torch.optim.SGD):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
         for group in self.param_groups:
-            for each in group["params"]:
-                each.copy_(torch.ones(each.shape) * each)
+            for parameter in group["params"]:
+                parameter.copy_(torch.ones(parameter.shape) * parameter)
 
 
 class Noisy(Own):
@@ -107,10 +107,10 @@ class Noisy(Own):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
         for group in self.param_groups:
-            for each in group["params"]:
-                if each.grad is not None:
-                    each.sub_(group["lr"] * (each.grad + torch.randn_like(each)))
-                    each.sub_(0.01 * random.random() + 0.01 * float(np.random.rand()))
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.sub_(group["lr"] * (parameter.grad + torch.randn_like(parameter)))
+                    parameter.sub_(0.01 * random.random() + 0.01 * float(np.random.rand()))
 
 
 OPTIMIZERS: dict[str, Any] = {

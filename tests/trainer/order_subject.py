@@ -83,7 +83,7 @@ class Net(trainer.TrainingModule):
     def train_dataloader(self) -> Any:
         x = torch.randn(SAMPLES, WIDTH, generator=torch.Generator().manual_seed(1))
         if self.situation == "uneven":
-            return [[each] for each in x.split(4)[: 6 - 2 * self.global_rank]]
+            return [[word] for word in x.split(4)[: 6 - 2 * self.global_rank]]
         return DataLoader(TensorDataset(x), batch_size=4)
 
     def val_dataloader(self) -> DataLoader[Any]:
@@ -183,7 +183,7 @@ MORE_ON_TWO = {
     "fsdp, whole gradients": Case(options={**UNITS, "reduce_every_microbatch": False}),
     "fsdp, bf16": Case(options=UNITS, trainer={"precision": "bf16-mixed"}),
     "fsdp, fp16": Case(options=UNITS, trainer={"precision": "16-mixed"}),
-    **{f"sequential, {each}": Case(options={"schedule": each}) for each in SCHEDULES},
+    **{f"sequential, {schedule}": Case(options={"schedule": schedule}) for schedule in SCHEDULES},
 }
 FOUR = {
     "hsdp": Case(options={**UNITS, "shard_size": 2}),

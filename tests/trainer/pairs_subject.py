@@ -277,15 +277,15 @@ def train(folder: Path, name: str, options: Mapping[str, Any], **subject: Any) -
 def train_all(folder: Path, requests: list[dict[str, Any]]) -> None:
     """Train one after another; a run with the name of another is stopped in its middle."""
     steps: dict[str, int] = {}
-    for each in requests:
-        options = each["options"]
-        if (of := each.pop("half_of", None)) is not None:
+    for request in requests:
+        options = request["options"]
+        if (of := request.pop("half_of", None)) is not None:
             # Not from a file: the main rank may not have written it yet.
             done = steps.get(of) or json.loads((folder / f"{of}.json").read_text()).get("step", 0)
             if not done:
                 continue
             options["max_steps"] = max(1, (done - 1) // 2)
-        steps[each["name"]] = train(folder, **each)
+        steps[request["name"]] = train(folder, **request)
 
 
 def main(command: str, folder: Path, *names: str) -> None:

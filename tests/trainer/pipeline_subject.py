@@ -104,7 +104,7 @@ class Subject(trainer.TrainingModule):
         if self.optimizer == "sgd":
             sgd = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
             return [sgd], [torch.optim.lr_scheduler.ExponentialLR(sgd, 0.9)]
-        matrices = [each for each in self.named_parameters() if each[1].ndim > 1]
+        matrices = [parameter for parameter in self.named_parameters() if parameter[1].ndim > 1]
         vectors = [each for each in self.named_parameters() if each[1].ndim == 1]
         groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors}]
         return torch.optim.AdamW(groups, lr=0.01, fused=True)
@@ -213,7 +213,7 @@ def train(folder: Path, name: str, case: Case, **more: Any) -> Path:
     run.fit(Subject(**case.subject))
     if run.global_rank == 0:
         weights = reading.Checkpoint(reading.resolve(run.run_directory)).state()["model"]
-        found = {name: each.contiguous() for name, each in weights.items()}
+        found = {name: weight.contiguous() for name, weight in weights.items()}
         found |= {f"logged/{name}": each for name, each in logged(run.run_directory).items()}
         save_file(found, folder / f"{dashed(name)}.safetensors")
     return run.run_directory

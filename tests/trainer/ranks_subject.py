@@ -26,8 +26,8 @@ class Unequal(TrainingModule):
         own = float(os.environ.get("RANK") or os.environ.get("HOROVOD_RANK") or 0) + 1
         self.first = nn.Linear(2, 4)
         self.last = nn.Linear(4, 2)
-        for each in self.parameters():
-            each.data.fill_(own)
+        for parameter in self.parameters():
+            parameter.data.fill_(own)
         self.register_buffer("scale", torch.full((3,), own))
         self.samples = SumMetric()
         self.seen: dict[str, Any] = {"evaluated": []}

@@ -139,7 +139,7 @@ class Overflows(Tied):
 
 def elements(tensors: Iterator[Tensor]) -> int:
     """That lie here, in tensors of more than one."""
-    return sum(dtensors.local(each).numel() for each in tensors if each.numel() > 1)
+    return sum(dtensors.local(tensor).numel() for tensor in tensors if tensor.numel() > 1)
 
 
 def main(folder: str, strategy: str, devices: str, *words: str) -> None:
@@ -166,7 +166,7 @@ def main(folder: str, strategy: str, devices: str, *words: str) -> None:
     with run.building():
         fresh = Tied(folder)
     predictions = torch.cat(run.predict(fresh, checkpoint=directory))
-    threads = [(each / "comm").read_text() for each in Path("/proc/self/task").iterdir()]
+    threads = [(path / "comm").read_text() for path in Path("/proc/self/task").iterdir()]
     (Path(folder) / f"threads-{run.global_rank}").write_text("".join(threads))
     if run.global_rank == 0:
         weights = checkpoint.Checkpoint(checkpoint.resolve(directory)).state()["model"]

@@ -30,7 +30,7 @@ def computed(names: list[str], half: bool = False) -> dict[str, Tensor]:
             with torch.autocast("cpu", torch.bfloat16, enabled=half):
                 loss = network(batch).square().mean()
             loss.backward()
-    gradients = {name: each.grad for name, each in network.named_parameters()}
+    gradients = {name: parameter.grad for name, parameter in network.named_parameters()}
     return {**gradients, **dict(network.named_buffers()), "random": torch.rand(1)}
 
 
@@ -101,7 +101,7 @@ def test_the_model_stays_what_it_is():
         after = dict(network.named_modules()), dict(network.named_parameters())
         assert after == before[:2]
         assert list(network.state_dict()) == list(before[2])
-    assert all("forward" not in vars(each) for each in network.modules())
+    assert all("forward" not in vars(module) for module in network.modules())
 
 
 def test_a_copy_computes_with_its_own_parameters():
@@ -112,7 +112,7 @@ def test_a_copy_computes_with_its_own_parameters():
             each(torch.randn(4, FEATURES)).sum().backward()
             assert all(one.grad is not None for one in each.parameters())
             assert [layer.calls.item() for layer in each.layers] == [2, 1, 1]
-    assert all(each.grad is None for each in network.parameters())
+    assert all(parameter.grad is None for parameter in network.parameters())
     assert [layer.calls.item() for layer in network.layers] == [0, 0, 0]
 
 
@@ -211,7 +211,7 @@ def marks(name: str) -> list[pytest.MarkDecorator]:
     return [pytest.mark.slow, *[pytest.mark.exhaustive] * (name not in SLOW)]
 
 
-@pytest.mark.parametrize("name", [pytest.param(each, marks=marks(each)) for each in RUNS])
+@pytest.mark.parametrize("name", [pytest.param(run, marks=marks(run)) for run in RUNS])
 @pytest.mark.slow
 def test_every_strategy_trains_the_same(tmp_path, name):
     options = json.dumps({"devices": 2, **RUNS[name]})

@@ -94,7 +94,7 @@ def test_uneven_loaders_are_refused_at_the_last_batch_of_the_shorter(
     batches = epoch(monkeypatch, Peer([2] * others), Stream([2] * own))
     trained: list[int] = []
     with pytest.raises(errors.UserError, match="different numbers of batches") as raised:
-        trained.extend(each.number for each in batches)
+        trained.extend(batch.number for batch in batches)
     assert trained == list(range(said - 1))
     counts = [str(said) if each == said else f"more than {said}" for each in (own, others)]
     assert f": rank 0 has {counts[0]}, rank 1 has {counts[1]}; " in str(raised.value)
@@ -104,7 +104,7 @@ def test_a_batch_that_cannot_be_read_fails_in_its_turn(monkeypatch):
     batches = epoch(monkeypatch, Peer([2] * 40), Stream([2] * 40, broken=20))
     trained: list[int] = []
     with pytest.raises(ArithmeticError, match="broken"):
-        trained.extend(each.number for each in batches)
+        trained.extend(batch.number for batch in batches)
     assert trained == list(range(19))  # not the one before it, which could be the last
 
 

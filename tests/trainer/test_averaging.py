@@ -277,8 +277,8 @@ def test_each_strategy_averages_like_one_process_and_resumes_exactly(
         *(word for each in strategies for word in (f"{each}:{STEPS}:{each}", f"{each}:5:5-{each}"))
     )
     train(*(f"{each}:{STEPS}:5-{each}" for each in strategies))
-    for each in strategies:
-        check(each, expected)
-        check_exact(each, f"5-{each}")
+    for strategy in strategies:
+        check(strategy, expected)
+        check_exact(strategy, f"5-{strategy}")
     # Another strategy reads their averages.
     subject.fit("single_device", 1, STEPS + 1, strategies[0])

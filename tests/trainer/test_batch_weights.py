@@ -34,7 +34,7 @@ def flat(*sizes: int) -> dict[str, Tensor]:
 )
 def test_samples_of_ragged_batches(batches: list[Any], samples: list[int]) -> None:
     counter = Counter(Share(0, 1, 7))
-    assert [counter.count(each, 3).samples for each in batches] == samples
+    assert [counter.count(batch, 3).samples for batch in batches] == samples
 
 
 def test_an_ambiguous_batch_is_one_line() -> None:
@@ -44,7 +44,7 @@ def test_an_ambiguous_batch_is_one_line() -> None:
 
 def good(samples: list[float]) -> Tensor:
     """Leave damaged samples, 0 and below, out."""
-    kept: Tensor = default_collate([each for each in samples if each > 0])
+    kept: Tensor = default_collate([sample for sample in samples if sample > 0])
     return kept
 
 

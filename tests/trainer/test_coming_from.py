@@ -68,7 +68,7 @@ def trained(script: str) -> tuple[list[torch.Tensor], dict[str, float]]:
     Path("script.py").write_text(script)
     found = runpy.run_path("script.py", run_name="__main__")
     metrics = found["trainer"].metrics if "trainer" in found else {}
-    return [each.detach() for each in found["model"].parameters()], metrics
+    return [parameter.detach() for parameter in found["model"].parameters()], metrics
 
 
 def trained_apart(script: str, *packages: str) -> list[torch.Tensor]:
@@ -76,9 +76,9 @@ def trained_apart(script: str, *packages: str) -> list[torch.Tensor]:
     missing = [name for name in packages if not (PACKAGES / name).is_dir()]
     require(f"{missing[0]} is not installed: make models" if missing else None)
     Path("packages").mkdir(exist_ok=True)
-    for each in PACKAGES.iterdir():  # torchvision, which others import, may not fit torch
-        if not each.name.startswith("torchvision") and not Path("packages", each.name).exists():
-            Path("packages", each.name).symlink_to(each)
+    for path in PACKAGES.iterdir():  # torchvision, which others import, may not fit torch
+        if not path.name.startswith("torchvision") and not Path("packages", path.name).exists():
+            Path("packages", path.name).symlink_to(path)
     Path("script.py").write_text(script)
     paths = os.pathsep.join([os.environ["PYTHONPATH"], str(Path("packages").resolve())])
     succeed(["script.py"], cwd=Path.cwd(), extra={**OFFLINE, "PYTHONPATH": paths}, fresh=True)
@@ -102,7 +102,7 @@ def test_both_sides_are_python(name: str) -> None:
 
 
 def test_names_in_the_tables_are_there() -> None:
-    known = {each.name for each in dataclasses.fields(Options)} | {"batch_size", "collate_fn"}
+    known = {field.name for field in dataclasses.fields(Options)} | {"batch_size", "collate_fn"}
     kinds = [getattr(callbacks, name) for name in callbacks.__all__]
     for call in (*kinds, Trainer.test, TrainingModule.log):
         known |= set(inspect.signature(call).parameters)
@@ -163,8 +163,8 @@ def test_a_script_of_lightning_trains_the_same_weights() -> None:
 @pytest.mark.slow
 def test_a_script_of_transformers_trains_the_same_weights() -> None:
     before, after = (
-        in_order(each).replace("distilbert/distilbert-base-uncased", "tiny")
-        for each in sides("transformers")
+        in_order(side).replace("distilbert/distilbert-base-uncased", "tiny")
+        for side in sides("transformers")
     )
     theirs = trained_apart(PRETRAIN + before + SAVE, "transformers")
     start = load_file("tiny/model.safetensors")

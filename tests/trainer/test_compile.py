@@ -78,8 +78,8 @@ def computed(value: Any, names: list[str]) -> dict[str, Tensor]:
     with compilation.applied(network, value, names):
         for batch in torch.randn(3, 6, FEATURES):
             network(batch).square().mean().backward()
-    assert all("forward" not in vars(each) for each in network.modules())
-    gradients = {name: each.grad for name, each in network.named_parameters()}
+    assert all("forward" not in vars(module) for module in network.modules())
+    gradients = {name: parameter.grad for name, parameter in network.named_parameters()}
     return {**gradients, **dict(network.named_buffers()), "random": torch.rand(1)}
 
 
@@ -97,7 +97,7 @@ WAYS = [  # the first two are quick
 
 @pytest.mark.parametrize(
     ("value", "names", "count"),
-    [pytest.param(*each, marks=[pytest.mark.slow] * (each not in WAYS[:2])) for each in WAYS],
+    [pytest.param(*way, marks=[pytest.mark.slow] * (way not in WAYS[:2])) for way in WAYS],
 )
 def test_gradients_and_buffers_are_equal(graphs, value, names, count):
     alone = computed(False, [])

@@ -66,7 +66,7 @@ class Takes(NeedsArgument):
         make: Callable[[Iterable[Any]], torch.optim.Optimizer] = torch.optim.SGD,
     ) -> None:  # fmt: skip
         super().__init__(width)
-        self.given = {name: each for name, each in locals().items() if name != "self"}
+        self.given = {name: local for name, local in locals().items() if name != "self"}
 
 
 class Sets(Takes):

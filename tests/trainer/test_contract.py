@@ -57,7 +57,7 @@ def test_the_contract_is_small():
 
 def test_a_step_of_ddp_can_be_followed(tmp_path: Path):
     done = succeed(["-c", STEP], cwd=tmp_path, extra=at_root())
-    calls = [tuple(each) for each in json.loads(done.stdout.splitlines()[-1])]
+    calls = [tuple(load) for load in json.loads(done.stdout.splitlines()[-1])]
     # From where the batch is read.
     first = [name for _, name in calls].index("read")
     calls = calls[first:] + calls[:first]

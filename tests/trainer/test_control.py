@@ -326,7 +326,7 @@ def test_checkpoints_of_some_epochs_resume_to_the_last_bit() -> None:
 
 
 def saved(name: str) -> list[int]:
-    return sorted(int(each.name[5:]) for each in Path("runs", name, "checkpoints").glob("step-*"))
+    return sorted(int(path.name[5:]) for path in Path("runs", name, "checkpoints").glob("step-*"))
 
 
 # --- two processes -------------------------------------------------------------------------------

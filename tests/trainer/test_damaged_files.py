@@ -114,11 +114,11 @@ def use(run: Path, with_page: bool) -> None:
     checks.check(found)
     page.curves({"a": found.metrics})
     page._times([found])
-    for each in found.attempts[-1:]:
+    for attempt in found.attempts[-1:]:
         with contextlib.suppress(TypeError, ValueError, LookupError, AttributeError):
             list(compare.of_run(run, found.attempts))
-            list(compare.differences(each, ATTEMPT))
-            list(compare.data(each))
+            list(compare.differences(attempt, ATTEMPT))
+            list(compare.data(attempt))
     compare.compare(run, run, 8)
     with contextlib.suppress(ConfigurationError):
         config_files.read_file("x", run / "config.yaml")
@@ -236,4 +236,4 @@ def test_a_row_that_was_cut_is_left_out_wherever_it_was_cut(tmp_path: Path) -> N
         found = reading.read(run)
         assert found.metrics == {"loss": [(1, 0.125)]}
         said = ["metrics.csv: 1 damaged row left out, first in line 3"] * (length > 0)
-        assert [each for each in found.notes if each.startswith("metrics")] == said
+        assert [note for note in found.notes if note.startswith("metrics")] == said

@@ -83,9 +83,9 @@ def packages(apart: None) -> None:
     installed = any(PACKAGES.glob("datasets-*")) and any(PACKAGES.glob("webdataset-*"))
     require(None if installed else "datasets and webdataset are not installed: make models")
     Path("site-packages").mkdir()  # dill pickles modules of other folders by value
-    for each in PACKAGES.iterdir():  # transformers imports torchvision, which may not fit torch
-        if not each.name.startswith("torchvision"):
-            Path("site-packages", each.name).symlink_to(each)
+    for path in PACKAGES.iterdir():  # transformers imports torchvision, which may not fit torch
+        if not path.name.startswith("torchvision"):
+            Path("site-packages", path.name).symlink_to(path)
     for page in ("hugging-face", "streaming-data"):
         text = (ROOT / "docs" / "how-to" / f"{page}.md").read_text()
         for code in re.findall(r"```python\n((?:from|import) .*?)```", text, re.DOTALL):

@@ -47,7 +47,7 @@ class Scaled(nn.Module):
 def test_the_step_count_is_not_sharded() -> None:
     module = Scaled()
     slices: Any = Halves(module)
-    optimizer = torch.optim.SGD([nn.Parameter(each) for each in slices.flats.values()], lr=0.1)
+    optimizer = torch.optim.SGD([nn.Parameter(flat) for flat in slices.flats.values()], lr=0.1)
     names = ["weight", "scale"]
     state = ShardedState(module, slices, optimizer, [names])
     saved = {

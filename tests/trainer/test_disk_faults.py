@@ -56,7 +56,7 @@ def test_each_operation_that_fails_is_one_line_or_none_and_a_resume_is_exact(
     cases = [(number, "", error, begun) for number, begun in numbers for error in ERRORS]
     if every > 1:  # the errors take turns
         n = len(ERRORS)
-        cases = [each for index, each in enumerate(cases) if index % n == index // n % n]
+        cases = [case for index, case in enumerate(cases) if index % n == index // n % n]
     lines = fits(asynchronous, cases)
     assert len(lines) > len(cases) // 2
     for line in lines:

@@ -201,7 +201,7 @@ def test_few_open_files_are_a_warning() -> None:
 
 
 def test_each_engine_is_named_with_its_strategies_or_its_command() -> None:
-    lines = [(each.found, each.advice) for each in machine._engines()]
+    lines = [(engine.found, engine.advice) for engine in machine._engines()]
     for strategy in strategies.names():
         for package, command in strategies.find(strategy).limits.packages.items():
             is_there = find_spec(package) is not None

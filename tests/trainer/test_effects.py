@@ -109,8 +109,8 @@ def test_options_of_a_validation_are_refused_without_one(tmp_path: Path) -> None
     why = "this fit has no validation; leave it out"
     expected = [f"{name}={value} has no effect: {why}" for name, value in options.items()]
     expected += [
-        f"{type(each).__name__}: it monitors 'val_loss' in validations, and {why}"
-        for each in callbacks
+        f"{type(callback).__name__}: it monitors 'val_loss' in validations, and {why}"
+        for callback in callbacks
     ]
     for more in ({}, {"limit_val_batches": 0}):
         validation = LOADER if more else None

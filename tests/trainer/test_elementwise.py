@@ -57,7 +57,7 @@ def test_classes_are_known_by_name(expected: tuple[bool, bool], names: str) -> N
 def test_torch_s_own() -> None:
     exported = (getattr(torch.optim, name) for name in dir(torch.optim))
     kinds = {each for each in exported if isinstance(each, type)} - {torch.optim.Optimizer}
-    made = [each(parameters()) for each in kinds]
+    made = [kind(parameters()) for kind in kinds]
     assert {type(each) for each in made if any(refused(each))} == {
         torch.optim.Adafactor,
         torch.optim.LBFGS,
@@ -189,8 +189,8 @@ def test_an_optimizer_that_draws_noise_steps_replicas_alike(tmp_path: Path) -> N
     for resumed in trained(2, strategy="ddp", name="parts", resume="auto"):
         assert torch.equal(resumed, found[0])
     shards = {"name": "shards", "devices": 2, "strategy": "fsdp", **steps}
-    for each in fits(tmp_path, [shards]):  # the scale is whole
-        assert each["shards"].startswith("Noisy.step draws random numbers")
+    for fit in fits(tmp_path, [shards]):  # the scale is whole
+        assert fit["shards"].startswith("Noisy.step draws random numbers")
 
 
 @pytest.mark.slow

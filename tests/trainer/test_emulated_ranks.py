@@ -27,7 +27,7 @@ def ranks(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_masks_of_dtensors_differ_between_replicas_and_shards(ranks: list[dict[str, Any]]) -> None:
-    steps = list(zip(*(each["replicas"] for each in ranks), strict=True))
+    steps = list(zip(*(rank["replicas"] for rank in ranks), strict=True))
     assert len(steps) == STEPS
     for one, two, three, four in steps:
         for name in ("replicated", "plain"):
@@ -39,13 +39,13 @@ def test_masks_of_dtensors_differ_between_replicas_and_shards(ranks: list[dict[s
 
 def test_no_state_of_a_generator_is_broadcast(ranks: list[dict[str, Any]]) -> None:
     """Torch's own tracker broadcasts that of rank 0 to all replicas."""
-    assert [each["broadcasts"] for each in ranks] == [0] * RANKS
+    assert [rank["broadcasts"] for rank in ranks] == [0] * RANKS
 
 
 def test_a_resume_draws_the_same_masks(ranks: list[dict[str, Any]]) -> None:
-    for each in ranks:
-        assert each["resumed"] == each["replicas"][SAVED:]
-        assert each["equal"]
+    for rank in ranks:
+        assert rank["resumed"] == rank["replicas"][SAVED:]
+        assert rank["equal"]
 
 
 def test_sharded_parameters_are_stepped_and_clipped_by_kernels_of_gpus(
@@ -53,9 +53,9 @@ def test_sharded_parameters_are_stepped_and_clipped_by_kernels_of_gpus(
 ) -> None:
     assert all("_fused_adamw_.default" in each["operators"] for each in ranks)
     # The ranks that hold a shard first count its norm.
-    counting = ["_foreach_norm.Scalar" in each["operators"] for each in ranks]
+    counting = ["_foreach_norm.Scalar" in rank["operators"] for rank in ranks]
     assert counting == [True, True, False, False]
 
 
 def test_torch_is_left_as_it_was(ranks: list[dict[str, Any]]) -> None:
-    assert [each["left"] for each in ranks] == ["None"] * RANKS
+    assert [rank["left"] for rank in ranks] == ["None"] * RANKS

@@ -130,7 +130,7 @@ def test_an_engine_is_removed_with_its_folder(tmp_path, removed):
     assert list(found["made"]) == left
     assert found["overview"] == ["auto", *left]
     assert found["weights"] == [0.5, 0.5]
-    launchers = {each.name for one in removed for each in declared(one).cluster_sources}
+    launchers = {source.name for one in removed for source in declared(one).cluster_sources}
     assert not launchers & set(found["sources"])
     assert not {name for one in removed for name in declared(one).variables} & {*found["variables"]}
 
@@ -150,7 +150,7 @@ def test_torch_s_compiler_is_not_imported_with_the_trainer():
 def test_sources_are_asked_in_their_order():
     order = ["torchelastic", "horovod", "openmpi", "hydra", "deepspeed"]
     order += ["srun", "environment", "nodes", "none"]
-    engines = {each.name for engine in HERE for each in declared(engine).cluster_sources}
+    engines = {source.name for engine in HERE for source in declared(engine).cluster_sources}
     absent = {"horovod", "deepspeed"} - engines
     assert [each.name for each in cluster.SOURCES] == [name for name in order if name not in absent]
 

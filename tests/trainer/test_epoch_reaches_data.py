@@ -56,7 +56,7 @@ class Collate(Told):
     """Adds its epoch to each sample."""
 
     def __call__(self, samples: list[Tensor]) -> Tensor:
-        return torch.stack([torch.cat([each, torch.tensor([self.epoch])]) for each in samples])
+        return torch.stack([torch.cat([sample, torch.tensor([self.epoch])]) for sample in samples])
 
 
 class Order(Told, Sampler[int]):
@@ -114,8 +114,8 @@ def test_a_dataset_in_a_subset_and_collate_fn_are_told(tmp_path: Path, workers: 
 def test_workers_of_a_stream_are_told_and_draw_as_new_ones(tmp_path: Path, capsys: Any) -> None:
     streams = [DataLoader(Stream(), 4, **options) for options in (PERSISTENT, {"num_workers": 2})]
     (kept, said), (new, silent) = (
-        (fit(tmp_path, each, each, val_every_n_steps=1), capsys.readouterr().err)
-        for each in streams
+        (fit(tmp_path, stream, stream, val_every_n_steps=1), capsys.readouterr().err)
+        for stream in streams
     )
     assert kept.rows == new.rows
     assert [{row[1] for row in rows} for rows in kept.rows] == [{0}, {1}, {2}]

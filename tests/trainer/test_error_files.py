@@ -56,7 +56,7 @@ def test_a_rank_that_lost_a_peer_lets_it_end_first(
     monkeypatch.setattr(failures.time, "sleep", slept.append)
     failures.report_failure(RuntimeError("Connection closed by peer"))
     assert sum(slept) == pytest.approx(seconds, abs=0.2)
-    assert {each.name for each in (tmp_path / "1").iterdir()} == {"error.json", "lost-a-peer"}
+    assert {path.name for path in (tmp_path / "1").iterdir()} == {"error.json", "lost-a-peer"}
 
 
 def test_under_torchelastic_its_own_format_has_the_line_alone(

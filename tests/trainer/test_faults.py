@@ -140,8 +140,8 @@ def assert_accused(ended: Ended, fault: str, rank: int, processes: int) -> None:
     others = " and ".join(str(each) for each in range(processes) if each != rank)
     names = f"ranks {others}" if processes > 2 else f"rank {others}"
     assert ended.last.startswith(f"rank {rank} hangs: {names} timed out (Timed out waiting 5000ms ")
-    for each in others.split(" and "):
-        assert f"rank {each} waited at:\n" in ended.error
+    for word in others.split(" and "):
+        assert f"rank {word} waited at:\n" in ended.error
 
 
 @pytest.mark.parametrize(

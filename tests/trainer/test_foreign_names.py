@@ -284,10 +284,10 @@ def test_an_optimizer_is_toggled() -> None:
 def test_each_name_is_once_in_the_table_and_its_option_exists() -> None:
     names = [(each.where, each.name) for each in rows()]
     assert len(names) == len({*names}) > 120
-    for each in rows():
-        assert each.use
-        if each.where == "argument":
-            assert not hasattr(Options, each.name), each.name
+    for row in rows():
+        assert row.use
+        if row.where == "argument":
+            assert not hasattr(Options, row.name), row.name
 
 
 def test_without_legacy_an_error_is_as_torch_s(monkeypatch: pytest.MonkeyPatch) -> None:

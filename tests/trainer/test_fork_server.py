@@ -35,7 +35,7 @@ def test_it_is_what_a_fresh_interpreter_would_be(tmp_path, kind):
         )
         for fresh in (True, False)
     ]
-    assert [each.pop("torch") for each in reports] == [False, True]
+    assert [report.pop("torch") for report in reports] == [False, True]
     assert reports[0] == reports[1]
     assert reports[1]["variables"] == {"ONLY_HERE": "yes", "OMP_NUM_THREADS": "1"}
     assert "ONLY_HERE" not in os.environ

@@ -74,14 +74,14 @@ def test_no_thread_of_a_process_group_is_left(results, strategy, devices):
     for rank in range(devices):
         threads = (results(strategy, devices) / f"threads-{rank}").read_text().splitlines()
         assert threads
-        assert [each for each in threads if "gloo" in each] == []
+        assert [thread for thread in threads if "gloo" in thread] == []
 
 
 @pytest.mark.parametrize(("strategy", "devices"), [("fsdp", 2), ON_THREE])
 def test_a_rank_holds_its_shard_of_everything(results, strategy, devices):
     folder = results(strategy, devices)
     held = [json.loads((folder / f"held-{rank}.json").read_text()) for rank in range(devices)]
-    whole = sum(each.numel() for each in Tied().parameters())
+    whole = sum(parameter.numel() for parameter in Tied().parameters())
     assert sum(each["parameters"] for each in held) == whole
     assert sum(each["states"] for each in held) == 2 * whole
     # Parameters are sharded along their first dimension: into rows, which may not divide evenly.

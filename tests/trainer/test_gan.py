@@ -107,7 +107,7 @@ def test_both_step_after_so_many_batches_and_at_the_end(tmp_path, batches, accum
     for network, optimizer in zip(("generator", "discriminator"), saved, strict=True):
         assert {name.split(".")[0] for name in optimizer["state"]} == {network}
         assert {float(each["step"]) for each in optimizer["state"].values()} == {steps}
-    assert all(each.requires_grad for each in model.parameters())
+    assert all(parameter.requires_grad for parameter in model.parameters())
     assert all(each.grad is None for each in model.parameters())
 
 

@@ -22,7 +22,7 @@ def settings() -> tuple[Any, ...]:
     backends = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
     return (
         older,
-        *(each.fp32_precision for each in backends),
+        *(backend.fp32_precision for backend in backends),
         torch.backends.cudnn.benchmark,
         torch.backends.cudnn.conv.fp32_precision,
     )

@@ -122,7 +122,7 @@ def test_a_process_that_an_error_ends_costs_one_check(tmp_path, capsys):
     (tmp_path / "test_broken.py").write_text(BROKEN)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu\n")
     results = list(run_session(Session((str(tmp_path / "test_broken.py"),)), "cpu", ""))
-    assert [each.outcome for each in results] == [
+    assert [result.outcome for result in results] == [
         *("passed", "crashed", "skipped", "failed", "passed"),
     ]
     assert results[0].found == "1.5 s (bound 5 s)"
@@ -196,7 +196,7 @@ def test_each_check_of_a_strategy_is_in_one_session():
         done = run([*command[1:], "-k", selection], extra=DRY)
         return [line for line in done.stdout.splitlines() if "test_strategies.py::" in line]
 
-    found = [line for each in of_strategies for line in collected(each.selection)]
+    found = [line for strategy in of_strategies for line in collected(strategy.selection)]
     assert sorted(found) == sorted(collected("test_strategies"))
     assert len(found) > 100
 

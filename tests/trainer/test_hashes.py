@@ -41,7 +41,7 @@ def recorded(name: str) -> list[int]:
 def test_training_is_the_same_with_hashes(apart, tmp_path, monkeypatch):
     subject.write_data(tmp_path / "data")
     cases = {"none": False, "logged": None, "each": True}
-    found = [fit(name, record_hashes=each) for name, each in cases.items()]
+    found = [fit(name, record_hashes=case) for name, case in cases.items()]
     assert found[0] == found[1] == found[2]
     assert recorded("none") == []
     assert recorded("logged") == [0, 1, 3, 6, 8]

@@ -89,7 +89,7 @@ def test_every_bit_and_place_counts() -> None:
     across = given.clone()
     across[[7, piece + 7]] = across[[piece + 7, 7]]
     others = (changed, swapped, pieces, across, given[:-1], given.view(1, -1))
-    found |= {digest(each) for each in others}
+    found |= {digest(other) for other in others}
     found |= {digest([given, None]), digest([given[:5], given[5:]])}
     found.add(digest(given.view(torch.int32)))
     assert len(found) == 1 + 12 + 6 + 2 + 1

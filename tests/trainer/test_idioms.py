@@ -111,7 +111,7 @@ def test_what_a_step_returns_is_given_to_hooks(strategy: str, devices: int, shap
 def test_a_loss_alone_is_given_to_hooks_in_a_dict() -> None:
     callback = _Gets()
     fit(_Returns(lambda loss: loss), callbacks=[callback])
-    assert [each.keys() for each in callback.outputs] == [{"loss"}] * 2
+    assert [output.keys() for output in callback.outputs] == [{"loss"}] * 2
 
 
 def test_a_return_of_validation_is_said() -> None:

@@ -50,8 +50,8 @@ def train(expected: dict[str, Tensor], *words: str) -> None:
         runs.append({**model, **shared, **how, "weights": "source", "meta_device": bool(meta)})
     folder = Path("runs").resolve()
     fits(folder, runs, cwd=folder, extra=at_root())
-    for each in runs:
-        assert_close(saved(str(each["name"])), expected)
+    for run in runs:
+        assert_close(saved(str(run["name"])), expected)
 
 
 def test_two_ranks_start_from_weights_as_one_does(expected: dict[str, Tensor]) -> None:

@@ -226,7 +226,7 @@ for strategy in ("ddp_spawn", "ddp", "ddp_fork"):
     spawn, copies = done.stdout.splitlines()
     assert "standard input) has none; write it into a file, or use strategy='ddp_n" in spawn
     assert "a script on standard input, has no command to start once per rank" in copies
-    assert [each.name for each in (tmp_path / "runs").iterdir()] == ["ddp_fork"]
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["ddp_fork"]
 
 
 def test_what_a_session_defines_is_not_spawned(tmp_path):

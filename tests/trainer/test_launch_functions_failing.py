@@ -131,7 +131,7 @@ def wait_for_processes(parent: int, word: str) -> list[psutil.Process]:
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         children = psutil.Process(parent).children()
-        found = [each for each in children if word in " ".join(each.cmdline())]
+        found = [child for child in children if word in " ".join(child.cmdline())]
         if len(found) == 2:
             return found
         time.sleep(0.02)

@@ -43,7 +43,7 @@ def test_the_steepest_rate_is_returned_and_each_step_written(
     assert found == trials.suggest(tried)
     assert all(each.equal(module.state_dict()[name]) for name, each in before.items())
     assert module.seen["training"] == []  # a copy was trained
-    assert [each.name for each in tmp_path.iterdir()] == ["sweep"]
+    assert [path.name for path in tmp_path.iterdir()] == ["sweep"]
 
 
 def test_first_steps_are_those_of_a_fit_at_these_rates(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_a_resume_is_exact(tmp_path: Path, strategy: str, ranks: int) -> None:
         # What is frozen at the start and in the end is saved if any code has changed it.
         changed = {name for name in whole if not torch.equal(whole[name], start[name])}
         assert {name.split(".")[1] for name in changed} == LAYERS[kind]
-        assert [saved(each).keys() - {"seen"} for each in runs] == [changed] * 2
+        assert [saved(run).keys() - {"seen"} for run in runs] == [changed] * 2
     size = sum(file.stat().st_size for file in resolve(tmp_path / "Adapted-whole").iterdir())
     # What is trained, with Adam's moments, is as large as what is left out; and random states.
     assert size < BASE + 40_000 * ranks < 2 * BASE

@@ -224,8 +224,8 @@ def test_a_save_that_fails_at_preemption_is_told(tmp_path: Path, processes: int)
     with running(arguments, tmp_path, extra=told_in(tmp_path), fresh=processes > 1) as process:
         wait_for(lambda: log.exists() and log.stat().st_size >= 30, process)
         # The kernel refuses what makes a file larger, as it does where a disk is full.
-        for each in [*psutil.Process(process.pid).children(), psutil.Process(process.pid)]:
-            resource.prlimit(each.pid, resource.RLIMIT_FSIZE, (2000, 2000))
+        for child in [*psutil.Process(process.pid).children(), psutil.Process(process.pid)]:
+            resource.prlimit(child.pid, resource.RLIMIT_FSIZE, (2000, 2000))
         process.send_signal(signal.SIGUSR1)
         output, error = process.communicate(timeout=PATIENCE)
     line = "cannot be saved: File too large (rank 0); there is no checkpoint yet"

@@ -96,7 +96,7 @@ def test_it_goes_on_from_any_batch_without_reading_earlier_ones(
         if kind == "dataset" and most is None:
             assert dataset.reads == SAMPLES - start * SIZE
         assert [each["tree"].tolist() for each in later] == [
-            each["tree"].tolist() for each in states[start:]
+            state["tree"].tolist() for state in states[start:]
         ]
         if most is None:  # the next epoch is read from its beginning
             assert len(read(resumed)[0]) == len(whole)
@@ -135,7 +135,7 @@ def test_the_state_of_a_sampler_is_not_saved_and_said_so(told: bool) -> None:
         DataLoader(dataset, batch_sampler=BatchSampler(sampler, SIZE, False)),
     ):
         feed = replay.ReplayFeed(loader, Share(replica=0, replicas=1, seed=3), 1)
-        assert [each.split(":")[0] for each in feed.remarks] == [
+        assert [remark.split(":")[0] for remark in feed.remarks] == [
             "the state_dict of Told is not saved"
         ] * told
         whole, states = read(feed)

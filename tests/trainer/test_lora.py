@@ -36,9 +36,9 @@ def test_adapters_are_trained_under_each_strategy_as_in_one_process(
 ) -> None:
     require(None if any(PACKAGES.glob(".ready-*")) else "models are not installed: make models")
     Path("packages").mkdir()
-    for each in PACKAGES.iterdir():  # transformers imports torchvision, which may not fit torch
-        if not each.name.startswith("torchvision"):
-            Path("packages", each.name).symlink_to(each)
+    for path in PACKAGES.iterdir():  # transformers imports torchvision, which may not fit torch
+        if not path.name.startswith("torchvision"):
+            Path("packages", path.name).symlink_to(path)
     [code] = re.findall(r"```python\n(from typing.*?)```", PAGE.read_text(), re.DOTALL)
     Path("lora.py").write_text(code)
     one = fit("one", "--trainer.devices", "1")

@@ -25,7 +25,7 @@ def fit(module: ByHand, folder: Path, **options: Any) -> Any:
 
 def weights(module: nn.Module) -> dict[str, Tensor]:
     """Copies of a module's parameters."""
-    return {name: each.detach().clone() for name, each in module.named_parameters()}
+    return {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
 
 
 class Once(ByHand):
@@ -93,7 +93,7 @@ def test_steps_are_batches_and_what_is_returned_is_not_used(tmp_path):
 
     module = Returns(accumulate=4)
     assert fit(module, tmp_path).global_step == 6
-    assert all(each.isfinite().all() for each in weights(module).values())
+    assert all(weight.isfinite().all() for weight in weights(module).values())
 
 
 def test_a_weight_that_is_returned_is_not_ignored(tmp_path):
@@ -113,7 +113,7 @@ def test_a_toggled_model_alone_gets_gradients_and_all_is_as_before_afterwards(tm
     class Toggles(Once):
         def do(self, batch: Any) -> None:
             self.network[0].bias.requires_grad_(False)
-            before = {name: each.requires_grad for name, each in self.named_parameters()}
+            before = {name: parameter.requires_grad for name, parameter in self.named_parameters()}
             for optimizer in self.optimizers():
                 with optimizer.toggle_model():
                     during = {name for name, each in self.named_parameters() if each.requires_grad}
@@ -146,7 +146,7 @@ def test_an_error_inside_puts_everything_back(tmp_path):
 
     fit(module := Fails(), tmp_path)
     assert module.did == [False, True]
-    frozen = [name for name, each in module.named_parameters() if not each.requires_grad]
+    frozen = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
     assert frozen == ["other.bias"]
 
 
@@ -155,7 +155,7 @@ def test_a_shared_parameter_belongs_to_both(tmp_path):
         def do(self, batch: Any) -> None:
             for optimizer in self.optimizers():
                 with optimizer.toggle_model():
-                    self.did.append([each.requires_grad for each in self.parameters()])
+                    self.did.append([parameter.requires_grad for parameter in self.parameters()])
 
         def configure_optimizers(self) -> Any:
             self.other.requires_grad_(False)
@@ -231,7 +231,7 @@ def test_schedulers_are_stepped_by_hand_and_not_by_the_trainer(tmp_path, count):
         def configure_optimizers(self) -> Any:
             optimizers = super().configure_optimizers()
             schedules = [{"scheduler": StepLR(each, 1, 0.5)} for each in optimizers[:count]]
-            return optimizers, [each | {"interval": "step"} for each in schedules]
+            return optimizers, [schedule | {"interval": "step"} for schedule in schedules]
 
     module = Schedules()
     with pytest.warns(UserWarning, match="lr_scheduler.step"):
@@ -272,8 +272,8 @@ def test_forward_is_in_bf16_and_backward_in_fp32(tmp_path):
     fit(half := Half(), tmp_path / "half", precision="bf16-mixed")
     fit(full := ByHand(), tmp_path / "full")
     assert half.seen == {"outside": torch.float32, "inside": torch.bfloat16}
-    for name, each in weights(full).items():
-        difference = (weights(half)[name] - each).abs().max()
+    for name, weight in weights(full).items():
+        difference = (weights(half)[name] - weight).abs().max()
         assert 0 < float(difference) < 2e-2
 
 

@@ -30,8 +30,8 @@ def ranks(tmp_path_factory: pytest.TempPathFactory):
 def test_two_processes_compute_what_one_does(ranks, tmp_path):
     fit(alone := ByHand(batch_size=16), tmp_path)
     for rank in ranks("Accumulates"):
-        for name, each in weights(alone).items():
-            torch.testing.assert_close(rank[name], each, rtol=0, atol=ROUNDING)
+        for name, weight in weights(alone).items():
+            torch.testing.assert_close(rank[name], weight, rtol=0, atol=ROUNDING)
 
 
 @pytest.mark.slow
@@ -44,9 +44,9 @@ def test_two_processes_clip_as_one_does(tmp_path, strategy):
     model = checkpoint.Checkpoint(checkpoint.resolve(directory)).state()["model"]
     fit(alone := Clips(batch_size=16), tmp_path / "alone")
     fit(free := ByHand(batch_size=16), tmp_path / "free")
-    for name, each in weights(alone).items():
-        torch.testing.assert_close(model[name], each, rtol=0, atol=ROUNDING)
-        assert not each.allclose(weights(free)[name], atol=1e-4)
+    for name, weight in weights(alone).items():
+        torch.testing.assert_close(model[name], weight, rtol=0, atol=ROUNDING)
+        assert not weight.allclose(weights(free)[name], atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["network", "other"])
@@ -128,8 +128,8 @@ def test_accumulated_gradients_go_along_to_other_processes(tmp_path, before, aft
     train(after[0], tmp_path / "resumed", *only, after[1], "--resume", stopped)
     fit(whole := Accumulates(), tmp_path / "whole", global_batch_size=8)
     model = checkpoint.Checkpoint(checkpoint.resolve(stopped)).state()["model"]
-    for name, each in weights(whole).items():
-        torch.testing.assert_close(model[name], each, rtol=0, atol=ROUNDING)
+    for name, weight in weights(whole).items():
+        torch.testing.assert_close(model[name], weight, rtol=0, atol=ROUNDING)
 
 
 def test_data_of_the_subject_differ_between_the_ranks():

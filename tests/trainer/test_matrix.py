@@ -87,7 +87,7 @@ def test_a_capability_reaches_the_processes_of_the_matrix(tmp_path, capability):
 
 def test_what_a_strategy_refuses_is_tested_for_its_reason_only():
     def refused(tests: list[Any]) -> int:
-        return sum(way in MATRIX[name].refused for name, _, way in (each.values for each in tests))
+        return sum(way in MATRIX[name].refused for name, _, way in (test.values for test in tests))
 
     assert refused(test_conformance.TRIED) > 0
     assert refused(test_conformance.TRAINED) == 0

@@ -55,14 +55,14 @@ def test_what_a_peer_initializes_is_allocated_on_the_device():
     # The meta device stands for a GPU.
     made = meta_device.Initializer(module, 1, 2, "meta")
     sources = made.materialize(module)
-    devices = {(sources[id(each)], each.device.type) for each in module.parameters()}
+    devices = {(sources[id(parameter)], parameter.device.type) for parameter in module.parameters()}
     assert devices == {(0, "meta"), (1, "cpu")}
 
 
 def test_a_parameter_that_is_used_twice_stays_one():
     module = materialized(Tied)
     assert module.head.weight is module.tokens.weight
-    assert not any(each.is_meta for each in module.parameters())
+    assert not any(parameter.is_meta for parameter in module.parameters())
     assert not Tied().head.weight.is_meta
 
 
@@ -71,7 +71,7 @@ def test_pieces_have_the_values_of_the_whole():
         module = Tied()
     module.trainer_state = TrainerState(run=Run(0))
     meta_device.Initializer(module).materialize(module.blocks[1])
-    assert [name for name, each in module.named_parameters() if not each.is_meta] == [
+    assert [name for name, parameter in module.named_parameters() if not parameter.is_meta] == [
         name for name, _ in module.named_parameters() if name.startswith("blocks.1")
     ]
     whole = materialized(Tied)
@@ -197,7 +197,7 @@ def test_each_layer_is_initialized_by_one_rank(tmp_path):
     layers += [name.replace("0", "1") for name in layers]
     for strategy in cases:
         notes = [tmp_path / strategy / f"drawn-{rank}.json" for rank in (0, 1)]
-        drawn = [json.loads(each.read_text()) for each in notes]
+        drawn = [json.loads(note.read_text()) for note in notes]
         # Tied layers overwrite each other, so one rank has both.
         assert {"tokens", "head"} <= set(drawn[0]), strategy
         assert sorted(drawn[0] + drawn[1]) == sorted([*layers, "head", "tokens"]), strategy
@@ -210,7 +210,7 @@ def test_each_layer_is_initialized_by_one_rank(tmp_path):
 
 def parameters(module: nn.Module, layers: list[str]) -> list[torch.Tensor]:
     """Those of layers, each once."""
-    found = {id(p): p for each in layers for p in module.get_submodule(each).parameters()}
+    found = {id(p): p for layer in layers for p in module.get_submodule(layer).parameters()}
     return list(found.values())
 
 

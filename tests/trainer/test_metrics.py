@@ -185,7 +185,7 @@ def test_ranks_may_log_other_values_of_steps_in_another_order(
     recorder.enter(BatchContext())
     for name, value in (("second", 2.0), ("first", 4.0)):
         recorder.log(name, value)
-    totals = {f"{name}_epoch": each for name, each in recorder._steps.items()}
+    totals = {f"{name}_epoch": step for name, step in recorder._steps.items()}
     values = recorder._reduced(totals, may_differ=True)
     assert values == {"first_epoch": 5.0, "other_epoch": 4.0, "second_epoch": 2.0}
 

@@ -14,7 +14,7 @@ def compress(numbers: Numbers) -> Numbers:
     """Signs, with the one scale that keeps the norm."""
     norm = math.sqrt(sum(each * each for each in numbers))
     scale = norm / math.sqrt(max(len(numbers), 1))
-    return [scale if each >= 0 else -scale for each in numbers]
+    return [scale if number >= 0 else -scale for number in numbers]
 
 
 def mean(lists: list[Numbers]) -> Numbers:

@@ -110,7 +110,7 @@ def test_a_misspelt_scheduler_is_not_dropped_silently(misspelled: str) -> None:
 def test_parameters_are_those_of_all_optimizers_each_once() -> None:
     shared, own = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(2))
     found = optimization.read_optimization([SGD([shared, own], 1.0), SGD([shared], 1.0)])
-    assert [id(each) for each in found.parameters] == [id(shared), id(own)]
+    assert [id(parameter) for parameter in found.parameters] == [id(shared), id(own)]
 
 
 # --- schedules -------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ def groups(module: nn.Module, backwards: bool = False) -> list[dict[str, Any]]:
     parameters = list(module.parameters())[:: -1 if backwards else 1]
     return [
         {"params": [each for each in parameters if each.ndim > 1], "weight_decay": 0.1},
-        {"params": [each for each in parameters if each.ndim == 1], "lr": 0.02},
+        {"params": [parameter for parameter in parameters if parameter.ndim == 1], "lr": 0.02},
     ]
 
 
@@ -299,5 +299,5 @@ def test_clip_gradients() -> None:
     assert float(parameters[0].grad) == pytest.approx(1.5)
     assert float(parameters[1].grad) == pytest.approx(-2.0)
     clipping.clip_gradients(parameters, 1.75, "value")
-    assert [float(each.grad) for each in parameters[:2]] == [pytest.approx(1.5), -1.75]
+    assert [float(parameter.grad) for parameter in parameters[:2]] == [pytest.approx(1.5), -1.75]
     assert parameters[2].grad is None

@@ -67,7 +67,7 @@ def trained(folder: Path, make: Callable[..., Optimizer], **options: Any) -> lis
     )
     running.fit(model, DataLoader(TensorDataset(x, x[:, :3].argmax(1)), batch_size=4))
     assert running.global_step == STEPS
-    return [each.detach() for each in model.parameters()]
+    return [parameter.detach() for parameter in model.parameters()]
 
 
 @pytest.mark.parametrize("name", MAKERS)

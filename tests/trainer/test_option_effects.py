@@ -102,8 +102,8 @@ class Shares(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
         for group in self.param_groups:
-            for each in group["params"]:
-                each.sub_(each.grad, alpha=group["lr"] * self.share)
+            for parameter in group["params"]:
+                parameter.sub_(parameter.grad, alpha=group["lr"] * self.share)
 
 
 def shares(module: Layers) -> torch.optim.Optimizer:
@@ -165,7 +165,7 @@ def test_fsdp_shards_accumulated_gradients_or_only_those_of_a_step(every: bool) 
         sharded: list[bool] = []
         for synchronize in (False, False, True):
             strategy.forward_backward(torch.ones(1, 2), 0, weight=0.5, synchronize=synchronize)
-            sharded.append(all(each.grad is not None for each in module.parameters()))
+            sharded.append(all(parameter.grad is not None for parameter in module.parameters()))
         assert sharded == [every, every, True]
 
 

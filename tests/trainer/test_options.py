@@ -16,7 +16,7 @@ from my_project_trainer.run import placement
 
 def test_the_trainer_s_keywords_are_the_fields_with_their_defaults() -> None:
     parameters = inspect.signature(trainer.Trainer).parameters
-    assert list(parameters) == [each.name for each in fields(Options)]
+    assert list(parameters) == [field.name for field in fields(Options)]
     assert all(parameters[each.name].default == each.default for each in fields(Options))
 
 
@@ -104,7 +104,7 @@ def test_making_a_trainer_writes_no_variable(
     monkeypatch.setattr(idle_gpus, "choose_idle", lambda found, count: [3, 1])
     before = dict(os.environ)
     made = trainer.Trainer(accelerator="gpu", devices="2", auto_select_gpus=True, max_steps=1)
-    assert [each.index for each in made._plan.node_devices] == [3, 1]
+    assert [device.index for device in made._plan.node_devices] == [3, 1]
     assert dict(os.environ) == before
 
 
@@ -131,7 +131,7 @@ def test_copies_of_the_command_are_told_which_gpus_were_chosen(
     monkeypatch.setattr(idle_gpus, "choose_idle", None)  # a rank does not choose again
     monkeypatch.setattr(placement.reports, "is_reported", lambda: True)
     rank = trainer.Trainer(accelerator="gpu", devices=2, auto_select_gpus=True, max_steps=1)
-    assert [each.index for each in rank._plan.node_devices] == [3, 1]
+    assert [device.index for device in rank._plan.node_devices] == [3, 1]
 
 
 class _Predicts(trainer.TrainingModule):

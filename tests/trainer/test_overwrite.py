@@ -147,4 +147,4 @@ def test_a_first_attempt_that_saved_nothing_stays_in_the_record(tmp_path: Path) 
         overwrite(tmp_path, "step", overwrite=False, resume="auto")
     overwrite(tmp_path, overwrite=False, resume="auto")
     attempts = json.loads((tmp_path / "run" / "run.json").read_text())["attempts"]
-    assert [each["ended"] for each in attempts] == ["failed RuntimeError", "finished step 2"]
+    assert [attempt["ended"] for attempt in attempts] == ["failed RuntimeError", "finished step 2"]

@@ -95,7 +95,7 @@ class Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        sizes = [each.numel() for each in tree_leaves(made) if isinstance(each, torch.Tensor)]
+        sizes = [leaf.numel() for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor)]
         self.elements = max(self.elements, *sizes)
         return made
 
@@ -156,7 +156,7 @@ def test_images_are_in_tensorboard() -> None:
     assert made.run_directory is not None
     found = EventAccumulator(str(made.run_directory / "images"))
     found.Reload()
-    assert [each.step for each in found.Images("samples")] == [1]
+    assert [image.step for image in found.Images("samples")] == [1]
 
 
 def test_a_metric_is_that_of_all_samples() -> None:

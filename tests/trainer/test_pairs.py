@@ -42,7 +42,7 @@ WAYS = {"bf16-mixed": "bf16", "16-mixed": "fp16", "bf16-true": "bf16 true", "16-
 
 
 def test_each_option_is_a_factor_or_has_a_reason_not_to_be() -> None:
-    assert OPTIONS.keys() | EXEMPT.keys() == {each.name for each in fields(Options)}
+    assert OPTIONS.keys() | EXEMPT.keys() == {field.name for field in fields(Options)}
     assert not OPTIONS.keys() & EXEMPT.keys()
     assert set(CALLBACKS) == BUILT_IN
     assert {*STRATEGIES} | SAME == REGISTERED
@@ -136,12 +136,12 @@ def train(folder: Path, strategy: str, requests: list[Request]) -> dict[str, str
             output = run(arguments, cwd=folder, timeout=SECONDS, **how).stderr
         except subprocess.TimeoutExpired as error:
             output = f"did not end within {SECONDS:.0f} s\n{error.__notes__[0]}"
-        files = {each["name"]: folder / f"{each['name']}.json" for each in requests}
+        files = {request["name"]: folder / f"{request['name']}.json" for request in requests}
         results = {
             name: json.loads(file.read_text()) for name, file in files.items() if file.exists()
         }
         failures |= {
-            name: str(each["refused"]) for name, each in results.items() if "refused" in each
+            name: str(result["refused"]) for name, result in results.items() if "refused" in result
         }
         left = [each for each in requests if each["name"] not in results]
         if left:

@@ -26,7 +26,7 @@ def test_each_number_is_there_once(count: int, key: int) -> None:
 @given(st.integers(1, BILLION), st.integers(0, 2**62), st.data())
 def test_a_position_alone_has_the_same_number(count: int, key: int, data: st.DataObject) -> None:
     positions = data.draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=9))
-    alone = [permuted([each], count, key)[0] for each in positions]
+    alone = [permuted([position], count, key)[0] for position in positions]
     assert permuted(positions, count, key) == alone
 
 

@@ -78,7 +78,7 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize(("make", "what", "remedy"), KINDS, ids=[each[1] for each in KINDS])
+@pytest.mark.parametrize(("make", "what", "remedy"), KINDS, ids=[kind[1] for kind in KINDS])
 def test_a_kind_is_named_with_its_remedy(make, what, remedy):
     value = nn.Sequential(module(make()))
     why = " (ValueError: not on a Sunday)" if isinstance(value[0].activation, Refuses) else ""

@@ -104,7 +104,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], Any]
 def read(path: Path) -> Any:
     """What a process has done: copies, data types, and messages before and in the steps."""
     copies, weights, *messages = json.loads(path.read_text())
-    return copies, weights, *({tuple(key): count for key, count in each} for each in messages)
+    return copies, weights, *({tuple(key): count for key, count in message} for message in messages)
 
 
 @pytest.mark.parametrize("name", SEEN)

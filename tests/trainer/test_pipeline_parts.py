@@ -92,7 +92,7 @@ def test_children_are_measured_and_stay_as_they_are(kind):
     assert torch.equal(state, torch.get_rng_state())
     after = module.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
-    assert all(each.grad is None for each in module.parameters())
+    assert all(parameter.grad is None for parameter in module.parameters())
     assert [each.parameters for each in found] == [
         16 * sum(p.numel() for p in child.parameters()) for child in module.sequential_module
     ]
@@ -141,7 +141,7 @@ def test_a_measurement_keeps_no_activations() -> None:
     measure(module, step, contextlib.nullcontext, torch.device("cpu"))
     gc.collect()
     assert len(outputs) == 4
-    assert all(each() is None for each in outputs)
+    assert all(output() is None for output in outputs)
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def test_a_module_is_cast_and_nothing_else_is_done(name: str, dtype: torch.dtype
     module.tied = module[0].weight
     weight, counted = module[0].weight, module[1].num_batches_tracked
     found.cast(module)
-    assert {each.dtype for each in module.parameters()} == {dtype}
+    assert {parameter.dtype for parameter in module.parameters()} == {dtype}
     assert module[0].weight is weight is module.tied
     assert module[1].running_var.dtype is dtype
     assert (module[1].num_batches_tracked, counted.dtype) == (counted, torch.int64)
@@ -220,8 +220,8 @@ def test_scaled_gradients_step_at_their_own_size(clipped: bool) -> None:
 def test_an_overflow_on_one_of_several_meshes_skips_the_step(gradients: tuple[float, ...]) -> None:
     found = precision.Precision("16-mixed", "cpu")
     parameters = [nn.Parameter(torch.ones(1)) for _ in gradients]
-    for each in parameters:
-        each.device_mesh = object()  # as a DTensor's: torch's foreach kernels take one mesh
+    for parameter in parameters:
+        parameter.device_mesh = object()  # as a DTensor's: torch's foreach kernels take one mesh
     losses = [each * gradient for each, gradient in zip(parameters, gradients, strict=True)]
     found.scale(torch.stack(losses).sum()).backward()
     found.step(SGD(parameters, lr=1.0))

@@ -60,7 +60,7 @@ def test_the_command_writes_any_nesting_of_plain_types(capsys: Any) -> None:
     predict("nested")
     line = "5 batches of predictions written to runs/a/predictions.pt"
     assert f"{line} (removed predictions.safetensors)" in capsys.readouterr().out
-    assert [each.name for each in folder.iterdir()] == ["predictions.pt"]
+    assert [path.name for path in folder.iterdir()] == ["predictions.pt"]
     read = torch.load(folder / "predictions.pt", weights_only=True)
     assert [each["ragged"].shape for each in read] == [(2, 1), (2, 3), (2, 2), (2, 1), (1, 3)]
     assert read[4]["boxes"] == [(torch.tensor(8.0), "«8»")]

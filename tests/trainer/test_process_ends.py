@@ -59,7 +59,7 @@ def test_os_exit_in_one_process_tells_no_outcome_and_the_next_start_says_it(tmp_
         done = succeed(resumed, cwd=tmp_path, extra=extra)
         assert (note in done.stderr.splitlines()) == expected
     attempts = json.loads((tmp_path / "runs/run/run.json").read_text())["attempts"]
-    ended = [each.get("ended") for each in attempts]
+    ended = [attempt.get("ended") for attempt in attempts]
     assert ended == [None, "finished step 4", "finished step 4"]
 
 

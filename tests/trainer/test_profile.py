@@ -25,7 +25,7 @@ def fit(profile: Profile, steps: int) -> None:
 def steps_in(trace: Path) -> set[str]:
     """The profiler's steps that a trace has, counted from 0."""
     events = json.loads(trace.read_text())["traceEvents"]
-    names = {each["name"] for each in events}
+    names = {event["name"] for event in events}
     assert "aten::linear" in names
     return {name for name in names if name.startswith("ProfilerStep#")}
 

@@ -95,7 +95,7 @@ class Named(DataModule):
 
 
 def listed(owner: DataModule, folder: Path) -> list[str]:
-    found = data_record.files_in(folder / each for each in owner.data_files())
+    found = data_record.files_in(folder / file for file in owner.data_files())
     return sorted(Path(each["path"]).name for each in found)
 
 

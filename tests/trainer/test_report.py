@@ -34,7 +34,7 @@ class Page(HTMLParser):
         self._in_cell = False
         self._specs = ""
         self.feed(file.read_text(encoding="utf-8"))
-        self.values = [point for each in json.loads(self._specs) for point in each["values"]]
+        self.values = [point for load in json.loads(self._specs) for point in load["values"]]
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         given = dict(attributes)
@@ -124,7 +124,7 @@ def test_the_numbers_are_those_of_the_logs(run: Path) -> None:
 def test_the_page_needs_nothing_else(run: Path) -> None:
     page = written(run)
     assert page.size < 2_000_000
-    assert all(each.startswith(("#", "data:")) for each in page.addresses)
+    assert all(address.startswith(("#", "data:")) for address in page.addresses)
     assert page.tags["script"] == 3
     text = (run / "report.html").read_text()
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
@@ -141,7 +141,7 @@ def test_runs_are_compared(run: Path, tmp_path: Path) -> None:
     page = written(other, run, out=tmp_path / "both.html")
     assert page.row("last loss")[0] == "0.5"
     assert page.row("last acc") == ["1", "not logged"]
-    assert {each["name"] for each in page.values if "step" in each} == {run.name, other.name}
+    assert {value["name"] for value in page.values if "step" in value} == {run.name, other.name}
     assert page.row("model.init_args.rate") == ["0.2", "0.1"]
     assert not any(row[0] in ("trainer.max_steps", "model.init_args.key") for row in page.rows)
     assert "s3cret" not in (tmp_path / "both.html").read_text()
@@ -159,7 +159,7 @@ def test_nothing_that_a_run_contains_is_executed(tmp_path: Path) -> None:
     assert page.tags["script"] == 3
     assert page.row(f"last {EVIL}") == ["0.25", "not logged"]
     assert page.row(f"model.{EVIL}") == [EVIL, "not set"]
-    assert {each["name"] for each in page.values if "step" in each} == {run.name}
+    assert {value["name"] for value in page.values if "step" in value} == {run.name}
 
 
 def test_what_is_missing_or_damaged_is_said(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_what_is_missing_or_damaged_is_said(tmp_path: Path) -> None:
         "damaged: profile/rank-00001.1.pt.trace.json: no step was recorded",
     ):
         assert line in page.text
-    losses = [(each["step"], each["value"]) for each in page.values if "step" in each]
+    losses = [(value["step"], value["value"]) for value in page.values if "step" in value]
     assert losses == [(1, 0.5), (3, None), (5, 1.0)]
     assert page.row("last loss") == ["nan"]
 
@@ -295,7 +295,7 @@ def test_a_page_of_much_is_below_two_megabytes(
     page = written(*folders)
     assert page.size < 2_000_000
     shown = len([row for row in page.rows if row[0].startswith("last ")])
-    drawn = {(each["name"], each["step"]) for each in page.values}
+    drawn = {(value["name"], value["step"]) for value in page.values}
     assert {name for name, _ in drawn} == {folder.name for folder in folders}
     assert {0, steps - 1} <= {step for _, step in drawn}
     if shown < names:

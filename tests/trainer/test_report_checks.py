@@ -141,7 +141,7 @@ def test_a_small_batch_is_found_by_the_profile_and_a_large_one_is_fine(tmp_path:
 def test_a_checkpoint_in_a_recorded_step_is_no_computation(tmp_path: Path) -> None:
     fit(tmp_path / "run", Model(width=8), batch=1, checkpoint_every_n_steps=1)
     (trace,) = reading.read(tmp_path / "run").traces
-    shares = [each.seconds["checkpoint"] / each.total for each in trace.steps]
+    shares = [step.seconds["checkpoint"] / step.total for step in trace.steps]
     assert min(shares) > 0.3
 
 
@@ -157,7 +157,7 @@ def test_a_slow_rank_is_found_by_the_profiles_of_all(tmp_path: Path, slow: int) 
     found = examined(tmp_path / "run")[RANK]
     assert f"wait for rank {slow}" in str(found.advice)
     waiting = reading.read(tmp_path / "run").traces[1 - slow]
-    assert fmean(each.seconds["communication"] for each in waiting.steps) > 0.1
+    assert fmean(step.seconds["communication"] for step in waiting.steps) > 0.1
 
 
 def test_a_slow_rank_needs_the_profiles_of_all(tmp_path: Path) -> None:

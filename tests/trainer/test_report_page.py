@@ -80,7 +80,7 @@ def test_curves_are_drawn_without_an_error_or_a_request(
         "[getComputedStyle(document.body).backgroundColor, "
         "getComputedStyle(document.querySelector('.plot text')).fill]"
     )
-    page_color, text_color = (sum(map(int, each[4:-1].split(","))) for each in colors)
+    page_color, text_color = (sum(map(int, color[4:-1].split(","))) for color in colors)
     assert (page_color > 600 > 200 > text_color) is (scheme == "light")
     assert (page_color < 200 < 600 < text_color) is (scheme == "dark")
     # What runs are named stays text.

@@ -108,14 +108,14 @@ CASES: dict[str, tuple[Any, int | None, list[Any]]] = {
 def test_splits_by_samples(name: str) -> None:
     batch, expected, parts = CASES[name]
     number = batch_length(batch, expected)
-    assert [values(each) for each in Splitter().split(batch, part_sizes(number, 2))] == parts
+    assert [values(word) for word in Splitter().split(batch, part_sizes(number, 2))] == parts
 
 
 def test_splits_a_dataclass() -> None:
     batch = Images(X, ["a", "b"])
     batch.sizes["width"] = X + 1
     pieces = Splitter().split(batch, [3, 2])
-    assert [each.pixels.tolist() for each in pieces] == [[0, 1, 2], [3, 4]]
+    assert [piece.pixels.tolist() for piece in pieces] == [[0, 1, 2], [3, 4]]
     assert [each.sizes["width"].tolist() for each in pieces] == [[1, 2, 3], [4, 5]]
     assert [each.names for each in pieces] == [["a", "b"]] * 2
 
@@ -124,12 +124,12 @@ def test_a_list_of_images_stays_one_when_it_is_as_long_as_its_channels() -> None
     splitter = Splitter()
     for number in (5, 3):
         parts = splitter.split(images(number), part_sizes(number, 2))
-        assert [len(each) for each in parts] == part_sizes(number, 2)
+        assert [len(part) for part in parts] == part_sizes(number, 2)
 
 
 def test_splits_a_named_tuple() -> None:
     parts = Splitter().split(Pair(X, images(5)), [3, 2])
-    assert [type(each) for each in parts] == [Pair, Pair]
+    assert [type(part) for part in parts] == [Pair, Pair]
     assert [(values(each.x), values(each.y)) for each in parts] == [
         ([0, 1, 2], [[0], [1], [2]]),
         ([3, 4], [[3], [4]]),
@@ -192,7 +192,7 @@ def trained(make: Any, strategy: str, devices: int, folder: Path) -> torch.Tenso
         run_name=strategy,
         enable_progress_bar=False,
     ).fit(module)
-    return torch.cat([each.detach().flatten() for each in module.parameters()])
+    return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
 
 
 class Penalized(trainer.TrainingModule):
@@ -204,7 +204,7 @@ class Penalized(trainer.TrainingModule):
         self.network[2].weight = self.network[0].weight
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        penalty = sum(each.square().sum() for each in self.parameters())
+        penalty = sum(parameter.square().sum() for parameter in self.parameters())
         return self.network(batch).square().mean() + penalty
 
     def configure_optimizers(self) -> torch.optim.Optimizer:

@@ -88,8 +88,8 @@ def test_rank_0_looks_at_each_rank_that_joins_once(ranks: int) -> None:
     assert (first.of("set"), first.of("add")) == (ranks + 1, 2)
     # A rank is counted before its token is there, so a look may come between.
     assert ranks <= first.of("check") <= ranks + looks
-    for each in others:
-        assert (each.of("set"), each.of("add"), each.of("get")) == (2, 2, 1)
+    for other in others:
+        assert (other.of("set"), other.of("add"), other.of("get")) == (2, 2, 1)
 
 
 def test_ranks_of_an_earlier_start_are_not_taken_for_those_of_this_one() -> None:
@@ -134,7 +134,7 @@ def test_many_ranks_connect_to_few(
     monkeypatch.setattr(rendezvous, "_stores", {layout(0, ranks): dist.HashStore()})
     rendezvous.connect_store(layout(0, ranks), LONG)
     assert os.environ.get(LAZY) == ("1" if is_lazy else None)
-    reads = [each.of("get") for each in connections(ranks)]
+    reads = [connection.of("get") for connection in connections(ranks)]
     if is_lazy:
         # Its neighbors in the ring, and those in the trees: a logarithm of the number of ranks.
         assert max(reads) <= 2 * (2 + 2 * ranks.bit_length())
@@ -166,7 +166,7 @@ def test_a_long_run_that_grows_is_no_success() -> None:
     flat |= {"yardstick_ms": 10.0}
     steps = [{"step": 50.0 * n, "cpu_s": 0.1 * n, **flat} for n in range(1, 201)]
     assert long_runs.problems(long_runs.tenths(steps, 10_000)) == []
-    grown = [{**each, "resident": 300 + each["step"] / 100} for each in steps]
+    grown = [{**step, "resident": 300 + step["step"] / 100} for step in steps]
     leaking = [{**each, "descriptors": 12 + each["step"] // 1000} for each in steps]
     slower = [{**each, "cpu_s": each["step"] ** 2} for each in steps]
     for readings, line in (

@@ -55,7 +55,7 @@ def test_two_best_checkpoints_keep_their_own_and_resume_by_identity() -> None:
     options = {"run_name": "run", "resume": "auto", "max_epochs": 3}
     made = make(low, high, **options)
     made.fit(Model(1.0, 3.0, 2.0), data(), data())
-    links = {each.name: each.resolve().name for each in Path("runs/run").glob("best*")}
+    links = {path.name: path.resolve().name for path in Path("runs/run").glob("best*")}
     first, second = "step-00000004", "step-00000008"
     assert links == {"best": first, "best-loss-all": first, "best-gain": second}
     assert {each.name for each in Path("runs/run/checkpoints/best").iterdir()} == {first, second}

@@ -140,9 +140,9 @@ def test_torch_s_records_of_a_unit_have_what_fsdp_reads() -> None:
     (records,) = fsdp._groups(unit)
     names = {each._param_fqn for each in records.fsdp_params}
     assert names == {"weight", "bias"}
-    for each in records.fsdp_params:
-        assert each.sharded_param.requires_grad
-        assert each._unsharded_param.is_leaf
+    for param in records.fsdp_params:
+        assert param.sharded_param.requires_grad
+        assert param._unsharded_param.is_leaf
     assert records.mesh_info.shard_process_group is not None
     fsdp.drop_groups(unit)
     assert records.mesh_info.shard_process_group is None

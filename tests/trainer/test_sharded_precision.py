@@ -69,8 +69,8 @@ def test_layers_compute_in_half_precision_and_the_loss_in_float32(apart, monkeyp
     assert seen == [half, norm, half] * 2
     assert module.seen == {torch.float32}
     # Gradients are reduced in float32.
-    assert {each for each in policies if each[0]} == {(torch.bfloat16, torch.float32)}
-    assert {each.dtype for each in module.parameters()} == {torch.float32}
+    assert {policy for policy in policies if policy[0]} == {(torch.bfloat16, torch.float32)}
+    assert {parameter.dtype for parameter in module.parameters()} == {torch.float32}
 
 
 def test_an_operation_of_two_data_types_is_explained(apart):

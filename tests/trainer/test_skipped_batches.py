@@ -48,8 +48,8 @@ class Divided(Skips):
         first, last = nn.Linear(6, 6), nn.Linear(6, 3)
         generator = torch.Generator().manual_seed(5)
         self.sequential_module = nn.Sequential(first, nn.Tanh(), last)
-        for each in self.parameters():
-            each.data.copy_(torch.randn(each.shape, generator=generator) * 0.4)
+        for parameter in self.parameters():
+            parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * 0.4)
 
     def parallelize_plan(self, mesh: Any) -> dict[str, Any]:
         return {"sequential_module.0": ColwiseParallel(), "sequential_module.2": RowwiseParallel()}
@@ -151,8 +151,8 @@ def test_a_rank_that_skips_before_its_peers_gather_ends_the_run(tmp_path: Path) 
 def test_deepspeed_skips_them_too(tmp_path: Path, plain: Plain, stage: int) -> None:
     module = Skips((2, 5), 1)
     module.configure_optimizers = lambda: torch.optim.SGD(module.parameters(), 0.1, momentum=0.5)  # type: ignore[method-assign]
-    for each in module.parameters():
-        each.requires_grad_(True)
+    for parameter in module.parameters():
+        parameter.requires_grad_(True)
     expected = averaging_subject.Net()
     expected.requires_grad_(True)
     fit_on_two(module, tmp_path, strategy=f"deepspeed_stage_{stage}")

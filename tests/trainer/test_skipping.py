@@ -99,7 +99,7 @@ def test_one_process_leaves_out_the_step(
     check(tmp_path, expected)
     assert noted.skipped == [False, False, True, False, False]
     assert noted.stepped == [1, 2, 4, 5]
-    warned = [each for each in capsys.readouterr().err.splitlines() if "skipped" in each]
+    warned = [line for line in capsys.readouterr().err.splitlines() if "skipped" in line]
     assert warned == [f"{LINE} skipped so far: 1"]
 
 

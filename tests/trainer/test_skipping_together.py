@@ -50,7 +50,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"name": "overflows", "module": "Overflows", "precision": "16-mixed"},
         {"name": "views", "module": "Views"},
     ]
-    runs = [{**each, **shared, "module": f"skipping_subject.{each['module']}"} for each in runs]
+    runs = [{**run, **shared, "module": f"skipping_subject.{run['module']}"} for run in runs]
     assert fits(folder, runs, engine="fairscale") == [{each["name"]: "" for each in runs}] * 2
     return folder
 

@@ -93,8 +93,8 @@ def test_folders_of_killed_launches_are_removed(
     kept = {path.name for path in tmp_path.iterdir()}
     assert kept == {*held, *strange, f"{store}x", "precious"}
     assert (tmp_path / "precious" / ".lock").exists()
-    for each in descriptors:
-        os.close(each)
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def test_a_folder_that_others_can_open_is_refused(

@@ -161,7 +161,7 @@ def test_jobs_share_a_study(
     record(3, "preempted SIGTERM step 2")
     for job in ("7_1", "7_2", "7_3", "7_4"):
         script.Sweep(file, alone=False).settle({job}, is_over=True)
-    states = [each.state.name for each in trials(tmp_path)]
+    states = [trial.state.name for trial in trials(tmp_path)]
     assert states == ["COMPLETE", "FAIL", "FAIL", "WAITING", "RUNNING"]
     monkeypatch.setattr(script, "living_jobs", lambda: {"7_5"})
     assert script.Sweep(file, alone=True).left == 2  # number 3, and one that was never taken
@@ -250,7 +250,7 @@ def test_a_study_whose_last_line_was_cut_continues(script: ModuleType, tmp_path:
         log.write_bytes(whole[:-cut])
         for _ in range(2):
             script.Sweep(file, alone=True)
-        assert [each.value for each in trials(tmp_path)] == [0.5]
+        assert [trial.value for trial in trials(tmp_path)] == [0.5]
     log.write_bytes(whole[:50] + b"x\n" + whole[50:])
     with pytest.raises(
         script.errors.UserError, match=r"study\.log: cannot be read .* delete runs/sweep-s"
@@ -274,7 +274,7 @@ def test_links_and_damaged_runs_are_a_line(script: ModuleType, tmp_path: Path) -
     record(0, "finished step 4", val_loss=None)
     (Path("runs", "sweep-s", "trial-0", "run.json")).write_text('{"attempts": [{"end')
     script.Sweep(file, alone=False).settle({""}, is_over=True)
-    assert [each.state.name for each in trials(tmp_path)] == ["FAIL"]
+    assert [trial.state.name for trial in trials(tmp_path)] == ["FAIL"]
 
 
 def test_a_wrong_metric_ends_the_sweep_and_another_needs_another_study(
@@ -301,7 +301,7 @@ def test_failed_trials_are_counted(tmp_path: Path) -> None:
     write(tmp_path, trials=None, search=search)
     done = sweep(tmp_path)
     assert done.stdout.startswith("trials: 1 finished, 3 failed, 0 left; ")
-    (value,) = [each.value for each in trials(tmp_path) if each.value is not None]
+    (value,) = [trial.value for trial in trials(tmp_path) if trial.value is not None]
     assert last_value(tmp_path, 0, "val_loss") == value
     failed = [line for line in done.stderr.splitlines() if ": failed: " in line]
     assert [line.partition(":")[0] for line in failed] == ["trial-1", "trial-2", "trial-3"]

@@ -36,7 +36,7 @@ def assert_equals_whole(folder, name, processes, whole, bound):
     for key, expected in whole.items():
         parts = [rank[key] for rank in ranks]
         if key.startswith("buffer."):
-            assert all(each.equal(parts[0]) for each in parts)
+            assert all(part.equal(parts[0]) for part in parts)
             found = parts[0]
         else:
             found = sum(parts) if key.startswith("gradient.") else torch.cat(parts)

@@ -48,7 +48,7 @@ def _attached(module: nn.Module) -> dict[str, Any]:
         found[f"{name}/class"] = type(each)
     for name, parameter in module.named_parameters():
         found |= {f"{name}/{attribute}": None for attribute in vars(parameter)}
-        found |= {f"{name}/{each}": len(getattr(parameter, each) or ()) for each in _HOOKS}
+        found |= {f"{name}/{hook}": len(getattr(parameter, hook) or ()) for hook in _HOOKS}
         found[f"{name}/trained"] = parameter.requires_grad
     return found
 

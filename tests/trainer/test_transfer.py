@@ -90,8 +90,8 @@ def until_error(batches: Iterator[Any]) -> list[int]:
     """Numbers of the batches that come before the broken one."""
     seen = []
     try:
-        for each in batches:
-            seen.append(each.number)
+        for batch in batches:
+            seen.append(batch.number)
     except (IndexError, ValueError) as error:
         assert str(error) == "broken"  # noqa: PT017
         return seen
@@ -101,9 +101,9 @@ def until_error(batches: Iterator[Any]) -> list[int]:
 def test_each_batch_is_copied_before_the_one_ahead_of_it_is_computed(streams):
     log: list[Any] = []
     batches = moving.ahead(ordered(Squares(log)).epoch(0, 0), [CPU], None)
-    for each in batches:
+    for batch in batches:
         streams[0].log = log  # from now on all in one
-        log.append(each.number)
+        log.append(batch.number)
     reads = ["read", "read"]
     # The first two are read before the first is computed; a copy is not waited for by the batch
     # before it: that one is handed over first.
@@ -176,7 +176,7 @@ def test_for_several_gpus_batches_are_pinned_and_stay(monkeypatch):
     monkeypatch.setattr(moving, "copy_stream", lambda device: object())
     gpus = [torch.device("cuda", 1), torch.device("cuda", 0)]
     batches = list(moving.ahead(ordered(Squares([]), 4).epoch(0, 0), gpus, None))
-    assert [each.data.tolist() for each in batches] == [[100, 101, 102, 103], [104, 105]]
+    assert [batch.data.tolist() for batch in batches] == [[100, 101, 102, 103], [104, 105]]
 
 
 # --- whole fits -----------------------------------------------------------------------------------
@@ -241,7 +241,7 @@ def test_a_fit_and_its_resume_are_the_same_to_the_last_digit(kind, tmp_path, req
     streams = request.getfixturevalue("streams")
     assert logged(tmp_path / "ahead", kind, max_epochs=2) == alone
     assert len(streams) >= 4  # epochs and validations
-    copies = [each.log.count("copy") for each in streams]
+    copies = [stream.log.count("copy") for stream in streams]
     assert copies.pop(0) == (1 if kind == "ordered" else 6)  # a sanity check of one batch
     assert set(copies) == {6}
     logged(tmp_path / "resumed", kind, max_steps=5)

@@ -28,7 +28,7 @@ def template(node: ast.expr) -> str | None:
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else None
     if isinstance(node, ast.JoinedStr):
-        return "".join(template(each) or "…" for each in node.values)
+        return "".join(template(value) or "…" for value in node.values)
     return None
 
 
@@ -43,7 +43,7 @@ def _functions() -> Iterator[list[str]]:
         tree = ast.parse(file.read_text())
         for scope in (tree, *(n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef))):
             nodes = (each for each in ast.walk(scope) if isinstance(each, ast.expr))
-            yield [text for each in nodes if (text := template(each))]
+            yield [text for node in nodes if (text := template(node))]
     for file in ROOT.glob("slurm/*.sh"):
         text = re.sub(r"\$\w+", "…", file.read_text().replace("\\`", "`"))
         text = re.sub(r"\$\{\w+:-([^{}]*)\}", r"\1", text)
@@ -52,14 +52,14 @@ def _functions() -> Iterator[list[str]]:
 
 def is_printed(message: str, texts: list[str]) -> bool:
     """Whether texts of one function have all fragments of a message."""
-    pieces = [each.strip(" ():;,.") for each in message.split("…")]
-    fragments = [each for each in pieces if len(each) >= SHORT]
+    pieces = [word.strip(" ():;,.") for word in message.split("…")]
+    fragments = [piece for piece in pieces if len(piece) >= SHORT]
     return bool(fragments) and all(any(each in text for text in texts) for each in fragments)
 
 
 def anchors() -> set[str]:
     headings = re.findall(r"^##+ (.*)$", PAGE, re.MULTILINE)
-    return {re.sub(r"[^\w-]+", "-", each.lower()).strip("-") for each in headings}
+    return {re.sub(r"[^\w-]+", "-", heading.lower()).strip("-") for heading in headings}
 
 
 def test_each_message_is_in_the_code() -> None:

@@ -20,13 +20,13 @@ def suspicious(tree: ast.AST) -> list[str]:
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found += [each.name for each in node.names if each.name in UNPICKLERS]
+            found += [name.name for name in node.names if name.name in UNPICKLERS]
         elif isinstance(node, ast.ImportFrom):
             found += [node.module] if node.module in UNPICKLERS else []
             found += [each.name for each in node.names if each.name in OBJECTS]
         elif isinstance(node, ast.Call):
             called = ast.unparse(node.func)
-            keywords = {each.arg: ast.unparse(each.value) for each in node.keywords}
+            keywords = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
             safe = called == "torch.load" and keywords.get("weights_only") == "True"
             bad = called.split(".")[-1] in OBJECTS or called in RUNNERS | LOADERS
             found += [called] if bad and not safe else []

@@ -168,7 +168,7 @@ def test_replicas_of_dp_have_buffers_of_before_the_step_and_their_own_hooks(tmp_
     alone = fits(tmp_path, names, (), devices=1, run_name="1")
     found = fits(tmp_path, names, (), strategy="dp", devices=2)
     assert "set features of the module itself" in found.pop(names[2])
-    assert found == pytest.approx({each: alone[each] for each in names[:2]}, rel=1e-6)
+    assert found == pytest.approx({name: alone[name] for name in names[:2]}, rel=1e-6)
 
 
 def test_fsdp_trains_in_half_precision_a_unit_that_was_frozen_at_first(tmp_path: Path):
@@ -204,11 +204,11 @@ def test_steps_that_use_a_parameter_in_unusual_ways(
     names = ["Reentrant", "ReentrantByHand", "Functional", "Penalty"]
     alone = fits(tmp_path, names, (), devices=1, run_name="alone")
     found = fits(tmp_path, names, TORCHRUN, devices=2, strategy=strategy)
-    for each in names:
-        if each in refused:
-            assert refused[each] in found[each]
+    for name in names:
+        if name in refused:
+            assert refused[name] in found[name]
         else:
-            assert found[each] == pytest.approx(alone[each], rel=1e-6), each
+            assert found[name] == pytest.approx(alone[name], rel=1e-6), name
 
 
 def test_what_no_output_uses_has_no_gradient_in_a_pipeline(tmp_path: Path):

@@ -161,7 +161,7 @@ class Collating(DataLoader[Any]):
         super().__init__(dataset, collate_fn=self._collated, **options)
 
     def _collated(self, samples: list[Any]) -> list[Any]:
-        return [torch.stack([each[0] for each in samples]) * self.factor]
+        return [torch.stack([sample[0] for sample in samples]) * self.factor]
 
 
 @pytest.mark.parametrize("kind", [Doubled, Ahead])

@@ -51,7 +51,7 @@ class Model(trainer.TrainingModule):
 def fit(folder: Path, name: str) -> None:
     """What is left of it is garbage that nobody has collected."""
     run = fitting.fit(Model(), folder, devices=2, strategy="ddp", max_epochs=1, run_name=name)
-    left = [name for each in TASKS.iterdir() if "gloo" in (name := (each / "comm").read_text())]
+    left = [name for path in TASKS.iterdir() if "gloo" in (name := (path / "comm").read_text())]
     if run.global_rank == 0:
         print("left:", *{each.strip() for each in left}, flush=True)
 

@@ -54,14 +54,14 @@ class Plain(TrainingModule):
 class Clamp(Plain):
     @torch.no_grad()
     def on_after_optimizer_step(self) -> None:
-        for each in self.parameters():
-            each.clamp_(-0.3, 0.3)
+        for parameter in self.parameters():
+            parameter.clamp_(-0.3, 0.3)
 
 
 class ShrinkAfterEpoch(Plain):
     def on_train_epoch_end(self) -> None:
-        for each in self.parameters():
-            each.data *= 0.5
+        for parameter in self.parameters():
+            parameter.data *= 0.5
 
 
 class ShrinkHeadInStep(Plain):
@@ -144,8 +144,8 @@ class ClampValidated(Plain):
     """Stage 3 frees weights in a step that is not like the one before, as after a validation."""
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        for each in self.parameters():
-            each.data = each.data.clamp(-0.25, 0.25)
+        for parameter in self.parameters():
+            parameter.data = parameter.data.clamp(-0.25, 0.25)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.log("val_loss", self.training_step(batch, batch_idx))
@@ -159,8 +159,8 @@ class NoGradient(Plain):
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         if self.global_step < 2:
-            for each in self.sequential_module[2].parameters():
-                each.grad = None
+            for parameter in self.sequential_module[2].parameters():
+                parameter.grad = None
 
 
 class OwnOptimizer(Plain):
@@ -178,8 +178,8 @@ class ClampGroups(OwnOptimizer):
     @torch.no_grad()
     def on_after_optimizer_step(self) -> None:
         for group in self.optimizer.param_groups:
-            for each in group["params"]:
-                each.clamp_(-0.2, 0.2)
+            for parameter in group["params"]:
+                parameter.clamp_(-0.2, 0.2)
 
 
 class ResetsState(OwnOptimizer):
@@ -224,8 +224,8 @@ class Anchored(torch.optim.SGD):
     def step(self, closure: Any = None) -> None:
         super().step()
         for group, start in zip(self.param_groups, self.start, strict=False):
-            for each, first in zip(group["params"], start, strict=False):
-                each.lerp_(first, self.pull)
+            for parameter, first in zip(group["params"], start, strict=False):
+                parameter.lerp_(first, self.pull)
 
 
 class Anchors(Plain):
@@ -236,9 +236,9 @@ class Anchors(Plain):
 class ClipGroups(Plain):
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         for group in optimizer.param_groups:
-            for each in group["params"]:
-                if each.grad is not None:
-                    each.grad.clamp_(-0.01, 0.01)
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad.clamp_(-0.01, 0.01)
 
 
 class MasksRow(Plain):
@@ -257,8 +257,8 @@ class KeepsParameters(Plain):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         decays: dict[bool, list[Any]] = {True: [], False: []}
-        for each in self.parameters():
-            decays[getattr(each, "decays", True)].append(each)
+        for parameter in self.parameters():
+            decays[getattr(parameter, "decays", True)].append(parameter)
         groups = [{"params": own, "weight_decay": 0.5 * decay} for decay, own in decays.items()]
         return torch.optim.SGD(groups, 0.1)
 
@@ -333,7 +333,7 @@ class ReentrantByHand(Reentrant):
 
 class Functional(Plain):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        changed = {name: 2 * each for name, each in self.head.named_parameters()}
+        changed = {name: 2 * parameter for name, parameter in self.head.named_parameters()}
         x = self.sequential_module(batch[0])
         found = torch.func.functional_call(self.head, changed, (x,)) + x @ self.turned
         return (found - batch[1]).square().mean()
@@ -341,7 +341,7 @@ class Functional(Plain):
 
 class Penalty(Plain):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        norms = (each.square().sum() for each in self.sequential_module.parameters())
+        norms = (parameter.square().sum() for parameter in self.sequential_module.parameters())
         return super().training_step(batch, batch_idx) + 0.1 * sum(norms)
 
 

@@ -37,8 +37,8 @@ class Net(trainer.TrainingModule):
         )
         self.mean = MeanMetric()
         generator = torch.Generator().manual_seed(4)
-        for each in self.parameters():
-            each.data = torch.randn(each.shape, generator=generator) * 0.4
+        for parameter in self.parameters():
+            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.4
         self.counts: list[list[int]] = []
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -121,7 +121,7 @@ def evaluated(folder: str, devices: int) -> Any:
     return [
         values["error"],
         values["val_loss"],
-        torch.cat([each.cpu() for each in predictions])[:, 0].tolist(),
+        torch.cat([prediction.cpu() for prediction in predictions])[:, 0].tolist(),
     ]
 
 

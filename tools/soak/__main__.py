@@ -114,7 +114,7 @@ class Soak:
             names = sorted(self.ways)
             random.Random(self.seed).shuffle(names)
             # Even a slice has one of each of these.
-            first = [next(filter(each.__contains__, names), "") for each in _ON_NODES]
+            first = [next(filter(node.__contains__, names), "") for node in _ON_NODES]
             names.sort(key=lambda name: name not in first)
             for name in names:
                 self._begun.setdefault(name, self.journal.journeys_of(name))
@@ -136,7 +136,7 @@ class Soak:
     def _deck(self, name: str, dice: random.Random) -> list[Fault]:
         """Faults that can strike a way: those that have struck it least come first."""
         struck = self.journal.faults_of(name)
-        fitting = [each for each in self.faults.values() if each.fits(self.ways[name])]
+        fitting = [fault for fault in self.faults.values() if fault.fits(self.ways[name])]
         dice.shuffle(fitting)
         return sorted(fitting, key=lambda each: struck[each.name])
 
@@ -161,7 +161,7 @@ class Soak:
         self.journal.add(line, journey.entries)
         with self._lock:
             self.new_faults += len(journey.entries)
-        faults = "; ".join(each.fault for each in journey.entries) or "no fault"
+        faults = "; ".join(entry.fault for entry in journey.entries) or "no fault"
         print(f"{name} {number}: {faults}: {outcome}, {seconds:.0f} s", flush=True)
         shutil.rmtree(folder, ignore_errors=True)
         shutil.rmtree(logs, ignore_errors=True)
@@ -231,7 +231,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.page is not None:
         table.write(journal, options.page)
         return 0
-    known = [each.seed for each in journal.journeys]
+    known = [journey.seed for journey in journal.journeys]
     seed = known[-1] if known and options.seed is None else options.seed
     seed = secrets.randbits(32) if seed is None else seed
     print(f"seed {seed}", flush=True)

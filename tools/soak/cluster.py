@@ -140,7 +140,7 @@ class OnCluster(Way):
             (attempt.folder / "slurm").symlink_to(ROOT / "slurm")
             (attempt.folder / "cpu.yaml").write_text("trainer: {accelerator: cpu}\n")
         nodes = _free.get()
-        others = ",".join(each for each in _NODES if each != nodes)
+        others = ",".join(node for node in _NODES if node != nodes)
         where = [f"--exclude={others}", "--nodes=2", "--gpus-per-node=1", f"--output={attempt.log}"]
         # Steps take long enough for commands of SLURM to strike between two of them.
         fit = [*self.fit(attempt, 1)[3:], "--model.seconds", "0.15"]

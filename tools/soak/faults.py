@@ -172,8 +172,8 @@ def kill_worker(attempt: Attempt) -> Strike:
     attempt.options += ["--model.workers", "1"]
     yield
     for rank in attempt.ranks():
-        for each in psutil.Process(rank).children():
-            each.kill()
+        for child in psutil.Process(rank).children():
+            child.kill()
             return
 
 

@@ -88,7 +88,7 @@ class Journal:
     def add(self, journey: Journey, entries: list[Entry]) -> None:
         """Append a journey and its faults in one write."""
         lines: list[Entry | Journey] = [*entries, journey]
-        text = "".join(f"{json.dumps(asdict(each))}\n" for each in lines)
+        text = "".join(f"{json.dumps(asdict(line))}\n" for line in lines)
         with self._lock:
             with self._path.open("a") as file:
                 file.write(text)
@@ -96,17 +96,17 @@ class Journal:
             self.journeys.append(journey)
 
     def journeys_of(self, way: str) -> int:
-        return sum(each.way == way for each in self.journeys)
+        return sum(journey.way == way for journey in self.journeys)
 
     def faults_of(self, way: str) -> Counter[str]:
-        return Counter(each.fault for each in self.entries if each.way == way)
+        return Counter(entry.fault for entry in self.entries if entry.way == way)
 
     def bad(self) -> list[Entry]:
         """Faults that lost, changed, hung or left something."""
-        return [each for each in self.entries if each.outcome not in (*GOOD, "open")]
+        return [entry for entry in self.entries if entry.outcome not in (*GOOD, "open")]
 
     def summary(self) -> str:
-        count = Counter(each.outcome for each in self.entries)
+        count = Counter(entry.outcome for entry in self.entries)
         outcomes = ", ".join(f"{number} {name}" for name, number in sorted(count.items()))
         ways = len({each.way for each in self.entries})
         kinds = len({each.fault for each in self.entries})

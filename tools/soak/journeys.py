@@ -92,7 +92,7 @@ class Journey:
     def _next(self, goes_on: bool) -> Fault:
         """The next fault that a run survives, or that ends it; if there is none, any."""
         is_late = self.reached > LAST - 30  # then no step is seen after one with which the log ends
-        fitting = [i for i, each in enumerate(self.faults) if is_late or not each.ends_log]
+        fitting = [i for i, fault in enumerate(self.faults) if is_late or not fault.ends_log]
         wanted = (i for i in fitting if (self.faults[i].ends == "continues") == goes_on)
         return self.faults.pop(next(wanted, next(iter(fitting), 0)))
 

@@ -23,7 +23,7 @@ def write(journal: Journal, page: Path) -> None:
 
 
 def _summary(journal: Journal) -> str:
-    count = Counter(each.outcome for each in journal.entries)
+    count = Counter(entry.outcome for entry in journal.entries)
     lines = [
         f"{len(journal.entries)} faults of {len({each.fault for each in journal.entries})} kinds "
         f"in {len(journal.journeys)} runs under {len({each.way for each in journal.journeys})} "
@@ -35,7 +35,7 @@ def _summary(journal: Journal) -> str:
 
 
 def _by_fault(entries: Sequence[Entry]) -> str:
-    launchers = sorted({_launcher(each.way) for each in entries}, key=lambda name: name != _OURS)
+    launchers = sorted({_launcher(entry.way) for entry in entries}, key=lambda name: name != _OURS)
     rows = [["fault", *launchers, "steps lost", "median, s", "worst, s", "as expected"]]
     for name in sorted({each.fault for each in entries}, key=str.casefold):
         struck = [each for each in entries if each.fault == name]
@@ -49,8 +49,8 @@ def _by_way(journal: Journal) -> str:
     rows = [
         ["strategy", "runs", "faults", "median, s", "worst, s", "as expected", "effective time"]
     ]
-    for way in sorted({each.way for each in journal.journeys}, key=str.casefold):
-        struck = [each for each in journal.entries if each.way == way]
+    for way in sorted({journey.way for journey in journal.journeys}, key=str.casefold):
+        struck = [entry for entry in journal.entries if entry.way == way]
         runs = [each for each in journal.journeys if each.way == way]
         rows.append([way, str(len(runs)), str(len(struck)), *_times(struck), _effective(runs)])
     return _table(rows)
@@ -58,7 +58,7 @@ def _by_way(journal: Journal) -> str:
 
 def _effective(runs: Sequence[Journey]) -> str:
     """The part of their time that was not between a fault and the next new step."""
-    waited = [(each.waited, each.seconds) for each in runs if each.waited]
+    waited = [(run.waited, run.seconds) for run in runs if run.waited]
     total = sum(seconds for _, seconds in waited)
     return f"{1 - sum(each for each, _ in waited) / total:.0%}" if total else ""
 
@@ -69,7 +69,7 @@ def _launcher(way: str) -> str:
 
 def _times(entries: Sequence[Entry]) -> list[str]:
     """Median and worst time to the next step, and how many ended as they should."""
-    seconds = [each.seconds for each in entries if each.seconds is not None]
+    seconds = [entry.seconds for entry in entries if entry.seconds is not None]
     times = [f"{median(seconds):.1f}", f"{max(seconds):.1f}"] if seconds else ["", ""]
     good = sum(each.outcome in GOOD for each in entries)
     return [*times, "all" if good == len(entries) else f"{good} of {len(entries)}"]

@@ -110,7 +110,7 @@ class Attempt:
 
     def code(self) -> int | None:
         """Exit code of the launchers; ``None`` while one runs."""
-        codes = [each.poll() for each in self.launchers]
+        codes = [launcher.poll() for launcher in self.launchers]
         return None if None in codes else min(codes, key=lambda code: abs(code or 0))
 
     def printed(self) -> str:

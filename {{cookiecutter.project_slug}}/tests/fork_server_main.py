@@ -289,7 +289,7 @@ def _fork_what_multiprocessing_spawns(engine: str) -> None:
     def launch(path: Any, arguments: Any, files: Any) -> int:
         if "--multiprocessing-fork" not in map(os.fsdecode, arguments):
             return spawn(path, arguments, files)
-        command = [os.fsdecode(each) for each in arguments]
+        command = [os.fsdecode(argument) for argument in arguments]
         forked = ForkedProcess(command, engine=engine, seed=len(started), pass_fds=sorted(files))
         started[forked.pid] = forked
         return forked.pid
@@ -307,7 +307,7 @@ def _fork_what_multiprocessing_spawns(engine: str) -> None:
 def _run(arguments: list[str], request: _Request, path: Sequence[str]) -> None:
     sys.orig_argv = [sys.executable, *request.arguments]
     given = request.environment.get("PYTHONPATH", "")
-    paths = [str(Path(each).resolve()) for each in given.split(os.pathsep) if each]
+    paths = [str(Path(word).resolve()) for word in given.split(os.pathsep) if word]
     kind, rest = arguments[0], arguments[1:]
     first = str(Path(kind).resolve().parent) if kind not in ("-m", "-c") else request.directory
     sys.path[:] = [first, *paths, *path]
@@ -317,7 +317,7 @@ def _run(arguments: list[str], request: _Request, path: Sequence[str]) -> None:
     found = importlib.machinery.PathFinder.find_spec(TRAINER, sys.path)
     if found is None or ours is None or found.origin != ours.origin:
         others |= {PACKAGE, TRAINER}
-    for name in [each for each in sys.modules if each.partition(".")[0] in others]:
+    for name in [module for module in sys.modules if module.partition(".")[0] in others]:
         del sys.modules[name]
     if kind == "-m":
         sys.argv = rest

@@ -123,7 +123,7 @@ def test_both_networks_of_the_gan_are_trained(tmp_path: Path) -> None:
     images = torch.rand(10, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     loader = DataLoader(TensorDataset(images, torch.zeros(10)), batch_size=2)
     model, run = GAN(width=4, accumulate=2), short(tmp_path, max_epochs=1)
-    before = {name: each.detach().clone() for name, each in model.named_parameters()}
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     run.fit(model, loader)
     assert run.global_step == 5
     after = dict(model.named_parameters())

@@ -27,9 +27,9 @@ def handles(nvml) -> list:
 
 def is_mig(nvml) -> bool:
     """Whether a GPU here is cut into parts."""
-    for each in handles(nvml):
+    for handle in handles(nvml):
         try:
-            if nvml.nvmlDeviceGetMigMode(each)[0] == nvml.NVML_DEVICE_MIG_ENABLE:
+            if nvml.nvmlDeviceGetMigMode(handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE:
                 return True
         except nvml.NVMLError:  # a GPU that cannot be
             continue
@@ -42,9 +42,9 @@ def test_the_driver_s_uuid_is_torch_s(nvml, record_property):
             idle_gpus.read_gpus()
         record_property("found", "MIG, which auto_select_gpus refuses")
         return
-    uuids = [nvml.nvmlDeviceGetUUID(each) for each in handles(nvml)]
+    uuids = [nvml.nvmlDeviceGetUUID(handle) for handle in handles(nvml)]
     indices = range(torch.cuda.device_count())
-    seen = [nvml.nvmlDeviceGetUUID(torch.cuda._get_pynvml_handler(each)) for each in indices]
+    seen = [nvml.nvmlDeviceGetUUID(torch.cuda._get_pynvml_handler(index)) for index in indices]
     properties = map(torch.cuda.get_device_properties, indices)
     assert seen == [f"GPU-{each.uuid}" for each in properties]
     record_property("found", f"{len(seen)} of {len(uuids)} GPUs are visible")

@@ -92,7 +92,7 @@ GATHERING = [name for name in PORTABLE if shards_parameters(name) and name != "s
 @pytest.mark.parametrize("strategy", needing(GATHERING))
 def test_bf16_mixed_keeps_no_copy_of_all_weights_for_backward(tmp_path, record_property, strategy):
     module = Deep(64 if device.IS_GPU else 4)
-    half = sum(2 * each.numel() for each in module.parameters())
+    half = sum(2 * parameter.numel() for parameter in module.parameters())
     train(
         *(tmp_path, "run", module),
         strategy=strategy,
@@ -156,13 +156,13 @@ def test_activations_are_computed_again_in_less_memory(record_property):
     for names in ([], ["0", "1", "2"]):
         torch.manual_seed(0)
         parts = ((nn.Linear(8, 32), nn.Tanh(), nn.Dropout(0.3), nn.Linear(32, 8)) for _ in range(3))
-        network = nn.Sequential(*(nn.Sequential(*each) for each in parts)).to(device.DEVICE)
+        network = nn.Sequential(*(nn.Sequential(*part) for part in parts)).to(device.DEVICE)
         batch = torch.randn(100_000 if device.IS_GPU else 10, 8, device=device.DEVICE)
         device.forget_peak()
         with activation_checkpointing.applied(network, names):
             network(batch).square().mean().backward()
         peaks.append(device.peak())
-        gradients.append([each.grad for each in network.parameters()])
+        gradients.append([parameter.grad for parameter in network.parameters()])
     assert all(map(torch.equal, *gradients))
     device.only_a_gpu_shows("its memory")
     record_property("found", f"{peaks[1] / peaks[0]:.0%} of the peak (bound 80%)")

@@ -47,7 +47,7 @@ class Base(trainer.TrainingModule):
         return loss
 
     def configure_optimizers(self) -> Any:
-        trained = [each for each in self.parameters() if each.requires_grad]
+        trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
         return torch.optim.SGD(trained, lr=self.rate, momentum=0.9)
 
 

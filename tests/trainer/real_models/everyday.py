@@ -252,8 +252,8 @@ class Clamped(Chain):
 
     @torch.no_grad()
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        for each in self.parameters():
-            each.clamp_(-0.2, 0.2)
+        for parameter in self.parameters():
+            parameter.clamp_(-0.2, 0.2)
 
 
 class OwnClipping(Chain):

@@ -44,7 +44,7 @@ def import_all(modules: Iterable[str]) -> object:
         what must outlive them.
     """
     operators = import_torchvision() if "images" in modules else None
-    for name in (*(f"real_models.{each}" for each in modules), *IMPORTED):
+    for name in (*(f"real_models.{module}" for module in modules), *IMPORTED):
         if importlib.util.find_spec(name.partition(".")[0]) is not None:
             importlib.import_module(name)
     gc.collect()

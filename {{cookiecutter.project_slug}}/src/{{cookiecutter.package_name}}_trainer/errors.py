@@ -68,7 +68,7 @@ class Problems(AbstractContextManager["Problems", bool]):
 
     def __exit__(self, _: Any, error: BaseException | None, __: Any) -> bool:
         if isinstance(error, ConfigurationError):
-            self.lines += [each for each in error.problems if each not in self.lines]
+            self.lines += [problem for problem in error.problems if problem not in self.lines]
         return isinstance(error, ConfigurationError)
 
     def add(self, line: str) -> None:

@@ -312,7 +312,7 @@ class Trainer(current_run.RunProperties, current_run.OptionNames):
         if launcher == "subprocess":
             if own.options.auto_select_gpus:
                 # The copies of this command use the GPUs that were selected here.
-                gpus = (str(each.index) for each in own.node_devices)
+                gpus = (str(device.index) for device in own.node_devices)
                 os.environ[environment.GPUS] = ",".join(gpus)
             start.supervise_copies(processes, own.layout, own.started_in)
         started = partial(_run_started, own, self.configuration, command, module)

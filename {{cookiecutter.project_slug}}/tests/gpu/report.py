@@ -37,7 +37,7 @@ class Result:
 
 def markdown(facts: Mapping[str, str], results: Sequence[Result], seconds: float) -> str:
     """Return the page's section: what ran where, a line a check, numbers, and what did not pass."""
-    counts = {name: sum(each.outcome == name for each in results) for name in _CELLS}
+    counts = {name: sum(result.outcome == name for result in results) for name in _CELLS}
     told = ", ".join(f"{count} {name}" for name, count in counts.items() if count) or "nothing ran"
     lines = [
         f"{facts['date']}, {facts['device']}: {told}, in {seconds / 60:.1f} minutes.",
@@ -97,20 +97,20 @@ def _numbers(results: Sequence[Result]) -> list[str]:
 def _others(results: Sequence[Result]) -> list[str]:
     lines: list[str] = []
     reasons: dict[str, int] = {}
-    for each in results:
-        if each.outcome in ("failed", "crashed"):
-            shown = " ".join(each.message.split())[:300]
-            lines.append(f"- `{each.test.rpartition('/')[2]}` {each.outcome}: {shown}")
-        elif each.outcome == "skipped":
-            reasons[each.message] = reasons.get(each.message, 0) + 1
+    for result in results:
+        if result.outcome in ("failed", "crashed"):
+            shown = " ".join(result.message.split())[:300]
+            lines.append(f"- `{result.test.rpartition('/')[2]}` {result.outcome}: {shown}")
+        elif result.outcome == "skipped":
+            reasons[result.message] = reasons.get(result.message, 0) + 1
     lines += [f"- {count} skipped: {reason}" for reason, count in reasons.items()]
     return ["", *lines] if lines else []
 
 
 def _by_function(results: Sequence[Result]) -> dict[str, list[Result]]:
     found: dict[str, list[Result]] = {}
-    for each in results:
-        found.setdefault(each.function, []).append(each)
+    for result in results:
+        found.setdefault(result.function, []).append(result)
     return found
 
 

@@ -210,7 +210,7 @@ def kept(path: Path | None, of: Mapping[str, str]) -> dict[str, list[Result]]:
     if found["of"] != of:
         return {}
     saved = found["sessions"].items()
-    return {name: [Result(**each) for each in results] for name, results in saved}
+    return {name: [Result(**result) for result in results] for name, results in saved}
 
 
 def keep(path: Path, of: Mapping[str, str], finished: Mapping[str, Sequence[Result]]) -> None:
@@ -278,7 +278,7 @@ def main() -> int:
     if given.results is not None:
         given.results.unlink()
     print(text)
-    passed = any(each.outcome == "passed" for each in results)
+    passed = any(result.outcome == "passed" for result in results)
     bad = any(each.outcome in ("failed", "crashed") for each in results)
     return int(bad or not passed)
 

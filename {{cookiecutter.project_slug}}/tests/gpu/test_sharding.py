@@ -50,7 +50,7 @@ class Unusual(Sequences):
         self.error(predicted.detach().flatten(), y.flatten())
         self.log("error", self.error)
         self.places = {
-            "buffers": {each.device.type for each in self.buffers()},
+            "buffers": {buffer.device.type for buffer in self.buffers()},
             "metrics": {self.error.sum_squared_error.device.type},
             "whole": {self.scale.device.type},
             "shards": before,

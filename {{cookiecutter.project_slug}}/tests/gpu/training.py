@@ -70,7 +70,7 @@ def losses(path: Path) -> Tensor:
 def distance(one: Trained, other: Trained) -> float:
     """The largest difference of a weight, or of a loss of a step that both have logged."""
     assert one.weights.keys() == other.weights.keys()
-    found = [_distance(each, other.weights[key]) for key, each in one.weights.items()]
+    found = [_distance(weight, other.weights[key]) for key, weight in one.weights.items()]
     return max(*found, _distance(*_losses_of_both(one, other)))
 
 
@@ -83,7 +83,7 @@ def is_same(one: Trained, other: Trained) -> bool:
     """Whether all weights, and the losses of steps that both have, are equal to the last bit."""
     return (
         one.weights.keys() == other.weights.keys()
-        and all(torch.equal(each, other.weights[key]) for key, each in one.weights.items())
+        and all(torch.equal(weight, other.weights[key]) for key, weight in one.weights.items())
         and torch.equal(*_losses_of_both(one, other))
     )
 

@@ -49,7 +49,7 @@ class HookCalls:
 
     def state(self) -> dict[str, Any]:
         """State of each callback by name."""
-        states = {name: each.state_dict() for name, each in self.callbacks.items()}
+        states = {name: callback.state_dict() for name, callback in self.callbacks.items()}
         return {name: state for name, state in states.items() if state}
 
     def load_state(self, saved: Mapping[str, Any]) -> list[str]:
@@ -82,9 +82,9 @@ def calls_of(
     for name in (each.name for each in fields(HookCalls) if each.name != "callbacks"):
         owners = [each for each in callbacks if is_overridden(each, Callback, name)]
         own = [getattr(module, name)] if _has_own(module, name) else []
-        calls = [*(partial(getattr(each, name), trainer, module) for each in owners), *own]
+        calls = [*(partial(getattr(owner, name), trainer, module) for owner in owners), *own]
         if around is not None and name != "on_exception":  # of one rank
-            calls = [partial(_call_within, around, name, each) for each in calls]
+            calls = [partial(_call_within, around, name, call) for call in calls]
         found[name] = tuple(calls)
     return HookCalls({_identity(each): each for each in _stateful(callbacks)}, **found)
 
@@ -119,7 +119,7 @@ def _has_own(module: TrainingModule, name: str) -> bool:
 
 
 def _stateful(callbacks: Sequence[Callback]) -> list[Callback]:
-    return [each for each in callbacks if is_overridden(each, Callback, "state_dict")]
+    return [callback for callback in callbacks if is_overridden(callback, Callback, "state_dict")]
 
 
 def _identity(callback: Callback) -> str:
@@ -172,6 +172,6 @@ def problems_of_manual(callbacks: Sequence[Callback], module: TrainingModule) ->
     owners: list[object] = [each for each in callbacks if is_overridden(each, Callback, name)]
     owners += [module] if _has_own(module, name) else []
     return [
-        f"{type(each).__name__}.{name} is not called with manual optimization; use training_step"
-        for each in owners
+        f"{type(owner).__name__}.{name} is not called with manual optimization; use training_step"
+        for owner in owners
     ]

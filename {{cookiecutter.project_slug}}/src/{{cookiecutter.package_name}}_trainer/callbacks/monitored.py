@@ -160,7 +160,7 @@ class BestCheckpoint(Monitored):
 
     @staticmethod
     def _all(trainer: Run) -> list["BestCheckpoint"]:
-        return [each for each in trainer.callbacks if isinstance(each, BestCheckpoint)]
+        return [callback for callback in trainer.callbacks if isinstance(callback, BestCheckpoint)]
 
     def _keep(self, checkpoint: Path, folder: Path, trainer: Run) -> None:
         if not trainer.is_global_zero:

@@ -134,8 +134,8 @@ class Checkpoint:
         """The rank-local tensors of a rank."""
         prefix = f"ranks/{rank}/"
         return {
-            name.removeprefix(prefix): each.read()
-            for name, each in self._tensors.items()
+            name.removeprefix(prefix): tensor.read()
+            for name, tensor in self._tensors.items()
             if name.startswith(prefix)
         }
 

@@ -123,7 +123,7 @@ def choose(request: Request, layout: Layout, lock: RunLock) -> Selection:
         raise user_error(*answer["error"])
     lock.attempt = answer["attempt"]
     directory, remarks = Path(answer["directory"]), list(answer["remarks"])
-    found = _first_whole([Path(each) for each in answer["candidates"]], remarks)
+    found = _first_whole([Path(candidate) for candidate in answer["candidates"]], remarks)
     is_same = found is not None and _is_of(found, directory)
     return Selection(directory, found, is_same, remarks, answer["overwrites"])
 

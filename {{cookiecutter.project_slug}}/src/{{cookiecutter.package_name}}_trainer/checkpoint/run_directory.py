@@ -264,8 +264,8 @@ def output_to(path: Path) -> Iterator[None]:
         yield
     finally:
         _point_output_at(*originals)
-        for each in originals:
-            os.close(each)
+        for original in originals:
+            os.close(original)
 
 
 def _point_output_at(stdout: int, stderr: int) -> None:

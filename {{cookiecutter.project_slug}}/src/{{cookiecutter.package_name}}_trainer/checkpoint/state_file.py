@@ -75,10 +75,10 @@ def decode(data: bytes) -> tuple[Head, Any]:
         raise ValueError(f"{type(error).__name__}: {error}") from None
     check_count("step", found.step, 0, MOST_STEPS)
     check_count("world_size", found.world_size, 1, _MOST_RANKS)
-    for name, each in files.items():
-        check_count(f"size of {name}", each.size, 0, 2**63)
-        if not isinstance(each.crc32, str):
-            raise ValueError(f"checksum of {name} is {each.crc32!r}")
+    for name, file in files.items():
+        check_count(f"size of {name}", file.size, 0, 2**63)
+        if not isinstance(file.crc32, str):
+            raise ValueError(f"checksum of {name} is {file.crc32!r}")
     return found, tree
 
 

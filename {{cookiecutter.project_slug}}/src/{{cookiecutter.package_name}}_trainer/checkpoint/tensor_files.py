@@ -96,7 +96,7 @@ def _sum(pieces: Sequence[memoryview], before: Future[int]) -> int:
 def dtype_names() -> dict[torch.dtype, str]:
     """The dtypes that safetensors files can hold, and their names there."""
     found: dict[torch.dtype, str] = {}
-    for dtype in (each for each in vars(torch).values() if isinstance(each, torch.dtype)):
+    for dtype in (value for value in vars(torch).values() if isinstance(value, torch.dtype)):
         with contextlib.suppress(SafetensorError):
             name = str(dtype).removeprefix("torch.")
             spec = TensorSpec(dtype=name, shape=[1], data_ptr=0, data_len=dtype.itemsize)

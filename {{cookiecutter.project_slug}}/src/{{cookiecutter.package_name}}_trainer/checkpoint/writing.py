@@ -76,9 +76,9 @@ class Checkpoints:
         tensors = packing.tensors
         tensors |= {f"ranks/{collectives.rank()}/{key}": value for key, value in own.items()}
         chunks = {
-            name: _Chunk(dtensors.local(each), dtensors.offsets(each))
-            for name, each in tensors.items()
-            if dtensors.local(each).numel() or not each.numel()
+            name: _Chunk(dtensors.local(tensor), dtensors.offsets(tensor))
+            for name, tensor in tensors.items()
+            if dtensors.local(tensor).numel() or not tensor.numel()
         }
         if self._executor is None:
             self._write(step, tree, chunks)
@@ -189,7 +189,7 @@ def _write_own(partial: Path, chunks: Mapping[str, _Chunk]) -> dict[str, list[An
     if not chunks:
         return {}
     file = partial / f"rank-{collectives.rank():05d}.safetensors"
-    offsets = {name: {"saved_offsets": each.offsets} for name, each in chunks.items()}
+    offsets = {name: {"saved_offsets": chunk.offsets} for name, chunk in chunks.items()}
     # Without any offset there is no table of them, which would take long to read.
     has_offsets = any(any(each.offsets) for each in chunks.values())
     metadata = {tensor_files.SHARDING: json.dumps(offsets)} if has_offsets else {}

@@ -209,7 +209,7 @@ def _made(
 
 def _resolved(checked: Checked, without: Sequence[str] = ()) -> str:
     """The whole configuration with defaults, in today's spelling."""
-    defaults = {each.name: each.default for each in fields(Options)}
+    defaults = {field.name: field.default for field in fields(Options)}
     trainer = defaults | reading.SEEDED | foreign.translate(checked.trainer)
     sections: dict[str, Any] = {
         "trainer": {

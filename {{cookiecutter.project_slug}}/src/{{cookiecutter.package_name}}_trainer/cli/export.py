@@ -182,7 +182,7 @@ def _example(module: TrainingModule) -> tuple[tuple[Tensor, ...], dict[str, Tens
             "all with the batch as first dimension"
         )
     # Twice: torch.export takes a batch of one sample for a constant.
-    twice = [torch.cat([each, each]) for each in tensors]
+    twice = [torch.cat([tensor, tensor]) for tensor in tensors]
     return tuple(twice[: len(inputs)]), dict(zip(keywords, twice[len(inputs) :], strict=True))
 
 

@@ -43,21 +43,21 @@ class Hash:
     @torch.no_grad()
     def add(self, values: Any, depth: int = _DEPTH) -> None:
         """Add values of any nesting; of tensors the bits that this process holds."""
-        for each in leaves(values):
-            if isinstance(each, Tensor):
-                self._add_tensor(dtensors.local(each).detach())
-            elif isinstance(each, np.ndarray) and each.dtype == object:
-                self.add(each.tolist(), depth)
-            elif isinstance(each, np.ndarray | np.generic):
-                self._add_text(str(each.dtype), each.shape, each.tobytes())
-            elif isinstance(each, tuple):  # a packed sequence
-                self.add(tuple(each), depth)
-            elif each is None or isinstance(each, str | bytes | int | float | complex):
-                self._add_text(each)
+        for leaf in leaves(values):
+            if isinstance(leaf, Tensor):
+                self._add_tensor(dtensors.local(leaf).detach())
+            elif isinstance(leaf, np.ndarray) and leaf.dtype == object:
+                self.add(leaf.tolist(), depth)
+            elif isinstance(leaf, np.ndarray | np.generic):
+                self._add_text(str(leaf.dtype), leaf.shape, leaf.tobytes())
+            elif isinstance(leaf, tuple):  # a packed sequence
+                self.add(tuple(leaf), depth)
+            elif leaf is None or isinstance(leaf, str | bytes | int | float | complex):
+                self._add_text(leaf)
             else:  # its representation may have an address
-                self._add_text(type(each).__name__)
-                if depth and not isinstance(each, type):
-                    self.add(list(getattr(each, "__dict__", {}).items()), depth - 1)
+                self._add_text(type(leaf).__name__)
+                if depth and not isinstance(leaf, type):
+                    self.add(list(getattr(leaf, "__dict__", {}).items()), depth - 1)
 
     def hexadecimal(self) -> str:
         """16 digits; the host waits for the devices."""

@@ -97,7 +97,7 @@ def is_empty(batch: Any) -> bool:
     first = batch[0] if type(batch) in (list, tuple) and batch else batch
     if isinstance(first, Tensor) and first.ndim and first.shape[0]:
         return False  # nearly all batches, in a third of the time
-    lengths = [len(each) for each in leaves(batch) if isinstance(each, Tensor) and each.ndim]
+    lengths = [len(leaf) for leaf in leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim]
     return bool(lengths) and not any(lengths)
 
 
@@ -117,8 +117,8 @@ class CopyStream:
         """Make later computation wait for all copies so far, and these copies' memory for it."""
         computing = self._gpu.current_stream(self._device)
         computing.wait_stream(self._stream)
-        for each in tensors:
-            each.record_stream(computing)
+        for tensor in tensors:
+            tensor.record_stream(computing)
 
 
 def copy_stream(device: torch.device) -> CopyStream | None:

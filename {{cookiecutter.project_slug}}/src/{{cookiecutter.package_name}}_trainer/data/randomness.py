@@ -140,17 +140,17 @@ class Snapshot:
 def full_state(devices: Sequence[torch.device]) -> State:
     """States of the generators of the host, and of this process' devices."""
     state = Snapshot().state()
-    for name, each in _accelerators(devices).items():
-        state[name] = torch.get_device_module(each).get_rng_state(each)
+    for name, accelerator in _accelerators(devices).items():
+        state[name] = torch.get_device_module(accelerator).get_rng_state(accelerator)
     return state
 
 
 def set_full_state(state: State, devices: Sequence[torch.device]) -> None:
     """Restore a state of :func:`full_state`; a device's state only on the same type of device."""
     Snapshot.of(state).restore()
-    for name, each in _accelerators(devices).items():
+    for name, accelerator in _accelerators(devices).items():
         if name in state:
-            torch.get_device_module(each).set_rng_state(state[name], each)
+            torch.get_device_module(accelerator).set_rng_state(state[name], accelerator)
 
 
 def _accelerators(devices: Sequence[torch.device]) -> dict[str, torch.device]:

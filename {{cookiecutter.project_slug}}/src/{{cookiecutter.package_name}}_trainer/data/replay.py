@@ -71,7 +71,7 @@ def positions(loader: Any, reader: tuple[int, int]) -> "tuple[Positions | None, 
     dataset = getattr(loader, "dataset", None)
     if isinstance(loader, DataLoader) and not isinstance(dataset, IterableDataset):
         samplers = filter(lambda each: isinstance(each, Sampler), components(loader))
-        unsaved = {type(each).__name__: None for each in samplers if _is_resumable(each)}
+        unsaved = {type(sampler).__name__: None for sampler in samplers if _is_resumable(sampler)}
         return None, [_UNSAVED.format(name) for name in unsaved]
     if not _is_resumable(dataset):
         return None, []
@@ -116,7 +116,7 @@ class Positions:
         return {
             "reader": torch.tensor([*self._reader, 0 if is_start else batches]),
             "tree": tensors.pop("loader"),
-            **{f"tensor/{name}": each for name, each in tensors.items()},
+            **{f"tensor/{name}": tensor for name, tensor in tensors.items()},
             **{f"random/{name}": each for name, each in position.state().items()},
         }
 

@@ -33,8 +33,8 @@ def batch_length(batch: Any, expected: int | None = None) -> int:
 
     ``expected``: the number for which it was made, which tells whether a list is one of samples.
     """
-    lengths = [len(each) for each in leaves(batch) if _has_length(each)]
-    other = next((each for each in lengths if each != 1), expected or 1)
+    lengths = [len(leaf) for leaf in leaves(batch) if _has_length(leaf)]
+    other = next((length for length in lengths if length != 1), expected or 1)
     return _common_length(batch, expected) or other
 
 
@@ -47,7 +47,7 @@ def _common_length(batch: Any, expected: int | None) -> int | None:
             inner.append(value)
         return False
 
-    lengths = [len(each) for each in leaves(batch, note) if _has_length(each)]
+    lengths = [len(leaf) for leaf in leaves(batch, note) if _has_length(leaf)]
     # A list of numbers or texts has one for each sample; one of tensors may have fields.
     sure = [len(each) for each in inner if each and isinstance(each[0], int | float | str)]
     for number in dict.fromkeys([expected, *sure, *lengths[:1], *map(len, inner)]):
@@ -108,7 +108,7 @@ class Counter:
                 return number
         if (common := _common_length(batch, expected)) is not None:
             return common
-        named = {each for path, each in lengths.items() if path and path[-1] in _LABELS}
+        named = {length for path, length in lengths.items() if path and path[-1] in _LABELS}
         fields = {each for path, each in lengths.items() if path and each != 1}
         for found in (named, fields):
             if len(found) == 1:
@@ -129,7 +129,7 @@ def _own_number(value: Any) -> int | None:
     if isinstance(value, PackedSequence):
         return int(value.batch_sizes[0])
     numbers = (getattr(value, name, None) for name in ("num_graphs", "batch_size"))
-    return next((each for each in numbers if type(each) is int), None)
+    return next((number for number in numbers if type(number) is int), None)
 
 
 def _lengths(value: Any, path: _Path = ()) -> Iterator[tuple[_Path, int]]:
@@ -206,7 +206,7 @@ def weighed(
             has_ended = _has_ended(row, index + 1, is_refused)
             if index >= start:
                 step = rows[at - at % accumulate :][:accumulate]
-                total = sum(each[0] for of_ranks in step for each in of_ranks)
+                total = sum(rank[0] for of_ranks in step for rank in of_ranks)
                 weight = counted * ranks / total if total else 0.0
                 ends_step = has_ended or (index + 1) % accumulate == 0
                 yield MicroBatch(data, index, samples, weight, ends_step, has_ended, counted)

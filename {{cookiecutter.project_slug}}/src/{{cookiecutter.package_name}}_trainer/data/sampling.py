@@ -182,7 +182,7 @@ class GlobalOrder(Sampler[list[Key]]):
             block = range(first, min(first + at_once, batches.stop))
             positions = [self._positions(batch) for batch in block]
             indices = iter(randomness.permuted(chain.from_iterable(positions), samples, key))
-            yield from (list(islice(indices, len(each))) for each in positions)
+            yield from (list(islice(indices, len(position))) for position in positions)
 
 
 def _draws(sampler: Any, generator: torch.Generator) -> list[int]:
@@ -210,9 +210,9 @@ def components(*owners: Any) -> Iterator[Any]:
         if id(component) not in seen:
             seen.add(id(component))
             yield component
-            for each in _attributes(component):
-                if isinstance(each, kinds) or callable(getattr(each, "set_epoch", None)):
-                    queue.append(each)
+            for attribute in _attributes(component):
+                if isinstance(attribute, kinds) or callable(getattr(attribute, "set_epoch", None)):
+                    queue.append(attribute)
 
 
 def _attributes(owner: Any) -> Iterator[Any]:

@@ -90,7 +90,7 @@ def report_failure(error: BaseException, lost_peer: Sequence[str] = ()) -> str:
             rank=rank,
             code=reports.exit_code(error),
             message=message,
-            problems=[redaction.message(each) for each in problems],
+            problems=[redaction.message(problem) for problem in problems],
             time=time.time(),
             reason=reason(error),
             lost_at=hangs.of_error(error) if is_lost else "",
@@ -199,7 +199,7 @@ def failure_of_machine(error: BaseException, directory: Path) -> str | None:
     if isinstance(error, OSError) and error.strerror:
         frames = traceback.extract_tb(error.__traceback__)
         # Not Python's own, which open, rename and remove for their caller.
-        last = [each for each in frames if not each.filename.startswith(_PYTHON)][-1]
+        last = [frame for frame in frames if not frame.filename.startswith(_PYTHON)][-1]
         is_ours = Path(last.filename).is_relative_to(_TRAINER)
         if is_ours or error.errno in DISK:
             place = directory if is_ours else f"{last.filename}, line {last.lineno}"

@@ -155,7 +155,7 @@ def printed(path: Path) -> str:
     _, fault, of_fault = text.rpartition("Fatal Python error")
     threads = re.split(r"^(?=Current thread 0x|Thread 0x)", of_fault or text, flags=re.MULTILINE)
     # faulthandler prints the main thread last, and each one's last call first.
-    current = [each for each in threads if fault and each.startswith("Current thread")]
+    current = [thread for thread in threads if fault and thread.startswith("Current thread")]
     last = (current or threads)[-1]
     return _shortened([line for line in last.splitlines() if line.startswith(_FRAME)][::-1])
 
@@ -164,7 +164,7 @@ def of_error(error: BaseException) -> str:
     """Stack at which an error was raised."""
     frames = traceback.extract_tb(root(error).__traceback__)
     return _shortened(
-        [f'{_FRAME}{each.filename}", line {each.lineno} in {each.name}' for each in frames]
+        [f'{_FRAME}{frame.filename}", line {frame.lineno} in {frame.name}' for frame in frames]
     )
 
 
@@ -179,7 +179,7 @@ def waits_for_peers(stack: str) -> bool:
 
 def advice(stacks: Iterable[str]) -> str:
     """A line on what a rank that waits for others has entered alone, if that is known."""
-    return _SYNCHRONIZED if any("/sync_batchnorm.py" in each for each in stacks) else ""
+    return _SYNCHRONIZED if any("/sync_batchnorm.py" in stack for stack in stacks) else ""
 
 
 def root(error: BaseException) -> BaseException:

@@ -97,4 +97,4 @@ def untoggle_optimizer(self: Any, optimizer: Any) -> None:
 METHODS = {f.__name__: f for f in (save_hyperparameters, toggle_optimizer, untoggle_optimizer)}
 foreign.types, foreign.translate = arguments.TYPES, arguments.translate
 foreign.keywords, foreign.methods = arguments.keywords, METHODS
-foreign.advice = {(each.where, each.name): each.use for each in names.rows()}
+foreign.advice = {(row.where, row.name): row.use for row in names.rows()}

@@ -17,7 +17,7 @@ def rows() -> Iterator[Row]:
     """Each name by itself; "{}" of a sentence is what stands behind a name, "&" a space."""
     for line in re.split(r"\n(?! )", _NAMES.strip()):
         where, use, names = re.sub(r"\s+", " ", line).split(" | ")
-        for known, other in (each.partition("=")[::2] for each in names.split()):
+        for known, other in (word.partition("=")[::2] for word in names.split()):
             for name in known.split(","):
                 yield Row(name, where, use.format(other.replace("&", " ")))
 

@@ -74,7 +74,7 @@ class DeepSpeedPlugin(Plugin):
             raise ConfigurationError(f"DeepSpeedPlugin: config replaces {names}; set them there")
         offload = {"offload_optimizer": options.pop("cpu_offload", True)}
         options |= offload if config is None else {"config": config}
-        sizes = {name: int(each) for name, each in options.items() if isinstance(each, float)}
+        sizes = {name: int(option) for name, option in options.items() if isinstance(option, float)}
         super().__init__(**{**options, **sizes})
 
 

@@ -28,7 +28,7 @@ class LoggedRun:
     def of(cls, directory: Path, options: Options, configuration: str | None) -> "LoggedRun":
         """Describe a run by its configuration (YAML), in a script by the trainer's options."""
         if configuration is None:
-            sections = {"trainer": {name: _plain(each) for name, each in vars(options).items()}}
+            sections = {"trainer": {name: _plain(value) for name, value in vars(options).items()}}
         else:
             import yaml
 
@@ -38,7 +38,7 @@ class LoggedRun:
 
 def hyperparameters(*owners: Any) -> dict[str, Any]:
     """What owners keep as ``hparams``, as a configuration has it; secrets are redacted."""
-    found = [each.hparams for each in owners if isinstance(each.hparams, Mapping)]
+    found = [owner.hparams for owner in owners if isinstance(owner.hparams, Mapping)]
     merged = {name: value for each in found for name, value in each.items()}
     return {"hyperparameters": redaction.value(_plain(merged))} if merged else {}
 

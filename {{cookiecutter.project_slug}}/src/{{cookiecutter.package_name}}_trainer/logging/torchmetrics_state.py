@@ -30,7 +30,7 @@ def set_aside(module: nn.Module, logged: Iterable[Any]) -> Iterator[None]:
 
     One that the evaluation changes, and neither logs nor resets, keeps the values of that.
     """
-    found = {id(each): each for each in (*metrics(module), *filter(_is_metric, logged))}
+    found = {id(metric): metric for metric in (*metrics(module), *filter(_is_metric, logged))}
     used = [each for each in found.values() if each._update_count]
     kept = [(each, each._copy_state_dict(), each._update_count) for each in used]
     for each in used:

@@ -215,7 +215,7 @@ def first_not_finite(tensors: Mapping[str, Any]) -> str | None:
             bounds[name] = torch.maximum(least.double().abs(), most.double().abs())
     if not bounds:
         return None
-    finite = torch.stack([each.cpu() for each in bounds.values()]).isfinite().tolist()
+    finite = torch.stack([bound.cpu() for bound in bounds.values()]).isfinite().tolist()
     return next((name for name, good in zip(bounds, finite, strict=True) if not good), None)
 
 

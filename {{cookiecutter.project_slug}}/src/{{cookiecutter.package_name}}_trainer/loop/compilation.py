@@ -91,7 +91,7 @@ class Compiled:
     def check(self) -> None:
         """After the first training step: UserError if nothing was compiled; note what was not."""
         self.is_checked = True
-        called = [name for name, each in self._modules.items() if id(each) in self._called]
+        called = [name for name, module in self._modules.items() if id(module) in self._called]
         inside = tuple(f"{name}." if name else "" for name in called)
         left = [name for name in self._modules if not f"{name}.".startswith(inside)]
         names = shorten(", ".join(filter(None, left)), 80)

@@ -83,7 +83,7 @@ def unmonitored(
 
     It is refused if by its name only validation logs it, and the first was like later ones.
     """
-    names = [(type(each).__name__, each.monitored) for each in callbacks]
+    names = [(type(callback).__name__, callback.monitored) for callback in callbacks]
     names += [(type(each.scheduler).__name__, each.monitor) for each in fit.optimization.schedulers]
     lines = {
         f"{owner} monitors {name!r}, which validation does not log{nearest(name, logged)}": name
@@ -199,7 +199,7 @@ def plain(output: Any) -> Any:
     """The same nesting of tensors and Python's own types, for ``torch.save``."""
     _, tree, tensors = pack(0, output)
     # Without the rest of a tensor of which it is a view: that would be written, too.
-    return _unpack(tree, [each.detach().clone() for each in tensors], is_plain=True)
+    return _unpack(tree, [tensor.detach().clone() for tensor in tensors], is_plain=True)
 
 
 def table(outputs: Sequence[Any]) -> list[dict[str, Any]]:
@@ -228,7 +228,7 @@ def gathered(outputs: Sequence[Packed], replica: int) -> list[Any]:
         head, parts = None, [torch.zeros(1, dtype=torch.uint8)]  # never empty
         if index < len(outputs):
             batch, tree, tensors = outputs[index]
-            forms = [[str(each.dtype), list(each.shape)] for each in tensors]
+            forms = [[str(tensor.dtype), list(tensor.shape)] for tensor in tensors]
             head, parts = [batch, replica, tree, forms], [*map(_bytes, tensors), *parts]
         heads = collectives.gather(head)
         for each, content in zip(heads, collectives.all_gather(torch.cat(parts)), strict=True):
@@ -259,7 +259,7 @@ def _tree(value: Any, tensors: list[Tensor]) -> Any:
         form = "list" if isinstance(value, list) else "tuple"
         items = [_tree(each, tensors) for each in value]
     elif dataclasses.is_dataclass(kind):
-        names = (each.name for each in dataclasses.fields(value) if hasattr(value, each.name))
+        names = (field.name for field in dataclasses.fields(value) if hasattr(value, field.name))
         form, items = "fields", [[name, _tree(getattr(value, name), tensors)] for name in names]
     else:
         what = f"tensor of {value.layout}" if isinstance(value, Tensor) else kind.__qualname__
@@ -303,7 +303,7 @@ def _unpack(tree: Any, tensors: Sequence[Tensor], *, is_plain: bool = False) -> 
         return made
     if form in ("dict", "fields"):
         return kind([[whole(key), whole(each)] for key, each in items])
-    values = [whole(each) for each in items]
+    values = [whole(item) for item in items]
     return kind(*values) if hasattr(kind, "_fields") else kind(values)
 
 

@@ -91,13 +91,13 @@ class StepHashes:
             for group in (group for each in optimization.optimizers for group in each.param_groups):
                 given = sorted(name for name in group if name != "params")
                 self._hashes["options"].add([(name, group[name]) for name in given])
-            self._hashes["gradients"].add([each.grad for each in optimization.parameters])
+            self._hashes["gradients"].add([parameter.grad for parameter in optimization.parameters])
 
     def write(self, step: int) -> None:
         """Write the hashes of a step that is made; the host waits for the device."""
         with self._ends_on_error():
             self._note_state()
-            found = {name: each.hexadecimal() for name, each in self._hashes.items()}
+            found = {name: digest.hexadecimal() for name, digest in self._hashes.items()}
             self._hashes.clear()
             self._path.parent.mkdir(exist_ok=True)
             with self._path.open("a", encoding="utf-8") as file:
@@ -130,7 +130,7 @@ class StepHashes:
 def _state(optimizer: Any, own: set[int]) -> list[Any]:
     """What an optimizer has here: its state, and parameters that are not the module's ``own``."""
     optimizer = getattr(optimizer, "optim", optimizer)  # a sharded optimizer's own shard
-    given = [each for group in optimizer.param_groups for each in group["params"]]
+    given = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     # Some engines step other tensors than those in the groups.
     return [
         (None if id(each) in own else each, sorted(optimizer.state.get(each, {}).items()))

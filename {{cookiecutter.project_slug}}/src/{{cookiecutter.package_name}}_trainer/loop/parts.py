@@ -33,13 +33,13 @@ FROZEN, TOTAL_STEPS = "frozen parameters", "total_steps"
 
 def frozen(module: TrainingModule) -> list[str]:
     """Names of the parameters that are not trained."""
-    return [name for name, each in module.named_parameters() if not each.requires_grad]
+    return [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
 
 
 def in_eval_mode(module: TrainingModule) -> list[str]:
     """A line if layers whose parameters are trained are in ``eval()`` mode, which a fit keeps."""
     for name, layer in module.named_modules():
-        if not layer.training and any(each.requires_grad for each in layer.parameters()):
+        if not layer.training and any(parameter.requires_grad for parameter in layer.parameters()):
             place = f"{name or 'the module'} ({type(layer).__name__})"
             return [f"{place} is trained in eval() mode, without dropout; else call its train()"]
     return []
@@ -100,7 +100,7 @@ def gathered(outputs: Sequence[Any], device: torch.device) -> Any:
     If the strategy divides the batch, there are several, which are gathered on ``device`` as ``dp``
     does; ``None`` without any.
     """
-    parts = [moving.mapped(each, _detached) for each in outputs]
+    parts = [moving.mapped(output, _detached) for output in outputs]
     if not parts:
         return None
     whole = parts[0]

@@ -83,7 +83,7 @@ def _load_sums(fit: FitParts, checkpoint: Checkpoint, layout: Layout) -> list[st
 def _merged(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """The sums of several ranks as those of one; what is of single ranks is left out."""
     found: dict[str, Tensor] = {}
-    for key, value in (item for each in states for item in each.items()):
+    for key, value in (item for state in states for item in state.items()):
         how, synced, _ = key.removeprefix(metrics.STEPS).split(":", 2)
         if synced == "1":
             merge = {"min": torch.minimum, "max": torch.maximum}.get(how, torch.add)
@@ -117,9 +117,9 @@ def freeze_as_at_start(module: nn.Module, resumed: Checkpoint) -> None:
 
 
 def _freeze(module: nn.Module, names: list[str]) -> None:
-    for name, each in module.named_parameters():
-        if each.requires_grad == (name in names):
-            each.requires_grad_(name not in names)
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad == (name in names):
+            parameter.requires_grad_(name not in names)
 
 
 def _load_optimization(fit: FitParts, saved: Mapping[str, Any]) -> list[str]:
@@ -220,7 +220,7 @@ def _load_position(fit: FitParts, saved: Mapping[str, Any]) -> list[str]:
     steps, rest = _steps_of(saved, fit.feed)
     position.batch = steps * fit.feed.accumulate
     if rest:
-        remarks = [f"{each}: {rest} samples of this epoch are read again" for each in remarks]
+        remarks = [f"{remark}: {rest} samples of this epoch are read again" for remark in remarks]
     return remarks
 
 

@@ -105,7 +105,7 @@ def _metrics_state(module: TrainingModule, logged: Mapping[str, Any]) -> dict[st
         from ..logging import torchmetrics_state
 
         found = torchmetrics_state.state(module)
-        known = {id(each) for each in torchmetrics_state.metrics(module)}
+        known = {id(metric) for metric in torchmetrics_state.metrics(module)}
     for name in [name for name, each in logged.items() if id(each) not in known]:
         warnings.warn(
             f"a resume within this epoch loses the values so far of the metric that is logged as "

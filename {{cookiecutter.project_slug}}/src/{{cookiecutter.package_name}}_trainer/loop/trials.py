@@ -274,7 +274,7 @@ def _losses(trained: Strategy, untrained: Strategy, batch: MicroBatch) -> Tensor
     with torch.no_grad():
         initial = read_loss(untrained.forward("training", *given))
     losses = (*found.losses, initial)
-    return torch.stack([each.detach().reshape(()) for each in losses]) * batch.weight
+    return torch.stack([loss.detach().reshape(()) for loss in losses]) * batch.weight
 
 
 def _smoothed(values: Sequence[float]) -> list[float]:

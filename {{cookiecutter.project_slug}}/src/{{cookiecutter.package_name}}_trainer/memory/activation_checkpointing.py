@@ -58,7 +58,7 @@ def _innermost(parts: Sequence[nn.Module]) -> set[Callable[..., Any]]:
     outer = {
         type(part).forward
         for part in parts
-        if any(id(each) in known for each in part.modules() if each is not part)
+        if any(id(module) in known for module in part.modules() if module is not part)
     }
     return {type(part).forward for part in parts} - outer
 
@@ -126,7 +126,7 @@ def repeated_blocks(module: nn.Module) -> list[nn.Module]:
         blocks = list(container.children())
         is_repetition = len(blocks) > 1 and len(set(map(type, blocks))) == 1
         if is_repetition and not isinstance(blocks[0], _CONTAINERS):
-            found |= dict.fromkeys(blocks) if all(any(each.children()) for each in blocks) else {}
+            found |= dict.fromkeys(blocks) if all(any(block.children()) for block in blocks) else {}
     return list(found)
 
 
@@ -163,9 +163,9 @@ def recomputed(part: nn.Module, run: Callable[..., Any], *args: Any) -> Any:
 def buffers_kept(part: nn.Module) -> Iterator[None]:
     """Apply changes of a part's buffers in this context to copies."""
     kept = [
-        (each._buffers, name, buffer)  # of a ScriptModule, which has no update
-        for each in part.modules()
-        for name, buffer in each._buffers.items()
+        (module._buffers, name, buffer)  # of a ScriptModule, which has no update
+        for module in part.modules()
+        for name, buffer in module._buffers.items()
     ]
     for buffers, name, buffer in kept:
         buffers[name] = None if buffer is None else buffer.clone()

@@ -70,7 +70,7 @@ class Initializer:
         made: dict[int, nn.Parameter] = {}
         sources: dict[int, int] = {}
         for layer in filter(has, part.modules()):
-            if any(each.is_meta for each in layer.parameters(recurse=False)):
+            if any(parameter.is_meta for parameter in layer.parameters(recurse=False)):
                 _allocate(layer, made, self._ahead, self._device)
                 if self._on_demand:
                     self._initialize(layer)
@@ -101,7 +101,7 @@ def _sources(module: nn.Module, ranks: int) -> dict[nn.Module, int]:
     found: dict[nn.Module, int] = {}
     load = [0] * ranks
     for layer in module.modules():
-        own = [each for each in layer.parameters(recurse=False) if each.is_meta]
+        own = [parameter for parameter in layer.parameters(recurse=False) if parameter.is_meta]
         if own:
             is_shared = any(uses[id(each)] > 1 for each in own)
             found[layer] = 0 if is_shared else load.index(min(load))

@@ -81,7 +81,7 @@ class DataHooks:
         files and directories. Relative paths are those of the directory in which the run was
         started.
         """
-        values = (each for each in vars(self).values() if isinstance(each, str | os.PathLike))
+        values = (value for value in vars(self).values() if isinstance(value, str | os.PathLike))
         return [each for each in values if each and os.path.exists(each)]  # noqa: PTH110
 
     def train_dataloader(self) -> Loader | None:

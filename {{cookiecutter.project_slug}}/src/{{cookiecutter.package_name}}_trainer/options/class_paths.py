@@ -35,12 +35,12 @@ class Specified(Generic[T]):
         """As a configuration has it: with the arguments, and the defaults that YAML can express."""
         found = values.hints(self.cls)
         defaults = {
-            name: each.default
-            for name, each in inspect.signature(self.cls).parameters.items()
-            if type(each.default) in (bool, int, float, str, type(None))
-            and (each.default is None or values.fits(found.get(name, Any), each.default))
+            name: parameter.default
+            for name, parameter in inspect.signature(self.cls).parameters.items()
+            if type(parameter.default) in (bool, int, float, str, type(None))
+            and (parameter.default is None or values.fits(found.get(name, Any), parameter.default))
         }
-        given = {name: each.given for name, each in self.arguments.items()}
+        given = {name: argument.given for name, argument in self.arguments.items()}
         return {"class_path": self.class_path, "init_args": defaults | given}
 
     def create(self) -> T:
@@ -48,7 +48,7 @@ class Specified(Generic[T]):
         try:
             return self.cls(**{name: each.create() for name, each in self.arguments.items()})
         except (Exception, SystemExit) as error:  # a user's constructor may raise anything
-            given = {name: each.given for name, each in self.arguments.items()}
+            given = {name: argument.given for name, argument in self.arguments.items()}
             raise values.refused(self.where, self.cls, given, error) from None
 
 
@@ -89,9 +89,9 @@ def _checked(where: str, cls: type, given: Mapping[str, Any]) -> Mapping[str, "A
         from . import conversion
 
         found = conversion.convert(where, cls, given, problems)
-    for name, each in inspect.signature(cls).parameters.items():
-        is_one = each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
-        if is_one and each.default is each.empty and name not in given:
+    for name, parameter in inspect.signature(cls).parameters.items():
+        is_one = parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+        if is_one and parameter.default is parameter.empty and name not in given:
             problems.add(f"{where}.{name}: not given, and it has no default")
     problems.raise_any()
     return found
@@ -106,7 +106,7 @@ def imported(where: str, path: str, base: type[T]) -> type[T]:
         found = getattr(importlib.import_module(module), name)
     except (Exception, SystemExit) as error:  # importing a user's module may raise anything
         frames = traceback.extract_tb(error.__traceback__)
-        modules = (each for each in frames if each.name == "<module>")
+        modules = (frame for frame in frames if frame.name == "<module>")
         own = [each for each in modules if "site-packages" not in each.filename]
         at = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
         kind = "" if isinstance(error, _SPEAKING) else f"{type(error).__name__}: "

@@ -44,12 +44,12 @@ def convert(
 ) -> dict[str, Argument]:
     """Convert arguments of a class; ``problems`` has a line for each unknown or invalid one."""
     known, found, takes_any = dict[str, tuple[Any, Any]](), values.hints(cls), False
-    for name, each in inspect.signature(cls).parameters.items():
-        takes_any |= each.kind is each.VAR_KEYWORD
-        if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL):
+    for name, parameter in inspect.signature(cls).parameters.items():
+        takes_any |= parameter.kind is parameter.VAR_KEYWORD
+        if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
             kind = found.get(name, Any)
-            kind = Optional[kind] if each.default is None else kind  # noqa: UP045
-            known[name] = (kind, each.default)
+            kind = Optional[kind] if parameter.default is None else kind  # noqa: UP045
+            known[name] = (kind, parameter.default)
     passed_on = _passed_on(cls) if takes_any else {}
     if takes_any and passed_on.keys() <= known.keys():  # it passes none on
         passed_on = dict.fromkeys(given, (Any, None))
@@ -63,7 +63,7 @@ def _passed_on(cls: type) -> dict[str, tuple[Any, Any]]:
         parser.add_class_arguments(cls, as_group=False)
     except ValueError:  # a type that jsonargparse does not support
         return {}
-    actions = (each for each in parser._actions if each.dest != "help")
+    actions = (action for action in parser._actions if action.dest != "help")
     return {each.dest: (getattr(each, "_typehint", Any), None) for each in actions}
 
 

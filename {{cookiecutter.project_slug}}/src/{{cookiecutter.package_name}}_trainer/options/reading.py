@@ -73,7 +73,7 @@ def takes_foreign(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenat
 
 def read(given: Mapping[str, Any], problems: Problems) -> Options:
     """Read the user's keywords in any spelling; a default replaces each invalid one."""
-    defaults = {each.name: each.default for each in fields(Options)}
+    defaults = {field.name: field.default for field in fields(Options)}
     given = {name: values.plain_number(value) for name, value in given.items()}
     for name, value in _NOT_GIVEN.items():
         if type(given.get(name, "")) is type(value) and given[name] == value:

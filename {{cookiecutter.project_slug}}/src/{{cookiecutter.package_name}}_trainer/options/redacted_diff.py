@@ -39,7 +39,7 @@ def redacted(given: str) -> str:
             begin, until = _value_in(body, is_code), None
             if begin is not None:
                 rest = body[begin:].rstrip()
-                quotes = (each for each in _QUOTES if rest.count(each) % 2)
+                quotes = (quote for quote in _QUOTES if rest.count(quote) % 2)
                 is_open = not rest or rest.endswith(_OPEN if is_code else _OPEN_SETTINGS)
                 until = next(quotes, indent if is_open else None)
             elif not is_code and (named := _NAMED.match(body)) and is_secret(named[1]):

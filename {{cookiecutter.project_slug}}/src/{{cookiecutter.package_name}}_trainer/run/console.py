@@ -45,7 +45,7 @@ class Console:
             if not name.endswith("_epoch") or latest.get(name.removesuffix("_epoch")) != value
         }
         values = "  ".join(f"{name} {value:.4g}" for name, value in shown.items())
-        values += "".join(each.best_value(fit.feed.steps) for each in self._plan.callbacks)
+        values += "".join(callback.best_value(fit.feed.steps) for callback in self._plan.callbacks)
         rate = f", {loop.samples_per_second:.0f} samples/s" if loop.samples_per_second else ""
         self.say(
             f"done after {fit.position.global_step} steps{rate}: {values}",

@@ -57,7 +57,7 @@ def leave_to(checkpoint: Checkpoint, module: TrainingModule) -> None:
     """Check what a checkpoint left out, and do not initialize on the meta device what it has."""
     if not all(each.requires_grad for each in module.parameters()):
         left_out.check(module, checkpoint.stored_state().get("model"), checkpoint.path)
-    if any(each.is_meta for each in module.parameters()):
+    if any(parameter.is_meta for parameter in module.parameters()):
         names = checkpoint.weights(averaged=False)[0]
         module.trainer_state = replace(module.trainer_state, weights=dict.fromkeys(names))
 
@@ -102,7 +102,7 @@ def _fitting(
     parameters = dict(module.named_parameters(remove_duplicate=False))
     with _naming_the_option():
         left_out.check(module, weights, "weights")
-    given = {id(each) for name, each in parameters.items() if name in weights}
+    given = {id(parameter) for name, parameter in parameters.items() if name in weights}
     missing, different = [], []
     for name, value in own.items():
         if isinstance(weights.get(name), str) and name in parameters:

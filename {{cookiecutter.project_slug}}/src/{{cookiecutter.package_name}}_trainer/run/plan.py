@@ -191,7 +191,7 @@ def _check_strategy(
         "trainable_weights": options.checkpoint_weights == "trainable",
     }
     features = {name for name, is_used in used.items() if is_used}
-    features = features.union(*(each.needs for each in callbacks))
+    features = features.union(*(callback.needs for callback in callbacks))
     asked = where.accelerator, str(options.precision), len(where.devices), where.nodes
     problems.lines += strategy.limits.problems(name, *asked, features)
     with problems:
@@ -306,9 +306,9 @@ def check_loaders(plan: Plan, *, validates: bool, orders: bool) -> None:
         names = ("sanity_check", "val_every_n_steps", "check_val_every_n_epoch")
         unused |= dict.fromkeys(names, _NO_VALIDATION)
         lines = [
-            f"{type(each).__name__}: it monitors {each.monitored!r} in validations, and "
+            f"{type(callback).__name__}: it monitors {callback.monitored!r} in validations, and "
             f"{_NO_VALIDATION}; leave it out"
-            for each in plan.callbacks
-            if each.monitored is not None
+            for callback in plan.callbacks
+            if callback.monitored is not None
         ]
     refuse(lines + _without_effect(plan.options, unused))

@@ -132,9 +132,9 @@ class RankRun(Run):
             if preparing:
                 collectives.barrier()
             before = _shapes(module)
-            for each in owners:
-                with self.plan.building() if each is module else contextlib.nullcontext():
-                    each.setup(command)
+            for owner in owners:
+                with self.plan.building() if owner is module else contextlib.nullcontext():
+                    owner.setup(command)
             refuse(problems_of_lazy(module))
             if self._is_started and (changed := before.items() ^ _shapes(module).items()):
                 raise UserError(

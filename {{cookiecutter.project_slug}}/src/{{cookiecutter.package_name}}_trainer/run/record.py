@@ -184,13 +184,13 @@ def commit(directory: Path) -> dict[str, Any] | None:
 
 def _of_repository(directory: Path) -> dict[str, Any] | None:
     folders = (directory, *directory.parents)
-    if "GIT_DIR" not in os.environ and not any((each / ".git").exists() for each in folders):
+    if "GIT_DIR" not in os.environ and not any((folder / ".git").exists() for folder in folders):
         return None  # git is not worth starting
     try:
         variables = _without_filters(directory)
         lines = _output(directory, variables, *_STATUS).split("\0")[:-1]
-        changes = [each for each in lines if not each.startswith("# ")]
-        untracked = [each.removeprefix("? ") for each in changes if each.startswith("? ")]
+        changes = [line for line in lines if not line.startswith("# ")]
+        untracked = [change.removeprefix("? ") for change in changes if change.startswith("? ")]
         diff = _output(directory, variables, *_DIFF) if len(changes) > len(untracked) else ""
     except (OSError, subprocess.SubprocessError):
         return None

@@ -146,7 +146,7 @@ class _Fit:
         options = self._plan.options
         fit = self._set_up()
         self._run.optimizers = fit.optimization.optimizers
-        self._run.schedulers = [each.scheduler for each in fit.optimization.schedulers]
+        self._run.schedulers = [scheduler.scheduler for scheduler in fit.optimization.schedulers]
         checkpoints = Checkpoints(
             *(self._directory / DIRECTORY, options.keep_checkpoints, options.async_checkpoints),
             lock=self._lock,
@@ -305,7 +305,7 @@ class _Fit:
         if (facts["git"] or {}).get("diff_cut"):
             self._console.note("run.json has only the first MiB of git diff")
         owners = [each for each in (self._data, self._module) if isinstance(each, DataHooks)]
-        paths = [plan.started_in / each for owner in owners for each in owner.data_files()]
+        paths = [plan.started_in / file for owner in owners for file in owner.data_files()]
         facts |= {} if paths else {"data": [], "data_cut": False}
         facts |= (hparams := hyperparameters(*owners))
         if (damage := run_directory.write_record(directory, facts, configuration)) is not None:

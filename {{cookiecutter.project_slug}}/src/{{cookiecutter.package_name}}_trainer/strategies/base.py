@@ -179,7 +179,7 @@ class Strategy:
 
     def place(self, module: TrainingModule) -> None:
         """Move parameters and buffers to the device; used instead of ``setup`` without training."""
-        if any(each.is_meta for each in module.parameters()):
+        if any(parameter.is_meta for parameter in module.parameters()):
             from ..memory import meta_device
 
             meta_device.Initializer(module).materialize(module)

@@ -25,7 +25,7 @@ def clip_gradients(
         The norm before clipping, on the device; by value ``None``. An infinite norm changes no
         gradient.
     """
-    own = [_with_local_gradient(each) for each in parameters]
+    own = [_with_local_gradient(parameter) for parameter in parameters]
     if algorithm == "value":
         clip_grad_value_(own, value)
         return None

@@ -53,11 +53,11 @@ class EngineGroups:
         grows: bool = False,
     ) -> None:
         self._optimizers, self._shown, self._grows = optimizers, shown, grows
-        self._groups = [list(each.param_groups) for each in optimizers]
+        self._groups = [list(optimizer.param_groups) for optimizer in optimizers]
         self._noted = [len(own) if shown else own for own in self._parameters()]
 
     def _parameters(self) -> list[list[int]]:
-        groups = (group for each in self._optimizers for group in each.param_groups)
+        groups = (group for optimizer in self._optimizers for group in optimizer.param_groups)
         return [[*map(id, group["params"])] for group in groups]
 
     def check(self) -> None:
@@ -68,8 +68,8 @@ class EngineGroups:
             raise self._changed()
 
     def _changed(self) -> UserError:
-        for each, groups in zip(self._optimizers, self._groups, strict=True):
-            each.param_groups[:] = groups  # for the engine's teardown
+        for optimizer, groups in zip(self._optimizers, self._groups, strict=True):
+            optimizer.param_groups[:] = groups  # for the engine's teardown
         name = type(self._optimizers[0]).__name__
         return UserError(
             f"the parameter groups of {name} have changed since the fit began, and the strategy "
@@ -80,7 +80,7 @@ class EngineGroups:
     @contextmanager
     def showing(self) -> Iterator[None]:
         """Context of a hook, in which groups have parameters, not what an engine steps."""
-        groups = [group for each in self._optimizers for group in each.param_groups]
+        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         stepped = [group["params"] for group in groups] if self._shown else []
         for group, own in zip(groups, self._shown or (), strict=False):
             group["params"] = list(own)
@@ -157,9 +157,9 @@ def problems_of(
 
 def _with_inner(optimizer: Optimizer) -> Iterator[Optimizer]:
     yield optimizer
-    for each in vars(optimizer).values():
-        if isinstance(each, Optimizer):
-            yield from _with_inner(each)
+    for value in vars(optimizer).values():
+        if isinstance(value, Optimizer):
+            yield from _with_inner(value)
 
 
 def _fits(kind: Any, cut: Cut, examined: str) -> bool | None:

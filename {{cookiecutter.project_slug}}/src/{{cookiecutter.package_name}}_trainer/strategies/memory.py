@@ -84,8 +84,8 @@ class Sizes:
         Each is given to the rank with the fewest elements: the largest first, or in their order.
         """
         ranks = [0] * self.ranks
-        for each in self.numels if in_order else sorted(self.numels, reverse=True):
-            ranks[ranks.index(min(ranks))] += each
+        for numel in self.numels if in_order else sorted(self.numels, reverse=True):
+            ranks[ranks.index(min(ranks))] += numel
         return max(ranks) / max(self.elements, 1)
 
 

@@ -97,7 +97,7 @@ def load_optimizer_state(
     own_names = group_names(optimizer, names)
     check_groups(state["param_groups"], own_names)
     indices = {name: index for index, name in enumerate(each for own in own_names for each in own)}
-    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     saved_groups = stored_tensors.read_all(state["param_groups"])
     pairs = zip(optimizer.param_groups, saved_groups, own_names, strict=True)
     groups = [

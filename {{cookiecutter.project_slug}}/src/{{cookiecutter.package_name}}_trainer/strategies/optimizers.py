@@ -106,12 +106,12 @@ class Optimization:
 
     def first_rates(self) -> list[float | Tensor]:
         """Learning rate of each optimizer's first group; the host does not wait for a tensor."""
-        rates = (each.param_groups[0]["lr"] for each in self.optimizers)
+        rates = (optimizer.param_groups[0]["lr"] for optimizer in self.optimizers)
         return [rate.clone() if isinstance(rate, Tensor) else rate for rate in rates]
 
     def configured_rates(self) -> list[float]:
         """The learning rate of each parameter group, before a scheduler changes it."""
-        groups = [group for each in self.optimizers for group in each.param_groups]
+        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         return [float(group.get("initial_lr", group["lr"])) for group in groups]
 
     def too_short(self, steps: int | None) -> list[str]:
@@ -128,7 +128,7 @@ class Optimization:
     @contextlib.contextmanager
     def rates_multiplied(self, factor: float) -> Iterator[None]:
         """Multiply the learning rates in this context; schedulers do not see it."""
-        groups = [group for each in self.optimizers for group in each.param_groups]
+        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         rates = [group["lr"] for group in groups]
         for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate * factor
@@ -142,7 +142,7 @@ class Optimization:
 @contextlib.contextmanager
 def requiring_grad(parameters: Iterable[Tensor], value: bool) -> Iterator[None]:
     """Set ``requires_grad`` of parameters in this context."""
-    changed = [each for each in parameters if each.requires_grad is not value]
+    changed = [parameter for parameter in parameters if parameter.requires_grad is not value]
     for each in changed:
         each.requires_grad_(value)
     try:
@@ -165,10 +165,10 @@ def described(optimization: Optimization) -> dict[str, Any]:
     for index, optimizer in enumerate(optimization.optimizers):
         found[f"optimizer {index}"] = type(optimizer).__name__
         groups = optimizer.param_groups
-        groups = [{**each, "lr": each.get("initial_lr", each["lr"])} for each in groups]
+        groups = [{**group, "lr": group.get("initial_lr", group["lr"])} for group in groups]
         for key in sorted(groups[0].keys() - _NOT_COMPARED):
             values = [_plain(each.get(key)) for each in groups]
-            is_one = all(each == values[0] for each in values)
+            is_one = all(value == values[0] for value in values)
             found[f"{key} of optimizer {index}"] = values[0] if is_one else values
     for index, entry in enumerate(optimization.schedulers):
         found.update(_constants(entry.scheduler, f"scheduler {index}"))
@@ -205,7 +205,7 @@ def replace_kept(module: TrainingModule, replaced: Mapping[int, Any]) -> None:
     """Replace objects, by their ids, in attributes of modules and in containers that these are."""
     for part in module.modules() if replaced else ():
         for name, value in list(vars(part).items()):
-            if any(id(each) in replaced for each in tree_leaves(value)):
+            if any(id(leaf) in replaced for leaf in tree_leaves(value)):
                 vars(part)[name] = tree_map(lambda each: replaced.get(id(each), each), value)
 
 
@@ -213,7 +213,7 @@ def configured(module: TrainingModule) -> Optimization:
     """What ``configure_optimizers`` of a module returns; refused if it would not train it."""
     run = module.trainer_state.run
     is_unknown = run is not None and run.total_steps is None
-    before = {id(each) for each in module.parameters()}
+    before = {id(parameter) for parameter in module.parameters()}
     try:
         found = read_optimization(module.configure_optimizers())
     except (TypeError, ValueError) as error:
@@ -222,7 +222,7 @@ def configured(module: TrainingModule) -> Optimization:
             what = f"{type(error).__name__}: {one_line(error)}"
             raise ConfigurationError(f"configure_optimizers: {what}; {_UNKNOWN}") from None
         raise
-    schedulers = [each.scheduler for each in found.schedulers]
+    schedulers = [scheduler.scheduler for scheduler in found.schedulers]
     for each in schedulers if is_unknown else ():
         if None in (getattr(each, name, 0) for name in ("T_max", "total_iters")):
             raise ConfigurationError(f"{type(each).__name__} has no number of steps: {_UNKNOWN}")
@@ -254,7 +254,7 @@ def read_optimization(returned: Any) -> Optimization:
 
 def _without_effect(found: Optimization, module: TrainingModule) -> list[str]:
     """One line for each optimizer or scheduler that does not do what it seems to."""
-    own, lines = {id(each) for each in module.parameters()}, []
+    own, lines = {id(parameter) for parameter in module.parameters()}, []
     stepped: dict[int, int] = {}
     for index, optimizer in enumerate(found.optimizers):
         name = f"optimizer {index} ({type(optimizer).__name__})"
@@ -315,7 +315,7 @@ def _pair(optimizers: Sequence[Any], schedulers: Sequence[Any]) -> Optimization:
             raise ConfigurationError(
                 f"configure_optimizers gave {type(optimizer).__name__} where an optimizer belongs"
             )
-    return Optimization(list(optimizers), [_read_scheduler(each) for each in schedulers])
+    return Optimization(list(optimizers), [_read_scheduler(scheduler) for scheduler in schedulers])
 
 
 def _fields(entry: Any, monitor: Any) -> Any:

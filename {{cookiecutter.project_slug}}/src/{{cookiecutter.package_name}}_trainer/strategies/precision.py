@@ -43,8 +43,8 @@ class _Scaler(torch.amp.GradScaler):
             arguments = (scale.cpu(), overflow.cpu(), *rest)
         by_mesh: dict[Any, list[Tensor]] = defaultdict(list)
         for group in optimizer.param_groups:
-            for each in group["params"]:
-                by_mesh[getattr(each, "device_mesh", None)].append(each)
+            for parameter in group["params"]:
+                by_mesh[getattr(parameter, "device_mesh", None)].append(parameter)
         overflows: dict[torch.device, Tensor] = {}
         for own in by_mesh.values():
             part: Any = SimpleNamespace(param_groups=[{"params": own}])
@@ -55,7 +55,7 @@ class _Scaler(torch.amp.GradScaler):
 
 def _any_on_cpu(optimizer: Optimizer) -> bool:
     groups = optimizer.param_groups
-    return any(each.device.type == "cpu" for group in groups for each in group["params"])
+    return any(parameter.device.type == "cpu" for group in groups for parameter in group["params"])
 
 
 class Precision:
@@ -116,9 +116,9 @@ class Precision:
         """Cast floating-point parameters and buffers to their data type, in place."""
         if self.parameter_dtype is None:
             return
-        for each in tensors:
-            if each.is_floating_point() and each.dtype != self.parameter_dtype:
-                each.data = each.data.to(self.parameter_dtype)
+        for tensor in tensors:
+            if tensor.is_floating_point() and tensor.dtype != self.parameter_dtype:
+                tensor.data = tensor.data.to(self.parameter_dtype)
 
     def autocast(self) -> AbstractContextManager[None]:
         """Context of a forward pass; does nothing without autocast."""
@@ -162,7 +162,7 @@ class Precision:
     def _has_gradients(self, optimizer: Optimizer) -> bool:
         """Whether an optimizer has gradients on any rank, if ranks skip together."""
         groups = optimizer.param_groups
-        found = (each.grad is not None for group in groups for each in group["params"])
+        found = (parameter.grad is not None for group in groups for parameter in group["params"])
         return self._is_together or any(found)
 
     def note_skipped_step(self) -> None:

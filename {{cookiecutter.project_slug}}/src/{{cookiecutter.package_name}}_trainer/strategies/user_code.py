@@ -45,9 +45,9 @@ def forbid_calls(module: nn.Module, *, only_empty: bool = False) -> None:
     for layer in module.modules():
         if any(not (only_empty and each.numel()) for each in layer.parameters(recurse=False)):
             layer.register_forward_pre_hook(partial(_refuse_call, only_empty))
-    for each in module.parameters():
-        if only_empty and type(each) is nn.Parameter and not each.numel():
-            each.__class__ = Freed
+    for parameter in module.parameters():
+        if only_empty and type(parameter) is nn.Parameter and not parameter.numel():
+            parameter.__class__ = Freed
 
 
 def _refuse_call(only_empty: bool, layer: nn.Module, _: Any) -> None:
@@ -111,7 +111,7 @@ class HookGuard:
         """Context of user code of this name, which may use the weights that are held then."""
         self._hook, _Guarded.guard = name, self
         tensors: Any = (*self._module.parameters(), *self._module.buffers())
-        missing = [(each, type(each)) for each in tensors if not self.is_held(each)]
+        missing = [(tensor, type(tensor)) for tensor in tensors if not self.is_held(tensor)]
         for each, _ in missing:
             each.__class__ = _Missing
         try:
@@ -169,9 +169,9 @@ class _Some(_Guarded, Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         call: Any = super().__torch_function__
         found = call(func, types, args, kwargs or {})
-        for each in tree_leaves(found):
-            is_number = each.ndim == 0 if isinstance(each, Tensor) else isinstance(each, float)
-            if is_number and all(each is not given for given in tree_leaves(args)):
+        for leaf in tree_leaves(found):
+            is_number = leaf.ndim == 0 if isinstance(leaf, Tensor) else isinstance(leaf, float)
+            if is_number and all(leaf is not given for given in tree_leaves(args)):
                 raise cls.guard.error("gradients")
         return found
 

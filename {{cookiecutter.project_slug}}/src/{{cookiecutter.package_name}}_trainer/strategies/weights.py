@@ -34,7 +34,7 @@ class LocalWeights:
         self._is_sharded = is_sharded
 
     def trained(self) -> list[str]:
-        return [name for name, each in self.parameters.items() if each.requires_grad]
+        return [name for name, parameter in self.parameters.items() if parameter.requires_grad]
 
     @torch.no_grad()
     def shards(self, names: Iterable[str]) -> list[Tensor]:
@@ -48,7 +48,7 @@ class LocalWeights:
             torch._foreach_copy_(self.shards(values), list(values.values()))
 
     def state(self, shards: Mapping[str, Tensor]) -> dict[str, Any]:
-        whole = {own: self._whole(own, each) for own, each in shards.items()}
+        whole = {own: self._whole(own, shard) for own, shard in shards.items()}
         kept = {name: each for own, each in whole.items() for name in self._names[own]}
         return ShardedDict(kept) if self._is_sharded else kept
 

@@ -107,8 +107,8 @@ class ParameterServer(ProcessGroupStrategy):
     def _make_server(self, optimization: Optimization) -> Server:
         """Have optimizers step copies of the parameters: this rank computes on the originals."""
         copies = {
-            id(each): nn.Parameter(each.detach().clone(), each.requires_grad)
-            for each in self._parameters
+            id(parameter): nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
+            for parameter in self._parameters
         }
         self._names |= {id(copies[key]): self._names[key] for key in copies if key in self._names}
         groups = [group for each in optimization.optimizers for group in each.param_groups]
@@ -144,8 +144,8 @@ class ParameterServer(ProcessGroupStrategy):
 
     @torch.no_grad()
     def _load(self, weights: Sequence[Tensor]) -> None:
-        for each, new in zip(self._parameters, weights, strict=True):
-            each.copy_(new)
+        for parameter, new in zip(self._parameters, weights, strict=True):
+            parameter.copy_(new)
         self._note_weights()
 
     def _note_weights(self) -> None:
@@ -216,8 +216,8 @@ class ParameterServer(ProcessGroupStrategy):
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Any], optimization: Optimization | None) -> None:
         super().load_state(state, optimization)
-        for copy, each in zip(self._server.parameters, self._parameters, strict=True):
-            copy.copy_(each)
+        for copy, parameter in zip(self._server.parameters, self._parameters, strict=True):
+            copy.copy_(parameter)
         self._note_weights()
         collectives.barrier()  # then the server has loaded it
 

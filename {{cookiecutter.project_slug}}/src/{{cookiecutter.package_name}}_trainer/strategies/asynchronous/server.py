@@ -106,8 +106,8 @@ class Server:
         for own, changed in zip(self.parameters, self.changed_weights, strict=False):
             own.data.copy_(changed.detach())
         gradients = zip(*(self._waiting.pop(rank) for rank in ranks), strict=True)
-        for parameter, each in zip(self.parameters, gradients, strict=True):
-            parameter.grad = _average(each)
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            parameter.grad = _average(gradient)
         self._staleness += [self._version - self._computing.pop(rank) for rank in ranks]
         if all(each.grad is None for each in self.parameters):
             return
@@ -165,7 +165,7 @@ class RemoteServer:
         return content
 
     def step(self, rank: int, gradients: Gradients, clipping: Clipping) -> int:
-        used = [each is not None for each in gradients]
+        used = [gradient is not None for gradient in gradients]
         dist.send(torch.tensor([*clipping, *used], dtype=torch.float64), 0, self._group)
         pairs = zip(gradients, self.parameters, strict=True)
         # A parameter that was not used is sent in place of its gradient, and not read.
@@ -182,13 +182,13 @@ class RemoteServer:
 
 def _average(gradients: Gradients) -> Tensor | None:
     """Of one parameter, in the order of ranks; a worker that has not used it counts as 0."""
-    used = [each for each in gradients if each is not None]
+    used = [gradient for gradient in gradients if gradient is not None]
     return sum(used[1:], used[0]) / len(gradients) if used else None
 
 
 def pack(tensors: Sequence[Tensor]) -> Tensor:
     """The bytes of tensors, one after another."""
-    return torch.cat([each.detach().reshape(-1).view(torch.uint8) for each in tensors])
+    return torch.cat([tensor.detach().reshape(-1).view(torch.uint8) for tensor in tensors])
 
 
 def unpack(content: Tensor, like: Sequence[Tensor]) -> list[Tensor]:

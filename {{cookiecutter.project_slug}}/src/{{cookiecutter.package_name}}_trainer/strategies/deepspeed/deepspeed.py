@@ -154,13 +154,13 @@ class DeepSpeed(ProcessGroupStrategy):
     def _problems_of(self, module: TrainingModule) -> list[str]:
         unfit = [
             f"{name} {what}; use strategy='fsdp'"
-            for name, each in module.named_parameters()
+            for name, parameter in module.named_parameters()
             for is_unfit, what in (
-                (each.is_complex(), "is complex, which DeepSpeed does not support"),
-                (self.stage == 3 and not each.numel(), "is empty: stage 3 cannot shard it"),
+                (parameter.is_complex(), "is complex, which DeepSpeed does not support"),
+                (self.stage == 3 and not parameter.numel(), "is empty: stage 3 cannot shard it"),
                 (
-                    not (each.is_floating_point() or each.is_complex()),
-                    f"is {each.dtype}, which DeepSpeed does not support: make it a buffer",
+                    not (parameter.is_floating_point() or parameter.is_complex()),
+                    f"is {parameter.dtype}, which DeepSpeed does not support: make it a buffer",
                 ),
             )
             if is_unfit
@@ -181,9 +181,9 @@ class DeepSpeed(ProcessGroupStrategy):
         process.adopt_process_group(self.group_timeout)
 
     def place(self, module: TrainingModule) -> None:
-        for each in module.parameters():
-            each.__class__ = nn.Parameter if type(each) is Freed else type(each)
-            each.data = each.data.contiguous()  # DeepSpeed broadcasts no others
+        for parameter in module.parameters():
+            parameter.__class__ = nn.Parameter if type(parameter) is Freed else type(parameter)
+            parameter.data = parameter.data.contiguous()  # DeepSpeed broadcasts no others
         super().place(module)
 
     def _make_step_module(self, module: TrainingModule) -> StepModule:
@@ -197,7 +197,7 @@ class DeepSpeed(ProcessGroupStrategy):
         found = optimizers.configured(self.config, module, configure)
         config = settings.completed(self.config)
         if not self.is_configured:
-            elements = sum(each.numel() for each in module.parameters())
+            elements = sum(parameter.numel() for parameter in module.parameters())
             config = settings.sized(config, self.device.type, elements)
         config.pop("scheduler", None)  # the training loop steps it
         if settings.is_one_bit_adam(self.config):

@@ -91,7 +91,7 @@ def one_bit_adam(config: Mapping[str, Any], module: TrainingModule) -> Optimizer
     given = dict(settings.section(config["optimizer"], "params"))
     for name in ("cuda_aware", "comm_backend_name"):  # options of DeepSpeed's own communication
         given.pop(name, None)
-    trained = [each for each in module.parameters() if each.requires_grad]
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     made: Optimizer = _made("OneBitAdam", OneBitAdam, trained, given)
     return made
 
@@ -172,7 +172,7 @@ class UnusedParameters:
 
     def _parts(self, optimizer: Optimizer) -> dict[tuple[Slice, str], Tensor]:
         """Slices of weights and states that have no gradient, in the tensors that have them."""
-        unused = [each for each in self._parameters if id(each) not in self._used]
+        unused = [parameter for parameter in self._parameters if id(parameter) not in self._used]
         found = [place for each in unused if (place := self._slices.of(each)) and place.length]
         return {
             (place, name): place.within(each)

@@ -119,8 +119,8 @@ def not_broadcasting(scalars: Iterable[nn.Parameter]) -> Iterator[None]:
             init._convert_to_deepspeed_param(parameter)
             vars(parameter)["partition"]()
 
-    for each in scalars:
-        vars(each)["ds_optim_param"] = True  # marks it as rank-local for the engine
+    for scalar in scalars:
+        vars(scalar)["ds_optim_param"] = True  # marks it as rank-local for the engine
     Init._zero_init_param = divide
     try:
         yield
@@ -168,8 +168,8 @@ def forget_process_group() -> None:
 def is_gathered(module: Any) -> bool:
     """Whether a call of a module gathers its own parameters; small ones then stay whole."""
     return any(
-        not each.ds_persist or each.ds_status.name != "AVAILABLE"
-        for each in module.parameters(recurse=False)
+        not parameter.ds_persist or parameter.ds_status.name != "AVAILABLE"
+        for parameter in module.parameters(recurse=False)
     )
 
 

@@ -27,7 +27,7 @@ class Replica(ShardedDataParallel):  # type: ignore[misc]
             # after each step, loses its place in the buffer, which is then averaged without it.
             reduce_buffer_size=0,
         )
-        self._places = {id(each): index for index, each in enumerate(module.parameters())}
+        self._places = {id(parameter): index for index, parameter in enumerate(module.parameters())}
         self._order = FixedOrder(len(self._places))
 
     def _get_reduce_fn(self, index: int, param: Tensor, dst_rank: int) -> Callable[..., None]:
@@ -48,7 +48,7 @@ class Replica(ShardedDataParallel):  # type: ignore[misc]
 
     def _detect_train_change(self) -> bool:
         # Like FairScale's, without its warnings: freezing and unfreezing layers is allowed.
-        mask = [each.requires_grad for each in self._all_params]
+        mask = [param.requires_grad for param in self._all_params]
         changed = mask != self._reference_trainable_mask
         self._reference_trainable_mask = mask
         if changed:

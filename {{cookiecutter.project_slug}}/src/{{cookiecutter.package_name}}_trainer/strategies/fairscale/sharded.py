@@ -151,7 +151,7 @@ class DDPSharded(ProcessGroupStrategy):
 
 def _check(optimization: Optimization, names: Mapping[int, str]) -> None:
     steps = [Optimization([one], []).parameters for one in optimization.optimizers]
-    counted = Counter(id(each) for parameters in steps for each in parameters)
+    counted = Counter(id(parameter) for parameters in steps for parameter in parameters)
     lines = [
         f"configure_optimizers: {names.get(each, 'a parameter')} is in two optimizers; FairScale "
         "gives a parameter to one process, by its one optimizer; use strategy='ddp_zero1'"

@@ -229,7 +229,7 @@ class FSDP(ProcessGroupStrategy):
         """Create, cast and move the parameters of a part of the module that is to be sharded."""
         sources = self._initializer.materialize(part)
         self.precision.cast(part)
-        whole = [each for each in part.parameters() if not dtensors.is_sharded(each)]
+        whole = [parameter for parameter in part.parameters() if not dtensors.is_sharded(parameter)]
         for each in whole:
             each.data = each.data.to(self.device).contiguous()  # torch shards no others
         self.start_equal(whole, sources)
@@ -377,7 +377,7 @@ class FSDP(ProcessGroupStrategy):
 
     def _units(self) -> list[FSDPModule]:
         modules = () if self._step_module is None else self._step_module.modules()
-        return [each for each in modules if isinstance(each, FSDPModule)]
+        return [module for module in modules if isinstance(module, FSDPModule)]
 
 
 class HSDP(FSDP):

@@ -36,24 +36,24 @@ def hooked(module: nn.Module) -> list[str]:
     return [
         f"{name} has a hook of its gradient (register_hook), which shards do not have: change "
         "gradients in on_before_optimizer_step, or use strategy='ddp'"
-        for name, each in module.named_parameters()
-        if each._backward_hooks or each._post_accumulate_grad_hooks
+        for name, parameter in module.named_parameters()
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks
     ]
 
 
 def follow(module: TrainingModule, before: Mapping[str, Any]) -> None:
     """Let shards have the attributes of their parameters, and be in lists that modules keep."""
     shards: dict[int, Any] = {}
-    for name, each in module.named_parameters(remove_duplicate=False):
-        if each is not before[name]:
-            vars(each).update(vars(before[name]))
-            shards[id(before[name])] = each
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if parameter is not before[name]:
+            vars(parameter).update(vars(before[name]))
+            shards[id(before[name])] = parameter
     replace_kept(module, shards)
 
 
 def read_number(operation: Callable[[Tensor], Any], given: tuple[Any, ...], _: Any) -> Any:
     """Refuse to read a number of a DTensor that is not whole, of which torch gives a part."""
-    if all(each.is_replicate() for each in given[0].placements):
+    if all(placement.is_replicate() for placement in given[0].placements):
         return operation(given[0].to_local())
     raise UserError(
         "item(), float() or if of a sharded tensor: call full_tensor() on all ranks, or read the "
@@ -63,8 +63,8 @@ def read_number(operation: Callable[[Tensor], Any], given: tuple[Any, ...], _: A
 
 def move_rest(module: nn.Module, device: torch.device) -> None:
     """Move everything in a module except the parameters that are sharded, unit by unit, later."""
-    for each in module.parameters():
-        each.grad = None  # it would move without its parameter, and is not sharded with it
+    for parameter in module.parameters():
+        parameter.grad = None  # it would move without its parameter, and is not sharded with it
 
     def move(tensor: Tensor) -> Tensor:
         is_sharded_later = isinstance(tensor, nn.Parameter) and can_shard(tensor)
@@ -116,7 +116,7 @@ def cast_calls(module: nn.Module, half: torch.dtype) -> list[RemovableHandle]:
     """
 
     def enter(layer: nn.Module, args: Any, kwargs: Any) -> Any:
-        if all(each.dtype != half for each in layer.parameters(recurse=False)):
+        if all(parameter.dtype != half for parameter in layer.parameters(recurse=False)):
             return None
         return _cast((args, kwargs), torch.float32, half)
 

@@ -29,7 +29,7 @@ def unsharded(module: nn.Module, half: torch.dtype | None) -> list[nn.Parameter]
     (BatchNorm), which must have these' data type.
     """
     norms = [each for each in module.modules() if half and hasattr(each, "running_mean")]
-    whole = {id(each) for norm in norms for each in norm.parameters(recurse=False)}
+    whole = {id(parameter) for norm in norms for parameter in norm.parameters(recurse=False)}
     return [each for each in module.parameters() if id(each) in whole or not can_shard(each)]
 
 
@@ -95,11 +95,11 @@ def _is_container(module: nn.Module) -> bool:
 def outer_modules(module: nn.Module) -> list[nn.Module]:
     """The outermost modules in it that have parameters and a ``forward``."""
     found: list[nn.Module] = []
-    for each in module.children():
-        if _is_container(each):
-            found += outer_modules(each)
-        elif next(each.parameters(), None) is not None:
-            found.append(each)
+    for child in module.children():
+        if _is_container(child):
+            found += outer_modules(child)
+        elif next(child.parameters(), None) is not None:
+            found.append(child)
     return found
 
 
@@ -117,7 +117,7 @@ def explain_sharded_use(half: torch.dtype | None = None) -> Iterator[None]:
                 "for the whole step, or with manual optimization use strategy='ddp_zero1'"
             ) from error
         frames = traceback.extract_tb(error.__traceback__)
-        own = [each for each in frames if not Path(each.filename).is_relative_to(_TORCH)]
+        own = [frame for frame in frames if not Path(frame.filename).is_relative_to(_TORCH)]
         at = f"{Path(own[-1].filename).name}, line {own[-1].lineno}"
         if half is not None and any(part in str(error) for part in _OTHER_DTYPE):
             raise UserError(

@@ -104,7 +104,7 @@ def reduce_dense(
         same_type[own.dtype, own.device].append(own)
     for gradients in same_type.values():
         flat = add_up(torch.cat([each.flatten() for each in gradients])).div_(divisor)
-        reduced = flat.split([each.numel() for each in gradients])
+        reduced = flat.split([gradient.numel() for gradient in gradients])
         shaped = [each.view_as(own) for own, each in zip(gradients, reduced, strict=True)]
         torch._foreach_copy_(gradients, shaped)
 
@@ -113,7 +113,7 @@ def reduce_used(
     parameters: Iterable[Tensor], group: dist.ProcessGroup | None, divisor: int
 ) -> None:
     """Reduce the gradients of the parameters that any process of a group has used."""
-    trained = [each for each in parameters if each.requires_grad]
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
     used = [each for each, is_used in _used_anywhere(trained, group) if is_used]
     reduce_dense(used, partial(collectives.sum_in_place, group=group), divisor)
 
@@ -135,7 +135,7 @@ def _used_anywhere(
     parameters: Sequence[Tensor], group: dist.ProcessGroup | None
 ) -> list[tuple[Tensor, float]]:
     """Each parameter with 1.0 if any process of a group has its gradient, otherwise with 0.0."""
-    has = torch.tensor([float(each.grad is not None) for each in parameters])
+    has = torch.tensor([float(parameter.grad is not None) for parameter in parameters])
     found = collectives.all_reduce(has, "max", group).tolist() if parameters else []
     return list(zip(parameters, found, strict=True))
 
@@ -155,9 +155,9 @@ def accumulated_once(module: nn.Module) -> Iterator[None]:
         seen.add(name)
 
     with ExitStack() as stack:
-        for name, each in module.named_parameters():
-            if each.requires_grad:
-                hook: Any = each.register_hook(partial(note, name))
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad:
+                hook: Any = parameter.register_hook(partial(note, name))
                 stack.callback(hook.remove)
         yield
 

@@ -48,7 +48,7 @@ def with_zeros(loss: Tensor, parameters: Sequence[Tensor]) -> Tensor:
     """Extend a loss so that its backward gives zero gradients to unused parameters."""
     if not parameters:
         return loss
-    empty = torch.cat([each.unsqueeze(0)[:0].flatten() for each in parameters])
+    empty = torch.cat([parameter.unsqueeze(0)[:0].flatten() for parameter in parameters])
     return loss + empty.sum().real.to(loss.dtype)
 
 

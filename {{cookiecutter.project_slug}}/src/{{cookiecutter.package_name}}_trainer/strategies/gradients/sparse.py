@@ -57,18 +57,18 @@ def _made(indices: Tensor, values: Tensor, shape: torch.Size) -> Tensor:
 def split_sparse(gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Convert gradients for a checkpoint: a sparse one becomes two dense tensors."""
     found: dict[str, Tensor] = {}
-    for name, each in gradients.items():
-        if each.is_sparse:
+    for name, gradient in gradients.items():
+        if gradient.is_sparse:
             # Not coalesced: later gradients would be added to sums, in another order of rounding.
-            found |= {f"{name}/rows": each._indices(), f"{name}/values": each._values()}
+            found |= {f"{name}/rows": gradient._indices(), f"{name}/values": gradient._values()}
         else:
-            found[name] = each
+            found[name] = gradient
     return found
 
 
 def join_sparse(parts: Mapping[str, Tensor], module: nn.Module) -> dict[str, Tensor]:
     """Undo :func:`split_sparse`, for the parameters of a module."""
-    found = {name: each for name, each in parts.items() if "/" not in name}
+    found = {name: part for name, part in parts.items() if "/" not in name}
     for name, parameter in module.named_parameters():
         if f"{name}/rows" in parts:
             rows, values = parts[f"{name}/rows"], parts[f"{name}/values"]

@@ -108,8 +108,8 @@ class Horovod(ProcessGroupStrategy):
         import horovod.torch as hvd
 
         self.place(module)
-        for each in (*module.parameters(), *module.buffers()):
-            each.data = each.data.contiguous()  # Horovod reduces and broadcasts no others
+        for parameter in (*module.parameters(), *module.buffers()):
+            parameter.data = parameter.data.contiguous()  # Horovod reduces and broadcasts no others
         hvd.broadcast_parameters(module.state_dict(), root_rank=0)
         given = configure()  # it may freeze parameters
         self._hooks = [

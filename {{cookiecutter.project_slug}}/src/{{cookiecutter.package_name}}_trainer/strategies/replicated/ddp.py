@@ -66,7 +66,7 @@ class DDP(ProcessGroupStrategy):
         if module.automatic_optimization:
             excluded = self._exclude(module)
             # They may be unfrozen later, which DDP does not notice.
-            frozen = [each for each in module.parameters() if not each.requires_grad]
+            frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad]
             if rest := [*frozen, *excluded]:
                 self.averaged = GradientAverage(rest)
             # DDP raises an error for a module without trainable parameters.
@@ -82,9 +82,9 @@ class DDP(ProcessGroupStrategy):
         """Exclude sparse and complex gradients from DDP: not all backends and hooks reduce them."""
         unfit = sparse_parameters(module)
         found = {
-            name: each
-            for name, each in module.named_parameters()
-            if each.requires_grad and (name in unfit or each.is_complex())
+            name: parameter
+            for name, parameter in module.named_parameters()
+            if parameter.requires_grad and (name in unfit or parameter.is_complex())
         }
         self.start_equal(found.values())
         self._ignored = list(found.values())

@@ -83,7 +83,7 @@ class ReplicatedStep(StepModule):
                     f"{stage}_step on a replica set {name} of the module itself, as a hook that is "
                     "a function may: register a method of the module, or use strategy='ddp'"
                 )
-        if self.module.may_skip_batches and any(each is None for each in outputs):
+        if self.module.may_skip_batches and any(output is None for output in outputs):
             return None
         if stage == "predict":
             return outputs[0] if len(outputs) == 1 else join_rows(outputs, sizes, self._devices[0])
@@ -245,7 +245,7 @@ def gather(outputs: Sequence[Any], device: torch.device) -> Any:
 def join_rows(outputs: Sequence[Any], sizes: Sequence[int], device: torch.device) -> Any:
     """Join the predictions of a batch's parts: in one process, they would be those of the batch."""
     columns = list(zip(*map(moving.leaves, outputs), strict=False))
-    if len({len(moving.leaves(each)) for each in outputs}) > 1 or not all(
+    if len({len(moving.leaves(output)) for output in outputs}) > 1 or not all(
         all(each is None for each in column) or _are_rows(column, sizes) for column in columns
     ):
         raise UserError(
@@ -260,7 +260,7 @@ def join_rows(outputs: Sequence[Any], sizes: Sequence[int], device: torch.device
 
 
 def _are_rows(values: Sequence[Any], sizes: Sequence[int]) -> bool:
-    return all(isinstance(each, Tensor) and each.ndim for each in values) and (
+    return all(isinstance(value, Tensor) and value.ndim for value in values) and (
         [len(each) for each in values] == list(sizes)
         and len({each.shape[1:] for each in values}) == 1
     )

@@ -29,7 +29,7 @@ def count_chips() -> int | None:
     if os.environ.get(DEVICE, "TPU").upper() != "TPU":
         return 0
     vendors = _PCI_DEVICES.glob("*/vendor")  # of chips, and of network cards of Google's cloud
-    if not any(each.read_text("utf-8").strip() == _GOOGLE for each in vendors):
+    if not any(vendor.read_text("utf-8").strip() == _GOOGLE for vendor in vendors):
         return 0  # importing torch_xla takes seconds, sets PJRT_DEVICE, and prints a warning
     from torch_xla._internal import tpu
 

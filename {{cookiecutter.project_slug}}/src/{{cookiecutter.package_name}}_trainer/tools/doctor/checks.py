@@ -46,8 +46,8 @@ def report(found: Sequence[Check], is_json: bool) -> str:
     if is_json:
         return json.dumps({"can_start": start, "checks": [x._asdict() for x in lines]}, indent=2)
     table = [
-        f"{each.status:9}{each.name:19}{each.found}{each.advice and f' -> {each.advice}'}\n"
-        for each in lines
+        f"{line.status:9}{line.name:19}{line.found}{line.advice and f' -> {line.advice}'}\n"
+        for line in lines
     ]
     verb = {True: "can", False: "cannot", None: "may not"}[start]
     counts = f"{of['fails']} fails, {of['unknown']} unknown, {of['warning']} warnings"
@@ -78,7 +78,7 @@ def _listed(check: Find, how: str) -> list[Check]:
         raise
     except BaseException as error:
         frames = traceback.extract_tb(error.__traceback__)[::-1]
-        users = (each for each in frames if not each.filename.startswith(LIBRARIES))
+        users = (frame for frame in frames if not frame.filename.startswith(LIBRARIES))
         at = next(users, frames[0])
         place = f"{Path(at.filename).name}:{at.lineno}"
         raise UserError(f"{type(error).__name__} in {place}: {one_line(error)}") from None

@@ -157,7 +157,7 @@ def _model(work: Work) -> Iterator[Check]:
         line = find_unpicklable(owner, name)
         yield Check.either("pickling", line or f"{name} can be pickled", line is None)
     model, options = work.model, work.trainer._plan.options
-    norms = [name for name, each in model.named_modules() if isinstance(each, _BATCHNORM)]
+    norms = [name for name, module in model.named_modules() if isinstance(module, _BATCHNORM)]
     if norms and not options.sync_batchnorm:
         refused = {each: strategies.find(each).limits.refused for each in strategies.names()}
         without = [each for each in refused if "sync_batchnorm" in refused[each]]
@@ -165,8 +165,8 @@ def _model(work: Work) -> Iterator[Check]:
         advice = f"--trainer.sync_batchnorm true, which {', '.join(without)} do not support"
         yield Check("BatchNorm", "warning" if _replicas(work) > 1 else "ok", found, advice)
     names = defaultdict(list)
-    for name, each in model.named_parameters(remove_duplicate=False):
-        names[each].append(name)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names[parameter].append(name)
     for tied in (each for each in names.values() if len(each) > 1):
         yield Check("tied parameters", "ok", f"{' = '.join(tied)}{_TIED}")
 

@@ -60,9 +60,9 @@ class Waits(TorchDispatchMode):
 
     def mark(self, value: Any) -> None:
         """Note that the tensors in a value would be on the device."""
-        for each in tree_leaves(value):
-            if isinstance(each, Tensor) and each.layout is torch.strided:
-                self.storages[each.untyped_storage()] = True
+        for leaf in tree_leaves(value):
+            if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
+                self.storages[leaf.untyped_storage()] = True
 
     def has(self, value: Any) -> bool:
         """Whether a value is a tensor that would be on the device."""

@@ -28,7 +28,7 @@ def _table(planned: dict[str, Any]) -> str:
     simplest = planned["simplest"]
     fits = f"the simplest that fits: --trainer.strategy {simplest}" if simplest else _NO_FIT
     left_out = (f"{', '.join(names)}: {reason}" for reason, names in planned["left_out"].items())
-    facts = (_fact(*each) for each in planned["facts"].items() if not isinstance(each[1], dict))
+    facts = (_fact(*item) for item in planned["facts"].items() if not isinstance(item[1], dict))
     lines = [*facts, "", *_rows(planned["rows"]), "", fits]
     remarks = {"left out": left_out, "note": planned["notes"]}
     remarks["disagrees"] = planned["disagreements"]

@@ -119,7 +119,7 @@ class Live(TorchDispatchMode):
 
     def watch(self, parameters: Iterable[Tensor]) -> None:
         """Count what is ever ``grad`` of these parameters as gradients."""
-        self._watched = [each for each in parameters if each.requires_grad]
+        self._watched = [parameter for parameter in parameters if parameter.requires_grad]
         for each in self._watched:
             each.register_post_accumulate_grad_hook(lambda p: self.add(p.grad, is_gradient=True))
 
@@ -168,8 +168,8 @@ class Live(TorchDispatchMode):
         if func.namespace in _COLLECTIVES:  # between two of them, FSDP sets gradients
             self.find_gradients()
         if mode is self._mode:  # DTensor computes shapes in a mode of its own
-            for each in tree_leaves(result):
-                self.add(each)
+            for leaf in tree_leaves(result):
+                self.add(leaf)
         return result
 
 
@@ -275,7 +275,7 @@ def trace(
         run = PlannedRun(plan, strategy.data.replicas, batch_length(batches[0]))
         stack.enter_context(run.attached(module, "fit", None))
         elements = sum(each.numel() for each in module.parameters())
-        numels = [each.numel() for each in module.parameters() if each.requires_grad]
+        numels = [parameter.numel() for parameter in module.parameters() if parameter.requires_grad]
         unit = _largest_unit(module, plan.device.type != "cpu")
         stack.enter_context(activation_checkpointing.applied(module, run.checkpointing))
         steps = _Steps(plan, module, run, live)
@@ -290,7 +290,7 @@ def _largest_unit(module: TrainingModule, on_gpus: bool) -> int:
     units = choose_units(module, None, _UNIT, whole_blocks=on_gpus)
     gathered = [list(unit.parameters()) for _, unit in units]
     inside = {id(each) for unit in gathered for each in unit}
-    gathered.append([each for each in module.parameters() if id(each) not in inside])
+    gathered.append([parameter for parameter in module.parameters() if id(parameter) not in inside])
     return max(sum(each.numel() * each.element_size() for each in unit) for unit in gathered)
 
 

@@ -70,7 +70,7 @@ def _waits(run: Run, limits: Mapping[str, Any]) -> Finding:
     if run.facts.get("device", "cpu").startswith("cpu"):
         return "does not apply: on a CPU there is nothing to wait for", None
     trace = run.traces[0]
-    fewest = min(each.waits for each in trace.steps)
+    fewest = min(step.waits for step in trace.steps)
     waited = statistics.fmean(each.waited for each in trace.steps) * 1e3
     many = f"at least {fewest} time{'s' * (fewest != 1)} in each step, {waited:.3g} ms"
     is_scaled = run.facts.get("precision") == "16-mixed"
@@ -103,7 +103,7 @@ def _batch(run: Run, limits: Mapping[str, Any]) -> Finding:
     if not run.traces:
         return _NO_PROFILE, None
     # Not the mean: another program may have interrupted one of the few steps.
-    part = statistics.median(each.seconds["other"] / each.total for each in run.traces[0].steps)
+    part = statistics.median(step.seconds["other"] / step.total for step in run.traces[0].steps)
     values = {"part": part, "batch": run.facts.get("samples_per_step", "unknown")}
     measured = f"nothing was computed in {part:.2g} of a step of rank {run.traces[0].rank}"
     return measured, values if part >= limits["share"] else None

@@ -46,13 +46,13 @@ def written(runs: Sequence[Run]) -> str:
         "Metrics": {run.name: run.metrics for run in runs},
         "Speed, memory and use": {run.name: run.speed for run in runs},
     }
-    drawn = {title: curves(each) for title, each in logs.items()}
+    drawn = {title: curves(log) for title, log in logs.items()}
     left = {title: len({*chain(*logs[title].values())}) - len(drawn[title]) for title in logs}
     drawn["Where the time goes"] = _times(runs)
     # In strings, the escape means the same, and a script may not contain the end of its element.
     ends, own = re.compile(r"<(?=/script|!--)", re.IGNORECASE), _FOLDER / "page.js"
     scripts = [ends.sub(r"\\x3c", each) for each in (_library(), own.read_text("utf-8"))]
-    hashes = [base64.b64encode(hashlib.sha256(each.encode()).digest()) for each in scripts]
+    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()) for script in scripts]
     # Jinja's usual braces would be filled when the project is made from its template.
     signs, loader = ("<%", "%>", "[[", "]]", "[#", "#]"), FileSystemLoader(_FOLDER)
     made = Environment(*signs, autoescape=True, trim_blocks=True, loader=loader)
@@ -132,7 +132,7 @@ def _times(runs: Sequence[Run]) -> list[Plot]:
     walls = {run.name: run.spent._asdict() for run in runs if run.spent.wall}
     ranks = {
         f"rank {trace.rank}{f' of {run.name}' * (len(runs) > 1)}": {
-            name: fmean(each.seconds[name] for each in trace.steps) * 1e3 for name in CATEGORIES
+            name: fmean(step.seconds[name] for step in trace.steps) * 1e3 for name in CATEGORIES
         }
         for run in runs
         for trace in run.traces

@@ -228,12 +228,12 @@ def _recorded(path: Path) -> list[Step]:
     steps = sorted(_spans(events, _STEP))
     if len(steps) * (_MOMENTS // 100 + sum(map(len, spans.values()))) > _MOST_WORK:
         raise ValueError(f"{len(steps)} steps with {len(events)} events; record fewer steps")
-    return [_divided(each, spans, waits) for each in steps]
+    return [_divided(step, spans, waits) for step in steps]
 
 
 def _spans(events: Sequence[Mapping[str, Any]], pattern: str) -> list[Span]:
     matches = re.compile(pattern).match
-    found = (each for each in events if matches(f"{each.get('cat', '')}/{each['name']}"))
+    found = (event for event in events if matches(f"{event.get('cat', '')}/{event['name']}"))
     spans = [(float(each["ts"]), float(each["ts"]) + float(each["dur"])) for each in found]
     if not all(0 <= time < 2**60 for span in spans for time in span):
         raise ValueError("has an event at no time")

@@ -89,9 +89,9 @@ def _compared(attempt: Attempt) -> dict[str, Any]:
 
 def _by_file(diff: str) -> dict[str, str]:
     files = re.split(r"^diff --git ", diff, flags=re.MULTILINE)[1:]
-    hashes = (blake2b(each.encode(), digest_size=4).hexdigest() for each in files)
+    hashes = (blake2b(file.encode(), digest_size=4).hexdigest() for file in files)
     names = (each.partition("\n")[0].rpartition(" b/")[2] for each in files)
-    return {name: f"changes {each}" for name, each in zip(names, hashes, strict=True)}
+    return {name: f"changes {digest}" for name, digest in zip(names, hashes, strict=True)}
 
 
 def _differences(name: str, ours: Any, theirs: Any) -> Iterator[str]:
@@ -108,19 +108,19 @@ def _differences(name: str, ours: Any, theirs: Any) -> Iterator[str]:
 def data(recorded: Attempt) -> Iterator[str]:
     """One line for each recorded data file that has changed since, or that cannot be compared."""
     files = recorded.get("data") or []
-    for each in files:
-        path, problem = Path(str(each["path"])), ""
+    for file in files:
+        path, problem = Path(str(file["path"])), ""
         facts = path.stat() if path.is_file() else None
         if facts is None:
             problem = "missing"
-        elif facts.st_size != each["bytes"]:
-            problem = f"{facts.st_size} bytes, recorded {each['bytes']}"
-        elif each["sha256"] is None and facts.st_mtime_ns != each["modified"]:
+        elif facts.st_size != file["bytes"]:
+            problem = f"{facts.st_size} bytes, recorded {file['bytes']}"
+        elif file["sha256"] is None and facts.st_mtime_ns != file["modified"]:
             problem = "modified since; it has no hash in the record"
-        elif each["sha256"] is not None and data_record.hash_of(path) != each["sha256"]:
+        elif file["sha256"] is not None and data_record.hash_of(path) != file["sha256"]:
             problem = "its content differs"
         if problem:
-            yield f"data: {each['path']}: {problem}"
+            yield f"data: {file['path']}: {problem}"
     if unhashed := sum(each["sha256"] is None for each in files):
         yield f"data: {unhashed} files have no hash in the record: their sizes and times count"
     if recorded.get("data_cut"):
@@ -129,7 +129,7 @@ def data(recorded: Attempt) -> Iterator[str]:
 
 def of_run(run: Path, attempts: list[dict[str, Any]]) -> Iterator[str]:
     """One line for what one attempt cannot repeat of several."""
-    worlds = list(dict.fromkeys(_processes(each.get("layout") or {}) for each in attempts))
+    worlds = list(dict.fromkeys(_processes(attempt.get("layout") or {}) for attempt in attempts))
     if len(worlds) > 1:
         yield f"layout: the attempts of the run had {', then '.join(worlds)}"
     for path in sorted(run.glob("config.*.yaml")):

@@ -222,7 +222,7 @@ def _of_layer(layer: Layer, size: int) -> str:
 
 def _of_shared(module: nn.Module, found: list[Layer]) -> list[str]:
     """One line for each parameter with several names that a plan would separate."""
-    sharded = {id(each) for layer in found for each in layer.parameters}
+    sharded = {id(parameter) for layer in found for parameter in layer.parameters}
     uses = Counter(id(each) for _, each in module.named_parameters(remove_duplicate=False))
     return [
         f"{name} is used in {uses[id(each)]} places, and {ATTRIBUTE} would separate them; leave "
@@ -244,8 +244,8 @@ def apply(found: list[Layer], mesh: DeviceMesh, materialize: Callable[[nn.Module
         parallelize_module(layer.module, mesh, layer.style, src_data_rank=None)
         if layer.inner is not None:
             layer.module.register_forward_hook(lambda *called: _first_order(called[-1]))
-        for name, each in layer.module.named_parameters():
-            each.requires_grad_(trains[name])
+        for name, parameter in layer.module.named_parameters():
+            parameter.requires_grad_(trains[name])
 
 
 def _watch_lengths(name: str, module: nn.Module, style: ParallelStyle, size: int) -> None:
@@ -315,10 +315,10 @@ def _refuse_second_order(_: Any) -> None:
 def compare_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
     """Refuse gradients that differ in a tensor group, of parameters that all of its ranks hold."""
     norms: dict[str, Tensor] = {}
-    for name, each in module.named_parameters():
-        mesh: Any = getattr(each, "device_mesh", None)
+    for name, parameter in module.named_parameters():
+        mesh: Any = getattr(parameter, "device_mesh", None)
         if mesh is None or "tensor" not in mesh.mesh_dim_names:
-            own = torch.zeros(()) if each.grad is None else dtensors.local(each.grad)
+            own = torch.zeros(()) if parameter.grad is None else dtensors.local(parameter.grad)
             norms[name] = torch.linalg.vector_norm(own, dtype=torch.float64).cpu()
     if not norms:
         return

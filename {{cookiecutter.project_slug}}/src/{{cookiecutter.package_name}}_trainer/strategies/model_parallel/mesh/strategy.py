@@ -153,9 +153,9 @@ class Mesh(FSDP):
         if metrics:  # are reduced over one rank of each tensor group
             tensor = self.sizes.tensor
             group = self.new_group(self._layout.world_size // tensor, tensor)
-        for each in metrics:
-            each.process_group = group
-            stack.callback(setattr, each, "process_group", None)
+        for metric in metrics:
+            metric.process_group = group
+            stack.callback(setattr, metric, "process_group", None)
 
     def whole_parameters(self) -> list[nn.Parameter]:
         if self.has_units:

@@ -62,12 +62,12 @@ class Spec(NamedTuple):
     @property
     def dtype(self) -> torch.dtype:
         """Type of the packed tensor, which holds all values exactly."""
-        own = [each.dtype for each in self.tensors if each.requires_grad]
+        own = [tensor.dtype for tensor in self.tensors if tensor.requires_grad]
         return functools.reduce(torch.promote_types, own) if own else torch.float32
 
     def empty(self, device: torch.device | str) -> Tensor:
         """A packed tensor without values."""
-        length = sum(each.length(self.dtype) for each in self.tensors)
+        length = sum(tensor.length(self.dtype) for tensor in self.tensors)
         return torch.empty(length + len(self.tensors), dtype=self.dtype, device=device)
 
 
@@ -101,14 +101,14 @@ class _Joined(torch.autograd.Function):
     def backward(context: Any, *gradients: Any) -> Any:
         *parts, marks = gradients[0].split(context.lengths)
         used = context.uses.read(marks, context.needs_input_grad[1:])
-        return None, *(each if is_used else None for each, is_used in zip(parts, used, strict=True))
+        return None, *(part if is_used else None for part, is_used in zip(parts, used, strict=True))
 
 
 class _Alias(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, gradient: float, tensor: Tensor, *others: Tensor) -> Tensor:
         context.set_materialize_grads(False)
-        context.others = [each.new_full((), gradient).expand(each.shape) for each in others]
+        context.others = [other.new_full((), gradient).expand(other.shape) for other in others]
         return tensor.detach()
 
     @staticmethod
@@ -116,7 +116,7 @@ class _Alias(torch.autograd.Function):
         if gradients[0] is None:
             return None, None, *(None for _ in context.others)
         # Contiguous: torch's stages may send them as they are.
-        return None, gradients[0], *(each.contiguous() for each in context.others)
+        return None, gradients[0], *(other.contiguous() for other in context.others)
 
 
 def alias(tensor: Tensor, *others: Tensor, gradient: float = 0.0) -> Tensor:
@@ -143,16 +143,16 @@ def pack(output: Any, spec: Spec, device: torch.device, uses: Uses) -> Tensor:
 def unpack(flat: Tensor, spec: Spec) -> Any:
     """The output of a stage, from a packed tensor."""
     found, start, marks = [], 0, len(flat) - len(spec.tensors)
-    for number, each in enumerate(spec.tensors):
-        length = each.length(spec.dtype)
-        if each.requires_grad:
+    for number, tensor in enumerate(spec.tensors):
+        length = tensor.length(spec.dtype)
+        if tensor.requires_grad:
             mark = flat.narrow(0, marks + number, 1)
             part = alias(flat.narrow(0, start, length), mark, gradient=1.0)
-            part = (part if each.dtype.is_complex else part.real).to(each.dtype)
+            part = (part if tensor.dtype.is_complex else part.real).to(tensor.dtype)
         else:
             # A copy: its first byte must be where an element of any type may begin.
             part = flat.detach()[start : start + length].clone().view(torch.uint8)
-            part = part[: math.prod(each.shape) * each.dtype.itemsize].view(each.dtype)
-        found.append(part.view(each.shape))
+            part = part[: math.prod(tensor.shape) * tensor.dtype.itemsize].view(tensor.dtype)
+        found.append(part.view(tensor.shape))
         start += length
     return tuple(found) if spec.is_tuple else found[0]

@@ -207,7 +207,7 @@ def measure(
     """Measure each child on a device, with a step that runs on the CPU, as the module does."""
     state = module.trainer_state
     # Those of a checkpoint come later, and steps need numbers.
-    weights = {name: each for name, each in state.weights.items() if each is not None}
+    weights = {name: weight for name, weight in state.weights.items() if weight is not None}
     module.trainer_state = replace(state, weights=weights)
     meta_device.Initializer(module).materialize(module)
     sequential: Any = getattr(module, ATTRIBUTE)
@@ -252,14 +252,14 @@ def _measure(
                 torch.get_device_module(outputs[0].device).synchronize()
         return time.perf_counter() - started
 
-    known = {*seen, *(each.untyped_storage().data_ptr() for each in part.parameters())}
+    known = {*seen, *(parameter.untyped_storage().data_ptr() for parameter in part.parameters())}
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda each: each):
         output = run()
     saved = [each for pointer, each in seen.items() if pointer not in known]
     measured = Measured(
         min(seconds() for _ in range(_REPEATS)),
         sum(each.untyped_storage().nbytes() for each in saved),
-        sum(each.nbytes for each in tree_leaves(inputs) if isinstance(each, Tensor)),
+        sum(leaf.nbytes for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)),
         _COPIES_OF_PARAMETERS * sum(each.nbytes for each in part.parameters()),
     )
     return measured, output

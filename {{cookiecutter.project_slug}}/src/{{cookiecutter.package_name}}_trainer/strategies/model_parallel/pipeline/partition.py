@@ -81,7 +81,7 @@ def arguments(part: nn.Sequential, given: Any) -> tuple[Any, ...]:
     A tuple is one argument, as for torch's own class, unless a class' forward takes ``*inputs``.
     """
     parameters = inspect.signature(type(part).forward).parameters.values()
-    takes_several = any(each.kind is each.VAR_POSITIONAL for each in parameters)
+    takes_several = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
     return given if isinstance(given, tuple) and takes_several else (given,)
 
 
@@ -108,8 +108,8 @@ class Ownership:
     def _find_holders(self) -> None:
         holders: dict[int, set[int]] = defaultdict(set)
         for layer in self._module.modules():
-            for each in (*layer._parameters.values(), *layer._buffers.values()):
-                holders[id(each)].update(self._layers.get(id(layer), self._ends))
+            for parameter in (*layer._parameters.values(), *layer._buffers.values()):
+                holders[id(parameter)].update(self._layers.get(id(layer), self._ends))
         self._holders = {key: frozenset(positions) for key, positions in holders.items()}
 
     def part(self) -> nn.Sequential:
@@ -133,9 +133,9 @@ class Ownership:
     def shared(self, tensors: Iterable[Tensor]) -> list[Shared]:
         """This process' tensors that others have, too; all processes must call it at once."""
         found: dict[frozenset[int], list[Tensor]] = defaultdict(list)
-        for each in tensors:
-            if len(self._holding(each)) > 1:
-                found[self._holding(each)].append(each)
+        for tensor in tensors:
+            if len(self._holding(tensor)) > 1:
+                found[self._holding(tensor)].append(tensor)
         groups = [(key, self._processes.among(key)) for key in sorted(found, key=sorted)]
         return [
             (found[key], group, self._processes.rank_at(max(key)))
@@ -146,10 +146,10 @@ class Ownership:
     def materialize(self) -> None:
         """Allocate this process' parameters that are on the meta device; free the others'."""
         meta = [
-            (layer._parameters, name, each)
+            (layer._parameters, name, parameter)
             for layer in self._module.modules()
-            for name, each in layer._parameters.items()
-            if each is not None and each.is_meta
+            for name, parameter in layer._parameters.items()
+            if parameter is not None and parameter.is_meta
         ]
         meta_device.Initializer(self._module).materialize(self._module, self._has_layer)
         made = {id(old): own[name] for own, name, old in meta if own[name] is not old}
@@ -168,15 +168,15 @@ class Ownership:
     def join(self, tensors: Iterable[Tensor]) -> None:
         """Broadcast this process' tensors from the first pipeline to the others."""
         if (group := self._processes.across_replicas()) is not None:
-            for each in filter(self.is_own, tensors):
-                dist.broadcast(each.detach(), group=group, group_src=0)
+            for tensor in filter(self.is_own, tensors):
+                dist.broadcast(tensor.detach(), group=group, group_src=0)
 
     def free_others(self, device: torch.device) -> None:
         """Free the memory of tensors of other processes; their shapes remain, on a device."""
-        for each in (*self._module.parameters(), *self._module.buffers()):
-            if not self.is_own(each):
-                each.grad = None
-                each.data = _without_memory(each, device)
+        for parameter in (*self._module.parameters(), *self._module.buffers()):
+            if not self.is_own(parameter):
+                parameter.grad = None
+                parameter.data = _without_memory(parameter, device)
 
 
 def _without_memory(tensor: Tensor, device: torch.device) -> Tensor:

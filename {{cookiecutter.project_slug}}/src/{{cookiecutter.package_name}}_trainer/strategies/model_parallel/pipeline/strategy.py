@@ -154,8 +154,8 @@ class Sequential(ProcessGroupStrategy):
         self.ownership.materialize()
         tensors = (*module.parameters(), *module.buffers())
         self.precision.cast_all(filter(self.ownership.is_own, tensors))
-        for each in filter(self.ownership.is_own, tensors):
-            each.data = each.data.to(self.device)
+        for tensor in filter(self.ownership.is_own, tensors):
+            tensor.data = tensor.data.to(self.device)
         self.ownership.equalize(tensors)
         self._shared = self.ownership.shared(module.parameters())
 
@@ -226,7 +226,7 @@ class Sequential(ProcessGroupStrategy):
     def _shapes(self, piece: Any) -> Hashable:
         """What the shapes of tensors between stages depend on."""
         found: list[Hashable] = [self.module.training]
-        found += [each.requires_grad for each in self.module.parameters()]
+        found += [parameter.requires_grad for parameter in self.module.parameters()]
 
         def note(value: Any) -> None:
             if hasattr(value, "shape"):
@@ -265,7 +265,7 @@ class Sequential(ProcessGroupStrategy):
 
     def clip(self, optimization: Optimization, value: float, algorithm: str) -> Tensor | None:
         parameters = optimization.parameters
-        if algorithm == "value" and all(each.grad is None for each in parameters):
+        if algorithm == "value" and all(parameter.grad is None for parameter in parameters):
             return None  # a stage may have no parameters, and torch refuses an empty list
         return clip_gradients(parameters, value, algorithm, self._counts)
 
@@ -333,7 +333,7 @@ class Sequential(ProcessGroupStrategy):
         super()._load_optimizer(optimizer, {**saved, "state": values})
 
     def _names(self, holds: Callable[[Tensor], bool]) -> set[str]:
-        return {name for name, each in self.module.named_parameters() if holds(each)}
+        return {name for name, parameter in self.module.named_parameters() if holds(parameter)}
 
     def teardown(self) -> None:
         if hasattr(self, "_stage"):

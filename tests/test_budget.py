@@ -15,34 +15,34 @@ PACKAGE = TEMPLATE / "src" / "{{cookiecutter.package_name}}"
 TRAINER = PACKAGE.with_name(f"{PACKAGE.name}_trainer")
 LINES = {
     "__init__.py": 40,
-    "callbacks": 808,
-    "checkpoint": 1673,
+    "callbacks": 822,
+    "checkpoint": 1727,
     "cli": 1179,
-    "data": 2028,
+    "data": 2036,
     "errors.py": 190,
-    "launch": 2793,
+    "launch": 2869,
     "legacy": 584,
-    "logging": 1377,
-    "loop": 2371,
-    "memory": 301,
-    "module": 792,
-    "options": 1099,
-    "run": 1885,
-    "strategies/*.py": 2461,
+    "logging": 1409,
+    "loop": 2378,
+    "memory": 304,
+    "module": 793,
+    "options": 1097,
+    "run": 1848,
+    "strategies/*.py": 2458,
     "strategies/asynchronous": 447,
-    "strategies/deepspeed": 1690,
+    "strategies/deepspeed": 1711,
     "strategies/fairscale": 263,
     "strategies/fsdp": 708,
     "strategies/gradients": 449,
     "strategies/horovod": 224,
     "strategies/model_parallel": 1925,
-    "strategies/replicated": 561,
+    "strategies/replicated": 572,
     "strategies/xla": 281,
     "tools/__init__.py": 6,
     "tools/doctor": 680,
     "tools/isolated.py": 73,
     "tools/plan": 752,
-    "tools/report": 593,
+    "tools/report": 591,
     "tools/reproduce": 374,
     "trainer.py": 367,
 }
@@ -83,12 +83,12 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
     components = sum(count(folder) for folder in folders if folder.is_dir())
     assert count(TRAINER / "tools") <= 2500
     # To be 27,600 and 19,100, with 1,100 for everyday faults, clusters, disks and files.
-    assert count(TRAINER) <= 29_577
-    assert count(TRAINER) - components <= 21_429
+    assert count(TRAINER) <= 29_157
+    assert count(TRAINER) - components <= 21_246
 
 
 def test_the_tests_are_few() -> None:
-    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 58_968  # to be 58,000
+    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 58_863  # to be 58,000
 
 
 def test_the_user_s_package_is_small() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import psutil
+from my_project_trainer.launch import reports
 from tests.project import PATIENCE, ROOT, start
 
 T = TypeVar("T")
@@ -18,6 +19,11 @@ def at_root() -> dict[str, str]:
     """Variables with which a process that works in another folder finds the tests."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {"PYTHONPATH": os.pathsep.join(str(Path(path).resolve()) for path in paths)}
+
+
+def told_in(folder: Path) -> dict[str, str]:
+    """Variables of a run that is to tell its outcome in a folder."""
+    return at_root() | {reports.OUTCOME: str(folder / "outcome")}
 
 
 @contextlib.contextmanager

@@ -19,8 +19,7 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
 import fitting
-from processes import running, wait_for
-from test_preemption import told_in
+from processes import running, told_in, wait_for
 
 
 class Model(trainer.TrainingModule):

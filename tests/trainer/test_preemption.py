@@ -13,7 +13,7 @@ from my_project_trainer.checkpoint import reading as checkpoint
 from my_project_trainer.launch import reports, signals
 from tests.project import PACKAGE, PATIENCE, fit, run, succeed
 
-from processes import assert_nothing_left, at_root, running, wait_for
+from processes import assert_nothing_left, at_root, running, told_in, wait_for
 
 slow = pytest.mark.slow
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -35,11 +35,6 @@ def command(launch: str, folder: Path, name: str) -> list[str | Path]:
         strategy = launch if launch.startswith("ddp") else "ddp"
         return [*arguments, "--trainer.devices", "2", "--trainer.strategy", strategy]
     return arguments
-
-
-def told_in(folder: Path) -> dict[str, str]:
-    """Variables of a run that is to tell its outcome in a folder."""
-    return at_root() | {reports.OUTCOME: str(folder / "outcome")}
 
 
 def preempt(arguments: list[str | Path], folder: Path, name: str, number: int) -> tuple[int, str]:

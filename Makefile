@@ -84,7 +84,7 @@ test-template: $(TOOLS)  ## run the template's own quick tests, or those in ARGS
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --durations 30 --ignore tests/docker --ignore tests/slurm --ignore tests/ssh \
 		$(or $(ARGS),-m "not (trains or docs or exhaustive)")
 
-test-trainer: project  ## run the quick tests of the trainer, or those in ARGS: ARGS=tests/trainer/test_feed.py
+test-trainer: project  ## run the quick tests of the trainer, or those in ARGS: ARGS=tests/trainer/data/test_feed.py
 	$(TRAINER_TESTS) $(or $(ARGS),-m "$(QUICK)" tests/trainer)
 
 # Kernels of other CPUs add up in other orders. MKL and oneDNN choose theirs by variables of their own.
@@ -152,7 +152,7 @@ test-xla: $(TOOLS)  ## test the strategy xla on XLA's CPU device: installs 5 GB 
 	rm -rf build/xla
 	$(RENDER) build/xla
 	$(IN_PROJECT) build/xla/my-project test-xla XLA_VENV=$(XLA_VENV)
-	RENDERED_PROJECT=build/xla/my-project $(XLA_VENV)/bin/python -m pytest tests/trainer/test_xla_runs.py
+	RENDERED_PROJECT=build/xla/my-project $(XLA_VENV)/bin/python -m pytest tests/trainer/strategies/test_xla_runs.py
 
 # In the project's own environment, which has the engines; it may be in use by another render of the project.
 soak: $(TOOLS)  ## strike runs of a rendered project with faults, as root with all of them, for two hours; ARGS=--slice: for minutes
@@ -322,7 +322,7 @@ docs-screenshots: project docs-tools  ## draw the pictures in docs/ again, and t
 	mv build/screenshots/demo.svg docs/
 	mv build/screenshots/progress.svg '{{cookiecutter.project_slug}}/docs/'
 	DOCS_VENV=$(DOCS_VENV) SITE_SCREENSHOTS='$(CURDIR)/build/screenshots' $(BIN)/python -m pytest -m docs tests/test_site.py
-	REPORT_SCREENSHOTS='$(CURDIR)/{{cookiecutter.project_slug}}/docs' $(PROJECT_VENV)/bin/python -m pytest -k screenshots tests/trainer/test_report_page.py
+	REPORT_SCREENSHOTS='$(CURDIR)/{{cookiecutter.project_slug}}/docs' $(PROJECT_VENV)/bin/python -m pytest -k screenshots tests/trainer/tools/test_report_page.py
 
 # torch and its dependencies in the benchmarks, and what a project has for the trainer's tests, come from the project's locks.
 LOCK = $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate \

@@ -14,9 +14,8 @@ import pytest
 import template_site
 from history import missing
 from rendering import render
-from trainer.browser import Browser, opened
-
 from test_pages import build
+from trainer.browser import Browser, opened
 
 pytestmark = pytest.mark.docs
 

@@ -2,7 +2,7 @@
 
 Why not ``torch.distributed.checkpoint.state_dict``: to save before the first step, it steps the
 optimizer; it loads no parameter without a gradient, and drops the state of frozen ones. The
-template's ``tests/trainer/test_optimization.py`` shows these points, and more.
+template's ``tests/trainer/loop/test_optimization.py`` shows these points, and more.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,0 +1,75 @@
+"""Models that are easily got wrong, under the strategies that torch and DeepSpeed divide.
+
+FairScale's and Horovod's are tried with the rest of theirs.
+"""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_fairscale import difference
+from tests.project import missing, require, run
+
+pytestmark = pytest.mark.slow
+
+UNUSED = {"strategy_options": {"find_unused_parameters": True}}
+HYBRID = {"strategy_options": {"shard_size": 2}, "devices": 4}
+
+
+def fit(folder: Path, subject: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Fit a subject of two epochs in a new folder, with gradients that are clipped."""
+    engine = "deepspeed" if options.get("strategy", "").startswith("deepspeed") else "torch"
+    require(missing(engine))
+    folder.mkdir()
+    given = {"max_epochs": 2, "global_batch_size": 4, "gradient_clip_val": 0.3, **options}
+    arguments = ["-m", "odd_subject", folder, subject, json.dumps(given)]
+    return run(arguments, engine=engine)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "subject", "options"),
+    [
+        ("ddp", "Odd", UNUSED),
+        ("ddp_zero1", "Thawing", UNUSED),
+        ("fsdp", "Freezing", {}),
+        ("deepspeed_stage_3", "OddAtOnce", {}),
+        *(
+            pytest.param(*each, marks=pytest.mark.exhaustive)
+            for each in (
+                *(("ddp", subject, UNUSED) for subject in ("Thawing", "Freezing")),
+                ("ddp_zero1", "Odd", UNUSED),
+                ("fsdp", "Thawing", {}),
+                ("hsdp", "Thawing", HYBRID),
+                *((f"deepspeed_stage_{stage}", "OddAtOnce", {}) for stage in (1, 2)),
+            )
+        ),
+    ],
+)
+def test_weights_are_those_of_one_process(tmp_path, strategy, subject, options):
+    for name, given in ("alone", {}), ("run", {"strategy": strategy, "devices": 2} | options):
+        done = fit(tmp_path / name, subject, **given)
+        assert done.returncode == 0, done.stderr
+    assert difference(tmp_path / "run", tmp_path / "alone") < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("subject", "parts"),
+    [
+        ("ThawingAtOnce", ["frozen.weight is trained since the fit began", "strategy='fsdp'"]),
+        ("Freezing", ["blocks.0.weight is frozen since the fit began", "strategy='fsdp'"]),
+    ],
+)
+def test_deepspeed_refuses_what_is_thawed_or_frozen_in_a_fit(tmp_path, subject, parts):
+    done = fit(tmp_path / "run", subject, strategy="deepspeed_stage_1", devices=2)
+    assert done.returncode == 2, done.stderr
+    assert all(part in done.stderr for part in parts), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_half_precision_beside_a_parameter_without_dimensions(tmp_path):
+    for name, given in ("alone", {}), ("run", {"strategy": "fsdp", "devices": 2}):
+        done = fit(tmp_path / name, "Odd", precision="16-mixed", **given)
+        assert done.returncode == 0, done.stderr
+    assert difference(tmp_path / "run", tmp_path / "alone") < 1e-3

@@ -18,16 +18,16 @@ LINES = {
     "callbacks": 822,
     "checkpoint": 1727,
     "cli": 1179,
-    "data": 2036,
+    "data": 2046,
     "errors.py": 190,
     "launch": 2869,
     "legacy": 584,
     "logging": 1409,
-    "loop": 2378,
+    "loop": 2379,
     "memory": 304,
     "module": 793,
     "options": 1097,
-    "run": 1848,
+    "run": 1849,
     "strategies/*.py": 2458,
     "strategies/asynchronous": 447,
     "strategies/deepspeed": 1711,
@@ -36,7 +36,7 @@ LINES = {
     "strategies/gradients": 449,
     "strategies/horovod": 224,
     "strategies/model_parallel": 1925,
-    "strategies/replicated": 572,
+    "strategies/replicated": 581,
     "strategies/xla": 281,
     "tools/__init__.py": 6,
     "tools/doctor": 680,
@@ -83,12 +83,12 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
     components = sum(count(folder) for folder in folders if folder.is_dir())
     assert count(TRAINER / "tools") <= 2500
     # To be 27,600 and 19,100, with 1,100 for everyday faults, clusters, disks and files.
-    assert count(TRAINER) <= 29_157
-    assert count(TRAINER) - components <= 21_246
+    assert count(TRAINER) <= 29_178
+    assert count(TRAINER) - components <= 21_267
 
 
 def test_the_tests_are_few() -> None:
-    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 58_863  # to be 58,000
+    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 58_860  # to be 58,000
 
 
 def test_the_user_s_package_is_small() -> None:

@@ -14,7 +14,8 @@ from my_project_trainer.strategies import SingleDevice
 from my_project_trainer.strategies.fsdp import fsdp
 from my_project_trainer.strategies.optimizers import Optimization, read_optimization
 from my_project_trainer.strategies.precision import Precision
-from my_project_trainer.strategies.replicated.ddp import DDP, DDPZeRO1
+from my_project_trainer.strategies.replicated.ddp import DDP
+from my_project_trainer.strategies.replicated.ddp_zero1 import DDPZeRO1
 from tests.conformance.rows import ROUNDING
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy

@@ -18,10 +18,11 @@ from ..checkpoint import from_tensors, to_tensors
 from ..errors import UserError
 from ..launch import collectives
 from . import randomness
-from .feed import END, Feed, drawn, iterator, length
+from .feed import END, Feed, drawn, length
 from .hashing import compared
 from .samples import MOST_AHEAD, Counted, Counter, endless, weighed
 from .sampling import MicroBatch, Share, components, set_epoch
+from .workers import iterator
 
 _Position = tuple[dict[str, Any], randomness.Snapshot]
 """What a loader says, and the random numbers that reading it draws."""

@@ -18,6 +18,7 @@ from torch.autograd.graph import register_multi_grad_hook
 from ..checkpoint import Checkpoints, dtensors
 from ..errors import UserError
 from ..launch import collectives, output
+from ..module import TrainingModule
 from ..options import Options
 from ..strategies import Strategy
 from ..strategies.optimizers import UNREACHED, Optimization
@@ -28,6 +29,15 @@ from .position import Position
 _MOST_SKIPPED, _SMALLEST_SCALE = 30, 1e-4
 # Losses to collect before they are checked together: one or two kernels per loss instead of ten.
 _BLOCK = 64
+
+
+def in_eval_mode(module: TrainingModule) -> list[str]:
+    """A line if layers whose parameters are trained are in ``eval()`` mode, which a fit keeps."""
+    for name, layer in module.named_modules():
+        if not layer.training and any(parameter.requires_grad for parameter in layer.parameters()):
+            place = f"{name or 'the module'} ({type(layer).__name__})"
+            return [f"{place} is trained in eval() mode, without dropout; else call its train()"]
+    return []
 
 
 class FirstGradients:

@@ -36,15 +36,6 @@ def frozen(module: TrainingModule) -> list[str]:
     return [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
 
 
-def in_eval_mode(module: TrainingModule) -> list[str]:
-    """A line if layers whose parameters are trained are in ``eval()`` mode, which a fit keeps."""
-    for name, layer in module.named_modules():
-        if not layer.training and any(parameter.requires_grad for parameter in layer.parameters()):
-            place = f"{name or 'the module'} ({type(layer).__name__})"
-            return [f"{place} is trained in eval() mode, without dropout; else call its train()"]
-    return []
-
-
 @dataclass(frozen=True)
 class FitParts:
     """The parts of a fit, after the strategy's ``setup``.

@@ -33,8 +33,9 @@ from ..logging.logger import hyperparameters
 from ..logging.outputs import Outputs
 from ..logging.progress import Progress
 from ..loop import hashes, saving
+from ..loop.checks import in_eval_mode
 from ..loop.fit import FitLoop
-from ..loop.parts import FROZEN, TOTAL_STEPS, FitParts, frozen, in_eval_mode
+from ..loop.parts import FROZEN, TOTAL_STEPS, FitParts, frozen
 from ..loop.position import scaled_rate, warmed_up_rate
 from ..module import DataHooks, Loaders, TrainingModule
 from ..strategies.optimizers import Optimization, configured, described, replace_kept

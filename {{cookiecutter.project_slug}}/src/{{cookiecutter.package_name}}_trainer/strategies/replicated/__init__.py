@@ -40,6 +40,6 @@ REGISTRATION = Registration(
         "ddp_fork": _FORKED,
         "ddp_notebook": _FORKED,
         "ddp2": replace(_DDP, strategy="dp:DDP2"),
-        "ddp_zero1": replace(_DDP, strategy="ddp:DDPZeRO1"),
+        "ddp_zero1": replace(_DDP, strategy="ddp_zero1:DDPZeRO1"),
     },
 )

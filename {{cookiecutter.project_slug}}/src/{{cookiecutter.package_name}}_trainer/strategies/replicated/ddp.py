@@ -4,23 +4,19 @@ Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.Distrib
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from ...errors import refuse
 from ...module import TrainingModule
 from ...options.values import PositiveInt
 from ..base import StepModule
-from ..engine_optimizers import EngineGroups, problems_of, sharded_optimizer
 from ..gradients.averaging import GradientAverage
 from ..gradients.same_use import OPTION, left_out, trained, unused
 from ..gradients.sparse import sparse_parameters
-from ..memory import Memory, Sizes, divided, memory
+from ..memory import Memory, Sizes, memory
 from ..optimizers import Optimization
 from ..process_group import ProcessGroupStrategy
 from . import communication_hooks as hooks
@@ -146,29 +142,6 @@ class DDP(ProcessGroupStrategy):
             del each._ddp_ignored  # set by torch; in another fit, DDP may average it
         self._ignored = []
         super().teardown()
-
-
-class DDPZeRO1(DDP):
-    """``ddp`` with optimizer states sharded over the processes.
-
-    Each process steps its shard and broadcasts the new values.
-
-    Source: https://docs.pytorch.org/docs/stable/distributed.optim.html#torch.distributed.optim.ZeroRedundancyOptimizer
-    """
-
-    def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
-        from torch.distributed.optim import ZeroRedundancyOptimizer
-
-        optimization = super().setup(module, configure)
-        refuse(problems_of(optimization.optimizers, "parameters", "ddp_zero1"))
-        sharded = optimization.replaced(partial(sharded_optimizer, ZeroRedundancyOptimizer))
-        self.engine_groups = EngineGroups(sharded.optimizers, grows=True)
-        return sharded
-
-    def memory(self, sizes: Sizes) -> Memory:
-        share = sizes.largest_share()
-        own = replace(divided(sizes, optimizer=share), step=sizes.step_of(share))
-        return super().memory(own)
 
 
 def _rebuild_buckets(wrapped: DistributedDataParallel) -> None:

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from my_project_trainer import Trainer
@@ -24,8 +24,9 @@ from my_project_trainer import Trainer
 from my_project.tasks.digits import Digits
 from my_project.tasks.image_classifier import ImageClassifier
 
+Rule = Literal["none", "sqrt", "linear"]
 BATCHES = (32, 64, 128, 256, 512, 1024)
-RULES = ("none", "sqrt", "linear")
+RULES: tuple[Rule, ...] = ("none", "sqrt", "linear")
 WARMUPS = (0, 0.25)  # of the steps of a fit
 SEEDS = (1, 2, 3)
 PROCESSES = (1, 2, 4, 8)
@@ -52,7 +53,7 @@ class Fit(NamedTuple):
 
     optimizer: str
     warmup: float
-    rule: str
+    rule: Rule
     batch: int
     seed: int
 
@@ -106,7 +107,7 @@ def accuracy(found: Mapping[Fit, Result], fits: Sequence[Fit]) -> float:
     return statistics.median(found.get(fit, found[unscaled(fit)]).accuracy for fit in fits)
 
 
-def plot(curves: dict[tuple[str, float, str], list[float]]) -> str:
+def plot(curves: dict[tuple[str, float, Rule], list[float]]) -> str:
     """One panel per optimizer and warm-up: accuracy by batch size, a line per rule; as SVG."""
     width, height, margin = 300, 170, 42
     colors = dict(zip(RULES, ("#888888", "#e07b00", "#0068b5"), strict=True))

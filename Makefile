@@ -50,7 +50,7 @@ TRAINER_TYPES = cd tests/trainer && $(PROJECT_VENV)/bin/mypy --cache-dir $(CURDI
 TRAINER_TESTS = RENDERED_PROJECT=build/test/my-project $(PROJECT_VENV)/bin/python $(PYTEST)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo project tutorial test test-template test-trainer test-capabilities test-engines renders test-slow conformance test-xla test-gpu gpu-project gpu-tools bench-gpu soak docker slurm ssh horovod engines models lint format bench bench-memory bench-plan bench-pipeline bench-checkpoints docs docs-serve docs-screenshots lock clean tables docs-tools test-docs bench-scale soak-long test-oldest test-fake-gpu torch-names
+.PHONY: help demo project tutorial test test-template test-trainer test-capabilities test-engines renders test-slow conformance test-xla test-gpu gpu-project gpu-tools bench-gpu soak docker slurm ssh horovod engines models lint format bench bench-memory bench-plan bench-pipeline bench-checkpoints docs docs-serve docs-screenshots lock clean tables docs-tools test-docs bench-scale soak-long test-oldest test-fake-gpu torch-names study
 
 help:  ## list these commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -173,6 +173,11 @@ bench-pipeline: $(TOOLS)  ## measure how long pipelines wait, and their memory (
 	rm -rf build/bench-pipeline
 	$(RENDER) build/bench-pipeline
 	PYTHONPATH=build/bench-pipeline/my-project/src $(PROJECT_VENV)/bin/python benchmarks/pipeline.py $(ARGS)
+
+study: $(TOOLS)  ## train with many batch sizes, rates and seeds, and plot what each reaches (ten minutes)
+	rm -rf build/study
+	$(RENDER) build/study
+	PYTHONPATH=build/study/my-project/src $(PROJECT_VENV)/bin/python benchmarks/study.py build/study/results $(ARGS)
 
 bench-scale: $(TOOLS)  ## measure the start and stop of 8 to 64 ranks on this machine (half an hour)
 	rm -rf build/bench-scale

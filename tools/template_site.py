@@ -23,6 +23,7 @@ PAGES = {
     "plan": "Accuracy of plan",
     "pipeline": "Pipelines, measured",
     "scale": "Many ranks, measured",
+    "study": "Batch size and learning rate",
     "soak": "Random faults",
     "gpu": "GPUs",
     "design": "Design of the template",

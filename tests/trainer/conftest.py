@@ -20,7 +20,10 @@ DEFAULT = HERE.parents[1] / "build" / "test" / "my-project"
 PROJECT = Path(os.environ.get("RENDERED_PROJECT") or DEFAULT).resolve()
 if not (PROJECT / "tests" / "project.py").is_file():
     raise SystemExit(f"there is no rendered project in {PROJECT}: make project")
-FOLDERS = [str(folder) for folder in (PROJECT / "src", PROJECT, HERE, HERE.parents[1] / "tools")]
+# A test may train a module of its own in other processes, or one of another test.
+TESTS = sorted({file.parent for file in HERE.glob("*/test_*.py")} - {*HERE.glob("*gpu")})
+TOOLS = HERE.parents[1] / "tools"
+FOLDERS = [str(folder) for folder in (PROJECT / "src", PROJECT, HERE, TOOLS, *TESTS)]
 sys.path[:0] = FOLDERS
 # For the processes that tests start, in any directory, and for pytest's own workers.
 os.environ["RENDERED_PROJECT"] = str(PROJECT)
@@ -38,7 +41,7 @@ if importlib.util.find_spec("hypothesis") is not None:
 
 pytest_plugins = ["tests.conftest", "file_times", "weekly"]
 # PyTorch/XLA has an environment of its own: `make test-xla` runs these.
-collect_ignore = [] if importlib.util.find_spec("torch_xla") else ["test_xla_runs.py"]
+collect_ignore = [] if importlib.util.find_spec("torch_xla") else ["strategies/test_xla_runs.py"]
 
 
 def pytest_configure() -> None:

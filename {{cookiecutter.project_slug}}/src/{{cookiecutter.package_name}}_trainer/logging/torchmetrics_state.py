@@ -66,7 +66,9 @@ def load(module: nn.Module, states: Sequence[Mapping[str, Tensor]]) -> list[str]
     merged, lost = dict(_metrics(module)), set[str]()
     for metric in merged.values():
         metric.reset()
-    for saved in states:
+    for saved in states[:1]:
+        _load(merged, saved)
+    for saved in states[1:]:
         others = {path: copy.deepcopy(metric) for path, metric in merged.items()}
         for metric in others.values():
             metric.reset()
@@ -74,13 +76,10 @@ def load(module: nn.Module, states: Sequence[Mapping[str, Tensor]]) -> list[str]
         for path in [path for path, other in others.items() if other._update_count]:
             metric, other = merged[path], others[path]
             count = metric._update_count + other._update_count
-            if metric._update_count:
-                try:
-                    metric.merge_state(other.metric_state)
-                except (RuntimeError, TypeError):  # torchmetrics' own answer for some metrics
-                    lost.add(path)
-            else:
-                vars(metric).update(other.metric_state)
+            try:
+                metric.merge_state(other.metric_state)
+            except (RuntimeError, TypeError):  # torchmetrics' own answer for some metrics
+                lost.add(path)
             metric._update_count, metric._computed = count, None
     for path in lost:
         merged[path].reset()

@@ -22,8 +22,8 @@ LINES = {
     "errors.py": 190,
     "launch": 2869,
     "legacy": 584,
-    "logging": 1409,
-    "loop": 2379,
+    "logging": 1408,
+    "loop": 2396,
     "memory": 304,
     "module": 793,
     "options": 1097,
@@ -83,12 +83,12 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
     components = sum(count(folder) for folder in folders if folder.is_dir())
     assert count(TRAINER / "tools") <= 2500
     # To be 27,600 and 19,100, with 1,100 for everyday faults, clusters, disks and files.
-    assert count(TRAINER) <= 29_178
-    assert count(TRAINER) - components <= 21_267
+    assert count(TRAINER) <= 29_194
+    assert count(TRAINER) - components <= 21_283
 
 
 def test_the_tests_are_few() -> None:
-    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 58_898  # to be 58,000
+    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 58_900  # to be 58,000
 
 
 def test_the_user_s_package_is_small() -> None:

@@ -92,11 +92,10 @@ def test_a_value_of_an_epoch_counts_once_for_early_stopping(tmp_path: Path) -> N
     assert trainer.global_step == 24  # best after 8; 16 and 24 are no better; 9 and 18 not new
 
 
-def test_a_module_that_cannot_be_copied_is_refused_in_a_search(tmp_path: Path) -> None:
+def test_what_cannot_be_copied_is_shared_in_a_search(tmp_path: Path) -> None:
     module = Net()
     module.lock = threading.Lock()
-    with pytest.raises(UserError, match=r"cannot be copied.*create in on_fit_start what cannot be"):
-        make(tmp_path).find_batch_size(module, DATA)
+    assert make(tmp_path).find_batch_size(module, DATA) == 32
 
 
 def test_numpy_s_rates_are_saved_and_resumed(tmp_path: Path) -> None:

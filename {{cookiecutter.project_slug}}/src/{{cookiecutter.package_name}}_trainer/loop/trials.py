@@ -48,15 +48,32 @@ def _alone(device: torch.device, precision: str) -> Strategy:
 
 
 def _copied(module: TrainingModule) -> TrainingModule:
-    state = module.trainer_state  # neither the run nor weights can be copied
+    """Copy a module, with the same run; attributes that cannot be copied, as locks, are shared."""
+    state = module.trainer_state
+    known: dict[int, Any] = {id(state): state}  # neither the run nor weights can be copied
+    if not _can_copy(module, dict(known)):
+        submodules = {id(submodule): submodule for submodule in module.modules()}
+        attributes = [value for owner in module.modules() for value in vars(owner).values()]
+        memo = known | submodules
+        known |= {id(value): value for value in attributes if not _can_copy(value, dict(memo))}
     try:
-        return copy.deepcopy(module, {id(state): state})
+        copied = copy.deepcopy(module, known)
     except Exception as error:  # user code may raise anything
         what = f"{type(error).__name__}: {one_line(error)}"
         raise UserError(
             f"{type(module).__name__} cannot be copied, to try it on a copy ({what}): create in "
             "on_fit_start what cannot be, or give it a __deepcopy__"
         ) from None
+    copied.trainer_state = state
+    return copied
+
+
+def _can_copy(value: Any, known: dict[int, Any]) -> bool:
+    try:
+        copy.deepcopy(value, known)
+    except Exception:  # user code may raise anything
+        return False
+    return True
 
 
 def find_batch_size(

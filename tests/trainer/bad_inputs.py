@@ -290,7 +290,9 @@ ENVIRONMENTS: list[tuple[dict[str, str], str]] = [
         ({"TRAINER_SAVE_SECONDS": value}, "TRAINER_SAVE_SECONDS")
         for value in ("x", "-1", "nan", "inf")
     ),
+    *(({"TRAINER_PARENT_PID": value}, "TRAINER_PARENT_PID") for value in ("x", "-1", BIG)),
     *(({"TRAINER_OUTCOME": value}, "TRAINER_OUTCOME") for value in ("/gone/x", ".", "x" * 300)),
+    *(({"TRAINER_STORE": value}, "TRAINER_STORE") for value in ("/etc/passwd", "store", "/gone/x")),
     *(({name: "x"}, name) for name in ("NNODES", "NUM_NODES")),
     *(
         ({"GLOO_SOCKET_IFNAME": value}, "GLOO_SOCKET_IFNAME")

@@ -1,6 +1,7 @@
 """Optimizers whose parameters, or parts of them, are stepped by several processes, with models."""
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import my_project_trainer as trainer
@@ -17,6 +18,13 @@ class Own(torch.optim.Optimizer):
     def __init__(self, params: Any, lr: float = 0.01) -> None:
         super().__init__(params, {"lr": lr})
 
+    def reached(self) -> Iterator[tuple[float, Any]]:
+        """The parameters that have gradients, with the rates of their groups."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    yield group["lr"], parameter
+
 
 class Lars(Own):
     """A step is in proportion to the norm of its parameter."""
@@ -25,10 +33,8 @@ class Lars(Own):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
-        for group in self.param_groups:
-            for each in group["params"]:
-                if each.grad is not None:
-                    each.sub_(group["lr"] * each.norm() / each.grad.norm() * each.grad)
+        for rate, parameter in self.reached():
+            parameter.sub_(rate * parameter.norm() / parameter.grad.norm() * parameter.grad)
 
 
 class Lamb(Lars):
@@ -38,12 +44,9 @@ class Lamb(Lars):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
-        own = [parameter for group in self.param_groups for parameter in group["params"]]
-        torch.nn.utils.clip_grad_norm_(own, 0.1)
-        for group in self.param_groups:
-            for each in group["params"]:
-                if each.grad is not None:
-                    each.sub_(group["lr"] * each.grad)
+        torch.nn.utils.clip_grad_norm_([parameter for _, parameter in self.reached()], 0.1)
+        for rate, parameter in self.reached():
+            parameter.sub_(rate * parameter.grad)
 
 
 class Marked(Lamb):
@@ -55,12 +58,10 @@ class Lion(Own):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    mean = self.state[parameter].setdefault("mean", torch.zeros_like(parameter))
-                    parameter.sub_(group["lr"] * torch.sign(0.9 * mean + 0.1 * parameter.grad))
-                    mean.lerp_(parameter.grad, 0.01)
+        for rate, parameter in self.reached():
+            mean = self.state[parameter].setdefault("mean", torch.zeros_like(parameter))
+            parameter.sub_(rate * torch.sign(0.9 * mean + 0.1 * parameter.grad))
+            mean.lerp_(parameter.grad, 0.01)
 
 
 class Unknown(Lion):
@@ -106,11 +107,9 @@ class Noisy(Own):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    parameter.sub_(group["lr"] * (parameter.grad + torch.randn_like(parameter)))
-                    parameter.sub_(0.01 * random.random() + 0.01 * float(np.random.rand()))
+        for rate, parameter in self.reached():
+            parameter.sub_(rate * (parameter.grad + torch.randn_like(parameter)))
+            parameter.sub_(0.01 * random.random() + 0.01 * float(np.random.rand()))
 
 
 OPTIMIZERS: dict[str, Any] = {

@@ -288,16 +288,18 @@ def test_without_the_global_order_a_loader_is_read_as_it_is() -> None:
     assert [batch.data[0].tolist() for batch in feed.epoch(0, 0)] == [[0, 1], [2, 3], [4, 5]]
 
 
+@pytest.mark.parametrize(("drop_last", "used"), [(False, 11), (True, 10)])
 @pytest.mark.parametrize("replicas", [1, 2, 3, 5])
-def test_evaluation_gives_each_sample_once(replicas: int) -> None:
+def test_evaluation_gives_each_sample_once(replicas: int, drop_last: bool, used: int) -> None:
     seen: list[float] = []
     for replica in range(replicas):
         share = Share(replica, replicas, 0)
-        feed = feed_creation.feed_evaluation(tensors(11, 2), share, in_global_order=True)
+        loader = tensors(11, 2, drop_last=drop_last)
+        feed = feed_creation.feed_evaluation(loader, share, in_global_order=True)
         for batch in feed.epoch(0, 0):
             assert batch.samples == len(batch.data[0])
             seen += batch.data[0].tolist()
-    assert sorted(seen) == list(range(11))
+    assert sorted(seen) == list(range(used))
 
 
 def test_what_has_no_samples_counts_as_one() -> None:

@@ -122,14 +122,14 @@ def test_splits_a_dataclass() -> None:
 def test_a_list_of_images_stays_one_when_it_is_as_long_as_its_channels() -> None:
     splitter = Splitter()
     for number in (5, 3):
-        parts = splitter.split(images(number), part_sizes(number, 2))
-        assert [len(part) for part in parts] == part_sizes(number, 2)
+        batches = splitter.split(images(number), part_sizes(number, 2))
+        assert [len(batch) for batch in batches] == part_sizes(number, 2)
 
 
 def test_splits_a_named_tuple() -> None:
-    parts = Splitter().split(Pair(X, images(5)), [3, 2])
-    assert [type(part) for part in parts] == [Pair, Pair]
-    assert [(values(each.x), values(each.y)) for each in parts] == [
+    pairs = Splitter().split(Pair(X, images(5)), [3, 2])
+    assert [type(pair) for pair in pairs] == [Pair, Pair]
+    assert [(values(pair.x), values(pair.y)) for pair in pairs] == [
         ([0, 1, 2], [[0], [1], [2]]),
         ([3, 4], [[3], [4]]),
     ]

@@ -155,8 +155,10 @@ def test_activations_are_computed_again_in_less_memory(record_property):
     peaks, gradients = [], []
     for names in ([], ["0", "1", "2"]):
         torch.manual_seed(0)
-        parts = ((nn.Linear(8, 32), nn.Tanh(), nn.Dropout(0.3), nn.Linear(32, 8)) for _ in range(3))
-        network = nn.Sequential(*(nn.Sequential(*part) for part in parts)).to(device.DEVICE)
+        blocks = (
+            (nn.Linear(8, 32), nn.Tanh(), nn.Dropout(0.3), nn.Linear(32, 8)) for _ in range(3)
+        )
+        network = nn.Sequential(*(nn.Sequential(*block) for block in blocks)).to(device.DEVICE)
         batch = torch.randn(100_000 if device.IS_GPU else 10, 8, device=device.DEVICE)
         device.forget_peak()
         with activation_checkpointing.applied(network, names):

@@ -276,6 +276,10 @@ def test_an_optimizer_is_toggled() -> None:
 
     module = Two()
     module.other = nn.Linear(1, 1)
+    module.automatic_optimization = True
+    with pytest.raises(ConfigurationError, match="toggle_optimizer: set automatic_optimization ="):
+        module.toggle_optimizer(None)
+    module.automatic_optimization = False
     made().fit(module, loader(4))
     first, second = [True, True, False, False], [False, False, True, True]
     assert module.states == [first, second, [True] * 4]

@@ -297,5 +297,5 @@ def test_what_predict_step_logs_is_refused() -> None:
         def predict_step(self, batch: Any, batch_idx: int) -> None:
             self.log("norm", 1.0)
 
-    with pytest.raises(UserError, match=r"log\('norm'\): predict_step does not log: return the"):
+    with pytest.raises(UserError, match=r"log\('norm'\): predict_step does not log; return it"):
         make().predict(Logs(), data())

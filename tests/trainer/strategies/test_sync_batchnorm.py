@@ -34,12 +34,12 @@ def assert_equals_whole(folder, name, processes, whole, bound):
     ranks = [load_file(folder / f"{name}.{rank}") for rank in range(processes)]
     assert whole.keys() == ranks[0].keys()
     for key, expected in whole.items():
-        parts = [rank[key] for rank in ranks]
+        tensors = [rank[key] for rank in ranks]
         if key.startswith("buffer."):
-            assert all(part.equal(parts[0]) for part in parts)
-            found = parts[0]
+            assert all(tensor.equal(tensors[0]) for tensor in tensors)
+            found = tensors[0]
         else:
-            found = sum(parts) if key.startswith("gradient.") else torch.cat(parts)
+            found = sum(tensors) if key.startswith("gradient.") else torch.cat(tensors)
         torch.testing.assert_close(found, expected, rtol=bound, atol=bound, msg=f"{key}: {name}")
 
 

@@ -73,6 +73,17 @@ def test_another_torch_is_refused(
     assert trainer.Trainer(max_steps=1, accelerator="auto")._plan.strategy_name == "single_device"
 
 
+@pytest.mark.parametrize("strategy", ["fsdp", "hsdp", "mesh", "tensor_parallel"])
+def test_sharded_parameters_need_a_newer_torch_than_it(
+    nothing_runs: None, monkeypatch: pytest.MonkeyPatch, strategy: str
+) -> None:
+    monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.9.0"))
+    assert refusal(strategy=strategy, accelerator="cpu", devices=2) == [
+        "sharded parameters need torch 2.10 or newer, and this is torch 2.9.0; use "
+        "strategy='ddp', or another environment"
+    ]
+
+
 @pytest.mark.parametrize(
     ("count", "given", "line"),
     [

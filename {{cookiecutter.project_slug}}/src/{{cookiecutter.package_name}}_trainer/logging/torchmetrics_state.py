@@ -66,8 +66,8 @@ def load(module: nn.Module, states: Sequence[Mapping[str, Tensor]]) -> list[str]
     merged, lost = dict(_metrics(module)), set[str]()
     for metric in merged.values():
         metric.reset()
-    for saved in states[:1]:
-        _load(merged, saved)
+    if states:
+        _load(merged, states[0])
     for saved in states[1:]:
         others = {path: copy.deepcopy(metric) for path, metric in merged.items()}
         for metric in others.values():

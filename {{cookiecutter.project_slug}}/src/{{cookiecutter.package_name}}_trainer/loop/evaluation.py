@@ -140,8 +140,8 @@ def predict(
             outputs, packed = [], []
             for batch in read(strategy, feed, 0, 0):
                 output = strategy.forward("predict", batch.data, batch.number)
-                for logged in recorder.names:
-                    raise UserError(f"log({logged!r}): predict_step does not log: return the value")
+                if logged := recorder.names:
+                    raise UserError(f"log({logged[0]!r}): predict_step does not log; return it")
                 # Among ranks of a replica, a lower one has the same outputs.
                 if batch.samples and data.counts and data.is_first:
                     is_here = strategy.device == _CPU

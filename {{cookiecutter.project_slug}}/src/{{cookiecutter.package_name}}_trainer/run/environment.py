@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from ..errors import nearest, refuse, shown
-from ..launch import cluster, collectives, output, reports, signals
+from ..errors import UserError, nearest, refuse, shown
+from ..launch import cluster, collectives, files, output, reports, signals
 from ..strategies import registry
 
 GPUS = "TRAINER_GPUS"
@@ -57,9 +57,8 @@ def _problem_of_backend(value: str) -> str | None:
     return None
 
 
-def _problem_of_seconds(value: str) -> str | None:
-    is_number = re.fullmatch(r"\d{1,9}(\.\d*)?", value)
-    return None if is_number else "give a number of seconds, such as 120"
+def _checked(pattern: str, problem: str) -> Callable[[str], str | None]:
+    return lambda value: None if re.fullmatch(pattern, value) else problem
 
 
 def _problem_of_outcome(value: str) -> str | None:
@@ -71,20 +70,33 @@ def _problem_of_outcome(value: str) -> str | None:
     return "cannot be written; name a file in an existing directory"
 
 
+def _problem_of_store(value: str) -> str | None:
+    path = Path(value)
+    with contextlib.suppress(OSError, UserError):
+        files.check_private(path.parent)
+        if path.is_absolute() and path.name == cluster.STORE_FILE:
+            return None
+    return "not a store of the trainer, which sets it for its ranks: unset it"
+
+
 def _problem_of_interfaces(value: str) -> str | None:
     known = [name for _, name in socket.if_nameindex()]
     unknown = [shown(name) + nearest(name, known) for name in value.split(",") if name not in known]
     return f"there is no network interface {unknown[0]}" if unknown else None
 
 
+_of_seconds = _checked(r"\d{1,9}(\.\d*)?", "give a number of seconds, such as 120")
+_of_process = _checked(r"\d{1,10}", "not a process id; the trainer sets it for its ranks: unset it")
 _CHECKS: Mapping[str, Callable[[str], str | None]] = {
     **dict.fromkeys(collectives.BACKENDS, _problem_of_backend),
-    signals.SAVE_SECONDS: _problem_of_seconds,
+    signals.SAVE_SECONDS: _of_seconds,
     reports.OUTCOME: _problem_of_outcome,
+    cluster.STORE: _problem_of_store,
+    reports.PARENT: _of_process,
+    reports.RANK_PROCESS: _of_process,
     _INTERFACES: _problem_of_interfaces,
 }
 KNOWN = {
     *(name for name in (*_CHECKS, *registry.variables) if name.startswith(_PREFIX)),
-    *(cluster.OVERRIDE, cluster.PLANNED, GPUS),
-    *(cluster.STORE, reports.DIRECTORY, reports.PARENT, reports.RANK_PROCESS),
+    *(cluster.OVERRIDE, cluster.PLANNED, reports.DIRECTORY, GPUS),
 }

@@ -66,11 +66,11 @@ def split_sparse(gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def join_sparse(parts: Mapping[str, Tensor], module: nn.Module) -> dict[str, Tensor]:
+def join_sparse(saved: Mapping[str, Tensor], module: nn.Module) -> dict[str, Tensor]:
     """Undo :func:`split_sparse`, for the parameters of a module."""
-    found = {name: part for name, part in parts.items() if "/" not in name}
+    found = {name: tensor for name, tensor in saved.items() if "/" not in name}
     for name, parameter in module.named_parameters():
-        if f"{name}/rows" in parts:
-            rows, values = parts[f"{name}/rows"], parts[f"{name}/values"]
+        if f"{name}/rows" in saved:
+            rows, values = saved[f"{name}/rows"], saved[f"{name}/values"]
             found[name] = _made(rows, values, parameter.shape).to(parameter.device)
     return found

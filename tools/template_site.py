@@ -44,15 +44,16 @@ def in_site(text: str) -> str:
 
 
 def add(project: Path) -> None:
-    """Copy the template's pages and plots into the render's docs, and into its navigation."""
+    """Copy the template's pages, plots and tables into the render's docs and navigation."""
     folder = project / "docs" / "template"
     folder.mkdir()
     for name in PAGES:
         page = ROOT / "docs" / f"{name}.md"
         page = page if page.exists() else ROOT / f"{name.upper()}.md"
         (folder / f"{name}.md").write_text(in_site(page.read_text("utf-8")), encoding="utf-8")
-    for plot in ROOT.glob("docs/*.svg"):
-        shutil.copy(plot, folder)
+    for pattern in ("*.svg", "*.csv"):
+        for shown in ROOT.glob(f"docs/{pattern}"):
+            shutil.copy(shown, folder)
     config = project / "mkdocs.yml"
     text = config.read_text(encoding="utf-8")
     text = re.sub(r"^site_name: .*$", "site_name: cookiecutter-distributed-torch", text, flags=re.M)

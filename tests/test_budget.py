@@ -21,21 +21,21 @@ LINES = {
     "data": 2046,
     "errors.py": 190,
     "launch": 2869,
-    "legacy": 584,
+    "legacy": 586,
     "logging": 1408,
-    "loop": 2396,
+    "loop": 2394,
     "memory": 304,
     "module": 793,
     "options": 1097,
-    "run": 1849,
-    "strategies/*.py": 2458,
-    "strategies/asynchronous": 447,
-    "strategies/deepspeed": 1711,
+    "run": 1853,
+    "strategies/*.py": 2450,
+    "strategies/asynchronous": 436,
+    "strategies/deepspeed": 1708,
     "strategies/fairscale": 263,
-    "strategies/fsdp": 708,
+    "strategies/fsdp": 711,
     "strategies/gradients": 449,
     "strategies/horovod": 224,
-    "strategies/model_parallel": 1925,
+    "strategies/model_parallel": 1922,
     "strategies/replicated": 581,
     "strategies/xla": 281,
     "tools/__init__.py": 6,
@@ -83,7 +83,7 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
     components = sum(count(folder) for folder in folders if folder.is_dir())
     assert count(TRAINER / "tools") <= 2500
     # To be 27,600 and 19,100, with 1,100 for everyday faults, clusters, disks and files.
-    assert count(TRAINER) <= 29_194
+    assert count(TRAINER) <= 29_176
     assert count(TRAINER) - components <= 21_283
 
 

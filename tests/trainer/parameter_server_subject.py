@@ -1,7 +1,7 @@
 """Workers of a parameter server that sleep, die, hang or fail; started by its tests.
 
 ``python -m parameter_server_subject FOLDER TRAINER SUBJECT``, the last two as JSON. Rank 0 writes
-the weights into ``FOLDER/weights.safetensors``.
+the weights into ``FOLDER/weights.safetensors``, and the staleness of each gradient beside them.
 """
 
 import itertools
@@ -10,15 +10,28 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import my_project_trainer as trainer
+from my_project_trainer.strategies.asynchronous import parameter_server
+from my_project_trainer.strategies.asynchronous.server import Clipping, Server
 from safetensors.torch import save_file
 from tests.conformance.subject import SAMPLES, Regression
 from torch import Tensor
 
 BATCH = 12
+
+
+class Watched(Server):
+    """Notes how many steps were made since the weights on which each gradient was computed."""
+
+    staleness: ClassVar[list[int]] = []
+
+    def _step_with(self, ranks: Sequence[int], clipping: Clipping) -> None:
+        self.staleness += [self._version - self._computing[rank] for rank in ranks]
+        super()._step_with(ranks, clipping)
 
 
 class Uneven(Regression):
@@ -95,12 +108,14 @@ def main(folder: Path, options: dict[str, Any], subject: dict[str, Any]) -> None
     }
     run = trainer.Trainer(**(defaults | options))
     module = Uneven(**subject)
+    parameter_server.Server = Watched  # type: ignore[misc]
     run.fit(module)
     if run.global_rank == 0:
         save_file(module.state_dict(), folder / "weights.safetensors")
+        (folder / "staleness.json").write_text(json.dumps(Watched.staleness))
 
 
-__all__ = ["BATCH", "SAMPLES"]
+__all__ = ["BATCH", "SAMPLES", "Watched"]
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3]))

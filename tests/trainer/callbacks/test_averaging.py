@@ -204,25 +204,6 @@ def test_a_skipped_step_does_not_count() -> None:
     assert (made.global_step, ema.count) == (8, 6)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "reason"),
-    [
-        ("parameter_server", "workers hold weights"),
-        pytest.param(
-            *("deepspeed_stage_3", "its engine gathers and frees .* use 'deepspeed_stage_2'"),
-            marks=pytest.mark.needs("deepspeed"),
-        ),
-    ],
-)
-def test_strategies_without_common_weights_refuse_it(strategy: str, reason: str) -> None:
-    line = rf"strategy='{strategy}' does not support averages of the parameters \(EMA\): {reason}"
-    options = {"callbacks": ["EMA"], "checkpoint_weights": "trainable"}
-    with pytest.raises(trainer.ConfigurationError, match=line) as raised:
-        trainer.Trainer(accelerator="cpu", devices=2, strategy=strategy, **options)
-    is_refused = "checkpoint_weights='trainable': its engine gathers" in str(raised.value)
-    assert is_refused == (strategy == "deepspeed_stage_3")
-
-
 def test_arguments_out_of_range_are_refused() -> None:
     with pytest.raises(trainer.ConfigurationError) as caught:
         EMA(decay=1.0, every_n_steps=0)

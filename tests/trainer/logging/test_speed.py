@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader, Dataset
 import averaging_subject
 import fitting
 import logger_subject as subject
-import manual_subject
 from fake_clock import Clock
 
 
@@ -263,29 +262,3 @@ def test_two_devices_of_a_process_log_the_norm_of_one(
     options = {"strategy": "dp", "devices": 2, "log_gradient_norm": True, **FIVE}
     fit(averaging_subject.Net(), tmp_path, **options)
     assert norms(tmp_path) == norms_of_one_process
-
-
-@pytest.mark.parametrize(
-    ("strategy", "reason"),
-    [
-        ("parameter_server", "each gradient is a step of its own"),
-        pytest.param(
-            *("deepspeed", "ZeRO computes it inside its step; use strategy='fsdp'"),
-            marks=pytest.mark.needs("deepspeed"),
-        ),
-    ],
-)
-def test_strategies_that_do_not_know_the_norm_refuse_to_log_it(strategy: str, reason: str) -> None:
-    line = f"strategy='{strategy}' does not support log_gradient_norm: {reason}"
-    with pytest.raises(trainer.ConfigurationError, match=line):
-        trainer.Trainer(accelerator="cpu", devices=2, strategy=strategy, log_gradient_norm=True)
-
-
-def test_with_manual_optimization_the_norm_is_that_of_the_optimizers() -> None:
-    options = {"accelerator": "cpu", "devices": 1, "max_steps": 1, "log_gradient_norm": True}
-    with pytest.raises(trainer.ConfigurationError) as caught:
-        trainer.Trainer(**options).fit(manual_subject.ByHand())
-    assert caught.value.problems == [
-        "log_gradient_norm: ByHand uses manual optimization; log what clip_gradients of its "
-        "optimizers returns"
-    ]

@@ -284,14 +284,6 @@ def test_a_note_names_what_is_not_compiled(graphs, capfd, tmp_path):
 # --- what is refused ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("strategy", ["dp", "ddp2"])
-def test_replicas_refuse(strategy):
-    with pytest.raises(
-        trainer.ConfigurationError, match="does not support compile: replicas are created again"
-    ):
-        trainer.Trainer(accelerator="cpu", max_steps=1, compile=True, strategy=strategy)
-
-
 def problems(value: Any) -> list[str]:
     """What the trainer, and then a fit, say of a value."""
     with contextlib.suppress(ConfigurationError):

@@ -319,20 +319,26 @@ def test_an_overflow_skips_the_one_optimizer_and_halves_the_scale_once(tmp_path)
 
 
 def test_what_the_trainer_cannot_do_for_it(tmp_path):
-    options = {"gradient_clip_val": 1.0, "accumulate_grad_batches": 2}
-    refusals = [
-        "gradient_clip_val: ByHand uses manual optimization; call clip_gradients of its optimizers "
-        "instead",
-        "accumulate_grad_batches: ByHand uses manual optimization; let it step in every n-th batch "
-        "instead",
-    ]
+    class Skips(ByHand):
+        may_skip_batches = True
+
+    options = {"gradient_clip_val": 1.0, "log_gradient_norm": True, "nonfinite_loss": "skip"}
+    instead = {
+        "gradient_clip_val": "call clip_gradients of its optimizers instead",
+        "log_gradient_norm": "log what clip_gradients of its optimizers returns",
+        "nonfinite_loss='skip'": "do not call step if the loss is not finite on any rank, and use "
+        "'stop'",
+        "accumulate_grad_batches": "let it step in every n-th batch instead",
+        "may_skip_batches": "leave it out, and do not call step",
+    }
+    refusals = [f"{name}: Skips uses manual optimization; {use}" for name, use in instead.items()]
     of_dp = (
-        "strategy='dp' does not support manual optimization, and ByHand uses manual optimization: "
+        "strategy='dp' does not support manual optimization, and Skips uses manual optimization: "
         "training_step runs once per replica; use strategy='ddp'"
     )
     for more, lines in (({}, refusals), ({"strategy": "dp"}, [of_dp, *refusals])):
         with pytest.raises(trainer.ConfigurationError) as raised:
-            fit(ByHand(), tmp_path, **options, **more)
+            fit(Skips(), tmp_path, accumulate_grad_batches=2, **options, **more)
         assert raised.value.problems == lines
 
 

@@ -15,7 +15,6 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 import averaging_subject
 import fitting
-import manual_subject
 from fitting import saved
 
 BATCHES = 8
@@ -249,15 +248,6 @@ def test_strategies_that_cannot_skip_say_why(strategy: str, accumulate: int, rea
     if "pipeline" not in strategy and accumulate > 1:
         what += " with accumulate_grad_batches"
     assert line == f"strategy={strategy!r} does not support {what}, which Skips sets: {reason}"
-
-
-def test_with_manual_optimization_the_module_skips() -> None:
-    class Manual(manual_subject.ByHand):
-        may_skip_batches = True
-
-    assert line_of(Manual(), devices=1, max_steps=1) == (
-        "may_skip_batches: Manual uses manual optimization; leave it out, and do not call step"
-    )
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 import averaging_subject
 import fitting
-import manual_subject
 from fitting import assert_close, saved
 from nonfinite_subject import Diverges, Root
 
@@ -167,35 +166,6 @@ def test_a_gradient_scaler_skips_by_itself(tmp_path: Path, capsys: Any) -> None:
     assert LINE not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("strategy", "reason"),
-    [
-        ("parameter_server", "optimizers step on the server; use strategy='ddp'"),
-        pytest.param(
-            "deepspeed",
-            "ZeRO computes the norm of the gradients inside its step; use strategy='fsdp'",
-            marks=pytest.mark.needs("deepspeed"),
-        ),
-    ],
-)
-def test_strategies_that_cannot_skip_say_why(strategy: str, reason: str) -> None:
-    with pytest.raises(trainer.ConfigurationError) as raised:
-        trainer.Trainer(accelerator="cpu", devices=2, strategy=strategy, nonfinite_loss="skip")
-    assert raised.value.problems == [
-        f"strategy={strategy!r} does not support nonfinite_loss='skip': {reason}"
-    ]
-
-
 def test_other_policies_are_refused() -> None:
     with pytest.raises(trainer.ConfigurationError, match="nonfinite_loss='skipp': expected "):
         trainer.Trainer(accelerator="cpu", nonfinite_loss="skipp")
-
-
-def test_with_manual_optimization_the_module_decides() -> None:
-    options = {"accelerator": "cpu", "devices": 1, "max_steps": 1, "nonfinite_loss": "skip"}
-    with pytest.raises(trainer.ConfigurationError) as caught:
-        trainer.Trainer(**options).fit(manual_subject.ByHand())
-    assert caught.value.problems == [
-        "nonfinite_loss='skip': ByHand uses manual optimization; do not call step if the loss is "
-        "not finite on any rank, and use 'stop'"
-    ]

@@ -84,7 +84,7 @@ def save_hyperparameters(
 def toggle_optimizer(self: Any, optimizer: Any) -> None:
     """Compute gradients only for an optimizer's parameters, until :func:`untoggle_optimizer`."""
     if self.automatic_optimization:
-        raise ConfigurationError("toggle_optimizer: set automatic_optimization = False in the module")
+        raise ConfigurationError("toggle_optimizer: set automatic_optimization = False")
     untoggle_optimizer(self, optimizer)
     vars(self)[_TOGGLED] = optimizer.toggle_model()
     vars(self)[_TOGGLED].__enter__()

@@ -90,8 +90,6 @@ class FitLoop(AbstractContextManager["FitLoop"]):
         self.hashes = StepHashes(fit)
         options, norm = fit.options, self._nonfinite.needs_norm
         self._clips = options.gradient_clip_val is not None or options.log_gradient_norm or norm
-        self._read_values: Callable[[], dict[str, float]] = dict
-        """Reads the strategy's own values of the last step."""
 
     def run(self) -> None:
         """Train to the end, save a checkpoint, and write all values; a signal raises Preempted."""
@@ -305,10 +303,10 @@ class FitLoop(AbstractContextManager["FitLoop"]):
         if self.hashes.is_due:
             self.hashes.note_gradients(optimization)
         if context.rate_factor == 1.0:
-            self._read_values = strategy.step(optimization)
-            return
-        with optimization.rates_multiplied(context.rate_factor):
-            self._read_values = strategy.step(optimization)
+            strategy.step(optimization)
+        else:
+            with optimization.rates_multiplied(context.rate_factor):
+                strategy.step(optimization)
 
     def _clip(self, is_recorded: bool) -> None:
         """Clip the gradients; keep their norm before that, if it is known or to be logged."""
@@ -355,7 +353,7 @@ class FitLoop(AbstractContextManager["FitLoop"]):
         optimization = self.fit.optimization
         first = self._last_rates if optimization.schedulers else optimization.first_rates()
         rates = rates_to_log(first, self._last_factor)
-        values = self.fit.outputs.recorder.take_step() | rates | self._read_values()
+        values = self.fit.outputs.recorder.take_step() | rates
         if self._gradient_norm is not None:
             values.setdefault("gradient_norm", float(dtensors.whole(self._gradient_norm)))
         return values

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from ..errors import UserError, nearest, refuse, shown
-from ..launch import cluster, collectives, files, output, reports, signals
+from ..errors import nearest, refuse, shown
+from ..launch import cluster, collectives, output, reports, signals
 from ..strategies import registry
 
 GPUS = "TRAINER_GPUS"
@@ -70,15 +70,6 @@ def _problem_of_outcome(value: str) -> str | None:
     return "cannot be written; name a file in an existing directory"
 
 
-def _problem_of_store(value: str) -> str | None:
-    path = Path(value)
-    with contextlib.suppress(OSError, UserError):
-        files.check_private(path.parent)
-        if path.is_absolute() and path.name == cluster.STORE_FILE:
-            return None
-    return "not a store of the trainer, which sets it for its ranks: unset it"
-
-
 def _problem_of_interfaces(value: str) -> str | None:
     known = [name for _, name in socket.if_nameindex()]
     unknown = [shown(name) + nearest(name, known) for name in value.split(",") if name not in known]
@@ -86,12 +77,13 @@ def _problem_of_interfaces(value: str) -> str | None:
 
 
 _of_seconds = _checked(r"\d{1,9}(\.\d*)?", "give a number of seconds, such as 120")
+_of_store = _checked(f"/.*/{cluster.STORE_FILE}", "the trainer sets it for its ranks: unset it")
 _of_process = _checked(r"\d{1,10}", "not a process id; the trainer sets it for its ranks: unset it")
 _CHECKS: Mapping[str, Callable[[str], str | None]] = {
     **dict.fromkeys(collectives.BACKENDS, _problem_of_backend),
     signals.SAVE_SECONDS: _of_seconds,
     reports.OUTCOME: _problem_of_outcome,
-    cluster.STORE: _problem_of_store,
+    cluster.STORE: _of_store,
     reports.PARENT: _of_process,
     reports.RANK_PROCESS: _of_process,
     _INTERFACES: _problem_of_interfaces,

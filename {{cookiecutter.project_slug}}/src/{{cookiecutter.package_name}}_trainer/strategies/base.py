@@ -271,18 +271,13 @@ class Strategy:
         self.precision.unscale(optimization.optimizers)
         return clip_gradients(optimization.parameters, value, algorithm)
 
-    def step(
-        self, optimization: Optimization, *, ends: bool = True
-    ) -> Callable[[], dict[str, float]]:
+    def step(self, optimization: Optimization, *, ends: bool = True) -> None:
         """Step the optimizers, update the gradient scale, and reset the gradients.
 
         A step whose gradients are not finite is skipped, which ``precision`` notes.
 
         Manual optimization steps its optimizers one by one, with ``ends=False``; then it ends the
         step without any.
-
-        Returns:
-            What reads the strategy's own values of the step; called on steps that are logged.
         """
         for optimizer in optimization.optimizers:
             self._step_optimizer(optimizer)
@@ -291,7 +286,6 @@ class Strategy:
                 self.precision.update()
             for optimizer in optimization.optimizers:
                 optimizer.zero_grad()
-        return dict
 
     def _step_optimizer(self, optimizer: Optimizer) -> None:
         has_scaler = self.precision.scaler is not None

@@ -3,7 +3,7 @@
 import datetime
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -152,12 +152,10 @@ class ProcessGroupStrategy(Strategy):
         if synchronize and self.averaged is not None:
             self.averaged.average()
 
-    def step(
-        self, optimization: Optimization, *, ends: bool = True
-    ) -> Callable[[], dict[str, float]]:
+    def step(self, optimization: Optimization, *, ends: bool = True) -> None:
         if self.engine_groups is not None:
             self.engine_groups.check()
-        return super().step(optimization, ends=ends)
+        super().step(optimization, ends=ends)
 
     def teardown(self) -> None:
         for each in (self.same_use, self.averaged):

@@ -176,9 +176,7 @@ class ParameterServer(ProcessGroupStrategy):
         self._clipping = (value, 0.0) if algorithm == "norm" else (0.0, value)
         return None
 
-    def step(
-        self, optimization: Optimization, *, ends: bool = True
-    ) -> Callable[[], dict[str, float]]:
+    def step(self, optimization: Optimization, *, ends: bool = True) -> None:
         self._check_weights()
         if self.engine_groups is not None:
             self.engine_groups.check()
@@ -187,8 +185,6 @@ class ParameterServer(ProcessGroupStrategy):
         self._has_pulled = self._has_latest = self._has_averaged = False
         for parameter in self._parameters:
             parameter.grad = None
-        is_apart = not self.limits.steps_together
-        return self._server.staleness if is_apart and isinstance(self._server, Server) else dict
 
     def agree(self, request: Tensor) -> Tensor:
         self._received = int(request[0])  # the server is told when the next step starts

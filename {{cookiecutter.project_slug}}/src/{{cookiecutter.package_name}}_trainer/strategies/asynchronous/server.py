@@ -52,16 +52,8 @@ class Server:
         """Number of steps that each worker has started."""
         self._signal = self._last = 0
         """The signal on which all workers stop, and after which of their steps."""
-        self._staleness: list[int] = []
         self._changed = threading.Condition()
         self._threads: list[threading.Thread] = []
-
-    def staleness(self) -> dict[str, float]:
-        """Mean and maximum over the gradients that were applied since the last call."""
-        with self._changed:
-            found, self._staleness = self._staleness, []
-        mean = sum(found) / max(1, len(found))
-        return {"staleness": mean, "staleness_max": max(found, default=0)}
 
     def pull(self, rank: int, signal: int = 0) -> Tensor:
         """Start a step of a worker; return the packed weights on which it computes a gradient.
@@ -108,7 +100,8 @@ class Server:
         gradients = zip(*(self._waiting.pop(rank) for rank in ranks), strict=True)
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = _average(gradient)
-        self._staleness += [self._version - self._computing.pop(rank) for rank in ranks]
+        for rank in ranks:
+            del self._computing[rank]
         if all(each.grad is None for each in self.parameters):
             return
         for bound, algorithm in zip(clipping, ("norm", "value"), strict=True):

@@ -337,9 +337,7 @@ class DeepSpeed(ProcessGroupStrategy):
             clip_finite(self.slices.gradients(), value * self.zero.loss_scale)
         return None
 
-    def step(
-        self, optimization: Optimization, *, ends: bool = True
-    ) -> Callable[[], dict[str, float]]:
+    def step(self, optimization: Optimization, *, ends: bool = True) -> None:
         if self.engine_groups is not None:
             self.engine_groups.check()
         if self.zero is not None:
@@ -353,7 +351,6 @@ class DeepSpeed(ProcessGroupStrategy):
             self._unused.end_step(optimizer)
             if self.zero.overflow:
                 self.precision.note_skipped_step()
-        return dict
 
     def state(self, optimization: Optimization | None) -> dict[str, Any]:
         if self.sharded is None:

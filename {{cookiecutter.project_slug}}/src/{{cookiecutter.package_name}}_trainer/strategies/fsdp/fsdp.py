@@ -46,8 +46,6 @@ from . import state as sharded_state
 from .state import groups_split
 from .units import can_shard, choose_units, explain_sharded_use, outer_modules, unsharded
 
-# An engine's own environment may have an older one: its DTensors cannot be saved.
-_OLDEST_TORCH = "2.10"
 _ADVICE = f"set {OPTION}, which gathers all units for the whole step, or use strategy='ddp' with it"
 
 
@@ -111,11 +109,9 @@ class FSDP(ProcessGroupStrategy):
         self._parameter_groups: list[Any] = []
 
     def problems(self, options: Options, module: TrainingModule | None) -> list[str]:
-        if torch.__version__ < _OLDEST_TORCH:
-            return [
-                f"sharded parameters need torch {_OLDEST_TORCH} or newer, and this is torch "
-                f"{torch.__version__}; use strategy='ddp', or another environment"
-            ]
+        if torch.__version__ < "2.10":  # an engine's own: its DTensors cannot be saved
+            need = f"need torch 2.10 or newer, and this is torch {torch.__version__}"
+            return [f"sharded parameters {need}; use strategy='ddp', or another environment"]
         if module is None:
             return []
         lines = sparse.problems_of(module, "FSDP shards gradients as whole tensors")

@@ -269,14 +269,11 @@ class Sequential(ProcessGroupStrategy):
             return None  # a stage may have no parameters, and torch refuses an empty list
         return clip_gradients(parameters, value, algorithm, self._counts)
 
-    def step(
-        self, optimization: Optimization, *, ends: bool = True
-    ) -> Callable[[], dict[str, float]]:
-        read_values = super().step(optimization, ends=ends)
+    def step(self, optimization: Optimization, *, ends: bool = True) -> None:
+        super().step(optimization, ends=ends)
         for each in itertools.chain.from_iterable(own for own, _, _ in self._shared):
             if not self.ownership.counts_here(each):
                 each.grad = None  # of one that no optimizer steps; the sum remains on one process
-        return read_values
 
     def _step_optimizer(self, optimizer: Optimizer) -> None:
         with self._guard.weights(f"{type(optimizer).__name__}.step"):

@@ -26,13 +26,13 @@ LINES = {
     "loop": 2394,
     "memory": 304,
     "module": 793,
-    "options": 1097,
+    "options": 1100,
     "run": 1853,
-    "strategies/*.py": 2450,
+    "strategies/*.py": 2429,
     "strategies/asynchronous": 436,
     "strategies/deepspeed": 1708,
     "strategies/fairscale": 263,
-    "strategies/fsdp": 711,
+    "strategies/fsdp": 721,
     "strategies/gradients": 449,
     "strategies/horovod": 224,
     "strategies/model_parallel": 1922,
@@ -41,7 +41,7 @@ LINES = {
     "tools/__init__.py": 6,
     "tools/doctor": 680,
     "tools/isolated.py": 73,
-    "tools/plan": 752,
+    "tools/plan": 773,
     "tools/report": 591,
     "tools/reproduce": 374,
     "trainer.py": 367,
@@ -83,7 +83,7 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
     components = sum(count(folder) for folder in folders if folder.is_dir())
     assert count(TRAINER / "tools") <= 2500
     # To be 27,600 and 19,100, with 1,100 for everyday faults, clusters, disks and files.
-    assert count(TRAINER) <= 29_176
+    assert count(TRAINER) <= 29_189
     assert count(TRAINER) - components <= 21_283
 
 

@@ -235,8 +235,10 @@ def test_a_part_that_fails_says_why() -> None:
     assert line.startswith(f"model: Takes(part='{__name__}.Broken') was refused: no weights (")
 
 
-def test_a_quoted_number_is_no_number(tmp_path: Path) -> None:
-    assert mistakes(*FIT, *in_file(tmp_path, "{whole: '7', nested: {a: {x: '1'}}}")) == [
+def test_a_quoted_number_is_no_number_and_members_are_listed(tmp_path: Path) -> None:
+    given = "{whole: '7', mode: fast, nested: {a: {x: '1'}}}"
+    assert mistakes(*FIT, *in_file(tmp_path, given)) == [
         "model.whole='7': expected int | None",
+        "model.mode='fast': expected Mode (FAST, SLOW)",
         "model.nested={'a': {'x': '1'}}: expected dict[str, dict[str, int]] | None",
     ]

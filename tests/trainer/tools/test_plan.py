@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from my_project_trainer import strategies
 from my_project_trainer.strategies import registry
-from my_project_trainer.strategies.memory import Memory, Sizes, extrapolated
+from my_project_trainer.strategies.memory import Memory, Sizes
 from my_project_trainer.tools.isolated import Child, Failure
 from my_project_trainer.tools.plan import planning
+from my_project_trainer.tools.plan.trace import extrapolated
 from tests.project import ROOT, run
 
 MiB = 2**20

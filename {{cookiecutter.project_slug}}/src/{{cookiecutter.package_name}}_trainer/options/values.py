@@ -4,6 +4,7 @@ Scripts import this. jsonargparse, which converts arguments of classes, is as la
 and only :mod:`.conversion` imports it.
 """
 
+import enum
 import errno
 import inspect
 import math
@@ -156,6 +157,8 @@ def type_name(expected: Any) -> str:
     """A type as it is written in code, without the modules of its parts."""
     if typing.get_origin(expected) in (typing.Union, types.UnionType):
         return " | ".join(map(type_name, typing.get_args(expected)))
+    if isinstance(expected, type) and issubclass(expected, enum.Enum):
+        return f"{expected.__name__} ({', '.join(expected.__members__)})"
     name = re.sub(r"\b(?:\w+\.)+(?=\w)", "", inspect.formatannotation(expected))
     name = re.sub(r"Annotated\[(\w+), ([^\]]*)\]", r"\1 \2", name)
     return "None" if name == "NoneType" else name

@@ -1,6 +1,6 @@
 """What a training step needs in memory, and how a strategy divides it: :meth:`Strategy.memory`."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -159,24 +159,3 @@ def memory(
         mark=mark,
         note=note,
     )
-
-
-def extrapolated(one: Sizes, two: Sizes, batch: float) -> Sizes:
-    """The sizes at ``batch`` times the batch of ``one``; ``two`` is at twice that batch.
-
-    All that depends on a batch is linear in it, at each moment of backward.
-    """
-    later = dict(two.moments)
-    moments = [
-        (key, round(other + max(later.get(key, other) - other, 0) * (batch - 1)))
-        for key, other in one.moments
-    ]
-    return replace(one, moments=[(key, max(other, 0)) for key, other in moments])
-
-
-def moments(seen: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """:attr:`Sizes.moments` of the pairs seen."""
-    most: dict[int, int] = {}
-    for own, other in seen:
-        most[own] = max(most.get(own, 0), other)
-    return sorted(most.items())

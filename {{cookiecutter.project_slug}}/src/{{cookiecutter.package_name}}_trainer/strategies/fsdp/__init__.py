@@ -5,4 +5,4 @@ It imports from ``strategies/`` and ``gradients/``, and from the floors below.
 
 from ..registry import Entry, Registration
 
-REGISTRATION = Registration({"fsdp": Entry("fsdp:FSDP"), "hsdp": Entry("fsdp:HSDP")})
+REGISTRATION = Registration({"fsdp": Entry("fsdp:FSDP"), "hsdp": Entry("hsdp:HSDP")})

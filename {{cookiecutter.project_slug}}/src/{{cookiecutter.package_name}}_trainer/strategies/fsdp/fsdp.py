@@ -133,9 +133,10 @@ class FSDP(ProcessGroupStrategy):
         ]
 
     def memory(self, sizes: Sizes) -> Memory:
-        return self._sharded_memory(sizes, sizes.ranks)
+        return self.sharded_memory(sizes, sizes.ranks)
 
-    def _sharded_memory(self, sizes: Sizes, shards: int) -> Memory:
+    def sharded_memory(self, sizes: Sizes, shards: int) -> Memory:
+        """The memory of a rank that holds one of so many shards."""
         part = 1 / shards
         # In backward a unit is gathered, and the one before it; its gradient is copied.
         own = replace(sizes, step=round(sizes.step * part))
@@ -381,32 +382,6 @@ class FSDP(ProcessGroupStrategy):
     def _units(self) -> list[FSDPModule]:
         modules = () if self._step_module is None else self._step_module.modules()
         return [module for module in modules if isinstance(module, FSDPModule)]
-
-
-class HSDP(FSDP):
-    """``fsdp`` inside a node, replicated across nodes.
-
-    Args:
-        shard_size: Number of processes that share parameters; default: those of a node.
-        options: As in :class:`FSDP`.
-    """
-
-    def __init__(self, shard_size: int | None = None, **options: Any) -> None:
-        super().__init__(**options)
-        self.shard_size = shard_size
-
-    def memory(self, sizes: Sizes) -> Memory:
-        return self._sharded_memory(sizes, self.shard_size or sizes.devices)
-
-    def make_mesh(self) -> DeviceMesh:
-        """The mesh (replicas, shards); neighboring ranks hold the shards of one replica."""
-        world = self._layout.world_size
-        size = self.shard_size or self._layout.local_world_size
-        if world % size:
-            raise UserError(
-                f"strategy_options.shard_size={size}: {world} processes are not divisible by it"
-            )
-        return self.new_mesh({"replicate": world // size, "shard": size})
 
 
 def _groups(unit: FSDPModule) -> list[Any]:

@@ -25,9 +25,9 @@ from ...run import plan as plans
 from ...run.plan import Find, Plan
 from ...strategies import SingleDevice, Strategy, registry
 from ...strategies.fsdp.fsdp import FSDP
-from ...strategies.memory import Memory, extrapolated
+from ...strategies.memory import Memory
 from ..isolated import Child, Failure
-from .trace import PlannedRun, Trace, fake_tensors, trace
+from .trace import PlannedRun, Trace, extrapolated, fake_tensors, trace
 
 # In this order the simplest of those that fit is named; others follow as they are registered.
 _SIMPLE = ("single_device", "ddp", "ddp_zero1", "fsdp", "hsdp")

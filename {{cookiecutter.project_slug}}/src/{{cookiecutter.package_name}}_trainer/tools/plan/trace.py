@@ -58,6 +58,19 @@ class Trace(NamedTuple):
     elements: int
 
 
+def extrapolated(one: memory.Sizes, two: memory.Sizes, batch: float) -> memory.Sizes:
+    """The sizes at ``batch`` times the batch of ``one``; ``two`` is at twice that batch.
+
+    All that depends on a batch is linear in it, at each moment of backward.
+    """
+    later = dict(two.moments)
+    moments = [
+        (key, round(other + max(later.get(key, other) - other, 0) * (batch - 1)))
+        for key, other in one.moments
+    ]
+    return replace(one, moments=[(key, max(other, 0)) for key, other in moments])
+
+
 class PlannedRun(RankRun):
     """The run that a module sees: nothing is logged."""
 
@@ -323,7 +336,7 @@ class _Steps:
                 parameters=parameters,
                 gradients=max(own for own, _ in seen),
                 optimizer=self.live.total - parameters,
-                moments=memory.moments(seen),
+                moments=_moments(seen),
                 step=steps[-1][1],  # the first one makes states
                 numels=[],
             )
@@ -354,3 +367,11 @@ class _Steps:
                 self.strategy.clip(self.optimization, value, algorithm)
             self.strategy.step(self.optimization)
         return seen, max(own + other for own, other in live.moments.items()) - held
+
+
+def _moments(seen: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """:attr:`~.memory.Sizes.moments` of the pairs seen."""
+    most: dict[int, int] = {}
+    for own, other in seen:
+        most[own] = max(most.get(own, 0), other)
+    return sorted(most.items())

@@ -101,7 +101,7 @@ class Mesh(FSDP):
         if not self.has_units:
             step = replace(own, step=round(sizes.step * part))
             return memory.memory(step, mark="unverified")
-        return self._sharded_memory(own, found.shard)
+        return self.sharded_memory(own, found.shard)
 
     @property
     def data(self) -> DataLayout:

@@ -84,7 +84,7 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
     assert count(TRAINER / "tools") <= 2500
     # To be 27,600 and 19,100, with 1,100 for everyday faults, clusters, disks and files.
     assert count(TRAINER) <= 29_189
-    assert count(TRAINER) - components <= 21_283
+    assert count(TRAINER) - components <= 21_272
 
 
 def test_the_tests_are_few() -> None:

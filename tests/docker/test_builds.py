@@ -148,8 +148,9 @@ def test_hostile_answers_name_the_image_and_run_nothing(
         "description": code,
         "author_name": code,
         "version": "1!2.0+local.1",
+        "trainer": "wheel",
     }
-    project = render(tmp_path, answers)
+    project = render(tmp_path, answers, hooks=True)
     image = f"smoke-{secrets.token_hex(4)}:hostile"
     engine.make(project, "docker", f"IMAGE={image}", *build_secrets)
     try:
@@ -160,6 +161,8 @@ def test_hostile_answers_name_the_image_and_run_nothing(
         assert not {name for name in tree(project) if Path(name).name == MADE_BY_CODE}
         assert engine.shell(image, f"find /app /tmp -name {MADE_BY_CODE}") == ""
         assert "usage: mine" in engine("run", "--rm", "--network", "none", image).stdout
+        where = engine.shell(image, "python -c 'import mine_trainer; print(mine_trainer.__file__)'")
+        assert "/site-packages/mine_trainer/" in where  # it is the wheel's
         # The name that it has by default is one that Docker takes.
         engine.make(project, "docker", *build_secrets)
         engine("rmi", "a--b--c:1-2.0-local.1")

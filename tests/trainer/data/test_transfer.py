@@ -157,7 +157,7 @@ class Fields(dict[str, Tensor]):
 class Pair(tuple[Tensor, Tensor]):
     def __new__(cls, x: Tensor, kind: str) -> "Pair":
         made = super().__new__(cls, (x, x))
-        made.kind = kind
+        vars(made)["kind"] = kind
         return made
 
 

@@ -48,13 +48,14 @@ class TrainingModule(RunProperties, Hooks, nn.Module):
     @property
     def trainer_state(self) -> TrainerState:
         """The trainer's state of this module, and of the training modules in it."""
-        return self._trainer_state
+        state: TrainerState = vars(self)["_trainer_state"]
+        return state
 
     @trainer_state.setter
     def trainer_state(self, state: TrainerState) -> None:
         for each in self.modules():
             if isinstance(each, TrainingModule):
-                each._trainer_state = state
+                vars(each)["_trainer_state"] = state
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -30,11 +30,19 @@ def flat(*sizes: int) -> dict[str, Tensor]:
         ),
         ([{"x": torch.ones(7), "y": torch.ones(2)}], [2]),  # by the labels
         ([torch.nn.utils.rnn.pack_sequence([torch.ones(4), torch.ones(2)])], [2]),
+        ([(torch.nested.nested_tensor([torch.ones(4), torch.ones(2)]), torch.ones(2))], [2]),
     ],
 )
 def test_samples_of_ragged_batches(batches: list[Any], samples: list[int]) -> None:
     counter = Counter(Share(0, 1, 7))
     assert [counter.count(batch, 3).samples for batch in batches] == samples
+
+
+def test_what_told_the_samples_of_a_flat_batch_tells_that_one_has_a_single_sample() -> None:
+    counter = Counter(Share(0, 1, 7))  # tokens, offsets of texts in them, and labels
+    sizes = [(9, 2, 2), (5, 1, 1), (12, 4, 4)]
+    batches = [tuple(map(torch.ones, each)) for each in sizes]
+    assert [counter.count(batch, None).samples for batch in batches] == [2, 1, 4]
 
 
 def test_an_ambiguous_batch_is_one_line() -> None:

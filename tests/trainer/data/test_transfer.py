@@ -4,6 +4,7 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import my_project_trainer as trainer
@@ -145,6 +146,41 @@ def test_tensors_are_moved_and_cast_wherever_they_are_and_nothing_else(streams):
     handed_over = set(map(id, streams[0].handed_over))
     assert len(handed_over) == 5
     assert {id(found["half"]), id(sequence.data), id(sequence.unsorted_indices)} < handed_over
+
+
+class Fields(dict[str, Tensor]):
+    def __init__(self, x: Tensor, kind: str) -> None:
+        super().__init__(x=x)
+        self.kind = kind
+
+
+class Pair(tuple[Tensor, Tensor]):
+    def __new__(cls, x: Tensor, kind: str) -> "Pair":
+        made = super().__new__(cls, (x, x))
+        vars(made)["kind"] = kind
+        return made
+
+
+class Items(list[Tensor]):
+    def __init__(self, x: Tensor, kind: str) -> None:
+        super().__init__([x])
+        self.kind = kind
+
+
+@pytest.mark.parametrize("kind", [Fields, Pair, Items])
+def test_a_batch_of_a_class_with_arguments_of_its_own_keeps_its_attributes(kind: Any) -> None:
+    batch = kind(torch.ones(2), "images")
+    moved = moving.move(batch, CPU, torch.float64)
+    assert (type(moved), vars(moved)) == (kind, {"kind": "images"})
+    assert {each.dtype for each in moving.leaves(moved)} == {torch.float64}
+    assert {each.dtype for each in moving.leaves(batch)} == {torch.float32}
+
+
+def test_containers_that_cannot_be_changed_are_made_by_their_class() -> None:
+    batch = MappingProxyType({"best": torch.ones(2, 2).max(dim=0)})
+    moved = moving.move(batch, CPU, torch.float64)["best"]
+    assert isinstance(moved, torch.return_types.max)
+    assert moved.values.dtype == torch.float64
 
 
 def test_a_batch_that_cannot_be_read_fails_in_its_turn(streams):

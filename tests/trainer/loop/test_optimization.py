@@ -185,6 +185,34 @@ def test_training_goes_on_bit_for_bit(kind: str, backwards: bool) -> None:
         assert torch.equal(found, wanted)
 
 
+class Decaying(SGD):
+    """Divides its rate by its number of steps, which it keeps beside the state of parameters."""
+
+    steps = 0
+
+    def step(self, closure: Any = None) -> None:
+        self.steps += 1
+        self.state["all"] = {"steps": self.steps}  # type: ignore[index]
+        self.param_groups[0]["lr"] = 1.0 / self.steps
+        super().step(closure)
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps = state["steps"]
+        super().load_state_dict(state)
+
+
+def test_what_an_optimizer_keeps_beside_the_state_of_parameters_comes_back() -> None:
+    module = make_module()
+    optimizer, other = (Decaying(module.parameters(), momentum=0.5) for _ in range(2))
+    step(module, optimizer, 3)
+    names = states.parameter_names(module)
+    states.load_optimizer_state(other, states.optimizer_state(optimizer, names), names)
+    assert (other.steps, other.state["all"]) == (3, {"steps": 3})  # type: ignore[index]
+
+
 def test_parameters_of_one_shape_are_not_mixed_up() -> None:
     """Where shapes tell nothing, only names can."""
     first, second = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))

@@ -1,5 +1,6 @@
 """Everyday programs of public bug reports: right as in plain torch, or one line in time."""
 
+import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 import torch
 from my_project_trainer import Trainer, TrainingModule, UserError
 from my_project_trainer.callbacks import EMA
+from my_project_trainer.module.current_run import TrainerState
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
@@ -64,6 +66,32 @@ def test_the_average_of_a_frozen_parameter_reaches_it_as_torch_s_does() -> None:
     made = make(callbacks=[EMA(0.5, warmup=False)])
     made.fit(Model(), data(), data())
     assert {name: made.metrics[name] for name in expected} == pytest.approx(expected)
+
+
+class Outer(Model):
+    """Trains another module, which logs, and copies itself at the end of an epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.seen, self.copies = Model(), list[Any](), list[Outer]()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.seen.append((self.inner.global_step, self.inner.current_epoch, self.inner.trainer))
+        self.inner.log("inner", 7.0)
+        return super().training_step(batch, batch_idx) + self.inner.training_step(batch, batch_idx)
+
+    def on_train_epoch_end(self) -> None:
+        self.copies.append(copy.deepcopy(self))
+
+
+def test_a_training_module_in_another_one_is_in_its_run_and_a_copy_of_both_in_none() -> None:
+    model, made = Outer(), make(max_epochs=2)
+    made.fit(model, data())
+    assert [facts[:2] for facts in model.seen] == [(0, 0), (1, 0), (2, 1), (3, 1)]
+    assert made.metrics["inner"] == 7.0
+    for each in (model.inner, model.copies[0], model.copies[0].inner):
+        assert each.trainer_state == TrainerState()
+    assert [each.inner.a.item() for each in model.copies] == [-2.0, -4.0]
 
 
 class Measured(Model):

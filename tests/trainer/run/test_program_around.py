@@ -59,8 +59,11 @@ def test_two_runs_at_once_are_refused_and_one_in_a_thread_trains(tmp_path: Path)
     model.inside = in_thread
     assert fit(tmp_path, model, max_steps=1) == -1.0
     assert found[0].startswith("another thread of this process runs a trainer")
+    model.inside = other  # in a hook of the run itself, whose random numbers it would draw
+    assert fit(tmp_path, model, max_steps=1) == -2.0
+    assert found[1] == found[0]
     in_thread()
-    assert found[1] == -2.0
+    assert found[2] == -2.0
 
 
 @pytest.mark.parametrize("strategy", ["ddp_fork", "ddp_spawn"])

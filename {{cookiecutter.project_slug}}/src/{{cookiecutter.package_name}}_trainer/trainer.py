@@ -38,7 +38,7 @@ Command = partial[Any]
 """A function of a :class:`~.run.rank.RankRun`, with the user's arguments."""
 
 # Seeds, signals and process groups are the process's.
-_RUNNING = threading.RLock()
+_RUNNING = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -293,8 +293,9 @@ class Trainer(current_run.RunProperties, current_run.OptionNames):
     def _launch(self, module: TrainingModule, command: Command) -> RunResult:
         if not _RUNNING.acquire(blocking=False):
             raise UserError(
-                "another thread of this process runs a trainer, and they share random numbers and "
-                "the process group; run one after the other, or in processes of their own"
+                "another thread of this process runs a trainer, or this is a hook of its run: they "
+                "share random numbers and the process group; run one after the other, or in "
+                "processes of their own"
             )
         try:
             return self._launch_alone(module, command)

@@ -8,8 +8,7 @@ https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-streams
 
 import copy
 import dataclasses
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, cast
 
@@ -29,8 +28,6 @@ def move(batch: Any, device: torch.device, dtype: torch.dtype | None = None) -> 
     def moved(value: Any) -> Any:
         if isinstance(value, Tensor):
             return to(value, device, dtype)
-        if isinstance(value, PackedSequence):
-            return repacked(value, moved)
         return value.to(device) if _has_to(value) else value
 
     return mapped(batch, moved)
@@ -43,12 +40,6 @@ def to(tensor: Tensor, device: torch.device, dtype: torch.dtype | None) -> Tenso
     return moved.to(dtype) if dtype is not None and moved.is_floating_point() else moved
 
 
-def repacked(sequence: PackedSequence, change: Callable[[Any], Any]) -> PackedSequence:
-    """A packed sequence with changed values and indices; its batch sizes stay on the CPU."""
-    data, sizes, *indices = sequence
-    return PackedSequence(change(data), sizes, *map(change, indices))
-
-
 def mapped(
     batch: Any, change: Callable[[Any], Any], is_leaf: Callable[[Any], bool] | None = None
 ) -> Any:
@@ -56,36 +47,58 @@ def mapped(
 
     ``is_leaf``: whether one of these is changed as a whole.
     """
-
-    def each(value: Any) -> Any:
-        return mapped(value, change, is_leaf)
-
-    if isinstance(batch, Tensor | PackedSequence) or (is_leaf is not None and is_leaf(batch)):
+    if isinstance(batch, PackedSequence):
+        data, sizes, *indices = batch  # the sizes stay on the CPU
+        return PackedSequence(change(data), sizes, *map(change, indices))
+    items = None if is_leaf is not None and is_leaf(batch) else items_of(batch)
+    if items is None:
         return change(batch)
-    if isinstance(batch, defaultdict):
-        items = {key: each(value) for key, value in batch.items()}
-        return defaultdict(batch.default_factory, items)
-    if isinstance(batch, Mapping):
-        return type(batch)((key, each(value)) for key, value in batch.items())  # type: ignore[call-arg]
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*map(each, batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(map(each, batch))
-    is_type = isinstance(batch, type)
-    if dataclasses.is_dataclass(batch) and not (is_type or _has_to(batch)):
-        changed = copy.copy(batch)
-        for name in (each.name for each in dataclasses.fields(batch) if hasattr(batch, each.name)):
-            # It may be frozen, and __init__ may not accept the values of the fields.
-            object.__setattr__(changed, name, each(getattr(batch, name)))
-        return changed
-    return change(batch)
+    return like(batch, {key: mapped(each, change, is_leaf) for key, each in items})
 
 
 def leaves(batch: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
     """The values to which :func:`mapped` applies a function."""
-    found: list[Any] = []
-    mapped(batch, found.append, is_leaf)
-    return found
+    items = None if is_leaf is not None and is_leaf(batch) else items_of(batch)
+    if items is None:
+        return [batch]
+    return [leaf for _, each in items for leaf in leaves(each, is_leaf)]
+
+
+def items_of(batch: Any) -> list[tuple[Any, Any]] | None:
+    """Keys, names or indices of what a dict, list, tuple or dataclass has; ``None`` for others."""
+    if isinstance(batch, Tensor | PackedSequence):
+        return None
+    if isinstance(batch, Mapping):
+        return list(batch.items())
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return list(zip(batch._fields, batch, strict=True))
+    if isinstance(batch, list | tuple):
+        return list(enumerate(batch))
+    if dataclasses.is_dataclass(batch) and not (isinstance(batch, type) or _has_to(batch)):
+        names = (each.name for each in dataclasses.fields(batch))
+        return [(name, getattr(batch, name)) for name in names if hasattr(batch, name)]
+    return None
+
+
+def like(batch: Any, items: dict[Any, Any]) -> Any:
+    """A copy of a container with other items; its class may accept other arguments than these."""
+    if isinstance(batch, tuple):
+        try:
+            changed = tuple.__new__(type(batch), items.values())
+        except TypeError:  # of torch.max, which its own class makes
+            return type(batch)(items.values())
+        if hasattr(batch, "__dict__"):
+            vars(changed).update(vars(batch))
+        return changed
+    if isinstance(batch, Mapping) and not isinstance(batch, MutableMapping):
+        return type(batch)(items)  # type: ignore[call-arg]
+    changed = copy.copy(batch)
+    for key, value in items.items():
+        if isinstance(batch, list | MutableMapping):
+            changed[key] = value
+        else:  # it may be frozen
+            object.__setattr__(changed, key, value)
+    return changed
 
 
 def _has_to(value: Any) -> bool:
@@ -95,10 +108,10 @@ def _has_to(value: Any) -> bool:
 def is_empty(batch: Any) -> bool:
     """Whether a batch contains tensors, and all of them are empty."""
     first = batch[0] if type(batch) in (list, tuple) and batch else batch
-    if isinstance(first, Tensor) and first.ndim and first.shape[0]:
+    if isinstance(first, Tensor) and first.ndim and first.size(0):
         return False  # nearly all batches, in a third of the time
-    lengths = [len(leaf) for leaf in leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim]
-    return bool(lengths) and not any(lengths)
+    found = [leaf for leaf in leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim]
+    return bool(found) and not any(leaf.size(0) for leaf in found)
 
 
 class CopyStream:
@@ -187,13 +200,7 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def _each_plain(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
-
-    def changed(value: Any) -> Any:
-        if isinstance(value, PackedSequence):
-            return repacked(value, changed)
-        return change(value) if _is_plain(value) else value
-
-    return mapped(batch, changed)
+    return mapped(batch, lambda value: change(value) if _is_plain(value) else value)
 
 
 def _is_plain(value: Any) -> bool:

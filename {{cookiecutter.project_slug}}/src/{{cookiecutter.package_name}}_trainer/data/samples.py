@@ -4,10 +4,9 @@ A sample is an entry along the first dimension of tensors and arrays, or an item
 as the batch. All else belongs to every sample: tensors without dimensions, numbers, strings.
 """
 
-import dataclasses
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, islice, repeat
 from typing import Any, NamedTuple
 
@@ -19,7 +18,7 @@ from torch.nn.utils.rnn import PackedSequence
 from ..errors import UserError, shown
 from ..launch import collectives
 from ..module import TrainingModule, hooks
-from .moving import leaves, mapped
+from .moving import items_of, leaves, mapped
 from .sampling import MicroBatch, Share
 
 MOST_AHEAD = 8
@@ -109,14 +108,16 @@ class Counter:
         if (common := _common_length(batch, expected)) is not None:
             return common
         named = {length for path, length in lengths.items() if path and path[-1] in _LABELS}
+        before = {lengths[path] for path in self._paths & lengths.keys()}
         fields = {each for path, each in lengths.items() if path and each != 1}
-        for found in (named, fields):
+        for found in (named, before, fields):
             if len(found) == 1:
                 return found.pop()
         if not lengths:
             return expected or 1
-        if type(batch) is tuple and (-1,) in lengths:
-            return lengths[-1,]
+        if type(batch) is tuple and (number := lengths.get((-1,))) is not None:
+            self._paths = frozenset(path for path in lengths if lengths[path] == number)
+            return number
         all_lengths = ", ".join(map(str, dict.fromkeys(lengths.values())))
         raise UserError(
             f"a batch has tensors and lists of different lengths ({all_lengths}): override "
@@ -133,23 +134,15 @@ def _own_number(value: Any) -> int | None:
 
 
 def _lengths(value: Any, path: _Path = ()) -> Iterator[tuple[_Path, int]]:
-    items: Sequence[tuple[Any, Any]] = ()
-    if isinstance(value, Mapping):
-        items = list(value.items())
-    elif hasattr(value, "_fields"):
-        items = list(value._asdict().items())
-    elif dataclasses.is_dataclass(value) and not _is_object(value):
-        items = list(vars(value).items())
-    elif _has_length(value):
-        is_fields = type(value) is tuple and not path
-        if not is_fields:
-            yield path, len(value)
+    items = items_of(value) or []
+    is_list = isinstance(value, list | tuple) and not hasattr(value, "_fields")
+    if is_list and type(value) is tuple and not path:  # of fields, and the last has labels
+        items = [*items[:-1], *((-1, each) for _, each in items[-1:])]
+    elif (is_list or not items) and _has_length(value):
+        yield path, len(value)
         # The items of a list within a batch are samples, or fields that are equally long.
-        if isinstance(value, list | tuple) and (
-            not path or (all(map(_has_length, value)) and len(set(map(len, value))) == 1)
-        ):
-            last = len(value) - 1 if is_fields else None  # of a tuple of fields the last: labels
-            items = [(-1 if key == last else key, each) for key, each in enumerate(value)]
+        are_equal = is_list and all(map(_has_length, value)) and len(set(map(len, value))) == 1
+        items = items if are_equal or not path else []
     for key, each in items:
         yield from _lengths(each, (*path, key))
 
@@ -328,6 +321,8 @@ def _is_splittable(value: Any) -> bool:
 
 
 def _has_length(value: Any) -> bool:
+    if isinstance(value, Tensor):  # a nested one has a length if it is jagged
+        return value.ndim > 0 and not (value.is_nested and value.layout is torch.strided)
     has_methods = hasattr(value, "__len__") and callable(getattr(value, "split", None))
     return _is_splittable(value) and (has_methods or not _is_object(value))
 

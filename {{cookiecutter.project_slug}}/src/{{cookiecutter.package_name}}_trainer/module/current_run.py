@@ -243,3 +243,7 @@ class TrainerState:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     samples: float | None = None
     weights: Mapping[str, Any] = field(default_factory=dict)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy or a pickle of a module keeps: it takes part in no run."""
+        return {**vars(self), "run": None}

@@ -22,8 +22,9 @@ class TrainingModule(RunProperties, Hooks, nn.Module):
     batch of a step is on the module's device, and so are registered buffers. Create new tensors
     from existing ones (``x.new_zeros``) or on ``self.device``.
 
-    The trainer sets one attribute, ``trainer_state`` (:class:`TrainerState`). During a run, the
-    module also has hooks, and a replaced ``forward`` in parts that are compiled or checkpointed.
+    The trainer sets one attribute, ``trainer_state`` (:class:`TrainerState`), also of such modules
+    in it. During a run, the module also has hooks, and a replaced ``forward`` in parts that are
+    compiled or checkpointed.
     After a run, only the fully sharded strategies leave a module sharded.
     """
 
@@ -43,6 +44,18 @@ class TrainingModule(RunProperties, Hooks, nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.trainer_state = TrainerState()
+
+    @property
+    def trainer_state(self) -> TrainerState:
+        """The trainer's state of this module, and of the training modules in it."""
+        state: TrainerState = vars(self)["_trainer_state"]
+        return state
+
+    @trainer_state.setter
+    def trainer_state(self, state: TrainerState) -> None:
+        for each in self.modules():
+            if isinstance(each, TrainingModule):
+                vars(each)["_trainer_state"] = state
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

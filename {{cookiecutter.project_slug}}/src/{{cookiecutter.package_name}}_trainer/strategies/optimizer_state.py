@@ -5,6 +5,7 @@ optimizer; it loads no parameter without a gradient, and drops the state of froz
 template's ``tests/trainer/loop/test_optimization.py`` shows these points, and more.
 """
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from ..errors import ConfigurationError, UserError
 
 # Keys of torch's parameter groups that select an implementation, not the result.
 IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable")
+_OF_TORCH = {"state", "param_groups"}
 STEPS_SHARD = "steps_shard"  # an attribute of optimizers that step a shard of the parameters
 
 
@@ -80,10 +82,12 @@ def optimizer_state(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str,
             f"{type(optimizer).__name__} has the state of a parameter that is in none of its "
             "groups: remove it from optimizer.state, too"
         ) from None
-    return {
-        "state": {by_index[index]: dict(values) for index, values in state["state"].items()},
-        "param_groups": named_groups(state["param_groups"], groups),
+    values = {  # an optimizer may keep more, by names of its own
+        by_index[key] if isinstance(key, int) else key: copy.copy(each)
+        for key, each in state["state"].items()
     }
+    named = named_groups(state["param_groups"], groups)
+    return {**state, "state": values, "param_groups": named}
 
 
 def load_optimizer_state(
@@ -106,11 +110,14 @@ def load_optimizer_state(
         for group, saved, own in pairs
     ]
     by_index = {
-        indices[name]: _state_like(parameters[indices[name]], values)
+        indices.get(name, name): _state_like(parameters[indices[name]], values)
+        if name in indices
+        else stored_tensors.read_all(values)
         for name, values in ({} if is_shard else state["state"]).items()
     }
     options = [set(group) for group in optimizer.param_groups]
-    optimizer.load_state_dict({"state": by_index, "param_groups": groups})
+    rest = stored_tensors.read_all({key: state[key] for key in state.keys() - _OF_TORCH})
+    optimizer.load_state_dict({**rest, "state": by_index, "param_groups": groups})
     for own, group in zip(options, optimizer.param_groups, strict=True):
         if missing := own - group.keys():
             raise ConfigurationError(

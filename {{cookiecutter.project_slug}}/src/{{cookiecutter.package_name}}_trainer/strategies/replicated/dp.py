@@ -235,10 +235,9 @@ def gather(outputs: Sequence[Any], device: torch.device) -> Any:
         return moving.sent(torch.tensor(outputs), device)
     if isinstance(first, Mapping):
         return {key: gather([output[key] for output in outputs], device) for key in first}
-    if isinstance(first, tuple) and hasattr(first, "_fields"):
-        return type(first)(*(gather(each, device) for each in zip(*outputs, strict=True)))
     if isinstance(first, list | tuple):
-        return type(first)(gather(each, device) for each in zip(*outputs, strict=True))
+        columns = enumerate(zip(*outputs, strict=True))
+        return moving.like(first, {key: gather(each, device) for key, each in columns})
     return None if first is None else list(outputs)
 
 

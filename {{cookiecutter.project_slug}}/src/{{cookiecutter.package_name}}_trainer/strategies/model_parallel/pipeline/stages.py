@@ -96,14 +96,17 @@ class Boundary:
 
     def inputs(self, step: Step) -> tuple[Any, ...]:
         """Run a step until it calls ``sequential_module``; return what it gives to it."""
-        vars(self._module)["log"] = lambda *_, **__: None  # the process with the last stage logs
+        logging = [each for each in self._module.modules() if isinstance(each, TrainingModule)]
+        for each in logging:  # the process with the last stage logs
+            vars(each)["log"] = lambda *_, **__: None
         inputs: tuple[Any, ...] = ()
         try:
             self.outputs(step, _stop)
         except _Reached as reached:
             inputs = reached.args
         finally:
-            del vars(self._module)["log"]
+            for each in logging:
+                del vars(each)["log"]
         return inputs
 
     def outputs(self, step: Step, compute: Compute) -> Any:

@@ -1,7 +1,7 @@
 """sweeps/sweep.py: studies of Optuna, and runs of the digits."""
 
 import csv
-import importlib.util
+import importlib
 import json
 import os
 import signal
@@ -127,11 +127,8 @@ def test_all_mistakes_are_reported_before_the_first_trial(tmp_path: Path) -> Non
 @pytest.fixture
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The script as a module, in a folder of its own; options are not checked by `fit`."""
-    spec = importlib.util.spec_from_file_location("sweep", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    module = importlib.import_module("sweep")
     monkeypatch.setattr(module, "FIT", [sys.executable, "-c", ""])
     monkeypatch.chdir(tmp_path)
     return module

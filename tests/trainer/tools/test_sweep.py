@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+from my_project_trainer.checkpoint import run_directory
 from tests.project import PATIENCE, ROOT, run, start
 
 from preemption_subject import steps_of
@@ -62,15 +63,14 @@ def trials(folder: Path) -> Any:
 
 def last_value(folder: Path, trial: int, name: str) -> float:
     """Return the last value of that name in the metrics.csv of a trial's run."""
-    path = folder / "runs" / "sweep-s" / f"trial-{trial}" / "metrics.csv"
-    with path.open() as file:
+    with (folder / "runs" / "sweep-s" / f"trial-{trial}" / "metrics.csv").open() as file:
         return [float(row["value"]) for row in csv.DictReader(file) if row["name"] == name][-1]
 
 
 def ended(folder: Path, trial: int) -> list[str]:
     """Return how the attempts of a trial's run ended."""
-    record = folder / "runs" / "sweep-s" / f"trial-{trial}" / "run.json"
-    return [each.get("ended", "") for each in json.loads(record.read_text())["attempts"]]
+    found = run_directory.attempts(folder / "runs" / "sweep-s" / f"trial-{trial}")
+    return [each.get("ended", "") for each in found]
 
 
 @pytest.mark.slow

@@ -10,11 +10,13 @@ runs/sweep-NAME/trial-N; study.log there is the study. What a trial trains depen
 file, its number and the results before it, so that an interrupted sweep continues as if it was not.
 """
 
+import contextlib
 import fcntl
 import hashlib
 import json
 import math
 import os
+import queue
 import re
 import shlex
 import signal
@@ -27,9 +29,7 @@ from typing import Annotated, Any, Literal
 
 try:
     import optuna
-    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-    from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+    from optuna.storages import journal
     from optuna.trial import TrialState
 except ModuleNotFoundError as missing:
     raise SystemExit(f"error: {missing.name} is not installed: make optuna") from None
@@ -38,15 +38,15 @@ except ModuleNotFoundError as missing:
 from my_project_trainer import errors
 from my_project_trainer.checkpoint import run_directory
 from my_project_trainer.cli import config_files
-from my_project_trainer.launch import failures
+from my_project_trainer.launch import failures, files, signals
 from my_project_trainer.options import values
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # PartialFixedSampler
 FIT = [sys.executable, "-m", "my_project", "fit"]
 OPTION = re.compile(r"(trainer|model|data)(\.\w+)+")
-OWN = ("--trainer.run_name", "--trainer.default_root_dir", "--trainer.resume")  # set for each trial
-NO_WORD = re.compile(f"{'|'.join(OWN)}|.*[\\n\\0]|-?inf$|nan$")
+OWN = ("trainer.run_name", "trainer.default_root_dir", "trainer.resume")  # set for each trial
+NO_WORD = re.compile(f"--({'|'.join(OWN)})|.*[\\n\\0]|-?inf$|nan$")
 
 
 def are_words(found: Any) -> bool:
@@ -77,16 +77,17 @@ def options(chosen: dict[str, Any]) -> list[str]:
 
 def distribution(name: str, space: dict[str, Any]) -> Any:
     """Return what an option is drawn from; raise TypeError or ValueError if there is no such."""
-    if not OPTION.fullmatch(name) or f"--{name}" in OWN:
+    if not OPTION.fullmatch(name) or name in OWN:
         raise ValueError("this option cannot be searched")
     if words := space.get("choices"):
         if not are_words(words) or len(set(map(text, words))) < len(words):
             raise ValueError("choices are different numbers, texts of one line, true, false, null")
-        return CategoricalDistribution(**space)
+        return optuna.distributions.CategoricalDistribution(**space)
     if not all(map(math.isfinite, space.values())):
         raise ValueError("limits are finite numbers")
     is_int = all(type(space.get(key, 1)) is int for key in ("low", "high", "step"))
-    return (IntDistribution if is_int else FloatDistribution)(**space)
+    kind = "IntDistribution" if is_int else "FloatDistribution"
+    return getattr(optuna.distributions, kind)(**space)
 
 
 def read(path: Path, check: bool) -> tuple[dict[str, Any], dict[str, Any], bool]:
@@ -109,7 +110,7 @@ def read(path: Path, check: bool) -> tuple[dict[str, Any], dict[str, Any], bool]
     given["command"] = [text(word) for word in given.get("command", [])]
     if check:
         drawn = optuna.create_study(sampler=optuna.samplers.RandomSampler(0)).ask(space).params
-        command = [*FIT, *given["command"], *options(drawn), "--print_config"]
+        command = [*FIT, *given["command"], *options(drawn), "--print_config=unchecked"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         for line in done.stderr.splitlines() if done.returncode else ():
             problems.add(f"{path}: {line.removeprefix('error: ')}")
@@ -126,20 +127,20 @@ def living_jobs() -> set[str]:
         raise errors.ConfigurationError(f"whether the jobs of trials are over: {error}") from None
 
 
-class Lock(JournalFileOpenLock):  # type: ignore[misc]
+class Lock(journal.JournalFileOpenLock):  # type: ignore[misc]
     """Held while lines are appended to a log; removes a last line that a kill left unfinished.
 
     Optuna's readers skip such a line, but could not read what is appended to it.
     """
 
-    log = Path()
+    def __init__(self, log: Path) -> None:
+        super().__init__(str(log))
+        self.log = log
 
     def acquire(self) -> bool:
         """Wait for the lock."""
         super().acquire()
-        with self.log.open("r+b") as file:
-            start = file.seek(max(0, file.seek(0, os.SEEK_END) - 2**20))
-            file.truncate(start + file.read().rfind(b"\n") + 1)
+        os.truncate(self.log, self.log.read_bytes().rfind(b"\n") + 1)
         return True
 
 
@@ -149,9 +150,7 @@ class Sweep:
     def __init__(self, path: Path, alone: bool) -> None:
         self.given, self.space, self.is_grid = read(path, check=alone)
         self.directory = Path("runs", f"sweep-{path.stem}")
-        log, lock = self.directory / "study.log", Lock(str(self.directory / "study.log"))
-        lock.log, direction = log, self.given["direction"]
-        how: dict[str, Any] = {"study_name": "sweep", "load_if_exists": True}
+        log = self.directory / "study.log"
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -160,8 +159,10 @@ class Sweep:
                 fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if log.exists() and not log.is_file():
                 raise ValueError("is not a regular file")
-            self.storage = JournalStorage(JournalFileBackend(str(log), lock))
-            self.study = optuna.create_study(storage=self.storage, direction=direction, **how)
+            backend = journal.JournalFileBackend(str(log), Lock(log))
+            self.storage = optuna.storages.JournalStorage(backend)
+            how = {"direction": self.given["direction"], "load_if_exists": True}
+            self.study = optuna.create_study(storage=self.storage, study_name="sweep", **how)
         except BlockingIOError:
             line = f"{self.directory}: another sweep trains in it"
             raise errors.ConfigurationError(line) from None
@@ -181,26 +182,25 @@ class Sweep:
             jobs = {trial.user_attrs.get("job", "") for trial in self.found(TrialState.RUNNING)}
             self.settle(jobs - living_jobs() if jobs - {""} else jobs, is_over=False)
 
-    def found(self, *states: TrialState) -> list[optuna.trial.FrozenTrial]:
-        """The trials in some states."""
-        trials: list[optuna.trial.FrozenTrial] = self.study.get_trials(states=states)
-        return trials
+    def found(self, state: TrialState) -> Any:
+        """The trials in a state."""
+        return self.study.get_trials(states=[state])
 
     @property
     def left(self) -> int:
         """The number of trials that were not taken."""
-        taken = self.found(TrialState.RUNNING, TrialState.COMPLETE, TrialState.FAIL)
-        return max(0, int(self.given["trials"]) - len(taken))
+        taken = len(self.study.trials) - len(self.found(TrialState.WAITING))
+        return max(0, int(self.given["trials"]) - taken)
 
     def ask(self, job: str) -> tuple[str, list[str]]:
         """Take a trial; return the name of its run, and its options besides the command."""
-        number = (trial := self.study.ask()).number
+        trial = self.study.ask()
         trial.set_user_attr("job", job)
         # A generator for all trials would begin again in each process.
-        digest = hashlib.sha256(f"{self.given['seed']} {number}".encode()).hexdigest()
+        digest = hashlib.sha256(f"{self.given['seed']} {trial.number}".encode()).hexdigest()
         sampler: Any = optuna.samplers.TPESampler(seed=int(digest[:8], 16))
         if self.is_grid:
-            rest, combination = number, {}
+            rest, combination = trial.number, {}
             for name, each in reversed(self.space.items()):  # the last option changes first
                 rest, index = divmod(rest, len(each.choices))
                 combination[name] = each.choices[index]
@@ -208,10 +208,10 @@ class Sweep:
         self.study.sampler = sampler
         for name, each in self.space.items():
             trial._suggest(name, each)
-        chosen, run = options(trial.params), f"trial-{number}"
-        print(f"{run}: {shlex.join(chosen)}", file=sys.stderr)
-        own = zip(OWN, (run, self.directory, "auto"), strict=True)
-        return run, [*chosen, *(f"{name}={value}" for name, value in own)]
+        run = f"trial-{trial.number}"
+        print(f"{run}: {shlex.join(options(trial.params))}", file=sys.stderr)
+        own = dict(zip(OWN, (run, str(self.directory), "auto"), strict=True))
+        return run, options(trial.params | own)
 
     def settle(self, jobs: Collection[str], is_over: bool) -> None:
         """Record how the trials of jobs ended ("": without SLURM); interrupted ones wait.
@@ -231,14 +231,14 @@ class Sweep:
                     line = f"metric {metric}: {run} has only {', '.join(metrics)}"
                     raise errors.ConfigurationError(line)
                 value = float(metrics[metric])  # or a text: "nan"
-            if math.isfinite(value):
                 said = f"{metric} {value:.6g}"
+            if math.isfinite(value):
                 self.study.tell(trial.number, value)
             elif is_finished or (is_over and not said.startswith("preempted")):
                 tail = ["tail", "-n1", f"{run}.log"]  # that of a job is elsewhere
-                last = subprocess.run(tail, capture_output=True, check=False).stdout
-                why = last.decode(errors="replace").strip() or said
-                said = f"failed: {f'{metric} is {value}' if is_finished else why}"
+                last = subprocess.run(tail, capture_output=True, text=True, errors="replace").stdout
+                why = f"{metric} is {value}" if is_finished else last.strip() or said
+                said = f"failed: {why}"
                 self.study.tell(trial.number, state=TrialState.FAIL)
             else:
                 said = "interrupted"
@@ -247,36 +247,28 @@ class Sweep:
 
     def train(self) -> int:
         """Train the trials that are left, until a signal; print the best; return the exit code."""
-        child: subprocess.Popen[bytes] | None = None
-        signals: list[int] = []
-
-        def stop(number: int, _: object) -> None:
-            signals.append(number)
-            if child:
-                child.send_signal(number)
-
-        for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        stop, received = 0, queue.SimpleQueue[int]()
+        for each in signals.SIGNALS:
             if signal.getsignal(each) is not signal.SIG_IGN:
-                signal.signal(each, stop)
+                signal.signal(each, lambda number, _: received.put(number))
         how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
         # Signals come from here only, and a run that outlives this process keeps the lock.
         how |= {"start_new_session": True, "pass_fds": [self.lock.fileno()]}
-        while self.left and not signals:
+        while self.left and not stop:
             run, words = self.ask("")
             with (self.directory / f"{run}.log").open("ab") as log:
                 child = subprocess.Popen([*FIT, *self.given["command"], *words], stdout=log, **how)
-            if signals:  # before there was a child
-                child.send_signal(signals[0])
-            child.wait()
-            self.settle({""}, is_over=not signals)
+            while child.poll() is None:
+                with contextlib.suppress(queue.Empty):
+                    child.send_signal(stop := received.get(timeout=0.1))
+            self.settle({""}, is_over=not stop)
         ended, failed = (len(self.found(each)) for each in (TrialState.COMPLETE, TrialState.FAIL))
-        counts = f"{ended} finished, {failed} failed, {self.left} left"
-        print(f"trials: {counts}; {self.directory}")
+        print(f"trials: {ended} finished, {failed} failed, {self.left} left; {self.directory}")
         if ended:
             best = self.study.best_trial
             print(f"best: trial-{best.number}, {self.given['metric']} {best.value:.6g}:")
             print(shlex.join(options(best.params)))
-        return 128 + signals[0] if signals else 0
+        return 128 + stop if stop else 0
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from my_project_trainer.checkpoint import tensor_files, writing
 from my_project_trainer.checkpoint.reading import Checkpoint
 from my_project_trainer.checkpoint.run_directory import complete
 from my_project_trainer.errors import CheckpointError
-from my_project_trainer.launch import collectives
+from my_project_trainer.launch import collectives, files
 from tests.project import ROOT
 from torch import Tensor, nn
 
@@ -121,6 +121,15 @@ def test_only_what_was_kept_is_removed_beside_what_is_kept(tmp_path: Path) -> No
     assert {path.name for path in best.iterdir()} == {".DS_Store", "notes", "step-00000002"}
     assert Checkpoint(best / "step-00000002").state()["a"].equal(torch.ones(2))
     assert Checkpoint(checkpoints.path(1)).state()["a"].equal(torch.ones(1))
+
+
+def test_a_copy_is_as_private_as_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_link", lambda *_: False)
+    (tmp_path / "own").write_text("text")
+    (tmp_path / "own").chmod(0o600)
+    files.copy(tmp_path / "own", tmp_path / "copy")
+    assert (tmp_path / "copy").read_text() == "text"
+    assert (tmp_path / "copy").stat().st_mode & 0o777 == 0o600
 
 
 def test_one_module_does_what_a_file_system_may_refuse() -> None:

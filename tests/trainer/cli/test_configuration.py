@@ -124,6 +124,10 @@ def test_print_config(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed["trainer"]["max_epochs"] == 4
     assert printed["trainer"]["precision"] == "32-true"
     assert list(printed) == ["trainer", "model", "data"]
+    with pytest.raises(SystemExit):
+        cli.main(["fit", "--help"])
+    (about,) = re.findall(r"\n  --print_config (.*?)\n  -", capsys.readouterr().out, re.DOTALL)
+    assert "=unchecked: " in " ".join(about.split())  # none of the flags of jsonargparse
 
 
 @pytest.mark.parametrize("arguments", [[], ["-h"], ["--help"]])

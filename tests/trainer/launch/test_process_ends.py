@@ -120,6 +120,14 @@ def test_training_needs_no_output_and_no_locale(tmp_path, outputs, variables):
     assert [row.split(",")[2] for row in rows] == ["loss", "lr"] * 2  # not what is printed
 
 
+def test_a_directory_that_was_removed_is_named(tmp_path):
+    words = ["sh", "-c", 'rmdir "$PWD"; exec "$0" -m my_project fit', sys.executable]
+    (tmp_path / "gone").mkdir()
+    done = subprocess.run(words, cwd=tmp_path / "gone", capture_output=True, text=True, check=False)
+    line = "error: the working directory was removed; change to one that exists\n"
+    assert (done.returncode, done.stderr) == (2, line)
+
+
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_changed_directory_changes_no_path(tmp_path, devices):
     arguments = command("changes_the_directory", devices)

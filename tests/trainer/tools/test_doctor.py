@@ -141,6 +141,7 @@ def test_an_order_that_is_not_reproducible_is_found() -> None:
     assert found.found.endswith("batch 1 differs in part 1, torch.float32 (8, 1, 4, 4)")
     first = order(0)
     assert len(first) == 4
+    assert fit._alone(read("Plain", "--trainer.default_root_dir=~")).default_root_dir == Path.home()
     for workers in (0, 2):
         assert fit.compare("two runs", first, order(workers)).status == "ok"
 

@@ -1,7 +1,7 @@
 """sweeps/sweep.py: studies of Optuna, and runs of the digits."""
 
 import csv
-import importlib.util
+import importlib
 import json
 import os
 import signal
@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+from my_project_trainer.checkpoint import run_directory
 from tests.project import PATIENCE, ROOT, run, start
 
 from preemption_subject import steps_of
@@ -62,15 +63,14 @@ def trials(folder: Path) -> Any:
 
 def last_value(folder: Path, trial: int, name: str) -> float:
     """Return the last value of that name in the metrics.csv of a trial's run."""
-    path = folder / "runs" / "sweep-s" / f"trial-{trial}" / "metrics.csv"
-    with path.open() as file:
+    with (folder / "runs" / "sweep-s" / f"trial-{trial}" / "metrics.csv").open() as file:
         return [float(row["value"]) for row in csv.DictReader(file) if row["name"] == name][-1]
 
 
 def ended(folder: Path, trial: int) -> list[str]:
     """Return how the attempts of a trial's run ended."""
-    record = folder / "runs" / "sweep-s" / f"trial-{trial}" / "run.json"
-    return [each.get("ended", "") for each in json.loads(record.read_text())["attempts"]]
+    found = run_directory.attempts(folder / "runs" / "sweep-s" / f"trial-{trial}")
+    return [each.get("ended", "") for each in found]
 
 
 @pytest.mark.slow
@@ -127,11 +127,8 @@ def test_all_mistakes_are_reported_before_the_first_trial(tmp_path: Path) -> Non
 @pytest.fixture
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The script as a module, in a folder of its own; options are not checked by `fit`."""
-    spec = importlib.util.spec_from_file_location("sweep", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    module = importlib.import_module("sweep")
     monkeypatch.setattr(module, "FIT", [sys.executable, "-c", ""])
     monkeypatch.chdir(tmp_path)
     return module

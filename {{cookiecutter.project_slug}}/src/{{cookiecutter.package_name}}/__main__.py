@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from pathlib import Path
 from types import FrameType
 
 # Variables that torch reads at import.
@@ -14,6 +15,11 @@ def main() -> None:
     is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if is_default:
         signal.signal(signal.SIGINT, _end)
+    try:
+        Path.cwd()
+    except FileNotFoundError:  # for which MKL blames a library of torch
+        sys.stderr.write("error: the working directory was removed; change to one that exists\n")
+        sys.exit(2)
     try:
         from my_project_trainer.cli import main as run
     except Exception as error:

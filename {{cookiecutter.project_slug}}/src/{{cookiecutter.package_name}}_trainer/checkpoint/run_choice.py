@@ -83,7 +83,7 @@ def _check_root(root: Path, problems: Problems) -> None:
         if root.exists() and not root.is_dir():
             problems.add(f"{given} is a file")
         elif not os.access(existing, os.W_OK):
-            problems.add(f"{given} cannot be written")
+            problems.add(f"{given}: {existing} cannot be written; give a directory that can")
     except OSError as error:
         raise refused(given, error) from None
 

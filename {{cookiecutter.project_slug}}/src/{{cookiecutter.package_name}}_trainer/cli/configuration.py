@@ -67,7 +67,7 @@ def _help_parser(program: str, command: str) -> ArgumentParser:
     parser = _Parser(
         prog=f"{program} {command}",
         exit_on_error=False,
-        allow_abbrev=False,
+        print_config=None,  # its help is of flags that are not taken
         description=COMMANDS[command],
     )
     help_text = "a YAML file; may be given several times"
@@ -83,6 +83,11 @@ def _help_parser(program: str, command: str) -> ArgumentParser:
         parser.add_argument("--checkpoint", help=help_text)
         help_text = "false: the weights of training, where the checkpoint has their average (EMA)"
         parser.add_argument("--averaged", type=bool, default=True, help=help_text)
+    help_text = (
+        "print the configuration, or what is refused before processes start: what optimizers, "
+        f"loaders or checkpoints contain is not read; ={_UNCHECKED}: without creating the model"
+    )
+    parser.add_argument(f"--{arguments.PRINT}", nargs="?", help=help_text)
     trust = "let the configuration of a run name classes of the working directory, too"
     parser.add_argument(imports.TRUST, action="store_true", help=trust)
     return parser
@@ -211,15 +216,9 @@ def _resolved(checked: Checked, without: Sequence[str] = ()) -> str:
     """The whole configuration with defaults, in today's spelling."""
     defaults = {field.name: field.default for field in fields(Options)}
     trainer = defaults | reading.SEEDED | foreign.translate(checked.trainer)
-    sections: dict[str, Any] = {
-        "trainer": {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in trainer.items()
-            if name not in without
-        }
-    }
-    sections |= {name: found.recorded() for name, found in checked.classes.items()}
-    return config_files.dump(sections)
+    own = {name: value for name, value in trainer.items() if name not in without}
+    classes = {name: found.recorded() for name, found in checked.classes.items()}
+    return config_files.dump({"trainer": own, **classes})
 
 
 def overview() -> str:

@@ -113,8 +113,7 @@ def _let_peers_end_first() -> None:
     A rank closes its connections before it ends, which may take long on a busy machine.
     """
     began, seconds = time.monotonic(), _SECONDS_FOR_PEER
-    file = os.environ.get(_TORCHELASTIC_FILE)
-    if file:
+    if file := os.environ.get(_TORCHELASTIC_FILE):
         Path(file).with_name(_LOST_A_PEER).touch()
     while time.monotonic() - began < seconds:
         time.sleep(_POLL_SECONDS)
@@ -198,6 +197,9 @@ def failure_of_machine(error: BaseException, directory: Path) -> str | None:
         return f"{_TOO_MANY}: raise the limit (ulimit -n 65536), or lower the loaders' num_workers"
     if isinstance(error, OSError) and error.strerror:
         frames = traceback.extract_tb(error.__traceback__)
+        if frames[-1].filename == f"{_LIBRARY}/multiprocessing/synchronize.py":
+            line = "no semaphore can be made in /dev/shm (in Docker: --shm-size=8g)"
+            return f"{error.strerror}: {line}; mount it, or use num_workers=0"
         # Not Python's own, which open, rename and remove for their caller.
         last = [frame for frame in frames if not frame.filename.startswith(_PYTHON)][-1]
         is_ours = Path(last.filename).is_relative_to(_TRAINER)

@@ -111,7 +111,7 @@ def sync(folder: Path) -> None:
 def copy(source: Path, target: Path) -> None:
     """Make a file another name of one that is not written any more; or copy it."""
     if not _link(source, target):
-        with source.open("rb") as original, synced(target) as file:
+        with source.open("rb") as original, synced(target, source.stat().st_mode & 0o777) as file:
             shutil.copyfileobj(original, file)
 
 

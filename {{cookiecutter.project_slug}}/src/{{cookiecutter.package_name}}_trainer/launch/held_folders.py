@@ -17,12 +17,8 @@ _LOCK = ".lock"
 def private_folder(prefix: str) -> Iterator[Path]:
     """A folder that only this user can open, removed after this context, or by the next one."""
     remove_left(f"{prefix}*")
-    with tempfile.TemporaryDirectory(prefix=prefix) as folder:
-        descriptor = hold(Path(folder))
-        try:
-            yield Path(folder)
-        finally:
-            os.close(descriptor)
+    with tempfile.TemporaryDirectory(prefix=prefix) as name, os.fdopen(hold(folder := Path(name))):
+        yield folder
 
 
 def hold(folder: Path) -> int:

@@ -68,7 +68,7 @@ def _alone(work: Work, **others: Any) -> Trainer:
     names = ("seed", "meta_device", "use_distributed_sampler", "precision", "accelerator")
     kept: dict[str, Any] = {name: getattr(given, name) for name in names}
     kept |= {"strategy": "single_device", "devices": 1, "global_batch_size": size}
-    return Trainer(**kept | others)
+    return Trainer(**{"default_root_dir": work.trainer.default_root_dir} | kept | others)
 
 
 def _fit(work: Work, **options: Any) -> Trainer:

@@ -17,26 +17,26 @@ LINES = {
     "__init__.py": 40,
     "callbacks": 822,
     "checkpoint": 1727,
-    "cli": 1179,
-    "data": 2046,
+    "cli": 1178,
+    "data": 2048,
     "errors.py": 190,
-    "launch": 2869,
+    "launch": 2867,
     "legacy": 586,
     "logging": 1408,
     "loop": 2394,
     "memory": 304,
-    "module": 793,
+    "module": 810,
     "options": 1100,
     "run": 1853,
-    "strategies/*.py": 2429,
+    "strategies/*.py": 2436,
     "strategies/asynchronous": 436,
     "strategies/deepspeed": 1708,
     "strategies/fairscale": 263,
     "strategies/fsdp": 721,
     "strategies/gradients": 449,
     "strategies/horovod": 224,
-    "strategies/model_parallel": 1922,
-    "strategies/replicated": 581,
+    "strategies/model_parallel": 1925,
+    "strategies/replicated": 580,
     "strategies/xla": 281,
     "tools/__init__.py": 6,
     "tools/doctor": 680,
@@ -44,7 +44,7 @@ LINES = {
     "tools/plan": 773,
     "tools/report": 591,
     "tools/reproduce": 374,
-    "trainer.py": 367,
+    "trainer.py": 368,
 }
 # How far below its limit a folder may be, before the limit is to be lowered.
 SLACK = 40
@@ -83,12 +83,12 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
     components = sum(count(folder) for folder in folders if folder.is_dir())
     assert count(TRAINER / "tools") <= 2500
     # To be 27,600 and 19,100, with 1,100 for everyday faults, clusters, disks and files.
-    assert count(TRAINER) <= 29_189
-    assert count(TRAINER) - components <= 21_272
+    assert count(TRAINER) <= 29_215
+    assert count(TRAINER) - components <= 21_295
 
 
 def test_the_tests_are_few() -> None:
-    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 58_900  # to be 58,000
+    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 59_023  # to be 58,000
 
 
 def test_the_user_s_package_is_small() -> None:

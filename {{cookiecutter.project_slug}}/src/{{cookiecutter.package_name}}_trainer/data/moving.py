@@ -94,7 +94,7 @@ def like(batch: Any, items: dict[Any, Any]) -> Any:
         return type(batch)(items)  # type: ignore[call-arg]
     changed = copy.copy(batch)
     for key, value in items.items():
-        if isinstance(batch, list | MutableMapping):
+        if isinstance(changed, list | MutableMapping):
             changed[key] = value
         else:  # it may be frozen
             object.__setattr__(changed, key, value)

@@ -115,7 +115,8 @@ class Counter:
                 return found.pop()
         if not lengths:
             return expected or 1
-        if type(batch) is tuple and (number := lengths.get((-1,))) is not None:
+        if type(batch) is tuple and (-1,) in lengths:
+            number = lengths[-1,]
             self._paths = frozenset(path for path in lengths if lengths[path] == number)
             return number
         all_lengths = ", ".join(map(str, dict.fromkeys(lengths.values())))

@@ -166,8 +166,7 @@ soak: $(TOOLS)  ## strike runs of a rendered project with faults, as root with a
 bench-checkpoints: $(TOOLS)  ## measure checkpoints: checksums, a billion parameters, 10,000 tensors, stalls (half an hour)
 	rm -rf build/bench-checkpoints
 	$(RENDER) build/bench-checkpoints
-	for each in checkpoints.py checkpoint_scale.py; do PYTHONPATH=build/bench-checkpoints/my-project/src \
-		$(PROJECT_VENV)/bin/python benchmarks/$$each $(ARGS) || exit 1; done
+	PYTHONPATH=build/bench-checkpoints/my-project/src $(PROJECT_VENV)/bin/python benchmarks/checkpoints.py $(ARGS)
 
 bench-pipeline: $(TOOLS)  ## measure how long pipelines wait, and their memory (twenty minutes)
 	rm -rf build/bench-pipeline
@@ -248,9 +247,9 @@ ON_CPU := $(findstring --device cpu,$(ARGS))
 bench-gpu: $(if $(GPU_PROJECT),,gpu-project) $(if $(ON_CPU),$(BENCH_TOOLS))  ## time a GPT of 124 million parameters on a GPU (ten minutes)
 	@python=$$($(if $(ON_CPU),echo '$(BENCH)/bin/python',$(PYTHON) '$(IN_GPU_PROJECT)/tests/gpu/find_python.py' \
 		--venv '$(GPU_VENV)' $(if $(filter command,$(origin PYTHON)),'$(PYTHON)'))) && echo "by $$python" && \
-		export PYTHONPATH="$(abspath $(IN_GPU_PROJECT))/src:$(GPU_TOOLS)$${PYTHONPATH:+:$$PYTHONPATH}" && \
+		$(if $(OUT),mkdir -p '$(abspath $(OUT))/bench' &&) export PYTHONPATH="$(abspath $(IN_GPU_PROJECT))/src:$(GPU_TOOLS)$${PYTHONPATH:+:$$PYTHONPATH}" && \
 		$(if $(ON_CPU),,"$$python" '$(IN_GPU_PROJECT)/tests/gpu/packages.py' &&) "$$python" benchmarks/gpu.py \
-		$(if $(OUT),--out '$(abspath $(OUT))/bench.md' --lines '$(abspath $(OUT))/bench.jsonl') $(ARGS)
+		$(if $(OUT),--out '$(abspath $(OUT))/bench' --lines '$(abspath $(OUT))/bench.jsonl') $(ARGS)
 
 # Scripts, Dockerfile and workflow of the rendered project contain Jinja, so a render is checked. tests/test_workflows.py checks
 # the scripts in workflows.
@@ -278,8 +277,8 @@ bench: $(BENCH_TOOLS)  ## compare with Lightning, Accelerate and a hand-written 
 bench-smoke: project  ## check the types of all benchmarks, and try those that end in a minute
 	cd benchmarks && $(PROJECT_VENV)/bin/mypy --cache-dir $(CURDIR)/build/mypy-benchmarks .
 	for each in bare numbers; do (cd build && PYTHONPATH=test/my-project/src $(PROJECT_VENV)/bin/python \
-		../benchmarks/one.py bundled $$each mlp --warmup 20 --steps 50 --epoch 40) || exit 1; done
-	for each in memory checkpoints checkpoint_scale; do PYTHONPATH=build/test/my-project/src \
+		../benchmarks/contestants.py '{"contestant": "bundled", "variant": "'$$each'", "warmup": 20, "epoch": 40}') || exit 1; done
+	for each in memory checkpoints; do PYTHONPATH=build/test/my-project/src \
 		$(PROJECT_VENV)/bin/python benchmarks/$$each.py --quick || exit 1; done
 
 # In the project's own environment, which has the engines; ARGS=--quick for a smoke run.

@@ -1,10 +1,11 @@
-"""One rank of a measurement of checkpoints: saves and resumes, and writes what it found as JSON.
+"""One rank of a measurement of checkpoints: checksums, saves and resumes, or stalls of training.
 
-python benchmarks/checkpoint_rank.py '{"width": 4096, "tensors": 60, "rounds": 3}' FOLDER
+python benchmarks/checkpoint_rank.py '{"what": "resumes", "width": 64, "tensors": 60, "rounds": 1}'
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -16,41 +17,72 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from my_project_trainer import TrainingModule
+from my_project_trainer import Trainer, TrainingModule
+from my_project_trainer.checkpoint import tensor_files
 from my_project_trainer.checkpoint.reading import Checkpoint
 from my_project_trainer.checkpoint.writing import Checkpoints
+from my_project_trainer.loop.fit import FitLoop
 from my_project_trainer.strategies.base import Strategy
 from my_project_trainer.strategies.optimizers import Optimization
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.optim import Adam, Optimizer
 
-import memory_meter
+import meter
+from child import end_with
+from memory_rank import GPT
+from rounds import ordered
+from subjects import load_lazily_loaded
 
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", "1"))
 RANK = int(os.environ.get("RANK", "0"))
+# The trainer's, and torch's with so many threads of its writer.
+TRAINER = "trainer"
+CONTESTANTS = (TRAINER, "torch, threads: 1", "torch, threads: 2")
+STEP = "step-00000001"
+SAVES = 4  # of a fit; the first one touches the memory of its copies
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is measured: equal square matrices, sharded over all ranks by FSDP if there are several.
+    """What is measured, a key of `MEASUREMENTS`, in a folder on the disk that is measured.
 
-    `threads`: of torch.distributed.checkpoint's writer, each a contestant.
+    The model is of equal square matrices, sharded over all ranks by FSDP if there are several;
+    that of `"stalls"` is `model`.
     """
 
-    width: int
-    tensors: int
+    what: str
+    folder: str
     rounds: int
-    threads: tuple[int, ...] = (1, 2)
+    width: int = 0
+    tensors: int = 0
+    model: str = ""
 
     @property
     def parameters(self) -> int:
-        """Numbers in the model."""
+        """Numbers in the matrices."""
         return self.tensors * self.width**2
+
+
+def seconds_of(what: Callable[[], Any]) -> float:
+    """How long it takes."""
+    started = time.perf_counter()
+    what()
+    return time.perf_counter() - started
+
+
+def barrier() -> None:
+    """Wait for all ranks."""
+    if WORLD_SIZE > 1:
+        dist.barrier()
+
+
+# --- saves and resumes ----------------------------------------------------------------------------
 
 
 class Model(TrainingModule):
@@ -66,123 +98,83 @@ class Model(TrainingModule):
 class Rank:
     """This rank's share of a model and of Adam's moments, in memory from the start."""
 
-    def __init__(self, job: Job, folder: Path) -> None:
-        self.job, self.folder = job, folder
+    def __init__(self, job: Job) -> None:
+        self.folder = Path(job.folder)
         self.module = Model(job)
         if WORLD_SIZE > 1:
             fully_shard(self.module)
         self.module.to_empty(device="cpu")
         self.strategy = Strategy()
         self.strategy.module = self.module
-        self.fill(list(self.module.parameters()))
-        self.optimizer: Optimizer = self.new_optimizer()
+        self._fill(list(self.module.parameters()))
+        self.optimizer: Optimizer = Adam(self.module.parameters())
+        self._create_moments(step=1.0)
+        for each in self.optimizer.state.values():
+            self._fill([each["exp_avg"], each["exp_avg_sq"]])
 
     @torch.no_grad()
-    def fill(self, tensors: list[Any]) -> None:
+    def _fill(self, tensors: list[Any]) -> None:
         """Fill tensors with values that differ from rank to rank."""
         for index, tensor in enumerate(tensors):
-            part = tensor.to_local() if WORLD_SIZE > 1 else tensor
-            torch.nn.init.uniform_(
-                part, generator=torch.Generator().manual_seed(RANK * len(tensors) + index)
-            )
+            generator = torch.Generator().manual_seed(RANK * len(tensors) + index)
+            torch.nn.init.uniform_(local(tensor), generator=generator)
 
-    def new_optimizer(self) -> Optimizer:
-        """Create an Adam as after its first step."""
-        found = Adam(self.module.parameters())
+    def _create_moments(self, step: float) -> None:
         for parameter in self.module.parameters():
-            moments = [torch.empty_like(parameter, requires_grad=False) for _ in range(2)]
-            self.fill(moments)
-            found.state[parameter] = {
-                "step": torch.tensor(1.0),
-                "exp_avg": moments[0],
-                "exp_avg_sq": moments[1],
+            self.optimizer.state[parameter] = {
+                "step": torch.tensor(step),
+                "exp_avg": torch.empty_like(parameter, requires_grad=False),
+                "exp_avg_sq": torch.empty_like(parameter, requires_grad=False),
             }
-        return found
 
     def state(self) -> dict[str, Any]:
         """The state that both save: by parameter name, sharded."""
         return self.strategy.state(Optimization([self.optimizer], []))
 
-    # --- contestants: each returns what is to be measured, after what is not ----------------------
-
-    def save(self, name: str) -> Callable[[], None]:
-        """A save by the trainer, or by torch.distributed.checkpoint with so many threads."""
-        path = self.folder / name
-        state = self.state()
-        if name == "trainer":
+    def save(self, name: str) -> Callable[[], Any]:
+        """Return a save by a contestant, after what is not measured."""
+        path, state = self.folder / name, self.state()
+        if name == TRAINER:
             checkpoints = Checkpoints(path)
             return lambda: checkpoints.save(1, state, {})
         writer = dcp.FileSystemWriter(path, thread_count=int(name[-1]))
-
-        def save() -> None:
-            dcp.save(state, storage_writer=writer)
-
-        return save
+        return lambda: dcp.save(state, storage_writer=writer)
 
     def resume(self, name: str) -> Callable[[], None]:
-        """A resume, without the moments that the optimizer had; the parameters are filled."""
+        """Return a resume, without the moments that the optimizer had; parameters are zeros."""
         for parameter in self.module.parameters():
             parameter.data.zero_()
-        path = self.folder / name
         self.optimizer.state.clear()
-        gc.collect()
-        if name == "trainer":
-            return lambda: self.resume_by_trainer(path)
-        return lambda: self.resume_by_torch(path)
+        path = self.folder / name
+        return lambda: self._by_trainer(path) if name == TRAINER else self._by_torch(path)
 
-    def verify(self, path: Path) -> None:
-        """Verify this rank's share of the checksums, as a run does before it resumes."""
-        Checkpoint(path / "step-00000001").check_contents(RANK, WORLD_SIZE)
-
-    def resume_by_trainer(self, path: Path) -> None:
-        """Verify and load."""
-        started = time.perf_counter()
-        self.verify(path)
-        self.verified = time.perf_counter() - started
-        saved = Checkpoint(path / "step-00000001").stored_state()
+    def _by_trainer(self, path: Path) -> None:
+        """Verify this rank's share of the checksums, as a run does before it resumes; and load."""
+        checkpoint = Checkpoint(path / STEP)
+        self.verified = seconds_of(lambda: checkpoint.check_contents(RANK, WORLD_SIZE))
+        saved = Checkpoint(path / STEP).stored_state()
         self.strategy.load_state(saved, Optimization([self.optimizer], []))
 
-    def resume_by_torch(self, path: Path) -> None:
+    def _by_torch(self, path: Path) -> None:
         """Load in place, into moments of which only the memory is new."""
-        for parameter in self.module.parameters():
-            self.optimizer.state[parameter] = {
-                "step": torch.tensor(0.0),
-                "exp_avg": torch.empty_like(parameter, requires_grad=False),
-                "exp_avg_sq": torch.empty_like(parameter, requires_grad=False),
-            }
+        self._create_moments(step=0.0)
         dcp.load(self.state(), storage_reader=dcp.FileSystemReader(path))
 
-    # --- measurements --------------------------------------------------------------------------
-
-    def measured(self, what: Callable[[], None]) -> dict[str, float]:
-        """Seconds until all ranks are done; this rank's CPU seconds and peak of memory, in MiB."""
-        gc.collect()
-        before = memory_meter.resident()
-        memory_meter.forget_peak()
-        barrier()
-        started, cpu = time.perf_counter(), time.process_time()
-        what()
-        cpu = time.process_time() - cpu  # not that of waiting for others
-        barrier()
-        seconds = time.perf_counter() - started
-        return {"seconds": seconds, "cpu": cpu, "added": memory_meter.peak() - before}
-
     def one_round(self, number: int) -> dict[str, dict[str, float]]:
-        """Save and resume by all contestants; every other round is in reverse order."""
-        names = ["trainer", *(f"torch, threads: {thread}" for thread in self.job.threads)]
-        names = names[::-1] if number % 2 else names
-        found = {}
-        for name in names:
-            found[f"save, {name}"] = self.measured(self.save(name))
+        """Save by all contestants, then resume by all; files of torch's variants are the same."""
+        names = ordered(CONTESTANTS, number)
+        found = {f"save, {name}": measured(self.save(name)) for name in names}
         saved = self.sums()
-        # Files of all variants of torch's writer are read by the same reader.
-        for name in (each for each in names if not each.startswith("torch") or each[-1] == "1"):
-            found[f"resume, {name}"] = self.measured(self.resume(name))
+        for name in ordered(CONTESTANTS[:2], number):
+            found[f"resume, {name}"] = measured(self.resume(name))
             if self.sums() != saved:
                 raise SystemExit(f"{name}: what was loaded is not what was saved")
-            if name == "trainer":
+            if name == TRAINER:
                 found["verify"] = {"seconds": self.verified}
         barrier()
+        if WORLD_SIZE == 1:
+            path = self.folder / TRAINER / STEP
+            found["open"] = measured(lambda: Checkpoint(path).stored_state())
         if RANK == 0:
             for name in names:
                 shutil.rmtree(self.folder / name)
@@ -194,41 +186,121 @@ class Rank:
         tensors: list[Any] = list(self.module.parameters())
         for values in self.optimizer.state.values():
             tensors += [value for value in values.values() if isinstance(value, Tensor)]
-        local = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
-        return [float(each.detach().double().sum()) for each in local]
-
-    def opening(self) -> dict[str, float]:
-        """Seconds to open a checkpoint and to read its table of tensors."""
-        self.save("trainer")()
-        started, cpu = time.perf_counter(), time.process_time()
-        Checkpoint(self.folder / "trainer" / "step-00000001").stored_state()
-        return {"seconds": time.perf_counter() - started, "cpu": time.process_time() - cpu}
+        return [float(local(each).detach().double().sum()) for each in tensors]
 
 
-def barrier() -> None:
-    if WORLD_SIZE > 1:
-        dist.barrier()
+def local(tensor: Any) -> Tensor:
+    """This rank's part of a tensor."""
+    part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return part
+
+
+def measured(what: Callable[[], Any]) -> dict[str, float]:
+    """Seconds until all ranks are done; this rank's CPU seconds and peak of memory, in MiB."""
+    gc.collect()
+    before = meter.resident()
+    meter.forget_peak()
+    barrier()
+    started, cpu = time.perf_counter(), time.process_time()
+    what()
+    cpu = time.process_time() - cpu  # not that of waiting for others
+    barrier()
+    seconds = time.perf_counter() - started
+    return {"seconds": seconds, "cpu": cpu, "added": meter.peak() - before}
+
+
+def resumes(job: Job) -> list[dict[str, dict[str, float]]]:
+    """What this rank needs for saves and resumes, in each round."""
+    load_lazily_loaded()
+    rank = Rank(job)
+    # The first round imports, and touches memory for the first time.
+    return [rank.one_round(number) for number in range(job.rounds + 1)][1:]
+
+
+# --- checksums ------------------------------------------------------------------------------------
+
+
+def checksums(job: Job) -> list[dict[str, float]]:
+    """Seconds of a save with checksums and without, and of a check of all, in each round."""
+    rank = Rank(job)
+
+    def save(has_checksums: bool = True) -> float:
+        """It replaces the one before."""
+        fake = mock.patch.object(tensor_files, "zlib", crc32=lambda piece, crc32: 0)
+        with contextlib.nullcontext() if has_checksums else fake:
+            return measured(rank.save(TRAINER))["seconds"]
+
+    save()  # imports, and the first pages of the disk's cache
+    found = []
+    for number in range(job.rounds):
+        one = {name: save(name == "with") for name in ordered(("with", "without"), number)}
+        save()
+        checkpoint = Checkpoint(rank.folder / TRAINER / STEP)
+        found.append(one | {"check": seconds_of(checkpoint.check_contents)})
+    return found
+
+
+# --- stalls ---------------------------------------------------------------------------------------
+
+
+def stalls(job: Job) -> list[dict[str, dict[str, float]]]:
+    """How long a save holds up training, synchronous and asynchronous ones, in each round.
+
+    A stall is the time of a save until training continues, and the time for which the optimizer
+    of the next step waits. A save that starts before the last one is complete waits for it, which
+    is not counted: in a run, saves are less frequent.
+    """
+    torch.set_num_threads(2)
+    found: list[float] = []
+    save_once = FitLoop._save_once
+
+    def save(loop: FitLoop) -> None:
+        if loop.fit.position.saved_at != loop.fit.position.global_step:
+            loop.checkpoints.wait()
+            found.append(seconds_of(lambda: save_once(loop)))
+
+    def stall(is_asynchronous: bool) -> dict[str, float]:
+        found.clear()
+        trainer = Trainer(
+            accelerator="cpu",
+            devices=1,
+            max_steps=2 * SAVES,
+            run_name="run",
+            loggers=[],
+            enable_progress_bar=False,
+            default_root_dir=Path(job.folder),
+            checkpoint_every_n_steps=2,
+            async_checkpoints=is_asynchronous,
+        )
+        trainer.fit(GPT(job.model))
+        shutil.rmtree(Path(job.folder) / "run")
+        first, *others = found[:SAVES]
+        return {"first": first, "others": sum(others) / len(others)}
+
+    with mock.patch.object(FitLoop, "_save_once", save):
+        return [
+            {name: stall(name == "async") for name in ordered(("async", "sync"), number)}
+            for number in range(job.rounds)
+        ]
+
+
+MEASUREMENTS: dict[str, Callable[[Job], Any]] = {
+    "checksums": checksums,
+    "resumes": resumes,
+    "stalls": stalls,
+}
 
 
 def main() -> None:
-    job, folder = Job(**json.loads(sys.argv[1])), Path(sys.argv[2])
+    job = Job(**json.loads(sys.argv[1]))
     warnings.filterwarnings("ignore", category=UserWarning)
     warnings.filterwarnings("ignore", category=FutureWarning)
     if WORLD_SIZE > 1:
         torch.set_num_threads(1)
         dist.init_process_group("gloo")
-    memory_meter.load_lazily_loaded()
-    rank = Rank(job, folder)
-    found: list[dict[str, dict[str, float]]] = []
-    for number in range(job.rounds + 1):
-        one = rank.one_round(number)
-        if WORLD_SIZE == 1:
-            one["open"] = rank.opening()
-        found.append(one)
-        print(json.dumps({"rank": RANK, "round": number, **one}), file=sys.stderr, flush=True)
-    # The first round imports, and touches memory for the first time.
-    (folder / f"{RANK}.json").write_text(json.dumps(found[1:]))
+    found = MEASUREMENTS[job.what](job)
     barrier()
+    end_with(found)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Starts one measurement in fresh processes and reads what it prints."""
+"""Starts a measurement in fresh processes, each of which leaves a line of JSON."""
 
 from __future__ import annotations
 
@@ -14,37 +14,72 @@ import tempfile
 import termios
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, NoReturn
 
-from meter import STARTED, Job
-from one import MARK
-
-HERE = Path(__file__).parent
-TIMEOUT = 900  # seconds; a measurement takes about ten, on a busy machine minutes
+HERE = Path(__file__).resolve().parent
+STARTED = "BENCH_STARTED_NS"  # set just before a process is started
+# Its file for what it has found: it may end where its output goes elsewhere.
+RESULT = "BENCH_RESULT"
+TIMEOUT = 900  # seconds; most measurements take about ten, on a busy machine minutes
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
 # Without these glibc moves its thresholds by what it sees, and peaks differ from run to run. They
 # stand where it would move them to: low ones cost the transformer half as much again, in page
 # faults.
-STEADY_MEMORY = {
+STEADY_PEAKS = ONE_THREAD | {
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
     "MALLOC_ARENA_MAX": "1",
 }
+# Every tensor of more than 64 KiB is mapped alone and given back when it is freed, so that what is
+# resident is what is alive.
+FREED_IS_RETURNED = STEADY_PEAKS | {
+    "MALLOC_MMAP_THRESHOLD_": str(64 << 10),
+    "MALLOC_TRIM_THRESHOLD_": str(64 << 10),
+}
 
 
-def measure(job: Job, ranks: int, source: Path) -> dict[str, float]:
-    """Run `job` on `ranks` processes; of several, the mean time and the largest memory."""
+def measure(
+    script: str, job: Any, variables: Mapping[str, str], ranks: int = 1, timeout: float = TIMEOUT
+) -> list[Any]:
+    """Run a script of this folder on each rank, with `job` as JSON; return what each has found."""
+    command = [sys.executable, str(HERE / script), json.dumps(job, default=vars)]
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        shared = {**os.environ, **ONE_THREAD, **STEADY_MEMORY, "PYTHONPATH": str(source)}
-        children = [_Child(job, {**shared, **env}, folder) for env in rank_variables(ranks)]
+        shared = {**os.environ, **variables}
+        children = [_Child(command, {**shared, **own}, folder) for own in rank_variables(ranks)]
         try:
+            _await(children, timeout)
             results = [child.result() for child in children]
+            logs = [log.read_text() for log in Path(folder).glob("runs/*/logs/*.log")]
         finally:
             for child in children:
                 child.kill()
-    means = {key: sum(r[key] for r in results) / ranks for key in results[0]}
-    return means | {key: max(r[key] for r in results) for key in ("first_step_s", "peak_mb")}
+    if None not in results:
+        return results
+    words = [*(child.text for child in children), *logs]
+    shown = "\n".join(each[-3000:] for each in words)
+    raise SystemExit(f"{script} {job}: failed, or hangs; last words:\n{shown}")
+
+
+def require_memory(needed: float, fewer: str) -> None:
+    """Refuse what would fill the memory of this machine; `fewer`: what to give instead."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))
+    if free < needed:
+        needs = f"this needs {needed / 1e9:.3g} GB of memory, and {free / 1e9:.3g} GB are free"
+        raise SystemExit(f"{needs}: give fewer {fewer}")
+
+
+def end_with(result: Any) -> NoReturn:
+    """End a measurement with what it has found, for `measure`, or on the terminal."""
+    if RESULT in os.environ:
+        Path(os.environ[RESULT]).write_text(json.dumps(result))
+    else:
+        print(json.dumps(result), flush=True)
+    # What a framework does at exit is not measured, and must not cost the line above.
+    os._exit(0)
 
 
 def rank_variables(ranks: int) -> list[dict[str, str]]:
@@ -69,19 +104,24 @@ def rank_variables(ranks: int) -> list[dict[str, str]]:
     return [{**shared, "RANK": str(r), "LOCAL_RANK": str(r)} for r in range(ranks)]
 
 
+def _await(children: list[_Child], timeout: float) -> None:
+    """Wait until all have ended; not for those that wait for a rank that has failed."""
+    deadline = time.monotonic() + timeout
+    while None in (codes := [child.process.poll() for child in children]):
+        if any(codes) or time.monotonic() > deadline:
+            return
+        time.sleep(0.1)
+
+
 class _Child:
     """One process on a terminal of its own, so that progress bars do all they do for users."""
 
-    def __init__(self, job: Job, env: dict[str, str], folder: str) -> None:
-        rank = env.get("RANK", "0")
-        self.name = f"{job.contestant} {job.variant} {job.subject}, rank {rank}"
-        command = [sys.executable, str(HERE / "one.py"), job.contestant, job.variant, job.subject]
-        command += [f"--warmup={job.warmup}", f"--steps={job.steps}", f"--epoch={job.epoch}"]
-        command += ["--fused"] * job.fused
+    def __init__(self, command: list[str], env: dict[str, str], folder: str) -> None:
         self._master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
-        env = {**env, STARTED: str(time.monotonic_ns()), "TERM": "xterm"}
-        self._process = subprocess.Popen(
+        self._result = Path(folder, f"result-{env.get('RANK', 0)}.json")
+        env = {**env, RESULT: str(self._result), STARTED: str(time.monotonic_ns()), "TERM": "xterm"}
+        self.process = subprocess.Popen(
             command, env=env, cwd=folder, stdin=slave, stdout=slave, stderr=slave
         )
         os.close(slave)
@@ -96,25 +136,18 @@ class _Child:
         except OSError:  # how Linux says that the other end of a terminal is closed
             pass
 
-    def result(self) -> dict[str, float]:
-        try:
-            self._process.wait(TIMEOUT)
-        except subprocess.TimeoutExpired:
-            raise SystemExit(f"{self.name}: hangs; its last words:\n{self._words()}") from None
-        self._reader.join(10)
-        text = self._output.decode(errors="replace")
-        for line in text.splitlines():
-            if line.startswith(MARK):
-                result: dict[str, float] = json.loads(line.removeprefix(MARK))
-                return result
-        raise SystemExit(f"{self.name}: no result; its last words:\n{self._words()}")
+    @property
+    def text(self) -> str:
+        """What it has printed."""
+        return self._output.decode(errors="replace")
+
+    def result(self) -> Any:
+        """What it has found; ``None`` if it has not said so."""
+        return json.loads(self._result.read_text()) if self._result.exists() else None
 
     def kill(self) -> None:
         """End it if it still runs: a rank does not outlive the failure of another."""
-        self._process.kill()
-        self._process.wait()
+        self.process.kill()
+        self.process.wait()
         self._reader.join(10)
         os.close(self._master)
-
-    def _words(self) -> str:
-        return self._output.decode(errors="replace")[-3000:]

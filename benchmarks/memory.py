@@ -8,149 +8,191 @@ It runs in the environment of a rendered project, which has the engines: `make b
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
-import json
-import os
-import subprocess
 import sys
-import tempfile
-import time
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from my_project_trainer import ConfigurationError, Trainer
 from my_project_trainer.strategies import names
 
-import memory_report
-from child import ONE_THREAD, rank_variables
-from folders import writable
-from memory_entries import ENTRIES, Entry
-from memory_report import Found
-from memory_subject import QUICK, SIZE
+import report
+from child import FREED_IS_RETURNED
+from child import measure as measured
+from job import SIZES, Size
+from plots import LIGHT, ORANGE, Bar, bars
+from rounds import Reading, check_losses, column, middle, play, ratios, spread
 
-HERE = Path(__file__).parent
-TIMEOUT = 300  # seconds; a measurement takes about twenty
+BOUND = 1.05  # times the memory of the plain script
+SCRIPT_RANKS = 4
+KINDS = ("parameters", "gradients", "optimizer")
 QUICKLY = ("ddp", "ddp_zero1")
+TIMEOUT = 300  # seconds; a measurement takes about twenty
 
-# Every tensor of more than 64 KiB is mapped alone and given back when it is freed, so that what is
-# resident is what is alive. By default glibc moves this threshold up as it goes.
-STEADY_MEMORY = {
-    "MALLOC_MMAP_THRESHOLD_": str(64 << 10),
-    "MALLOC_TRIM_THRESHOLD_": str(64 << 10),
-    "MALLOC_ARENA_MAX": "1",
+
+@dataclass(frozen=True)
+class Entry:
+    """A strategy as it is measured.
+
+    Args:
+        sharded: which of parameters, gradients and optimizer state are sharded over the ranks.
+        script: MiB above the base that a plain script took on four ranks, for a model of as
+            many parameters: after a step, and at most. FSDP2's still held its gradients after a
+            step.
+        imports: loaded before anything is read.
+        optimizer_bytes: of optimizer state a parameter: Adam's two numbers, and an engine's copy.
+    """
+
+    sharded: tuple[bool, bool, bool]
+    script: tuple[float, float]
+    imports: tuple[str, ...] = ()
+    optimizer_bytes: int = 8
+
+    def theory(self, parameters: int, ranks: int) -> dict[str, float]:
+        """MiB of parameters, gradients and optimizer state on a rank."""
+        sizes = dict(zip(KINDS, (4, 4, self.optimizer_bytes), strict=True))
+        return {
+            kind: size * parameters / (ranks if sharded else 1) / 2**20
+            for (kind, size), sharded in zip(sizes.items(), self.sharded, strict=True)
+        }
+
+
+NOTHING, ALL = (False, False, False), (True, True, True)
+OPTIMIZER, GRADIENTS = (False, False, True), (False, True, True)
+# The engines' code is loaded before. In fp32 too DeepSpeed steps a copy of the parameters.
+FAIRSCALE = ("fairscale.nn", "fairscale.optim")
+DEEPSPEED: dict[str, Any] = {"imports": ("deepspeed",), "optimizer_bytes": 12}
+
+ENTRIES = {
+    "ddp": Entry(NOTHING, (1542, 1590)),
+    "ddp_zero1": Entry(OPTIMIZER, (965, 1013)),
+    "ddp_sharded": Entry(GRADIENTS, (725, 900), imports=FAIRSCALE),
+    "deepspeed_stage_1": Entry(OPTIMIZER, (724, 1142), **DEEPSPEED),
+    "deepspeed_stage_2": Entry(GRADIENTS, (724, 1107), **DEEPSPEED),
+    "deepspeed_stage_3": Entry(ALL, (535, 1001), **DEEPSPEED),
+    "fsdp": Entry(ALL, (394, 454), imports=("torch.distributed.fsdp",)),
 }
+
+Table = Mapping[str, Sequence[Reading]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true", help="one round of a tiny model")
+    parser = report.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=5, help="timed steps of a measurement")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--only", nargs="+", choices=[entry.name for entry in ENTRIES])
-    parser.add_argument("--out", type=writable, default=HERE.parent / "docs", help="of the report")
+    parser.add_argument("--only", nargs="+", choices=ENTRIES)
     options = parser.parse_args()
     if options.quick:
         options.rounds, options.ranks, options.steps = 1, [2], 2
-
-    wanted = options.only or (QUICKLY if options.quick else [entry.name for entry in ENTRIES])
-    entries, left_out = available([entry for entry in ENTRIES if entry.name in wanted])
+    page = report.Page(options, "memory")
+    entries, left_out = available(options.only or (QUICKLY if options.quick else ENTRIES))
     print(*left_out, sep="\n", file=sys.stderr)
-    size = QUICK if options.quick else SIZE
-    found: Found = {ranks: {} for ranks in options.ranks}
-    for number in range(options.rounds):
-        # Every other round runs backwards, so that a machine that slows down favors nobody.
-        for entry in entries[::-1] if number % 2 else entries:
-            for ranks in options.ranks:
-                job = {**entry.job, **dataclasses.asdict(size), "steps": options.steps}
-                result = measure(entry.name, job, ranks)
-                line = ", ".join(f"{key} {value:.2f}" for key, value in result.items())
-                print(f"{number + 1}: {entry.name}, {ranks} ranks: {line}", file=sys.stderr)
-                found[ranks].setdefault(entry.name, []).append(result)
-    check(found)
-    text = memory_report.markdown(found, entries, size, left_out)
-    print(text)
-    print(*memory_report.verdict(found, entries), sep="\n")
-    if not options.quick:
-        (options.out / "memory.md").write_text(text)
-        (options.out / "memory.svg").write_text(memory_report.plot(found, entries))
+    model = "memory_quick" if options.quick else "memory"
+    found = play(
+        [(ranks, name) for name in entries for ranks in options.ranks],
+        lambda each: measure(each[1], each[0], model=model, steps=options.steps),
+        options.rounds,
+    )
+    tables: dict[int, Table] = {
+        ranks: {name: found[ranks, name] for name in entries}
+        for ranks in sorted(options.ranks, reverse=True)
+    }
+    for table in tables.values():
+        check_losses(table, "ddp", part=1e-3)
+    parts = {
+        "machine": machine(options.rounds, SIZES[model]),
+        "tables": "\n\n".join(
+            section(table, SIZES[model], ranks) for ranks, table in tables.items()
+        ),
+        "left out": "\n".join(left_out) or "No strategy was left out.",
+    }
+    page.publish(parts, plot(tables))
 
 
-def available(entries: list[Entry]) -> tuple[list[Entry], list[str]]:
+def available(wanted: Sequence[str] | Mapping[str, Entry]) -> tuple[list[str], list[str]]:
     """Those that can run here, and a line for each that cannot."""
     found, lines = [], []
-    for entry in entries:
+    for name in wanted:
         try:
-            if entry.arguments["strategy"] not in names():
+            if name not in names():
                 raise ConfigurationError("the trainer has no such strategy")
-            # Its check names a package that is missing, or an option that is not known.
-            Trainer(accelerator="cpu", devices=2, max_steps=1, **entry.arguments)
+            # Its check names a package that is missing.
+            Trainer(accelerator="cpu", devices=2, strategy=name, max_steps=1)
         except ConfigurationError as error:
-            lines.append(f"{entry.name} is left out: {error}")
+            lines.append(f"{name} is left out: {error}")
         else:
-            found.append(entry)
+            found.append(name)
     return found, lines
 
 
-def measure(name: str, job: dict[str, Any], ranks: int) -> dict[str, float]:
+def measure(name: str, ranks: int, **more: Any) -> Reading:
     """Train on `ranks` processes; of what they found, the largest memory and the mean time."""
-    with tempfile.TemporaryDirectory(prefix="bench-") as place:
-        folder = Path(place)
-        processes = []
-        try:
-            for rank, variables in enumerate(rank_variables(ranks)):
-                with (folder / f"{rank}.log").open("w") as log:
-                    command = [sys.executable, str(HERE / "memory_one.py"), json.dumps(job)]
-                    processes.append(
-                        subprocess.Popen(
-                            [*command, str(folder / f"{rank}.json")],
-                            env={**os.environ, **ONE_THREAD, **STEADY_MEMORY, **variables},
-                            cwd=folder,
-                            stdin=subprocess.DEVNULL,
-                            stdout=log,
-                            stderr=subprocess.STDOUT,
-                        )
-                    )
-            results = _results(name, processes, folder)
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
-    found = {key: max(result[key] for result in results) for key in results[0]}
-    for key in ("step_s", "loss"):
-        found[key] = sum(result[key] for result in results) / ranks
-    return found
+    job = {"strategy": name, "imports": ENTRIES[name].imports, **more}
+    results: list[Reading] = measured(
+        "memory_rank.py", job, FREED_IS_RETURNED, ranks, timeout=TIMEOUT
+    )
+    most = {key: max(column(results, key)) for key in results[0]}
+    return most | {key: sum(column(results, key)) / ranks for key in ("step_s", "loss")}
 
 
-def _results(
-    name: str, processes: list[subprocess.Popen[bytes]], folder: Path
-) -> list[dict[str, float]]:
-    deadline = time.monotonic() + TIMEOUT
-    paths = [folder / f"{rank}.json" for rank in range(len(processes))]
-    while any(process.poll() is None for process in processes):
-        failed = any(process.returncode for process in processes)
-        if time.monotonic() > deadline or (failed and not all(path.exists() for path in paths)):
-            break
-        time.sleep(0.1)
-    if not all(path.exists() for path in paths):
-        logs = [*folder.glob("*.log"), *folder.glob("runs/*/logs/*.log")]
-        words = "\n".join(f"{log.name}:\n{log.read_text()[-3000:]}" for log in logs)
-        raise SystemExit(f"{name}, {len(processes)} ranks: failed or hangs; last words:\n{words}")
-    return [json.loads(path.read_text()) for path in paths]
+def machine(rounds: int, size: Size) -> str:
+    """When, on what, and what was trained."""
+    return report.machine(
+        *("torch", "fairscale", "deepspeed"),
+        more=f"{rounds} rounds. A GPT of {size.parameters / 1e6:.1f} million parameters "
+        f"({size.depth} blocks, {size.width} wide), one sequence of {size.context} tokens per rank "
+        "and step. Memory in MiB; medians of the rounds, with the minimum and maximum in "
+        "parentheses.",
+    )
 
 
-def check(found: Found) -> None:
-    """All must have come to ddp's loss, or they did not do the same work."""
-    for ranks, entries in found.items():
-        for name, results in entries.items():
-            for mine, ddp in zip(results, entries.get("ddp", []), strict=False):
-                if abs(mine["loss"] - ddp["loss"]) > 1e-3 * ddp["loss"]:
-                    raise SystemExit(
-                        f"{name}, {ranks} ranks: loss {mine['loss']:.4f}, not {ddp['loss']:.4f}"
-                    )
+def section(table: Table, size: Size, ranks: int) -> str:
+    """The tables of so many ranks."""
+    head = ["", "expected", "steady", "plain script", "peak", "plain script", "peak of setup"]
+    resident = [_resident(name, table, size, ranks) for name in table]
+    composed = [_composition(name, table[name], size, ranks) for name in table]
+    kinds = ["parameters, expected", "gradients, expected", "optimizer state, expected"]
+    return "\n\n".join(
+        [
+            f"## {ranks} ranks",
+            report.table([*head, "s per step", "ratio"], resident),
+            f"### Composition, {ranks} ranks",
+            report.table(["", *(word for kind in kinds for word in (kind, "counted"))], composed),
+        ]
+    )
+
+
+def _resident(name: str, table: Table, size: Size, ranks: int) -> list[str]:
+    results, entry = table[name], ENTRIES[name]
+    cells = [name, f"{sum(entry.theory(size.parameters, ranks).values()):.0f}"]
+    for key, script in zip(("steady", "peak"), entry.script, strict=True):
+        part = middle(results, key) / script
+        ratio = f"{script:.0f}, ratio {report.bold(f'{part:.2f}', part > BOUND)}"
+        cells += [spread(column(results, key), 0), ratio if ranks == SCRIPT_RANKS else ""]
+    cells += [spread(column(results, "set_up"), 0), spread(column(results, "step_s"), 2)]
+    if "ddp" not in table:
+        return [*cells, ""]
+    beside = ratios(column(results, "step_s"), column(table["ddp"], "step_s"))
+    return [*cells, f"{median(beside):.2f}"]
+
+
+def _composition(name: str, results: Sequence[Reading], size: Size, ranks: int) -> list[str]:
+    theory = ENTRIES[name].theory(size.parameters, ranks)
+    both = [(theory[kind], middle(results, kind)) for kind in KINDS]
+    return [name, *(f"{value:.0f}" for pair in both for value in pair)]
+
+
+def plot(tables: Mapping[int, Table]) -> str:
+    """Bars of peak and, in front of them, steady memory with the most ranks, as an SVG."""
+    rows = []
+    for name, results in tables[max(tables)].items():
+        peak, steady = middle(results, "peak"), middle(results, "steady")
+        text = f"{steady:.0f}, peak {peak:.0f} MiB"
+        rows.append(Bar(name, {LIGHT: peak, ORANGE: steady}, text))
+    title = f"Memory of a rank above its base, {max(tables)} ranks"
+    return bars(rows, left=160, title=title)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Clocks of one measurement. Imports nothing heavy, since the time to the first step counts too."""
+"""Clocks and memory of a process. Imports nothing heavy: the time to the first step counts too."""
 
 from __future__ import annotations
 
@@ -7,39 +7,30 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-STARTED = "BENCH_STARTED_NS"  # set by run.py just before the process is started
-
-
-@dataclass(frozen=True)
-class Job:
-    """One measurement: who trains what, and for how long."""
-
-    contestant: str  # the file, e.g. "raw"
-    variant: str  # e.g. "bare"
-    subject: str  # "mlp" or "transformer"
-    fused: bool
-    warmup: int
-    steps: int
-    epoch: int  # steps in an epoch; a checkpoint is due at the end of each
-
-    @property
-    def total(self) -> int:
-        """All steps to run: the window ends when the step after it begins."""
-        return self.warmup + self.steps + 1
+from child import STARTED
+from job import Job
 
 
 @dataclass(frozen=True)
 class Reading:
+    """Nanoseconds of the clock, without a core, and of the processor."""
+
     wall: int
     waited: int
     cpu: int
 
 
 def read() -> Reading:
+    """Read the clocks."""
     # The kernel counts how long this thread stood ready without getting a core. Less that wait,
     # wall time is repeatable on a shared machine, and still holds what CPU time hides: disk, sleep.
     waited = int(Path("/proc/thread-self/schedstat").read_text().split()[1])
     return Reading(time.monotonic_ns(), waited, time.process_time_ns())
+
+
+def seconds_between(start: Reading, stop: Reading) -> float:
+    """Wall time without that of waiting for a core."""
+    return (stop.wall - start.wall - (stop.waited - start.waited)) / 1e9
 
 
 class Meter:
@@ -53,28 +44,52 @@ class Meter:
         self._next = self._due.pop()
 
     def tick(self) -> None:
+        """Count a step."""
         self.count += 1
         if self.count == self._next:
-            self.readings[self.count] = read()
+            self.readings[self.count] = self.read()
             self._next = self._due.pop() if self._due else 0
 
+    def read(self) -> Reading:
+        """Read the clocks; on a device, when it has done what was asked of it."""
+        return read()
+
+    def peak(self) -> float:
+        """Most MiB until the end."""
+        return peak()
+
     def result(self) -> dict[str, float]:
-        first, start, stop = (self.readings[i] for i in (2, self.job.warmup + 1, self.job.total))
+        """What a step takes, the first one, and memory."""
         if self.count != self.job.total:
             raise SystemExit(f"{self.count} steps were run, not {self.job.total}")
-        wall = stop.wall - start.wall - (stop.waited - start.waited)
+        first, start, stop = (self.readings[i] for i in (2, self.job.warmup + 1, self.job.total))
         began = int(os.environ.get(STARTED, first.wall))
         return {
-            "step_us": wall / self.job.steps / 1e3,
-            "cpu_us": (stop.cpu - start.cpu) / self.job.steps / 1e3,
+            "step_ms": seconds_between(start, stop) / self.job.steps * 1e3,
+            "cpu_ms": (stop.cpu - start.cpu) / self.job.steps / 1e6,
             "first_step_s": (first.wall - first.waited - began) / 1e9,
-            "peak_mb": peak_memory(),
+            "peak_mib": self.peak(),
         }
 
 
-def peak_memory() -> float:
-    """Largest resident size in MB. Not `ru_maxrss`, which may be the parent's, before exec."""
+def resident() -> float:
+    """MiB of this process that are in memory now."""
+    return _status("VmRSS:")
+
+
+def peak() -> float:
+    """Most MiB that were in memory since `forget_peak`."""
+    # Not `ru_maxrss`, which may be the parent's, before exec.
+    return _status("VmHWM:")
+
+
+def forget_peak() -> None:
+    """Reset `peak` to what is in memory now."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def _status(name: str) -> float:
     for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024 / 1e6
-    raise OSError("no VmHWM in /proc/self/status")
+        if line.startswith(name):
+            return int(line.split()[1]) / 1024
+    raise OSError(f"no {name} in /proc/self/status")

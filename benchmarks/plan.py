@@ -14,15 +14,18 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from folders import writable
-from memory import HERE, available, measure
-from memory_entries import ENTRIES
+from child import HERE
+from memory import ENTRIES, available, measure
+from report import DOCS, writable
 
 MiB = 2**20
+# Under other options than the usual ones, a strategy of each kind.
+FEW = ("ddp", "fsdp", "deepspeed_stage_2")
+FIELDS = ("model", "ranks", "strategy", "planned", "measured", "ratio", "mark")
 
 
 @dataclass(frozen=True)
@@ -35,8 +38,8 @@ class Case:
 
     @property
     def name(self) -> str:
-        parts = [self.model, self.precision.removeprefix("32-true")]
-        return ", ".join([*filter(None, parts), *(["checkpointing"] if self.checkpointing else [])])
+        words = [self.model, self.precision.removeprefix("32-true")]
+        return ", ".join(filter(None, [*words, "checkpointing" if self.checkpointing else ""]))
 
 
 CASES = (
@@ -46,25 +49,6 @@ CASES = (
     Case("LongGPT", "bf16-mixed"),
     Case("LongGPT", checkpointing=("Block",)),
 )
-# Of the last cases, a strategy of each kind.
-FEW = ("ddp", "fsdp", "deepspeed_stage_2")
-
-
-def planned(case: Case, ranks: int) -> dict[str, dict[str, Any]]:
-    """The rows of a plan by strategy."""
-    command = [sys.executable, "-m", "my_project", "plan", "--json", "--accelerator", "cpu"]
-    command += ["--devices", str(ranks), "--memory", "64G", "--seconds", "300"]
-    command += ["--model", f"plan_subject.{case.model}", "--trainer.max_steps", "5"]
-    command += ["--trainer.precision", case.precision]
-    if case.checkpointing:
-        command += ["--trainer.activation_checkpointing", json.dumps(case.checkpointing)]
-    paths = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": paths}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{case.name}: {done.stderr[-2000:]}")
-    found = json.loads(done.stdout)
-    return {row["name"]: row["memory"] for row in found["rows"]}
 
 
 def main() -> None:
@@ -73,38 +57,63 @@ def main() -> None:
     )
     parser.add_argument("--only", nargs="+", default=[case.model for case in CASES])
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--strategies", nargs="+", default=[entry.name for entry in ENTRIES])
-    parser.add_argument("--out", type=writable, default=HERE.parent / "docs")
+    parser.add_argument("--strategies", nargs="+", choices=ENTRIES, default=[*ENTRIES])
+    parser.add_argument("--out", type=writable, default=DOCS)
     options = parser.parse_args()
-    entries, left_out = available([each for each in ENTRIES if each.name in options.strategies])
+    strategies, left_out = available(options.strategies)
     print(*left_out, sep="\n", file=sys.stderr)
     path: Path = options.out / "plan.csv"
     rows = list(csv.DictReader(path.open())) if path.exists() else []
     for case in (case for case in CASES if case.model in options.only):
         for ranks in options.ranks:
             plan = planned(case, ranks)
-            for entry in entries:
-                if (case.precision, case.checkpointing) != ("32-true", ()) and (
-                    entry.name not in FEW
-                ):
-                    continue
-                key = {"model": case.name, "ranks": str(ranks), "strategy": entry.name}
-                job = {**entry.job, "model": case.model, "steps": 1}
-                job |= {"precision": case.precision, "checkpointing": case.checkpointing}
-                found = next((row for row in rows if key.items() <= row.items()), {})
-                if not found:
-                    found = {**key, "measured": f"{measure(case.name, job, ranks)['peak']:.0f}"}
-                    rows.append(found)
-                own = plan[entry.name]["peak"] / MiB
-                found |= {"planned": f"{own:.0f}", "mark": plan[entry.name]["mark"]}
-                found["ratio"] = f"{own / float(found['measured']):.3f}"
-                print(", ".join(found.values()), file=sys.stderr, flush=True)
-                with path.open("w") as file:
-                    writer = csv.DictWriter(file, [*key, "planned", "measured", "ratio", "mark"])
-                    writer.writeheader()
-                    writer.writerows(rows)
+            for strategy in strategies:
+                if case.name == case.model or strategy in FEW:
+                    row = row_of(rows, case, ranks, strategy, plan[strategy])
+                    print(", ".join(row[field] for field in FIELDS), file=sys.stderr, flush=True)
+                    write(path, rows)
     near = sum(abs(float(row["ratio"]) - 1) <= 0.1 for row in rows)
     print(f"{near} of {len(rows)} within 10 %")
+
+
+def planned(case: Case, ranks: int) -> dict[str, dict[str, Any]]:
+    """The rows of a plan by strategy."""
+    command = [sys.executable, "-m", "my_project", "plan", "--json", "--accelerator", "cpu"]
+    command += ["--devices", str(ranks), "--memory", "64G", "--seconds", "300"]
+    command += ["--model", f"memory_rank.{case.model}", "--trainer.max_steps", "5"]
+    command += ["--trainer.precision", case.precision]
+    if case.checkpointing:
+        command += ["--trainer.activation_checkpointing", json.dumps(case.checkpointing)]
+    paths = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": paths}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{case.name}: {done.stderr[-2000:]}")
+    return {row["name"]: row["memory"] for row in json.loads(done.stdout)["rows"]}
+
+
+def row_of(
+    rows: list[dict[str, str]], case: Case, ranks: int, strategy: str, plan: dict[str, Any]
+) -> dict[str, str]:
+    """The row of a cell with what is planned now; it is measured if it has not been before."""
+    key = {"model": case.name, "ranks": str(ranks), "strategy": strategy}
+    row = next((row for row in rows if key.items() <= row.items()), {})
+    if not row:
+        measured = measure(strategy, ranks, steps=1, **asdict(case))["peak"]
+        row |= {**key, "measured": f"{measured:.0f}"}
+        rows.append(row)
+    own = plan["peak"] / MiB
+    row |= {"planned": f"{own:.0f}", "mark": plan["mark"]}
+    row["ratio"] = f"{own / float(row['measured']):.3f}"
+    return row
+
+
+def write(path: Path, rows: list[dict[str, str]]) -> None:
+    """Write all rows: a run that is stopped goes on there."""
+    with path.open("w") as file:
+        writer = csv.DictWriter(file, FIELDS)
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 if __name__ == "__main__":

@@ -24,10 +24,11 @@ from my_project_trainer import Trainer
 
 from my_project.tasks.digits import Digits
 from my_project.tasks.image_classifier import ImageClassifier
+from plots import GRAY, Curve, Panel, panels
 
 Rule = Literal["none", "sqrt", "linear"]
 BATCHES = (32, 64, 128, 256, 512, 1024)
-RULES: tuple[Rule, ...] = ("none", "sqrt", "linear")
+RULES: dict[Rule, str] = {"none": GRAY, "sqrt": "#e07b00", "linear": "#0068b5"}
 WARMUPS = (0.0, 0.25)  # of the steps of a fit
 SEEDS = (1, 2, 3)
 PROCESSES = (1, 2, 4, 8)
@@ -108,42 +109,21 @@ def accuracy(found: Mapping[Fit, Result], fits: Sequence[Fit]) -> float:
     return statistics.median(found.get(fit, found[unscaled(fit)]).accuracy for fit in fits)
 
 
-def plot(curves: dict[tuple[str, float, Rule], list[float]], batches: Sequence[int]) -> str:
-    """One panel per optimizer and warm-up: accuracy by batch size, a line per rule; as SVG."""
-    width, height, margin = 300, 170, 42
-    colors = dict(zip(RULES, ("#888888", "#e07b00", "#0068b5"), strict=True))
-    parts = []
-    for index, (optimizer, warmup) in enumerate(itertools.product(RATES, WARMUPS)):
-        left, top = index % 2 * width + margin, index // 2 * height + 24
-        w, h = width - margin - 14, height - 58
+def plot(found: Mapping[Fit, Result]) -> str:
+    """Print accuracy by batch size; return it as an SVG, a panel per optimizer and warm-up."""
+    batches, seeds = ({getattr(fit, name) for fit in found} for name in ("batch", "seed"))
+    percent = {part / 100: f"{part} %" for part in (0, 50, 100)}
+    shown = []
+    for optimizer, warmup in itertools.product(RATES, WARMUPS):
+        curves = []
+        for rule, color in RULES.items():
+            fits = {n: [Fit(optimizer, warmup, rule, n, seed) for seed in seeds] for n in batches}
+            points = [(batch, accuracy(found, fits[batch])) for batch in sorted(batches)]
+            curves.append(Curve(color, points))
+            print(f"{optimizer:6} {warmup:4} {rule:7}", *(f"{value:6.3f}" for _, value in points))
         title = f"{optimizer}, {'with' if warmup else 'without'} warm-up"
-        parts.append(f'<text x="{left}" y="{top - 8}" font-weight="bold">{title}</text>')
-        for percent in (0, 50, 100):
-            y = top + h * (1 - percent / 100)
-            parts.append(f'<path d="M{left} {y}h{w}" stroke="#bbbbbb"/>')
-            parts.append(f'<text x="{left - 6}" y="{y + 4}" text-anchor="end">{percent} %</text>')
-        places = [left + w * number / (len(batches) - 1) for number in range(len(batches))]
-        for x, batch in zip(places, batches, strict=True):
-            parts.append(f'<text x="{x}" y="{top + h + 15}" text-anchor="middle">{batch}</text>')
-        for rule in RULES:
-            values = curves[optimizer, warmup, rule]
-            points = [
-                f"{x:.0f},{top + h * (1 - y):.1f}" for x, y in zip(places, values, strict=True)
-            ]
-            parts.append(
-                f'<polyline points="{" ".join(points)}" fill="none" stroke="{colors[rule]}" '
-                'stroke-width="2"/>'
-            )
-    for number, (rule, color) in enumerate(colors.items()):
-        x, y = margin + 110 * number, 2 * height + 14
-        parts.append(f'<path d="M{x} {y - 4}h18" stroke="{color}" stroke-width="2"/>')
-        parts.append(f'<text x="{x + 24}" y="{y}">{rule}</text>')
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {2 * width} {2 * height + 26}" '
-        'font-family="sans-serif" font-size="11" fill="#777777">\n'
-        + "\n".join(parts)
-        + "\n</svg>\n"
-    )
+        shown.append(Panel(title, "batch size", sorted(batches), percent, curves))
+    return panels(shown, {str(rule): color for rule, color in RULES.items()}, columns=2)
 
 
 def main(folder: Path, quick: bool) -> None:
@@ -158,13 +138,7 @@ def main(folder: Path, quick: bool) -> None:
         for fit, result in study(batches, seeds):
             writer.writerow([*fit, *(f"{value:.6g}" for value in result)])
             found[fit] = result
-    curves = {
-        words: [accuracy(found, [Fit(*words, batch, seed) for seed in seeds]) for batch in batches]
-        for words in itertools.product(RATES, WARMUPS, RULES)
-    }
-    (folder / "study.svg").write_text(plot(curves, batches))
-    for (optimizer, warmup, rule), values in curves.items():
-        print(f"{optimizer:6} {warmup:4} {rule:7}", *(f"{value:6.3f}" for value in values))
+    (folder / "study.svg").write_text(plot(found))
     one = Fit("SGD", 0.25, "linear", 64, 1)
     same = {
         number: train(one, devices=number, strategy="ddp_fork" if number > 1 else "auto").loss

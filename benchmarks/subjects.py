@@ -1,105 +1,158 @@
-"""What is trained: the same model, data and optimizer for every contestant."""
+"""What is trained: models that give their loss, and data made up for them."""
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import TensorDataset
 
-BATCH = 8  # of each process
-WORLD_SIZE = int(os.environ.get("WORLD_SIZE", "1"))
-CLASSES = 10
-VOCABULARY = 256
-CONTEXT = 64
+from job import SIZES, Size
+
+Batch = tuple[Tensor, Tensor]
 
 
-@dataclass(frozen=True)
-class Subject:
-    """A model and its data; `loss` is the whole of a training step but for backward and update."""
+class Net(nn.Module):
+    """A model whose forward is the whole of a step but for backward and update."""
 
-    net: nn.Module
-    dataset: TensorDataset
-
-    def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        return loss_of(self.net, x, y)
+    def samples(self, count: int, generator: Generator) -> Batch:
+        """Inputs and targets."""
+        raise NotImplementedError
 
     @torch.no_grad()
     def final_loss(self) -> float:
-        """Loss on the first 256 samples: shows that the contestant trained and did not just run."""
-        x, y = self.dataset.tensors
-        return float(self.loss(x[:256], y[:256]))
+        """Loss on samples of its own: shows that it was trained, and did not just run."""
+        return float(self(*self.samples(256, Generator().manual_seed(1))))
 
 
-def loss_of(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """Cross entropy of `net`, which may be wrapped for several processes."""
-    return F.cross_entropy(net(x).flatten(0, -2), y.flatten())
-
-
-def optimizer_for(net: nn.Module, fused: bool) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(net.parameters(), lr=1e-3, fused=fused)
-
-
-def build(name: str, steps_per_epoch: int) -> Subject:
-    """The subject `name`, with data for `steps_per_epoch` batches on each process."""
-    torch.manual_seed(0)
-    samples = steps_per_epoch * BATCH * WORLD_SIZE
-    return {"mlp": _mlp, "transformer": _transformer}[name](samples)
-
-
-def _mlp(samples: int) -> Subject:
+class MLP(Net):
     """So small that what is measured is what stands around it."""
-    net = nn.Sequential(
-        nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, CLASSES)
-    )
-    x = torch.randn(samples, 32)
-    return Subject(net, TensorDataset(x, x[:, :CLASSES].argmax(1)))
 
-
-def _transformer(samples: int) -> Subject:
-    """1.9 million parameters: the size at which the model itself takes the time."""
-    x = torch.randint(VOCABULARY, (samples, CONTEXT))
-    return Subject(Transformer(), TensorDataset(x, (x + 1) % VOCABULARY))
-
-
-class Transformer(nn.Module):
-    def __init__(self, width: int = 192, depth: int = 4, heads: int = 4) -> None:
+    def __init__(self, width: int = 32, classes: int = 10) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(VOCABULARY, width)
-        self.places = nn.Parameter(torch.zeros(CONTEXT, width))
-        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(depth)))
-        self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, VOCABULARY))
+        self.width, self.classes = width, classes
+        hidden = [nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()]
+        self.layers = nn.Sequential(*hidden, nn.Linear(width, classes))
 
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.blocks(self.tokens(x) + self.places))
-        return logits
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(self.layers(x), y)
+
+    def samples(self, count: int, generator: Generator) -> Batch:
+        x = torch.randn(count, self.width, generator=generator)
+        return x, x[:, : self.classes].argmax(1)
+
+
+class GPT(Net):
+    """A transformer of the usual form; each target is the token, plus one."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.size = size
+        self.tokens = nn.Embedding(size.vocabulary, size.width)
+        self.places = nn.Embedding(size.context, size.width)
+        self.blocks = nn.ModuleList(Block(size) for _ in range(size.depth))
+        self.norm = nn.LayerNorm(size.width)
+        if size.tied:  # as GPT-2's
+            for each in (self.tokens, self.places):
+                nn.init.normal_(each.weight, std=0.02)
+        else:
+            self.head = nn.Linear(size.width, size.vocabulary, bias=False)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        x = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1], device=tokens.device))
+        for block in self.blocks:
+            x = block(x)
+        x = self.norm(x)
+        logits = F.linear(x, self.tokens.weight) if self.size.tied else self.head(x)
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    def samples(self, count: int, generator: Generator) -> Batch:
+        shape = (count, self.size.context)
+        tokens = torch.randint(self.size.vocabulary, shape, generator=generator)
+        return tokens, (tokens + 1) % self.size.vocabulary
 
 
 class Block(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
+    """Attention and a network of two layers, each beside a shortcut."""
+
+    def __init__(self, size: Size) -> None:
         super().__init__()
-        self.heads = heads
+        width, linear = size.width, partial(nn.Linear, bias=size.bias)
+        self.heads = size.heads
         self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(
-            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
-        )
+        self.qkv, self.out = linear(width, 3 * width), linear(width, width)
+        self.up, self.down = linear(width, 4 * width), linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.norm_1(x))
-        result: Tensor = x + self.mlp(self.norm_2(x))
+        result: Tensor = x + self.down(F.gelu(self.up(self.norm_2(x))))
         return result
 
     def attention(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
-        q, k, v = (
-            self.qkv(x)
-            .view(batch, length, 3, self.heads, width // self.heads)
-            .permute(2, 0, 3, 1, 4)
-        )
+        split = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads)
+        q, k, v = split.permute(2, 0, 3, 1, 4)
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         result: Tensor = self.out(attended.transpose(1, 2).reshape(batch, length, width))
         return result
+
+
+class Convolutions(Net):
+    """A convolutional network of 51 million parameters, on images of 192 x 192."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        before = 3
+        for number, width in enumerate((64, 128, 256, 512, *[1024] * 5)):
+            stride = 2 if number < 5 else 1
+            convolution = nn.Conv2d(before, width, 3, stride=stride, padding=1, bias=False)
+            layers += [convolution, nn.BatchNorm2d(width), nn.ReLU()]
+            before = width
+        self.features = nn.Sequential(*layers)
+        self.head = nn.Linear(before, 1000)
+
+    def forward(self, images: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(self.head(self.features(images).mean((2, 3))), targets)
+
+    def samples(self, count: int, generator: Generator) -> Batch:
+        images = torch.randn(count, 3, 192, 192, generator=generator)
+        return images, torch.randint(1000, (count,), generator=generator)
+
+
+class Embeddings(Net):
+    """An embedding of 46 million parameters, and a network of 4 million."""
+
+    words, width = 180_000, 256
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(self.words, self.width)
+        self.hidden = nn.Sequential(*(self._layers() for _ in range(2)))
+        self.head = nn.Linear(self.width, 1000)
+
+    def _layers(self) -> nn.Sequential:
+        return nn.Sequential(nn.Linear(self.width, 4096), nn.GELU(), nn.Linear(4096, self.width))
+
+    def forward(self, words: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(self.head(self.hidden(self.table(words).mean(-2))), targets)
+
+    def samples(self, count: int, generator: Generator) -> Batch:
+        words = torch.randint(self.words, (count, 64), generator=generator)
+        return words, torch.randint(1000, (count,), generator=generator)
+
+
+SUBJECTS: dict[str, Callable[[], Net]] = {
+    "mlp": MLP,
+    **{name: partial(GPT, size) for name, size in SIZES.items()},
+}
+
+
+def load_lazily_loaded() -> None:
+    """Step a tiny model, which loads what torch loads at the first step: it is no part of a run."""
+    layer = nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(layer.parameters())
+    layer(torch.ones(1, 2)).sum().backward()
+    optimizer.step()

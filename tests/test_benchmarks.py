@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ast
+import argparse
 import importlib
 import json
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,45 +33,49 @@ def test_a_folder_that_is_not_there_is_refused_before_anything_is_measured(tmp_p
         assert done.stderr.splitlines()[-1] == f"run.py: error: argument --out: {says}"
 
 
-def test_all_benchmarks_check_their_folder() -> None:
-    """The others start in a project's environment only."""
-    for script in ("run.py", "memory.py", "pipeline.py", "scale.py"):
-        text = (BENCHMARKS / script).read_text(encoding="utf-8")
-        assert text.count('parser.add_argument("--out", type=writable, default=') == 1
-
-
-def paragraphs(script: Path) -> Iterator[str]:
-    """Yield the texts of a script that writes a page: its constants, and what `markdown` says."""
-    for node in ast.parse(script.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
-            if isinstance(node.value.value, str):
-                yield re.sub(r"\{[^{}]*\}", "\0", node.value.value)
-        elif isinstance(node, ast.FunctionDef) and node.name == "markdown":
-            texts = [each.value for each in ast.walk(node) if isinstance(each, ast.Constant)]
-            yield from (each for each in map(str, texts) if "do not edit" in each)
-
-
 @pytest.mark.parametrize(
     ("script", "page"),
     [
-        *[("report", "benchmarks"), ("memory_report", "memory"), ("pipeline_report", "pipeline")],
-        *[("checkpoint_report", "checkpoints"), ("scale_report", "scale")],
+        *[("run", "benchmarks"), ("memory", "memory"), ("pipeline", "pipeline"), ("gpu", "gpu")],
+        *[("checkpoints", "checkpoints"), ("scale", "scale")],
     ],
 )
-def test_a_page_says_what_its_script_writes(script: str, page: str) -> None:
-    """Both are changed together; numbers are those of the last run."""
+def test_a_page_has_the_parts_that_its_script_writes(gpu: Any, script: str, page: str) -> None:
+    """The other scripts start in a project's environment only; all check folder and page first."""
+    code = (BENCHMARKS / f"{script}.py").read_text(encoding="utf-8")
+    parser, checked = (
+        code.index(text) for text in ("parser(__doc__)", f'report.Page(options, "{page}")')
+    )
+    assert parser < checked < code.index("page.publish(")
     text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
-    found = list(paragraphs(BENCHMARKS / f"{script}.py"))
-    assert len(found) >= 2
-    for each in found:
-        assert re.search(re.escape(each).replace("\x00", ".+"), text), each
+    assert re.findall(r"<!-- (?!test-gpu)(.+): begin -->", text) == list(gpu.report.PARTS[page])
+    assert re.findall(r"<!-- (?!test-gpu)(.+): end -->", text) == list(gpu.report.PARTS[page])
+    for part in gpu.report.PARTS[page]:
+        assert f'"{part}"' in code or f"def {part}(" in code
+    if script != "gpu":
+        assert f"`make bench{'' if script == 'run' else f'-{script}'}`" in text
+        assert f"(`python benchmarks/{script}.py`)" in text
+
+
+def test_parts_are_written_between_their_marks(gpu: Any, tmp_path: Path) -> None:
+    page = tmp_path / "memory.md"
+    options = argparse.Namespace(quick=False, out=tmp_path)
+    for text in ("one", "two"):
+        gpu.report.Page(options, page.stem).publish({"machine": text}, "<svg/>")
+    assert page.with_suffix(".svg").read_text(encoding="utf-8") == "<svg/>"
+    before = (ROOT / "docs" / page.name).read_text(encoding="utf-8")
+    for part in gpu.report.PARTS["memory"]:
+        begin, end = map(re.escape, gpu.report.marks(part))
+        by = "two" if part == "machine" else "Not measured."
+        before = re.sub(f"({begin}).*({end})", rf"\g<1>{by}\n\g<2>", before, flags=re.DOTALL)
+    assert page.read_text(encoding="utf-8") == before
 
 
 def test_the_gpu_benchmark_refuses_a_page_before_it_measures(tmp_path: Path) -> None:
     page = tmp_path / "gpu.md"
     page.write_text("nothing\n", encoding="utf-8")
     for arguments, code, says in (
-        (["--out", str(page)], 1, f"{page} has no lines <!-- bench-gpu: begin --> and "),
+        (["--out", str(tmp_path)], 1, f"{page} has no lines <!-- bench-gpu: begin --> and "),
         (["--device", "cpu"], 2, "gpu.py: error: --device cpu: on a CPU only the smoke run"),
         (["--rounds", "2"], 2, "gpu.py: error: --rounds: medians of less than three say nothing"),
     ):
@@ -93,8 +96,9 @@ def test_the_gpu_benchmark_says_what_it_found_and_what_it_left_out(gpu: Any) -> 
     }
     gpu.check(rounds)
     # 8,192 tokens a step of 860 million operations each: 70.4 TFLOPS in 100 ms.
-    assert (gpu.Job().parameters, gpu.Job().flops_per_token) == (124_475_904, 860_101_632)
-    text = gpu.markdown(gpu.Job(), rounds, "a GPU", ["Lightning is not compared: …"], 989.0)
+    size = gpu.FULL.size
+    assert (size.parameters, size.flops_per_token) == (124_475_904, 860_101_632)
+    text = gpu.markdown(gpu.FULL, rounds, "a GPU", ["Lightning is not compared: …"], 989.0)
     lines = text.splitlines()
     assert "| hand-written loop | 100.00 ms | +0.0% | 81,920 | 7.1% | 1000 MiB | +0.0% |" in lines
     assert "| this trainer | 101.00 ms | +1.0% | 81,109 | 7.1% | 1040 MiB | +4.0% |" in lines
@@ -115,24 +119,13 @@ def test_the_gpu_benchmark_keeps_each_measurement_and_ends_in_time(
     gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter([0.0, 100.0, 250.0])
-    monkeypatch.setattr(gpu.time, "monotonic", lambda: next(clock))
-    monkeypatch.setattr(gpu, "measure", lambda job, name: {"step_ms": 1.0})
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
     lines = tmp_path / "bench.jsonl"
-    rounds = gpu.play(gpu.Job(), ["loop", "bundled"], 7, 350, lines)
+    play = gpu.side_by_side.play
+    rounds = play(["loop", "bundled"], lambda name: {"step_ms": 1.0}, 7, 350, lines)
     # After two rounds in 250 s, a third would end at 375 s.
     assert {name: len(found) for name, found in rounds.items()} == {"loop": 2, "bundled": 2}
     kept = [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()]
     assert [(each["round"], each["name"]) for each in kept] == [
         *((1, "loop"), (1, "bundled"), (2, "bundled"), (2, "loop")),
     ]
-
-
-def test_the_gpu_benchmark_writes_between_its_marks(gpu: Any, tmp_path: Path) -> None:
-    page = tmp_path / "gpu.md"
-    page.write_text((ROOT / "docs" / "gpu.md").read_text(encoding="utf-8"), encoding="utf-8")
-    gpu.check_page(page)
-    gpu.write(page, "one\n")
-    gpu.write(page, "two\n")
-    before, _, rest = page.read_text(encoding="utf-8").partition(gpu.BEGIN)
-    assert rest.startswith(f"two\n{gpu.END}")
-    assert before.count("<!-- test-gpu: begin -->") == 1

@@ -22,6 +22,8 @@ from my_project_trainer.launch import files
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import meter
+
 # As if a device computed: 64 ranks that compute all the time would keep each other waiting.
 SECONDS_OF_A_STEP = 0.2
 WARMUP = 10  # steps, in which ranks agree on what repeats
@@ -42,17 +44,10 @@ class Job:
 counted: collections.Counter[str] = collections.Counter()
 # C++ code keeps a store alive, but not the Python object that has its methods.
 kept: list[dist.Store] = []
-KINDS: tuple[str, ...] = (
-    "set",
-    "get",
-    "compare_set",
-    "add",
-    "wait",
-    "check",
-    "append",
-    "delete_key",
+KINDS = (
+    *("set", "get", "compare_set", "add", "wait", "check", "append", "delete_key"),
+    *("multi_get", "multi_set", "num_keys"),
 )
-KINDS += ("multi_get", "multi_set", "num_keys")
 
 
 class Counting(dist.Store):
@@ -105,16 +100,16 @@ def entries(folder: str) -> int:
 
 def reading() -> dict[str, Any]:
     """What this process has used until now."""
-    rollup = Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]
-    memory = {line.split(":")[0]: int(line.split()[1]) / 1024 for line in rollup}
+    rollup = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    (own,) = (int(line.split()[1]) / 1024 for line in rollup if line.startswith("Pss:"))
     return {
         "at": time.monotonic(),
         "cpu_s": time.process_time(),
         "operations": dict(counted),
         "threads": entries("/proc/self/task"),
         "descriptors": entries("/proc/self/fd"),
-        "resident_mib": memory["Rss"],
-        "own_mib": memory["Pss"],
+        "resident_mib": meter.resident(),
+        "own_mib": own,
     }
 
 

@@ -1,6 +1,6 @@
-"""Measurements of pipelines in one start of the ranks; each writes what it found into a folder.
+"""One rank of several measurements of pipelines, each of which it trains once.
 
-python benchmarks/pipeline_one.py '[{"subject": "sleep", …}, …]' FOLDER
+python benchmarks/pipeline_rank.py '[{"subject": "sleep"}]'
 """
 
 from __future__ import annotations
@@ -9,16 +9,17 @@ import json
 import sys
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import my_project_trainer as trainer
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
-import memory_meter
+import meter
+from child import end_with
+from subjects import load_lazily_loaded
 
 WARMUP = 1
 
@@ -29,27 +30,23 @@ class Job:
 
     Args:
         subject: `"sleep"`, layers that sleep, or `"images"`, a convolutional network.
-        strategy: its name.
         options: of the strategy.
-        devices: number of processes.
+        devices: number of processes; with one it is the whole model.
         batch_size: samples of a batch.
         steps: measured steps.
         seconds: that the forward of a sleeping layer takes; its backward takes twice as long.
-        layers: number of sleeping layers.
     """
 
     subject: str
-    strategy: str = "sequential"
     options: dict[str, Any] = field(default_factory=dict)
     devices: int = 2
     batch_size: int = 16
     steps: int = 2
     seconds: float = 0.1
-    layers: int = 2
 
 
 class Busy:
-    """Seconds that this process has computed (slept), and when each step began."""
+    """Seconds that this process has computed (slept)."""
 
     seconds = 0.0
 
@@ -88,15 +85,15 @@ class Sleep(nn.Module):
 
 
 class Sleeping(trainer.TrainingModule):
-    """Layers that sleep; its input needs a gradient, so that all layers take as long."""
+    """A layer that sleeps on each process; its input needs a gradient, so that all take as long."""
 
     def __init__(self, job: Job) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.ones(1))
-        self.sequential_module = nn.Sequential(*(Sleep(job.seconds) for _ in range(job.layers)))
+        self.sequential_module = nn.Sequential(*(Sleep(job.seconds) for _ in range(job.devices)))
 
-    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        return self.sequential_module(batch * self.scale).mean()
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        return self.sequential_module(batch[0] * self.scale).mean()
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.0)
@@ -119,7 +116,7 @@ class Images(trainer.TrainingModule):
         head = [nn.Flatten(), nn.Linear(128 * 16, 256), nn.ReLU(), nn.Linear(256, 10)]
         self.sequential_module = nn.Sequential(*layers, *head)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         images, labels = batch
         return cross_entropy(self.sequential_module(images), labels)
 
@@ -127,74 +124,57 @@ class Images(trainer.TrainingModule):
         return torch.optim.Adam(self.parameters())
 
 
-class Samples(Dataset[Any]):
-    """Samples, and a clock: the batches of a step are read between two steps."""
-
-    def __init__(self, job: Job) -> None:
-        self.job = job
-
-    def __len__(self) -> int:
-        return self.job.batch_size * (WARMUP + self.job.steps + 1)
-
-    def __getitem__(self, index: int) -> Any:
-        if self.job.subject == "sleep":
-            return torch.ones(1)
-        return torch.ones(3, 32, 32) * (index % 7), index % 10
-
-
 class Clock(trainer.DataModule):
-    """The data; it notes when a batch is asked for, and the memory since the last one."""
+    """The data; notes what a process has used when a batch is asked for: between two steps."""
 
     def __init__(self, job: Job) -> None:
-        self.job = job
+        self.job, self.base = job, 0.0
         self.times: list[float] = []
         self.busy: list[float] = []
-        self.base = 0.0
         self.peaks: list[float] = []
 
     def train_dataloader(self) -> Any:
-        self.base = memory_meter.resident()
-        data = Samples(self.job)
-        return DataLoader(data, self.job.batch_size, collate_fn=self._collated)
+        self.base = meter.resident()
+        count = self.job.batch_size * (WARMUP + self.job.steps + 1)
+        indices: Any = range(count)
+        return DataLoader(indices, self.job.batch_size, collate_fn=self.batch)
 
-    def _collated(self, samples: Any) -> Any:
+    def batch(self, indices: list[int]) -> tuple[Tensor, Tensor]:
         self.times.append(time.monotonic())
         self.busy.append(Busy.seconds)
-        self.peaks.append(memory_meter.peak())
-        memory_meter.forget_peak()
-        return torch.utils.data.default_collate(samples)
+        self.peaks.append(meter.peak())
+        meter.forget_peak()
+        numbers = torch.tensor(indices)
+        shape = (1,) if self.job.subject == "sleep" else (3, 32, 32)
+        inputs = torch.ones(len(indices), *shape) * (numbers % 7).view(-1, *(1 for _ in shape))
+        return inputs, numbers % 10
 
 
-def measure(job: Job, folder: Path) -> dict[str, Any]:
+def measure(job: Job) -> dict[str, Any]:
     """Train once."""
-    data = Clock(job)
-    run = trainer.Trainer(
+    clock = Clock(job)
+    trainer.Trainer(
         accelerator="cpu",
-        strategy=job.strategy,
+        strategy="sequential" if job.devices > 1 else "single_device",
         strategy_options=job.options,
         devices=job.devices,
         max_steps=WARMUP + job.steps + 1,
         loggers=[],
         enable_progress_bar=False,
-        default_root_dir=folder,
         global_batch_size=job.batch_size,
-    )
-    run.fit(Sleeping(job) if job.subject == "sleep" else Images(), data)
+    ).fit(Sleeping(job) if job.subject == "sleep" else Images(), clock)
     steps = range(-job.steps, 0)
     return {
-        "rank": run.global_rank,
-        "step_s": [data.times[index] - data.times[index - 1] for index in steps],
-        "busy_s": [data.busy[index] - data.busy[index - 1] for index in steps],
-        "peak": max(data.peaks[-job.steps :]) - data.base,
+        "step_s": [clock.times[index] - clock.times[index - 1] for index in steps],
+        "busy_s": [clock.busy[index] - clock.busy[index - 1] for index in steps],
+        "peak": max(clock.peaks[-job.steps :]) - clock.base,
     }
 
 
 def main() -> None:
-    folder = Path(sys.argv[2])
     torch.set_num_threads(1)
-    memory_meter.load_lazily_loaded()
-    found = [measure(Job(**load), folder) for load in json.loads(sys.argv[1])]
-    (folder / f"rank-{found[0]['rank']:.0f}.json").write_text(json.dumps(found))
+    load_lazily_loaded()
+    end_with([measure(Job(**job)) for job in json.loads(sys.argv[1])])
 
 
 if __name__ == "__main__":

@@ -18,14 +18,14 @@ LINES = {
     "callbacks": 822,
     "checkpoint": 1727,
     "cli": 1178,
-    "data": 2048,
+    "data": 2053,
     "errors.py": 190,
     "launch": 2867,
     "legacy": 586,
     "logging": 1408,
     "loop": 2394,
     "memory": 304,
-    "module": 810,
+    "module": 809,
     "options": 1100,
     "run": 1853,
     "strategies/*.py": 2436,
@@ -41,7 +41,7 @@ LINES = {
     "tools/__init__.py": 6,
     "tools/doctor": 680,
     "tools/isolated.py": 73,
-    "tools/plan": 773,
+    "tools/plan": 775,
     "tools/report": 591,
     "tools/reproduce": 374,
     "trainer.py": 368,
@@ -83,12 +83,12 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
     components = sum(count(folder) for folder in folders if folder.is_dir())
     assert count(TRAINER / "tools") <= 2500
     # To be 27,600 and 19,100, with 1,100 for everyday faults, clusters, disks and files.
-    assert count(TRAINER) <= 29_215
-    assert count(TRAINER) - components <= 21_295
+    assert count(TRAINER) <= 29_221
+    assert count(TRAINER) - components <= 21_299
 
 
 def test_the_tests_are_few() -> None:
-    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 59_023  # to be 58,000
+    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 59_018  # to be 58,000
 
 
 def test_the_user_s_package_is_small() -> None:

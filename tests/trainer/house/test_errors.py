@@ -2,6 +2,7 @@
 
 import errno
 import multiprocessing
+from multiprocessing import synchronize
 from pathlib import Path
 
 import pytest
@@ -90,9 +91,8 @@ def test_a_limit_of_files_and_of_shared_memory_is_named(error: Exception, line: 
 
 
 def test_a_machine_without_semaphores_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = vars(multiprocessing.current_process())["_config"]
-    monkeypatch.setitem(settings, "semprefix", "x" * 300)
+    monkeypatch.setattr(synchronize.SemLock, "_make_name", staticmethod(lambda: "x" * 300))
     with pytest.raises(OSError, match="Invalid argument") as raised:
-        multiprocessing.Lock()
+        synchronize.Lock(ctx=multiprocessing.get_context("fork"))
     found = failures.failure_of_machine(raised.value, Path()) or ""
     assert found.startswith("Invalid argument: no semaphore can be made in /dev/shm (in Docker")

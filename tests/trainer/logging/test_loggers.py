@@ -2,6 +2,7 @@
 
 import csv
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,7 @@ def test_tensorboard_hides_what_stands_behind_the_checkpoint(tmp_path: Path) -> 
     killed = started(TensorBoardLogger(), tmp_path)
     write_steps(killed, range(1, 6), 0.5)
     killed.close()
+    time.sleep(1)  # TensorBoard sorts files by their names, which begin with the second
     resumed = started(TensorBoardLogger(), tmp_path)
     resumed.resume(killed.position(), 2)
     write_steps(resumed, range(3, 5), 2.0)

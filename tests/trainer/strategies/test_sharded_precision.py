@@ -84,7 +84,7 @@ class Recurrent(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer, self.weight = nn.LSTM(6, 8, batch_first=True), nn.Parameter(torch.ones(8, 3))
+        self.layer, self.weight = nn.GRU(6, 8, batch_first=True), nn.Parameter(torch.ones(8, 3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layer(x[:, None].repeat(1, 3, 1))[0][:, -1] @ self.weight

@@ -47,6 +47,8 @@ def mapped(
 
     ``is_leaf``: whether one of these is changed as a whole.
     """
+    if isinstance(batch, Tensor):
+        return change(batch)
     if isinstance(batch, PackedSequence):
         data, sizes, *indices = batch  # the sizes stay on the CPU
         return PackedSequence(change(data), sizes, *map(change, indices))
@@ -58,15 +60,15 @@ def mapped(
 
 def leaves(batch: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
     """The values to which :func:`mapped` applies a function."""
-    items = None if is_leaf is not None and is_leaf(batch) else items_of(batch)
-    if items is None:
+    if isinstance(batch, Tensor) or (is_leaf is not None and is_leaf(batch)):
         return [batch]
-    return [leaf for _, each in items for leaf in leaves(each, is_leaf)]
+    items = items_of(batch)
+    return [batch] if items is None else [leaf for _, x in items for leaf in leaves(x, is_leaf)]
 
 
 def items_of(batch: Any) -> list[tuple[Any, Any]] | None:
     """Keys, names or indices of what a dict, list, tuple or dataclass has; ``None`` for others."""
-    if isinstance(batch, Tensor | PackedSequence):
+    if isinstance(batch, PackedSequence):
         return None
     if isinstance(batch, Mapping):
         return list(batch.items())
@@ -82,6 +84,8 @@ def items_of(batch: Any) -> list[tuple[Any, Any]] | None:
 
 def like(batch: Any, items: dict[Any, Any]) -> Any:
     """A copy of a container with other items; its class may accept other arguments than these."""
+    if (kind := type(batch)) in (list, tuple):
+        return kind(items.values())
     if isinstance(batch, tuple):
         try:
             changed = tuple.__new__(type(batch), items.values())

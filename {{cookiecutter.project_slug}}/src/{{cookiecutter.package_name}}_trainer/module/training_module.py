@@ -15,6 +15,15 @@ from .current_run import Manual, Run, RunFacts, RunProperties, TrainerState
 from .hooks import Hooks
 
 
+class _State:
+    """Sets an attribute of a module and of the training modules in it; they are read as others."""
+
+    def __set__(self, module: nn.Module, state: TrainerState) -> None:
+        for each in module.modules():
+            if isinstance(each, TrainingModule):
+                vars(each)["trainer_state"] = state
+
+
 class TrainingModule(RunProperties, Hooks, nn.Module):
     """A model and its training, independent of devices, processes and precision.
 
@@ -41,21 +50,11 @@ class TrainingModule(RunProperties, Hooks, nn.Module):
     flops_per_sample: float | None = None
     """Floating-point operations of forward and backward of one sample, for ``peak_flops``."""
 
+    trainer_state: TrainerState = _State()  # type: ignore[assignment]
+
     def __init__(self) -> None:
         super().__init__()
         self.trainer_state = TrainerState()
-
-    @property
-    def trainer_state(self) -> TrainerState:
-        """The trainer's state of this module, and of the training modules in it."""
-        state: TrainerState = vars(self)["_trainer_state"]
-        return state
-
-    @trainer_state.setter
-    def trainer_state(self, state: TrainerState) -> None:
-        for each in self.modules():
-            if isinstance(each, TrainingModule):
-                vars(each)["_trainer_state"] = state
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -301,10 +301,12 @@ def trace(
 def _largest_unit(module: TrainingModule, on_gpus: bool) -> int:
     """The bytes of the largest unit that ``fsdp`` would gather."""
     units = choose_units(module, None, _UNIT, whole_blocks=on_gpus)
-    gathered = [list(unit.parameters()) for _, unit in units]
-    inside = {id(each) for unit in gathered for each in unit}
-    gathered.append([parameter for parameter in module.parameters() if id(parameter) not in inside])
-    return max(sum(each.numel() * each.element_size() for each in unit) for unit in gathered)
+    found, largest = set[Tensor](), 0
+    for unit in (*(unit for _, unit in units), module):  # inner units first
+        own = set(unit.parameters()) - found
+        largest = max(largest, sum(each.numel() * each.element_size() for each in own))
+        found |= own
+    return largest
 
 
 class _Steps:

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from my_project_trainer import strategies
 from my_project_trainer.strategies import registry
 from my_project_trainer.strategies.memory import Memory, Sizes
 from my_project_trainer.tools.isolated import Child, Failure
 from my_project_trainer.tools.plan import planning
-from my_project_trainer.tools.plan.trace import extrapolated
+from my_project_trainer.tools.plan.trace import extrapolated, largest_unit
 from tests.project import ROOT, run
 
 MiB = 2**20
@@ -218,6 +219,13 @@ def test_only_what_depends_on_the_batch_grows_with_it():
         (20 * MiB, (20 + 9 * 10) * MiB),
         (40 * MiB, 10 * MiB),
     ]
+
+
+def test_a_unit_is_gathered_without_those_inside_it():
+    inside = torch.nn.Linear(1500, 1000)
+    outer = torch.nn.Bilinear(1200, 1000, 1)
+    outer.inside = inside
+    assert largest_unit(torch.nn.ModuleDict({"net": outer}), on_gpus=False) == 4 * 1_501_000
 
 
 @pytest.mark.slow

@@ -289,7 +289,7 @@ def trace(
         stack.enter_context(run.attached(module, "fit", None))
         elements = sum(each.numel() for each in module.parameters())
         numels = [parameter.numel() for parameter in module.parameters() if parameter.requires_grad]
-        unit = _largest_unit(module, plan.device.type != "cpu")
+        unit = largest_unit(module, plan.device.type != "cpu")
         stack.enter_context(activation_checkpointing.applied(module, run.checkpointing))
         steps = _Steps(plan, module, run, live)
         found = steps.sizes(batches)
@@ -298,7 +298,7 @@ def trace(
     return Trace(one, two, sorted(live.asked), rates, elements)
 
 
-def _largest_unit(module: TrainingModule, on_gpus: bool) -> int:
+def largest_unit(module: TrainingModule, on_gpus: bool) -> int:
     """The bytes of the largest unit that ``fsdp`` would gather."""
     units = choose_units(module, None, _UNIT, whole_blocks=on_gpus)
     found, largest = set[Tensor](), 0

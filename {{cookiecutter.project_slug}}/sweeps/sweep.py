@@ -38,7 +38,7 @@ except ModuleNotFoundError as missing:
 from my_project_trainer import errors
 from my_project_trainer.checkpoint import run_directory
 from my_project_trainer.cli import config_files
-from my_project_trainer.launch import failures, files, signals
+from my_project_trainer.launch import failures, signals
 from my_project_trainer.options import values
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)

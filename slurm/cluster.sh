@@ -190,7 +190,7 @@ clean() {
         name=${inside#"slurm-$id-"}
         wait_until 20 kill_all "$name" || fail "processes of $name do not end: $(processes "$name" | xargs)"
         ip netns delete "$inside"
-    done < <(ip netns list)
+    done < <(ip netns list 2> /dev/null)  # it complains of one that another process just removes
     # Deleting a namespace deletes its network interfaces.
     if [ -e "/sys/class/net/$bridge" ]; then ip link delete "$bridge"; fi
     if is_alive "$dir/pid/munge"; then

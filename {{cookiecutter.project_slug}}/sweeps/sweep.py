@@ -236,8 +236,8 @@ class Sweep:
                 self.study.tell(trial.number, value)
             elif is_finished or (is_over and not said.startswith("preempted")):
                 tail = ["tail", "-n1", f"{run}.log"]  # that of a job is elsewhere
-                last = subprocess.run(tail, capture_output=True, text=True, errors="replace").stdout
-                why = f"{metric} is {value}" if is_finished else last.strip() or said
+                done = subprocess.run(tail, capture_output=True, check=False, errors="replace")
+                why = f"{metric} is {value}" if is_finished else done.stdout.strip() or said
                 said = f"failed: {why}"
                 self.study.tell(trial.number, state=TrialState.FAIL)
             else:

@@ -140,7 +140,9 @@ class Lock(journal.JournalFileOpenLock):  # type: ignore[misc]
     def acquire(self) -> bool:
         """Wait for the lock."""
         super().acquire()
-        os.truncate(self.log, self.log.read_bytes().rfind(b"\n") + 1)
+        with self.log.open("r+b") as file:
+            start = file.seek(max(0, file.seek(0, os.SEEK_END) - 2**20))
+            file.truncate(start + file.read().rfind(b"\n") + 1)
         return True
 
 
@@ -182,9 +184,10 @@ class Sweep:
             jobs = {trial.user_attrs.get("job", "") for trial in self.found(TrialState.RUNNING)}
             self.settle(jobs - living_jobs() if jobs - {""} else jobs, is_over=False)
 
-    def found(self, state: TrialState) -> Any:
+    def found(self, state: TrialState) -> list[optuna.trial.FrozenTrial]:
         """The trials in a state."""
-        return self.study.get_trials(states=[state])
+        trials: list[optuna.trial.FrozenTrial] = self.study.get_trials(states=[state])
+        return trials
 
     @property
     def left(self) -> int:

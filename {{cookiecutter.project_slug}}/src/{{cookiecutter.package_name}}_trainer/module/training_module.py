@@ -31,9 +31,9 @@ class TrainingModule(RunProperties, Hooks, nn.Module):
     batch of a step is on the module's device, and so are registered buffers. Create new tensors
     from existing ones (``x.new_zeros``) or on ``self.device``.
 
-    The trainer sets one attribute, ``trainer_state`` (:class:`TrainerState`), also of such modules
-    in it. During a run, the module also has hooks, and a replaced ``forward`` in parts that are
-    compiled or checkpointed.
+    The trainer sets the attribute ``trainer_state`` (:class:`TrainerState`) on the module, and on
+    each training module inside it. During a run, the module also has hooks, and a replaced
+    ``forward`` in parts that are compiled or checkpointed.
     After a run, only the fully sharded strategies leave a module sharded.
     """
 

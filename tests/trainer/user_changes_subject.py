@@ -14,6 +14,7 @@ from my_project_trainer.checkpoint import Checkpoint, resolve
 from my_project_trainer.errors import UserError
 from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+from torch.func import functional_call
 from torch.nn import functional
 from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
@@ -68,6 +69,13 @@ class ShrinkHeadInStep(Plain):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         self.head.weight.data *= 0.9
         return super().training_step(batch, batch_idx)
+
+
+class HalvesHeadInStep(Plain):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        halves = {name: parameter / 2 for name, parameter in self.head.named_parameters()}
+        found = functional_call(self.head, halves, (self.sequential_module(batch[0]),))
+        return (found - batch[1]).square().mean() + super().training_step(batch, batch_idx)
 
 
 class Teacher(Plain):

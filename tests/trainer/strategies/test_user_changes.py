@@ -20,7 +20,7 @@ NAMES = (
     *("Plain", "Clamp", "ShrinkAfterEpoch", "Teacher", "TeacherOfAll"),
     *("ClampValidated", "NoGradient", "OwnOptimizer", "ClampGroups", "ClipGroups", "MasksRow"),
     *("ResetsState", "AddsGroup", "FreezesHead", "Anchors"),
-    *("ClipNorm", "ClipValue", "OptionsOnly", "ShrinkHeadInStep"),
+    *("ClipNorm", "ClipValue", "OptionsOnly", "HalvesHeadInStep", "ShrinkHeadInStep"),
 )
 GROUPS = {"AddsGroup": "SGD have changed since the fit began"}
 UNUSED = {"FreezesHead": "does not use head.bias"}

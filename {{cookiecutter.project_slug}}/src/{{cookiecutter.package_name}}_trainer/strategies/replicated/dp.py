@@ -190,7 +190,8 @@ def replicate(
             copies[id(parameter)] = _copied(parameter, device)
         copy = None if parameter is None else copies[id(parameter)]
         setattr(replica, name, copy)  # nn.RNN lists its parameters when they are set
-        replica._parameters[name] = copy  # for parameters(): a penalty, a dtype
+        # As in the original: for parameters(), and for functional_call, which exchanges them there.
+        replica._parameters[name] = vars(replica).pop(name, copy)
     for name, buffer in module._buffers.items():
         if buffer is not None and not is_first:
             replica._buffers[name] = buffer.detach().to(device, copy=True)

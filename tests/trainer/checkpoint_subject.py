@@ -26,7 +26,7 @@ def read(path: Path) -> Any:
     """Everything that can be read of a checkpoint."""
     found = Checkpoint(path)
     found.check_contents()
-    found.own(0)
+    found.rank_local_state(0)
     return found.state()
 
 

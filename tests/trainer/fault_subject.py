@@ -70,7 +70,7 @@ class FailsWhileSaving(Fails):
         if self.global_rank == self.rank:
             self.saves = threading.Event()
             os.mkfifo("fifo")
-            writing._write_own = self.write
+            writing._write_rank = self.write
 
     def write(self, *arguments: Any) -> Any:
         self.saves.set()

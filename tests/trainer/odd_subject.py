@@ -16,7 +16,7 @@ import my_project_trainer as trainer
 import torch
 import torch.distributed as dist
 from my_project_trainer.checkpoint import reading
-from my_project_trainer.checkpoint.dtensors import is_sharded, whole
+from my_project_trainer.checkpoint.dtensors import full, is_sharded
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.checkpoint import checkpoint
@@ -67,7 +67,7 @@ class Noting(torch.optim.Adam):
                 "parameters": sum(each.numel() for each in self.module.parameters()),
                 "gradients": sum(gradient.numel() for gradient in gradients),
                 "state": sum(each.numel() for each in state if each.ndim > 0),
-                "norm": math.sqrt(sum(float(whole(p.grad.double().square().sum())) for p in own)),
+                "norm": math.sqrt(sum(float(full(p.grad.double().square().sum())) for p in own)),
             }
         )
         return super().step(closure)

@@ -118,10 +118,10 @@ def test_tensors_are_not_mixed_up_by_their_names(tmp_path: Path, state: Any) -> 
 def test_each_process_has_its_own_tensors(tmp_path: Path) -> None:
     found = Checkpoint(save(tmp_path))
     assert found.world_size == 1
-    own = found.own(0)
+    own = found.rank_local_state(0)
     assert list(own) == ["random/torch"]
     assert torch.equal(own["random/torch"], OWN["random/torch"])
-    assert found.own(1) == {}
+    assert found.rank_local_state(1) == {}
 
 
 def test_an_ordered_dict_comes_back_as_a_dict(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_asynchronous_writing_does_not_see_later_changes(tmp_path: Path) -> None
         path = tmp_path / f"step-{step:08d}"
         found = read(path)
         assert found["tensor"].unique().tolist() == [step - 1]
-        assert Checkpoint(path).own(0)["own"].unique().tolist() == [step - 1]
+        assert Checkpoint(path).rank_local_state(0)["own"].unique().tolist() == [step - 1]
         assert len(found["numbers"]) == step
 
 

@@ -181,13 +181,13 @@ def test_async_checkpoints_are_written_by_another_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asynchronous: bool, thread: str
 ) -> None:
     written: set[str] = set()
-    write = writing._write_own
+    write = writing._write_rank
 
     def noting(*arguments: Any) -> Any:
         written.add(threading.current_thread().name)
         return write(*arguments)
 
-    monkeypatch.setattr(writing, "_write_own", noting)
+    monkeypatch.setattr(writing, "_write_rank", noting)
     module = Line()
     Trainer(
         **{"accelerator": "cpu", "devices": 1, "max_epochs": 1, "run_name": "run"},

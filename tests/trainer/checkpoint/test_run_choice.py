@@ -179,10 +179,10 @@ def test_a_damaged_checkpoint_that_was_asked_for_is_refused(tmp_path: Path) -> N
     line = f"{newest}: rank-00000.safetensors: its content has changed since it was saved"
     assert refused(tmp_path, "mine", str(newest)) == [line]
     with pytest.raises(errors.CheckpointError) as raised:
-        choice.whole(newest)
+        choice.open_checkpoint(newest)
     before = newest.with_name("step-00000001")
     assert raised.value.problems == [f"{line}; the previous one is {before}"]
-    assert choice.whole(before).step == 1
+    assert choice.open_checkpoint(before).step == 1
 
 
 def test_a_run_of_damaged_checkpoints_does_not_start_again(tmp_path: Path) -> None:

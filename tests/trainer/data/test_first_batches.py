@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from my_project_trainer.data.hashing import compared, digest
+from my_project_trainer.data.hashing import check_first_batch, digest
 from my_project_trainer.errors import UserError
 from my_project_trainer.launch import collectives
 from tests.project import run, succeed
@@ -35,16 +35,16 @@ def gathering(monkeypatch: pytest.MonkeyPatch, *others: tuple[int, Any]) -> list
 def test_a_rank_without_a_batch_is_compared_too(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = gathering(monkeypatch, (0, X))
     with pytest.raises(UserError, match="ranks 0 and 1 are in one replica and have read different"):
-        compared(iter([]), 0, replicas=1, tells=False)
+        check_first_batch(iter([]), 0, replicas=1, tells=False)
     assert calls == [0]
     calls = gathering(monkeypatch, (0, None))
-    assert list(compared(iter([]), 0, replicas=1, tells=False)) == []
+    assert list(check_first_batch(iter([]), 0, replicas=1, tells=False)) == []
     assert calls == [0]
 
 
 def test_all_batches_are_read_after_the_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = gathering(monkeypatch, (0, [X]), (1, [X + 1]))
-    assert [*compared(iter([[X], "b"]), 0, replicas=2, tells=False)] == [[X], "b"]
+    assert [*check_first_batch(iter([[X], "b"]), 0, replicas=2, tells=False)] == [[X], "b"]
     assert calls == [0]
 
 

@@ -43,7 +43,7 @@ def make_order(plan: Any, replica: int = 0, **options: Any) -> Any:
 def test_parts_partition_each_micro_batch(plan: Any) -> None:
     position = 0
     for batch in range(plan.batches):
-        parts = [plan.part(batch, replica) for replica in range(plan.replicas)]
+        parts = [plan.bounds(batch, replica) for replica in range(plan.replicas)]
         for begin, end in parts:
             assert begin == position
             assert end >= begin
@@ -67,7 +67,7 @@ def test_every_sample_once_an_epoch(plan: Any, epoch: int, seed: int) -> None:
         batches = list(order)
         assert len(batches) == len(order) == plan.batches
         for batch, indices in enumerate(batches):
-            begin, end = plan.part(batch, replica)
+            begin, end = plan.bounds(batch, replica)
             assert len(indices) == max(end - begin, 1)
             seen += indices if end > begin else []
     assert len(seen) == len(set(seen)) == plan.samples_used
@@ -81,7 +81,7 @@ def steps_of(plan: Any, epoch: int = 0) -> list[list[int]]:
         order = make_order(plan, replica, fill=False)
         order.epoch, order.start = epoch, 0
         batches = iter(order)
-        parts = [plan.part(batch, replica) for batch in range(plan.batches)]
+        parts = [plan.bounds(batch, replica) for batch in range(plan.batches)]
         orders.append([next(batches) if end > begin else [] for begin, end in parts])
     steps: list[list[int]] = [[] for _ in range(-(-plan.batches // plan.accumulate))]
     for batch, parts in enumerate(zip(*orders, strict=True)):
@@ -124,7 +124,7 @@ def test_the_order_neither_reads_nor_moves_the_global_generator() -> None:
 
 def test_a_replica_without_samples_is_filled_in_training_only() -> None:
     plan = BatchPlan(samples=5, batch_size=2, replicas=2)
-    assert plan.part(1, 1) == (5, 5)
+    assert plan.bounds(1, 1) == (5, 5)
     assert plan.weight(1, 1) == 0.0
     assert list(make_order(plan, 1, shuffle=False)) == [[2, 3], [4]]
     assert list(make_order(plan, 1, shuffle=False, fill=False)) == [[2, 3]]

@@ -38,7 +38,7 @@ class Stream:
         yield
         self.is_copying = False
 
-    def hand_over(self, tensors: list[Tensor]) -> None:
+    def synchronize(self, tensors: list[Tensor]) -> None:
         self.log.append("hand over")
         self.handed_over += tensors
 

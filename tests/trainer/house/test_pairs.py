@@ -206,7 +206,7 @@ def saved(run_directory: Path) -> dict[str, Any]:
     checkpoint = Checkpoint(resolve(run_directory))
     state = dict(values(checkpoint.state()))
     for rank in range(checkpoint.world_size):
-        state |= values(checkpoint.own(rank), f"/ranks/{rank}")
+        state |= values(checkpoint.rank_local_state(rank), f"/ranks/{rank}")
     return {path: value for path, value in state.items() if "seconds" not in path}
 
 

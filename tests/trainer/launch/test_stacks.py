@@ -11,7 +11,7 @@ import pytest
 import torch
 from my_project_trainer.launch import failures, hangs, reports
 from my_project_trainer.launch.cluster import Layout
-from my_project_trainer.launch.watch import Place, Watcher
+from my_project_trainer.launch.watch import NodeLaunch, Watcher
 from tests.project import run
 
 from processes import at_root
@@ -203,7 +203,7 @@ def test_the_rank_is_named_for_which_the_others_wait(
     for rank, text in enumerate(stacks):
         reports.stack_file(tmp_path, rank).write_text(text)
     ended = [Ended(code) for code in codes]
-    failure = Watcher(lambda: ended, "fork", Place(len(codes), tmp_path)).watch()
+    failure = Watcher(lambda: ended, "fork", NodeLaunch(len(codes), tmp_path)).watch()
     assert failure is not None
     assert failure.message.splitlines()[-1].startswith(last)
 
@@ -213,7 +213,7 @@ def test_where_none_hangs_on_this_node_the_other_nodes_are_named(tmp_path: Path)
         report = {"rank": rank, "code": 1, "message": f"rank {rank}: closed", "time": 2.0 - rank}
         text = json.dumps(report | {"reason": "closed", "lost_at": "  File x"})
         (tmp_path / f"rank-{rank}.json").write_text(text)
-    place = Place(2, tmp_path, Layout(world_size=4, num_nodes=2))
+    place = NodeLaunch(2, tmp_path, Layout(world_size=4, num_nodes=2))
     failure = Watcher(lambda: [Ended(1), Ended(1)], "fork", place).watch()
     assert failure is not None
     assert failure.message.splitlines() == [

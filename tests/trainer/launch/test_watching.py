@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from my_project_trainer.launch import failures, start, watch
 from my_project_trainer.launch.cluster import Layout
-from my_project_trainer.launch.watch import Place, Watcher
+from my_project_trainer.launch.watch import NodeLaunch, Watcher
 
 
 def report(folder: Path, rank: int, time: float) -> None:
@@ -58,7 +58,7 @@ def test_a_rank_that_ignores_sigterm_is_killed(
         return ranks
 
     try:
-        failure = Watcher(begin, "fork", Place(2, tmp_path)).watch()
+        failure = Watcher(begin, "fork", NodeLaunch(2, tmp_path)).watch()
         assert failure is not None
         assert (failure.rank, failure.code) == (0, 3)
         assert [rank.poll() for rank in ranks] == [3, -signal.SIGKILL]
@@ -93,7 +93,7 @@ def test_a_rank_has_its_time_to_save_after_the_others_have_ended(
         return ranks
 
     try:
-        failure = Watcher(begin, "fork", Place(2, tmp_path)).watch()
+        failure = Watcher(begin, "fork", NodeLaunch(2, tmp_path)).watch()
         assert failure is not None
         assert failure.code == 143
         assert [rank.poll() for rank in ranks] == [143, code]
@@ -119,7 +119,7 @@ def test_ranks_share_the_cores_unless_omp_num_threads_is_set(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if own is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", own)
-    list(start._start_copies(Place(3, tmp_path, Layout()), tmp_path))
+    list(start._start_copies(NodeLaunch(3, tmp_path, Layout()), tmp_path))
     assert [each["OMP_NUM_THREADS"] for each in given] == [own or "4"] * 3
     assert [each["RANK"] for each in given] == ["0", "1", "2"]
     assert start.threads_each(99) == 1

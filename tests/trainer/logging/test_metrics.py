@@ -1,4 +1,4 @@
-"""What is logged becomes one number."""
+"""A logged value is reduced over micro-batches and ranks to one number."""
 
 from typing import Any
 

@@ -6,7 +6,7 @@ import my_project_trainer as trainer
 import pytest
 import torch
 from my_project_trainer.checkpoint import Checkpoint, resolve
-from my_project_trainer.checkpoint.dtensors import is_sharded, whole
+from my_project_trainer.checkpoint.dtensors import full, is_sharded
 from my_project_trainer.errors import UserError
 from my_project_trainer.memory import meta_device
 from my_project_trainer.module.current_run import TrainerState
@@ -178,7 +178,7 @@ def test_nothing_is_initialized_that_a_checkpoint_or_a_file_overwrites(
     from_file = drawn_by(strategy, "file", weights="one.safetensors")
     assert resumed.drawn == started.drawn == tested.drawn == from_file.drawn == []
     for name, value in tested.state_dict().items():
-        assert torch.equal(whole(value), saved[name]), name
+        assert torch.equal(full(value), saved[name]), name
 
 
 def test_each_layer_is_initialized_by_one_rank(tmp_path):

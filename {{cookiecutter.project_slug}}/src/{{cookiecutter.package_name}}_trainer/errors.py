@@ -128,7 +128,7 @@ class Foreign:
     types: Mapping[str, Any] = field(default_factory=dict)
     translate: Callable[[Mapping[str, Any]], dict[str, Any]] = dict
     keywords: Callable[[str, Collection[str], Mapping[str, Any]], dict[str, Any]] = (
-        lambda call, taken, given: dict(given)
+        lambda call, taken, kwargs: dict(kwargs)
     )
 
 
@@ -142,13 +142,13 @@ def instead(where: str, name: str) -> str:
     return f"; {foreign.advice[where, name]}" if (where, name) in foreign.advice else ""
 
 
-def missing(each: object, name: str, where: str = "module", known: Iterable[str] = ()) -> Any:
+def missing(owner: object, name: str, where: str = "module", known: Iterable[str] = ()) -> Any:
     """An attribute that only other modules have: a method, or AttributeError with advice."""
     end = instead(where, name) or (nearest(name, known) if known and name[0] != "_" else "")
     if where == "module" and name in foreign.methods:
-        return MethodType(foreign.methods[name], each)
-    of = f"{type(each).__name__!r} object"
-    of = f"type object {each.__name__!r}" if isinstance(each, type) else of
+        return MethodType(foreign.methods[name], owner)
+    of = f"{type(owner).__name__!r} object"
+    of = f"type object {owner.__name__!r}" if isinstance(owner, type) else of
     raise AttributeError(f"{of} has no attribute {name!r}{end}") from None
 
 
@@ -172,13 +172,13 @@ def one_line(error: BaseException) -> str:
 
 
 def lost_worker(error: BaseException) -> str:
-    """What torch says of a loader's worker that ended; empty for other errors.
+    """Torch's message for a DataLoader worker that exited; empty for other errors.
 
     Its handler of SIGCHLD raises this wherever the main thread is, so code that catches any error
     and continues must raise this one again.
     """
-    found = _WORKER.match(str(error)) if isinstance(error, RuntimeError) else None
-    return found[0] if found else ""
+    match = _WORKER.match(str(error)) if isinstance(error, RuntimeError) else None
+    return match[0] if match else ""
 
 
 def shorten(text: str, longest: int = _LONGEST) -> str:

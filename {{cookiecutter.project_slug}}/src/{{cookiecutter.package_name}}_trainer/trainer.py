@@ -25,7 +25,7 @@ from .launch.signals import Interrupted, Preempted
 from .loop.position import Position
 from .module import Loaders, TrainingModule, current_run
 from .options import Options, values
-from .options.reading import takes, takes_foreign
+from .options.reading import accepts_foreign, accepts_options
 from .run import console, environment, plan, training
 from .run.plan import Plan
 from .run.rank import RankRun
@@ -64,7 +64,7 @@ class Trainer(current_run.RunProperties, current_run.OptionNames):
         ConfigurationError: One line for each error in the arguments.
     """
 
-    @takes(Options)
+    @accepts_options(Options)
     def __init__(self, options: Options, problems: Problems) -> None:
         # Not checks: the checks below read the variables that this leaves.
         drop_inherited_variables()
@@ -91,7 +91,7 @@ class Trainer(current_run.RunProperties, current_run.OptionNames):
         """
         return self._plan.building()
 
-    @takes_foreign
+    @accepts_foreign
     def fit(
         self, module: TrainingModule, data: Data = None, val_dataloader: Loaders | None = None
     ) -> None:
@@ -137,7 +137,7 @@ class Trainer(current_run.RunProperties, current_run.OptionNames):
         """
         plan.check_module(self._plan, module)
 
-    @takes_foreign
+    @accepts_foreign
     def validate(
         self,
         module: TrainingModule,
@@ -162,10 +162,10 @@ class Trainer(current_run.RunProperties, current_run.OptionNames):
         """
         if not self._plan.options.limit_val_batches:
             raise ConfigurationError("limit_val_batches=0: there is nothing to validate")
-        found = self._evaluate("validation", module, data, checkpoint=checkpoint, averaged=averaged)
-        return cast(dict[str, float], found)
+        logs = self._evaluate("validation", module, data, checkpoint=checkpoint, averaged=averaged)
+        return cast(dict[str, float], logs)
 
-    @takes_foreign
+    @accepts_foreign
     def test(
         self,
         module: TrainingModule,
@@ -178,7 +178,7 @@ class Trainer(current_run.RunProperties, current_run.OptionNames):
         metrics = self._evaluate("test", module, data, checkpoint=checkpoint, averaged=averaged)
         return cast(dict[str, float], metrics)
 
-    @takes_foreign
+    @accepts_foreign
     def predict(
         self,
         module: TrainingModule,
@@ -303,21 +303,21 @@ class Trainer(current_run.RunProperties, current_run.OptionNames):
             _RUNNING.release()
 
     def _launch_alone(self, module: TrainingModule, command: Command) -> RunResult:
-        own = self._plan
-        reports.make_outcome_absolute(own.started_in)
-        processes, launcher = own.local_processes, own.strategy.launcher
-        if processes == 1 or own.layout.started_outside:
-            return _run(own, self.configuration, command, is_started=False)
+        plan = self._plan
+        reports.make_outcome_absolute(plan.started_in)
+        processes, launcher = plan.local_processes, plan.strategy.launcher
+        if processes == 1 or plan.layout.started_outside:
+            return _run(plan, self.configuration, command, is_started=False)
         from .launch import start
 
         if launcher == "subprocess":
-            if own.options.auto_select_gpus:
+            if plan.options.auto_select_gpus:
                 # The copies of this command use the GPUs that were selected here.
-                gpus = (str(device.index) for device in own.node_devices)
+                gpus = (str(device.index) for device in plan.node_devices)
                 os.environ[environment.GPUS] = ",".join(gpus)
-            start.supervise_copies(processes, own.layout, own.started_in)
-        started = partial(_run_started, own, self.configuration, command, module)
-        names = {"model": module, **command.keywords, "trainer": own}
+            start.supervise_copies(processes, plan.layout, plan.started_in)
+        started = partial(_run_started, plan, self.configuration, command, module)
+        names = {"model": module, **command.keywords, "trainer": plan}
         result: RunResult = start.run_in_processes(launcher, processes, started, names)
         module.load_state_dict(result.weights or {})
         return result
@@ -326,9 +326,9 @@ class Trainer(current_run.RunProperties, current_run.OptionNames):
 # --- in the process of a rank --------------------------------------------------------------------
 
 
-def _run(own: Plan, configuration: str | None, command: Command, is_started: bool) -> RunResult:
+def _run(plan: Plan, configuration: str | None, command: Command, is_started: bool) -> RunResult:
     """Run a command as the rank that this process is: connect to the peers, run, disconnect."""
-    rank = RankRun(own, configuration, is_started)
+    rank = RankRun(plan, configuration, is_started)
 
     def work() -> RunResult:
         rank.connect()
@@ -337,7 +337,7 @@ def _run(own: Plan, configuration: str | None, command: Command, is_started: boo
         except Preempted:
             raise
         except (OSError, RuntimeError) as error:
-            if (line := failures.failure_of_machine(error, own.request.root)) is None:
+            if (line := failures.failure_of_machine(error, plan.request.root)) is None:
                 raise
             raise TemporaryError(line) from None
         except SystemExit as error:
@@ -350,17 +350,17 @@ def _run(own: Plan, configuration: str | None, command: Command, is_started: boo
             ) from error
         return RunResult(value, rank.position, dict(rank.metrics), rank.directory)
 
-    deterministic = randomness.deterministic_algorithms(own.options.deterministic)
-    with deterministic, backends_set(own.device.type, own.options):
+    deterministic = randomness.deterministic_algorithms(plan.options.deterministic)
+    with deterministic, backends_set(plan.device.type, plan.options):
         lost_peer = registry.lost_peer_errors
-        return run_external(work, own.strategy.teardown, lost_peer, rank.end_waits)
+        return run_external(work, plan.strategy.teardown, lost_peer, rank.teardown_may_hang)
 
 
 def _run_started(
-    own: Plan, configuration: str | None, command: Command, module: TrainingModule
+    plan: Plan, configuration: str | None, command: Command, module: TrainingModule
 ) -> RunResult:
     """Run a command in a process that was started for it; the result includes the weights."""
-    result = _run(own.placed(), configuration, command, is_started=True)
+    result = _run(plan.placed(), configuration, command, is_started=True)
     weights = {
         name: value.cpu() if isinstance(value, Tensor) else value
         for name, value in module.state_dict().items()

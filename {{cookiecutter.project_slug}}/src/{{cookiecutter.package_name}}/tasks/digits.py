@@ -101,6 +101,6 @@ class Digits(DataModule):
     def predict_dataloader(self) -> DataLoader[tuple[Tensor, int]]:
         return self.test_dataloader()
 
-    def _loader(self, images: DigitImages, part: str) -> DataLoader[tuple[Tensor, int]]:
-        subset = Subset(images, self.parts[part])
+    def _loader(self, images: DigitImages, split: str) -> DataLoader[tuple[Tensor, int]]:
+        subset = Subset(images, self.parts[split])
         return DataLoader(subset, batch_size=self.batch_size, num_workers=self.num_workers)

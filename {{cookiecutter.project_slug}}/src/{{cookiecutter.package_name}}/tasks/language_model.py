@@ -54,7 +54,7 @@ class LanguageModel(TrainingModule):
         # Each weight of a layer takes two operations per byte, and attention two products over the
         # context; backward takes twice as many (https://arxiv.org/abs/2204.02311, appendix B).
         parts = (self.blocks, self.norm, self.head)
-        weights = sum(each.numel() for part in parts for each in part.parameters())
+        weights = sum(p.numel() for module in parts for p in module.parameters())
         self.flops_per_sample = context * (6.0 * weights + 12.0 * layers * width * context)
 
     def initialize(self, name: str, layer: nn.Module) -> None:
@@ -73,14 +73,14 @@ class LanguageModel(TrainingModule):
 
         if self.heads % mesh.tensor:
             raise UserError(f"model.heads={self.heads} is not divisible by tensor={mesh.tensor}")
-        whole, by_time = Replicate(), Shard(1)
+        replicated, by_time = Replicate(), Shard(1)
         return {
-            "bytes": styles.RowwiseParallel(input_layouts=whole, output_layouts=by_time),
-            "positions": styles.RowwiseParallel(input_layouts=whole, output_layouts=Shard(0)),
+            "bytes": styles.RowwiseParallel(input_layouts=replicated, output_layouts=by_time),
+            "positions": styles.RowwiseParallel(input_layouts=replicated, output_layouts=Shard(0)),
             "blocks.*": mesh.styles.ShardedRandomness(),
             "blocks.*.norm*": styles.SequenceParallel(),
             "blocks.*.attention": styles.PrepareModuleInput(
-                input_layouts=by_time, desired_input_layouts=whole
+                input_layouts=by_time, desired_input_layouts=replicated
             ),
             "blocks.*.attention.inputs": styles.ColwiseParallel(),
             "blocks.*.attention.output": styles.RowwiseParallel(output_layouts=by_time),

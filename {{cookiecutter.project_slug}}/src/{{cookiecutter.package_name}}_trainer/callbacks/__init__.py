@@ -1,4 +1,4 @@
-"""Callbacks: what is done at moments of a fit, beside the module's own hooks.
+"""Callbacks: hooks called at fixed points of a fit, in addition to the module's.
 
 The files of built-in ones are imported when they are used. Imports ``module``, ``checkpoint`` and
 the folders below them.

@@ -11,7 +11,7 @@ from ..module import Run, TrainingModule
 
 
 class Callback:
-    """Something to do at moments of a fit; override the methods that you need.
+    """Hooks called at fixed points of a fit; override the methods that you need.
 
     Methods are called on every rank, in the order of ``Trainer(callbacks=…)``, and before the
     module's own hook. A method that is not overridden costs nothing. ``trainer`` is the run

@@ -1,4 +1,4 @@
-"""The callbacks of a run: how they are created, and the hooks of them and of the module."""
+"""Create the callbacks of a run, and collect their hooks and those of the module."""
 
 import copy
 from collections import Counter
@@ -29,7 +29,7 @@ _Calls = tuple[Callable[..., None], ...]
 
 @dataclass(frozen=True)
 class HookCalls:
-    """The overridden hooks by moment, those of callbacks first: what the loop calls.
+    """The overridden hooks by name, those of callbacks first; the loop calls only these.
 
     ``callbacks``: by the name of their state in checkpoints.
     """
@@ -78,15 +78,15 @@ def calls_of(
     around: Callable[[str], AbstractContextManager[None]] | None = None,
 ) -> HookCalls:
     """Collect the hooks that are overridden; ``around``: the context of each, by its name."""
-    found = {}
-    for name in (each.name for each in fields(HookCalls) if each.name != "callbacks"):
-        owners = [each for each in callbacks if is_overridden(each, Callback, name)]
-        own = [getattr(module, name)] if _has_own(module, name) else []
-        calls = [*(partial(getattr(owner, name), trainer, module) for owner in owners), *own]
+    hooks = {}
+    for name in (hook.name for hook in fields(HookCalls) if hook.name != "callbacks"):
+        owners = [callback for callback in callbacks if is_overridden(callback, Callback, name)]
+        of_module = [getattr(module, name)] if _has_own(module, name) else []
+        calls = [*(partial(getattr(owner, name), trainer, module) for owner in owners), *of_module]
         if around is not None and name != "on_exception":  # of one rank
             calls = [partial(_call_within, around, name, call) for call in calls]
-        found[name] = tuple(calls)
-    return HookCalls({_identity(each): each for each in _stateful(callbacks)}, **found)
+        hooks[name] = tuple(calls)
+    return HookCalls({_identity(callback): callback for callback in _stateful(callbacks)}, **hooks)
 
 
 def start_fresh(callbacks: Sequence[Callback]) -> None:
@@ -94,24 +94,24 @@ def start_fresh(callbacks: Sequence[Callback]) -> None:
 
     An average resets itself: it has a state during a fit only.
     """
-    for each in _stateful(callbacks):
-        if "parameter_averaging" in each.needs:
+    for callback in _stateful(callbacks):
+        if "parameter_averaging" in callback.needs:
             continue
-        if _FIRST in vars(each):
-            each.load_state_dict(copy.deepcopy(vars(each)[_FIRST]))
-        elif is_overridden(each, Callback, "load_state_dict"):
+        if _FIRST in vars(callback):
+            callback.load_state_dict(copy.deepcopy(vars(callback)[_FIRST]))
+        elif is_overridden(callback, Callback, "load_state_dict"):
             with suppress(Exception):  # its on_fit_start creates the state, and so resets it
-                vars(each)[_FIRST] = copy.deepcopy(each.state_dict())
+                vars(callback)[_FIRST] = copy.deepcopy(callback.state_dict())
 
 
 def _call_within(
     around: Callable[[str], AbstractContextManager[None]],
     name: str,
     call: Callable[..., None],
-    *given: Any,
+    *args: Any,
 ) -> None:
     with around(name):
-        call(*given)
+        call(*args)
 
 
 def _has_own(module: TrainingModule, name: str) -> bool:
@@ -126,10 +126,10 @@ def _identity(callback: Callback) -> str:
     """The name of a callback's state: class, and name or monitor and mode; not its position."""
     kind = type(callback)
     path = f"{kind.__module__}.{kind.__qualname__}"
-    own = kind.__name__ if BUILT_IN.get(kind.__name__) == path else path
+    title = kind.__name__ if BUILT_IN.get(kind.__name__) == path else path
     names = ("name",) if isinstance(callback.name, str) else ("monitored", "mode")
-    parts = [each for name in names if isinstance(each := getattr(callback, name, None), str)]
-    return f"{own}({', '.join(parts)})" if parts else own
+    parts = [value for name in names if isinstance(value := getattr(callback, name, None), str)]
+    return f"{title}({', '.join(parts)})" if parts else title
 
 
 def without_module(identity: str) -> str:
@@ -138,29 +138,29 @@ def without_module(identity: str) -> str:
     return path.rpartition(".")[2] + bracket + rest
 
 
-def create(given: object, problems: Problems) -> tuple[Callback, ...]:
+def create(callbacks: object, problems: Problems) -> tuple[Callback, ...]:
     """Create the callbacks of ``Trainer(callbacks=…)``; ``problems`` collects a line per error."""
-    given = [given] if isinstance(given, Callback) else given
-    if not isinstance(given, list | tuple):
-        problems.add(f"callbacks={shown(given)}: give a list of callbacks, or of class paths")
+    callbacks = [callbacks] if isinstance(callbacks, Callback) else callbacks
+    if not isinstance(callbacks, list | tuple):
+        problems.add(f"callbacks={shown(callbacks)}: give a list of callbacks, or of class paths")
         return ()
     made: list[Callback] = []
-    for index, each in enumerate(given):
+    for index, item in enumerate(callbacks):
         with problems:
-            callback = class_paths.create(f"callbacks[{index}]", each, Callback, BUILT_IN)
+            callback = class_paths.create(f"callbacks[{index}]", item, Callback, BUILT_IN)
             lines = problems_of_names(callback, Callback)
             lines += problems_of_signatures(callback, Callback)
             if lines:
                 raise ConfigurationError(lines)
             made.append(callback)
-    averages = [type(each).__name__ for each in made if "parameter_averaging" in each.needs]
+    averages = [type(c).__name__ for c in made if "parameter_averaging" in c.needs]
     if len(averages) > 1:
         problems.add(f"callbacks: {' and '.join(averages)}: validations use one average; keep one")
         return tuple(made)
     problems.lines += [
-        f"callbacks: {count} are {without_module(each)}, and a checkpoint could not tell their "
+        f"callbacks: {count} are {without_module(name)}, and a checkpoint could not tell their "
         "states apart: give each its own name"
-        for each, count in Counter(map(_identity, _stateful(made))).items()
+        for name, count in Counter(map(_identity, _stateful(made))).items()
         if count > 1
     ]
     return tuple(made)
@@ -169,7 +169,7 @@ def create(given: object, problems: Problems) -> tuple[Callback, ...]:
 def problems_of_manual(callbacks: Sequence[Callback], module: TrainingModule) -> list[str]:
     """One line for each hook that is not called with manual optimization."""
     name = "on_before_optimizer_step"
-    owners: list[object] = [each for each in callbacks if is_overridden(each, Callback, name)]
+    owners: list[object] = [c for c in callbacks if is_overridden(c, Callback, name)]
     owners += [module] if _has_own(module, name) else []
     return [
         f"{type(owner).__name__}.{name} is not called with manual optimization; use training_step"

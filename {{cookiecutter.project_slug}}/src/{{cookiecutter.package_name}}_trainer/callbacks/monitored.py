@@ -12,7 +12,7 @@ from ..checkpoint.writing import keep_copies
 from ..errors import ConfigurationError, UserError, nearest, shown
 from ..launch import collectives, files, output
 from ..module import Run, TrainingModule
-from ..options.reading import takes_foreign
+from ..options.reading import accepts_foreign
 from .callback import Callback, check
 
 Mode = Literal["min", "max"]
@@ -75,7 +75,7 @@ class EarlyStopping(Monitored):
     was never logged is an error. See :class:`Monitored` for the other arguments.
     """
 
-    @takes_foreign
+    @accepts_foreign
     def __init__(
         self,
         monitor: str,
@@ -127,7 +127,7 @@ class BestCheckpoint(Monitored):
     :class:`Monitored` for the arguments.
     """
 
-    @takes_foreign
+    @accepts_foreign
     def __init__(
         self, monitor: str, mode: Mode = "min", k: int = 1, name: str | None = None
     ) -> None:
@@ -139,7 +139,7 @@ class BestCheckpoint(Monitored):
         """Value and step of each kept checkpoint, the best first."""
 
     def on_fit_start(self, trainer: Run, module: TrainingModule) -> None:
-        if any(each.link == self.link for each in self._all(trainer) if each is not self):
+        if any(other.link == self.link for other in self._all(trainer) if other is not self):
             line = f"two would write the link {self.link}; give one a name"
             raise ConfigurationError(f"BestCheckpoint: {line}")
 
@@ -149,12 +149,12 @@ class BestCheckpoint(Monitored):
             return
         folder = trainer.run_directory / DIRECTORY / BEST
         # Of another run, if this one resumed from it.
-        kept = [each for each in self.kept if (folder / step_name(each[1])).is_dir()]
-        self.kept = [(each[0], each[1]) for each in collectives.broadcast(kept)]
-        better = [each for each in self.kept if not self.is_better(value, each[0])]
+        kept = [pair for pair in self.kept if (folder / step_name(pair[1])).is_dir()]
+        self.kept = [(pair[0], pair[1]) for pair in collectives.broadcast(kept)]
+        better = [pair for pair in self.kept if not self.is_better(value, pair[0])]
         if len(better) >= self.k or math.isnan(value):
             return
-        rest = [each for each in self.kept if each not in better and each[1] != trainer.global_step]
+        rest = [pair for pair in self.kept if pair not in better and pair[1] != trainer.global_step]
         self.kept = [*better, (value, trainer.global_step), *rest][: self.k]
         trainer.save_checkpoint(lambda path: self._keep(path, folder, trainer))
 
@@ -166,7 +166,7 @@ class BestCheckpoint(Monitored):
         if not trainer.is_global_zero:
             return
         every = self._all(trainer)
-        names = {step_name(step) for each in every for _, step in each.kept}
+        names = {step_name(step) for callback in every for _, step in callback.kept}
         keep_copies(checkpoint, folder, names)
         for link in [self.link, *[BEST] * (every[0] is self)]:
             files.point(folder.parent.parent / link, folder / step_name(self.kept[0][1]))
@@ -177,7 +177,7 @@ class BestCheckpoint(Monitored):
         return f"; best {self.monitored} {value:.4g} at step {step}{epoch}" if step else ""
 
     def state_dict(self) -> dict[str, Any]:
-        return {"kept": [list(each) for each in self.kept]}
+        return {"kept": [list(pair) for pair in self.kept]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.kept = [(float(value), operator.index(step)) for value, step in state["kept"]]

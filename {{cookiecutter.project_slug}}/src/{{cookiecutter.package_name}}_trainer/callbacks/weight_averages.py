@@ -9,7 +9,7 @@ from torch import Tensor
 from ..checkpoint import AVERAGE, read_all
 from ..launch import output
 from ..module import Run, TrainingModule, Weights
-from ..options.reading import takes_foreign
+from ..options.reading import accepts_foreign
 from .callback import Callback, check
 
 _WIDER = dict.fromkeys((torch.bfloat16, torch.float16), torch.float32)
@@ -50,7 +50,7 @@ class WeightAverage(Callback):
         if known:
             averages = [self.average[name] for name in known]
             pairs = zip(self.weights.shards(known), averages, strict=True)
-            torch._foreach_lerp_(averages, [shard.to(own.dtype) for shard, own in pairs], weight)
+            torch._foreach_lerp_(averages, [shard.to(avg.dtype) for shard, avg in pairs], weight)
         for name, shard in zip(new, self.weights.shards(new), strict=True):
             self.average[name] = shard.to(_WIDER.get(shard.dtype, shard.dtype), copy=True)
 
@@ -96,7 +96,7 @@ class EMA(WeightAverage):
     https://www.tensorflow.org/api_docs/python/tf/train/ExponentialMovingAverage (``num_updates``)
     """
 
-    @takes_foreign
+    @accepts_foreign
     def __init__(self, decay: float = 0.999, every_n_steps: int = 1, warmup: bool = True) -> None:
         check(
             "EMA",
@@ -142,7 +142,7 @@ class StochasticWeightAveraging(WeightAverage):
     Source: https://arxiv.org/abs/1803.05407
     """
 
-    @takes_foreign
+    @accepts_foreign
     def __init__(self, start_epoch: int) -> None:
         is_epoch = (start_epoch >= 0, f"start_epoch={start_epoch!r}: give at least 0")
         check("StochasticWeightAveraging", is_epoch)

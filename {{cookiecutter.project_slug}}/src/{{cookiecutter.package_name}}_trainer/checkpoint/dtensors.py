@@ -15,11 +15,11 @@ def is_sharded(value: object) -> bool:
 
 def local(value: Tensor) -> Tensor:
     """The local part of a tensor."""
-    part: Any = value
-    return part.to_local() if is_sharded(value) else value
+    dtensor: Any = value
+    return dtensor.to_local() if is_sharded(value) else value
 
 
-def whole(value: Any) -> Any:
+def full(value: Any) -> Any:
     """The full tensor of a DTensor; other values as they are."""
     return value.full_tensor() if is_sharded(value) else value
 
@@ -29,18 +29,18 @@ def is_first_copy(value: Tensor) -> bool:
 
     The ranks of a mesh's other dimensions, if it is a part of a larger one, have replicas too.
     """
-    whole: Any = value
-    mesh = whole.device_mesh
+    dtensor: Any = value
+    mesh = dtensor.device_mesh
     root = mesh._get_root_mesh()
-    own, of_root = mesh.get_coordinate(), root.get_coordinate()
+    here, of_root = mesh.get_coordinate(), root.get_coordinate()
     shared = [
         coordinate
-        for coordinate, placement in zip(own, whole.placements, strict=True)
+        for coordinate, placement in zip(here, dtensor.placements, strict=True)
         if placement.is_replicate()
     ]
     if root is not mesh:
         named = zip(root.mesh_dim_names, of_root, strict=True)
-        shared += [each for name, each in named if name not in mesh.mesh_dim_names]
+        shared += [coordinate for name, coordinate in named if name not in mesh.mesh_dim_names]
     return not any(shared)
 
 
@@ -48,6 +48,6 @@ def offsets(value: Tensor) -> list[int]:
     """Offset of this rank's shard in the full tensor, one number per dimension."""
     if not is_sharded(value):
         return [0] * value.ndim
-    whole: Any = value
-    (chunk,) = whole.__create_chunk_list__()
+    dtensor: Any = value
+    (chunk,) = dtensor.__create_chunk_list__()
     return list(chunk.offsets)

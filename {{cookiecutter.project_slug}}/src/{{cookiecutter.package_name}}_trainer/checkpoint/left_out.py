@@ -1,6 +1,6 @@
-"""Frozen parameters that a checkpoint leaves out: the code gives them again, with the same values.
+"""Frozen parameters that a checkpoint omits: the code creates them again with the same values.
 
-In the place of each stands a text with its type, its shape and a checksum of some of its values.
+Instead, it has a string for each: its dtype, its shape and a checksum of some of its values.
 """
 
 import zlib
@@ -22,21 +22,21 @@ class LeftOut:
 
     def __init__(self, module: nn.Module) -> None:
         named = module.named_parameters(remove_duplicate=False)
-        frozen = {name: each for name, each in named if not each.requires_grad}
-        if meta := [name for name, each in frozen.items() if each.is_meta]:
+        frozen = {name: param for name, param in named if not param.requires_grad}
+        if meta := [name for name, param in frozen.items() if param.is_meta]:
             line = f"checkpoint_weights='trainable': {meta[0]} is frozen and on the meta device"
             raise ConfigurationError(f"{line}, so that a resume could not have it; use 'all'")
-        self._texts = {name: _text(each) for name, each in frozen.items()}
-        self._given: dict[str, str] = {}
+        self._texts = {name: _text(param) for name, param in frozen.items()}
+        self._initial: dict[str, str] = {}
 
     def begin(self, module: nn.Module) -> None:
-        """Note what this rank holds of them, before a checkpoint or user code changes them."""
-        self._given = self._held(module)
+        """Record checksums of this rank's shards, before a checkpoint or user code changes them."""
+        self._initial = self._held(module)
 
     def texts(self, module: nn.Module) -> dict[str, str]:
-        """The texts of those that are as the code gave them on all ranks, which all call it."""
-        now, given = self._held(module), self._given
-        differ = torch.tensor([float(now.get(name) != given.get(name)) for name in self._texts])
+        """The strings of parameters that no rank has changed; all ranks must call it."""
+        now, initial = self._held(module), self._initial
+        differ = torch.tensor([float(now.get(name) != initial.get(name)) for name in self._texts])
         changed = collectives.all_reduce(differ, "max").tolist() if self._texts else []
         pairs = zip(self._texts.items(), changed, strict=True)
         return {name: text for (name, text), is_changed in pairs if not is_changed}
@@ -44,9 +44,9 @@ class LeftOut:
     def _held(self, module: nn.Module) -> dict[str, str]:
         # A teacher that follows a trained network is frozen, too: all values are summed up.
         return {
-            name: f"{_text(part := dtensors.local(each))} {part.abs().sum(dtype=torch.float64)}"
-            for name, each in module.named_parameters(remove_duplicate=False)
-            if name in self._texts and not (each.requires_grad or each.is_meta)
+            name: f"{_text(local := dtensors.local(param))} {local.abs().sum(dtype=torch.float64)}"
+            for name, param in module.named_parameters(remove_duplicate=False)
+            if name in self._texts and not (param.requires_grad or param.is_meta)
         }
 
 
@@ -59,9 +59,9 @@ def _text(value: Tensor) -> str:
 
 def check(module: nn.Module, model: Any, source: object) -> None:
     """Raise CheckpointError if a parameter that was left out has other values in the module."""
-    for name, each in module.named_parameters(remove_duplicate=False):
+    for name, param in module.named_parameters(remove_duplicate=False):
         was = model.get(name) if isinstance(model, Mapping) else None  # damaged, or forged
-        if isinstance(was, str) and not dtensors.is_sharded(each) and was != (now := _text(each)):
+        if isinstance(was, str) and not dtensors.is_sharded(param) and was != (now := _text(param)):
             raise CheckpointError(
                 f"{source}: {name} was frozen and left out (checkpoint_weights='trainable'), and "
                 f"the module gives another one: {was} then, {now} now; load the same pretrained "

@@ -27,14 +27,14 @@ _USED = (
 
 def candidates(path: str | Path) -> list[Path]:
     """The checkpoints that a path may refer to, also damaged ones, newest first; at least one."""
-    given = files.pointed(Path(path))  # the name of what it points to has the step
-    if is_checkpoint(given):
-        return [given]
-    for directory in (given / DIRECTORY, given):
-        if found := named(directory):
-            return found[::-1]
+    target = files.pointed(Path(path))  # the name of what it points to has the step
+    if is_checkpoint(target):
+        return [target]
+    for directory in (target / DIRECTORY, target):
+        if checkpoints := named(directory):
+            return checkpoints[::-1]
     raise CheckpointError(
-        f"{given}: no checkpoint there; give a run directory or a checkpoint in it"
+        f"{target}: no checkpoint there; give a run directory or a checkpoint in it"
     )
 
 
@@ -72,11 +72,11 @@ class Checkpoint:
             raise CheckpointError(
                 f"{file}: of step {head.step}, not of the step that the directory is named after"
             )
-        names = {each.name for each in path.iterdir()} - {state_file.FILE}
+        names = {entry.name for entry in path.iterdir()} - {state_file.FILE}
         # Hidden ones are of the file system: .nfs0001, .DS_Store.
-        found = {name for name in names if not name.startswith(".")}
-        for name in sorted(found | head.files.keys()):
-            if name not in found:
+        present = {name for name in names if not name.startswith(".")}
+        for name in sorted(present | head.files.keys()):
+            if name not in present:
                 raise CheckpointError(f"{path}: {name} is missing")
             if name not in head.files or not name.endswith(".safetensors"):
                 raise CheckpointError(f"{path}: {name} was not written by training; not read")
@@ -93,8 +93,8 @@ class Checkpoint:
                 reason = f"cannot be read ({error.strerror})"
                 raise unreadable(f"{self.path / name}: {reason}", error) from None
             if crc32 != self._files[name].crc32:
-                what = "its content has changed since it was saved"
-                raise CheckpointError(f"{self.path}: {name}: {what}")
+                damage = "its content has changed since it was saved"
+                raise CheckpointError(f"{self.path}: {name}: {damage}")
 
     def state(self) -> dict[str, Any]:
         """The saved state, with tensors on the CPU, after :meth:`check_contents`."""
@@ -121,16 +121,16 @@ class Checkpoint:
         state = self.stored_state()
         try:
             model = dict(state["model"])
-            for name, each in state.get("callbacks", {}).items() if averaged else ():
-                average = each.get(AVERAGE)
+            for name, saved in state.get("callbacks", {}).items() if averaged else ():
+                average = saved.get(AVERAGE)
                 if isinstance(average, Mapping) and average and average.keys() <= model.keys():
-                    own = name.partition("(")[0].rpartition(".")[2]
-                    return {**model, **average}, [_USED.format(own)]
+                    callback = name.partition("(")[0].rpartition(".")[2]
+                    return {**model, **average}, [_USED.format(callback)]
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise self._damaged(error) from None
         return model, []
 
-    def own(self, rank: int) -> dict[str, Tensor]:
+    def rank_local_state(self, rank: int) -> dict[str, Tensor]:
         """The rank-local tensors of a rank."""
         prefix = f"ranks/{rank}/"
         return {

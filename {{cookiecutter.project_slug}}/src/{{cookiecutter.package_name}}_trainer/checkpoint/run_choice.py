@@ -77,15 +77,15 @@ def check(options: Options, layout: Layout, problems: Problems) -> None:
 
 
 def _check_root(root: Path, problems: Problems) -> None:
-    given = f"default_root_dir={shown(str(root))}"
+    option = f"default_root_dir={shown(str(root))}"
     try:
-        existing = next(each for each in (root, *root.absolute().parents) if each.exists())
+        existing = next(folder for folder in (root, *root.absolute().parents) if folder.exists())
         if root.exists() and not root.is_dir():
-            problems.add(f"{given} is a file")
+            problems.add(f"{option} is a file")
         elif not os.access(existing, os.W_OK):
-            problems.add(f"{given}: {existing} cannot be written; give a directory that can")
+            problems.add(f"{option}: {existing} cannot be written; give a directory that can")
     except OSError as error:
-        raise refused(given, error) from None
+        raise refused(option, error) from None
 
 
 def _check_auto(options: Options, layout: Layout, problems: Problems) -> None:
@@ -123,12 +123,12 @@ def choose(request: Request, layout: Layout, lock: RunLock) -> Selection:
         raise user_error(*answer["error"])
     lock.attempt = answer["attempt"]
     directory, remarks = Path(answer["directory"]), list(answer["remarks"])
-    found = _first_whole([Path(candidate) for candidate in answer["candidates"]], remarks)
-    is_same = found is not None and _is_of(found, directory)
-    return Selection(directory, found, is_same, remarks, answer["overwrites"])
+    checkpoint = _first_intact([Path(candidate) for candidate in answer["candidates"]], remarks)
+    is_same = checkpoint is not None and _is_of(checkpoint, directory)
+    return Selection(directory, checkpoint, is_same, remarks, answer["overwrites"])
 
 
-def whole(path: Path) -> Checkpoint:
+def open_checkpoint(path: Path) -> Checkpoint:
     """Open a checkpoint, or raise a CheckpointError that names the one before, if it is corrupt."""
     if (damage := _damage(path)) is not None:
         before = run_directory.before(path)
@@ -185,31 +185,31 @@ def _candidates(request: Request) -> list[Path]:
         return reading.candidates(first) if first else []
 
 
-def _first_whole(candidates: list[Path], remarks: list[str]) -> Path | None:
+def _first_intact(candidates: list[Path], remarks: list[str]) -> Path | None:
     damage: list[CheckpointError] = []
     for path in candidates:
-        if (found := _damage(path)) is None:
-            remarks += [f"damaged, and not used: {each}" for each in damage]
+        if (error := _damage(path)) is None:
+            remarks += [f"damaged, and not used: {earlier}" for earlier in damage]
             return path
-        damage.append(found)
+        damage.append(error)
     if not damage:
         return None
-    lines = [str(each) for each in damage]
+    lines = [str(error) for error in damage]
     if len(lines) > 1:
         none = f"none of these {len(lines)} checkpoints is complete: resume from another one"
         lines.append(f"{none}; see docs/trouble.md#a-damaged-checkpoint")
-    raise type(max(damage, key=lambda each: each.code))(lines)
+    raise type(max(damage, key=lambda error: error.code))(lines)
 
 
 def _damage(path: Path) -> CheckpointError | None:
     """Why a checkpoint is corrupt; each rank checks some of its files."""
-    found = None
+    damage = None
     try:
         Checkpoint(path).check_contents(collectives.rank(), collectives.world_size())
     except CheckpointError as error:
-        found = [str(error), isinstance(error, DiskError)]
-    found = next((each for each in collectives.gather(found) if each is not None), None)
-    return found and (DiskError if found[1] else CheckpointError)(found[0])
+        damage = [str(error), isinstance(error, DiskError)]
+    damage = next((report for report in collectives.gather(damage) if report is not None), None)
+    return damage and (DiskError if damage[1] else CheckpointError)(damage[0])
 
 
 def _is_of(checkpoint: Path, directory: Path) -> bool:

@@ -92,9 +92,9 @@ def keep_overwritten(directory: Path) -> None:
     if kept.exists() and not has_saved and not moving.exists():
         clear(directory, with_records=True)
         return
-    if found := _written(directory, with_records=True):
+    if written := _written(directory, with_records=True):
         moving.mkdir(exist_ok=True)  # if it exists, a process was killed while it moved files
-        for path in found:
+        for path in written:
             path.rename(moving / path.name)
     if moving.exists():
         files.discard(kept)
@@ -132,13 +132,13 @@ def complete(directory: Path) -> list[Path]:
 
 def before(path: Path) -> list[Path]:
     """Complete checkpoints of earlier steps in the same directory, oldest first."""
-    return [each for each in complete(path.parent) if step_of(each) < step_of(path)]
+    return [other for other in complete(path.parent) if step_of(other) < step_of(path)]
 
 
 def named(directory: Path) -> list[Path]:
     """Non-empty directories that are named like a checkpoint, oldest first."""
-    found = (path for path in directory.glob(f"{PREFIX}*") if step_of(path) >= 0)
-    return sorted((path for path in found if any(path.glob("*"))), key=step_of)
+    folders = (path for path in directory.glob(f"{PREFIX}*") if step_of(path) >= 0)
+    return sorted((path for path in folders if any(path.glob("*"))), key=step_of)
 
 
 def is_link(name: str | os.PathLike[str]) -> bool:
@@ -150,8 +150,8 @@ def is_link(name: str | os.PathLike[str]) -> bool:
 def find_link(run: Path, name: str) -> Path:
     """The link to the best or the last checkpoint of a run; ConfigurationError if none."""
     link, reason = run / name, "no checkpoint there"
-    if (found := link if link.is_dir() else files.pointed(link)).is_dir():
-        return found
+    if (target := link if link.is_dir() else files.pointed(link)).is_dir():
+        return target
     if name != LAST and run.is_dir():
         reason = "the run kept none; train with the callback BestCheckpoint, or use 'last'"
     raise ConfigurationError(f"checkpoint={name!r}: {link}: {reason}")
@@ -174,10 +174,10 @@ def write_record(
     if configuration is not None:
         path = directory / "config.yaml"
         has_config = (earlier or is_kept) and os.path.lexists(path)
-        own = None
+        existing = None
         with contextlib.suppress(OSError, ValueError):  # another one, in any case
-            own = files.read(path, len(configuration.encode()))
-        if has_config and own != configuration.encode():
+            existing = files.read(path, len(configuration.encode()))
+        if has_config and existing != configuration.encode():
             path.rename(directory / f"config.{len(earlier)}.yaml")
         files.write_atomically(path, configuration, mode=0o600)
     _write_attempts(directory, [*earlier, {"started": time.strftime(_TIME), **attempt}])
@@ -186,16 +186,16 @@ def write_record(
 
 def extend_record(directory: Path, facts: Mapping[str, Any]) -> None:
     """Add facts to the last attempt in ``run.json``; those that it has are replaced."""
-    found, damage = read_record(directory)
-    if found and damage is None:
-        found[-1] |= facts
+    records, damage = read_record(directory)
+    if records and damage is None:
+        records[-1] |= facts
         with contextlib.suppress(OSError):  # the directory was removed, or the disk is full
-            _write_attempts(directory, found)
+            _write_attempts(directory, records)
 
 
 def record_end(directory: Path, how: str, facts: Mapping[str, Any] = MappingProxyType({})) -> None:
     """Add to ``run.json`` how the last attempt ended, and when, unless that is known."""
-    if (found := attempts(directory)) and "ended" not in found[-1]:
+    if (records := attempts(directory)) and "ended" not in records[-1]:
         # An OSError must not replace the error that ended it.
         extend_record(directory, {"ended": how, "ended_at": time.strftime(_TIME), **facts})
 
@@ -215,8 +215,8 @@ def was_begun_since(directory: Path, moment: float) -> bool:
 
 def first_resumed(directory: Path) -> str | None:
     """The checkpoint from which a run started, according to its record; ``None`` if none."""
-    found = next(iter(attempts(directory)), {}).get("resumed_from")
-    return found if isinstance(found, str) else None
+    path = next(iter(attempts(directory)), {}).get("resumed_from")
+    return path if isinstance(path, str) else None
 
 
 def attempts(directory: Path) -> list[dict[str, Any]]:
@@ -232,17 +232,17 @@ def read_record(directory: Path) -> tuple[list[dict[str, Any]], str | None]:
         return [], f"{_RECORD}: does not exist"
     except (OSError, ValueError) as error:
         return [], f"{_RECORD}: cannot be read ({one_line(error)})"
-    found: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
     rest = _BEGIN.match(text)
     with contextlib.suppress(ValueError, RecursionError):
         while rest and text.startswith("{", rest.end()):
-            each, end = json.JSONDecoder().raw_decode(text, rest.end())
-            files.refuse_deep(each)
-            found.append(each)
+            record, end = json.JSONDecoder().raw_decode(text, rest.end())
+            files.refuse_deep(record)
+            records.append(record)
             rest = _BETWEEN.match(text, end)
-    is_whole = rest is not None and _END.fullmatch(text, rest.end())
-    attempts = f"{len(found)} attempt{'s' * (len(found) != 1)}"
-    return found, None if is_whole else f"{_RECORD}: damaged; {attempts} of it can be read"
+    is_complete = rest is not None and _END.fullmatch(text, rest.end())
+    attempts = f"{len(records)} attempt{'s' * (len(records) != 1)}"
+    return records, None if is_complete else f"{_RECORD}: damaged; {attempts} of it can be read"
 
 
 def _write_attempts(directory: Path, written: Sequence[Mapping[str, Any]]) -> None:

@@ -115,9 +115,9 @@ class RunLock:
 
     def _is_in_place(self) -> bool:
         """Whether the file that is locked is the one in the directory."""
-        own = os.fstat(self._descriptor)
+        locked = os.fstat(self._descriptor)
         try:
-            return os.path.samestat(own, self._path.stat())
+            return os.path.samestat(locked, self._path.stat())
         except FileNotFoundError:
             return False
 
@@ -134,8 +134,8 @@ class RunLock:
 
 
 def _close_held() -> None:
-    for each in _held:
-        os.close(each)
+    for descriptor in _held:
+        os.close(descriptor)
     _held.clear()
 
 

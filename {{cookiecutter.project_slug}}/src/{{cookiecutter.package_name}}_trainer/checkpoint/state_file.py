@@ -69,17 +69,17 @@ def decode(data: bytes) -> tuple[Head, Any]:
         head, tree = content["head"], content["state"]
         if head["format"] != FORMAT:
             raise ValueError(f"written in format {head['format']}; this trainer reads {FORMAT}")
-        files = {str(name): StoredFile(*each) for name, each in head["files"].items()}
-        found = Head(head["step"], head["world_size"], files)
+        files = {str(name): StoredFile(*entry) for name, entry in head["files"].items()}
+        parsed = Head(head["step"], head["world_size"], files)
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from None
-    check_count("step", found.step, 0, MOST_STEPS)
-    check_count("world_size", found.world_size, 1, _MOST_RANKS)
+    check_count("step", parsed.step, 0, MOST_STEPS)
+    check_count("world_size", parsed.world_size, 1, _MOST_RANKS)
     for name, file in files.items():
         check_count(f"size of {name}", file.size, 0, 2**63)
         if not isinstance(file.crc32, str):
             raise ValueError(f"checksum of {name} is {file.crc32!r}")
-    return found, tree
+    return parsed, tree
 
 
 def check_count(name: str, value: object, least: int, most: int) -> int:
@@ -119,7 +119,7 @@ class Packing:
         if isinstance(value, Mapping):
             return self._pack_mapping(value, path, writes)
         if isinstance(value, list | tuple):
-            items = [self.pack(each, f"{path}/{index}", writes) for index, each in enumerate(value)]
+            items = [self.pack(item, f"{path}/{index}", writes) for index, item in enumerate(value)]
             return items if isinstance(value, list) else {"~tuple": items}
         raise CheckpointError(
             f"{path} is a {type(value).__name__}; a checkpoint supports numbers, text and tensors "
@@ -138,21 +138,21 @@ class Packing:
     def _pack_mapping(self, value: Mapping[Any, Any], path: str, writes: bool) -> Any:
         kind = "~counter" if isinstance(value, Counter) else "~dict"
         if kind == "~dict" and all(isinstance(key, str) and key[:1] != "~" for key in value):
-            return {key: self.pack(each, f"{path}/{key}", writes) for key, each in value.items()}
-        pairs = [(plain_number(key), each) for key, each in value.items()]
+            return {key: self.pack(item, f"{path}/{key}", writes) for key, item in value.items()}
+        pairs = [(plain_number(key), item) for key, item in value.items()]
         for key, _ in pairs:
             if key is not None and type(key) not in (bool, int, float, str):
-                what = f"a {type(key).__name__} as a key"
-                raise CheckpointError(f"{path} has {what}; give a number or text")
-        return {kind: [[key, self.pack(each, f"{path}/{key}", writes)] for key, each in pairs]}
+                problem = f"a {type(key).__name__} as a key"
+                raise CheckpointError(f"{path} has {problem}; give a number or text")
+        return {kind: [[key, self.pack(item, f"{path}/{key}", writes)] for key, item in pairs]}
 
     def _pack_sharded(self, value: ShardedDict, path: str) -> Any:
         keys = collectives.gather(list(value))
-        earlier = {key for each in keys[: collectives.rank()] for key in each}
-        own = {key: self.pack(value[key], f"{path}/{key}", key not in earlier) for key in value}
+        earlier = {key for rank_keys in keys[: collectives.rank()] for key in rank_keys}
+        packed = {key: self.pack(value[key], f"{path}/{key}", key not in earlier) for key in value}
         merged: dict[str, Any] = {}
-        for part in collectives.gather(own):
-            merged |= part | merged  # the lowest rank's
+        for entries in collectives.gather(packed):
+            merged |= entries | merged  # the lowest rank's
         return merged
 
 
@@ -171,14 +171,14 @@ def from_tensors(tensors: Mapping[str, Tensor], name: str) -> Any:
 def unpack(tree: Any, tensors: Mapping[str, Any]) -> Any:
     """Restore the value from which :meth:`Packing.pack` made a tree, with tensors by name."""
     if isinstance(tree, list):
-        return [unpack(each, tensors) for each in tree]
+        return [unpack(item, tensors) for item in tree]
     if not isinstance(tree, dict):
         return tree
     if "~tensor" in tree:
         return tensors[tree["~tensor"]]
     if "~tuple" in tree:
-        return tuple(unpack(each, tensors) for each in tree["~tuple"])
+        return tuple(unpack(item, tensors) for item in tree["~tuple"])
     is_counter = "~counter" in tree
     pairs = tree["~counter"] if is_counter else tree.get("~dict", tree.items())
-    found = {key: unpack(each, tensors) for key, each in pairs}
-    return Counter(found) if is_counter else found
+    restored = {key: unpack(item, tensors) for key, item in pairs}
+    return Counter(restored) if is_counter else restored

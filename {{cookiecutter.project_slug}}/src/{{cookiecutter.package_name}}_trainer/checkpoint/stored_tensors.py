@@ -79,9 +79,9 @@ class Stored:
 
     def read(self) -> Tensor:
         """Read the full tensor to the CPU."""
-        whole = torch.empty(self.shape, dtype=self.dtype)
-        self.read_into(whole)
-        return whole
+        tensor = torch.empty(self.shape, dtype=self.dtype)
+        self.read_into(tensor)
+        return tensor
 
     @torch.no_grad()
     def read_into(self, target: Tensor) -> None:
@@ -119,19 +119,19 @@ class Stored:
     def __getitem__(self, index: Any) -> Tensor:
         return self.read()[index]
 
-    def _read(self, part: Tensor, starts: Sequence[int]) -> None:
+    def _read(self, tensor: Tensor, starts: Sequence[int]) -> None:
         """Read into a tensor the elements that it has from an offset in each dimension on."""
-        missing = part.numel()
+        missing = tensor.numel()
         with _checkpoint_errors(self.path):
             for chunk in self.chunks:
                 here, there = [], []
-                sizes = zip(starts, part.shape, chunk.offsets, chunk.ends(), strict=True)
+                sizes = zip(starts, tensor.shape, chunk.offsets, chunk.ends(), strict=True)
                 for start, length, offset, chunk_end in sizes:
                     begin, end = max(start, offset), min(start + length, chunk_end)
                     here.append(slice(begin - start, end - start))
                     there.append(slice(begin - offset, end - offset))
-                if all(each.start < each.stop for each in here):
-                    target = part[tuple(here)]
+                if all(piece.start < piece.stop for piece in here):
+                    target = tensor[tuple(here)]
                     with chunk.view() as elements:
                         target.copy_(elements[tuple(there)])
                     missing -= target.numel()
@@ -163,16 +163,16 @@ def find_tensors(path: Path) -> dict[str, Stored]:
                 header = json.loads(opened.read(length))
             content = cache(partial(_mapped, file))
             shards = json.loads(header.pop("__metadata__", {}).get(SHARDING, "{}"))
-            for name, each in header.items():
-                shape, start = torch.Size(each["shape"]), 8 + length + each["data_offsets"][0]
+            for name, entry in header.items():
+                shape, start = torch.Size(entry["shape"]), 8 + length + entry["data_offsets"][0]
                 offsets = shards[name]["saved_offsets"] if name in shards else [0] * len(shape)
-                chunk = _Chunk(content, start, offsets, shape, dtypes[each["dtype"]])
+                chunk = _Chunk(content, start, offsets, shape, dtypes[entry["dtype"]])
                 chunks.setdefault(name, []).append(chunk)
-        found = {}
+        tensors = {}
         for name, saved in chunks.items():
             ends = zip(*(chunk.ends() for chunk in saved), strict=True)  # of each dimension
-            found[name] = Stored(path, name, saved, torch.Size(map(max, ends)), saved[0].dtype)
-        return found
+            tensors[name] = Stored(path, name, saved, torch.Size(map(max, ends)), saved[0].dtype)
+        return tensors
 
 
 @contextlib.contextmanager
@@ -192,13 +192,13 @@ def read_all(tree: Any) -> Any:
 def fill_module(module: nn.Module, saved: Mapping[str, Any], strict: bool = True) -> None:
     """``module.load_state_dict`` that reads one tensor at a time, and of a DTensor its shard."""
     named = (module.named_parameters, module.named_buffers)
-    own = {name for each in named for name, _ in each(remove_duplicate=False)}
+    names = {name for method in named for name, _ in method(remove_duplicate=False)}
     here, state = module.state_dict(keep_vars=True), dict(saved)
-    for name in state.keys() - own:  # for example of torchmetrics, which keeps what it is given
+    for name in state.keys() - names:  # for example of torchmetrics, which keeps what it is given
         state[name] = read_all(state[name])
         if isinstance(here.get(name), Tensor):
             state[name] = state[name].to(here[name].device)
-    for name in [name for name, each in state.items() if isinstance(each, str) and name in own]:
+    for name in [name for name, value in state.items() if isinstance(value, str) and name in names]:
         state[name] = here[name]  # left out: that of the code
     module.load_state_dict(state, strict)
 
@@ -217,8 +217,8 @@ def fill(target: Tensor, value: Tensor | Stored) -> None:
         value.read_into(target)
     elif dtensors.is_sharded(target) and not dtensors.is_sharded(value):
         # Not through the device of the mesh: offloaded shards are on the CPU.
-        part = dtensors.local(target)
-        sizes = zip(dtensors.offsets(target), part.shape, strict=True)
-        part.copy_(value[tuple(slice(start, start + length) for start, length in sizes)])
+        local = dtensors.local(target)
+        sizes = zip(dtensors.offsets(target), local.shape, strict=True)
+        local.copy_(value[tuple(slice(start, start + length) for start, length in sizes)])
     else:
         target.copy_(value)

@@ -67,17 +67,17 @@ def check(name: str, tensor: Tensor) -> None:
     else:
         return
     kind = tensor.dtype if tensor.layout == torch.strided else tensor.layout
-    what = f"{name} is a tensor of {kind}, which safetensors files cannot hold"
-    raise CheckpointError(f"{what}; {instead}")
+    problem = f"{name} is a tensor of {kind}, which safetensors files cannot hold"
+    raise CheckpointError(f"{problem}; {instead}")
 
 
 def _batches(parts: Iterable[memoryview]) -> Iterator[list[memoryview]]:
     """Pieces of large parts, or several small ones at once."""
     batch: list[memoryview] = []
     size = 0
-    for part in parts:
-        for start in range(0, len(part), BYTES_AT_ONCE):
-            batch.append(part[start : start + BYTES_AT_ONCE])
+    for buffer in parts:
+        for start in range(0, len(buffer), BYTES_AT_ONCE):
+            batch.append(buffer[start : start + BYTES_AT_ONCE])
             size += len(batch[-1])
             if size >= BYTES_AT_ONCE:
                 yield batch
@@ -95,14 +95,14 @@ def _sum(pieces: Sequence[memoryview], before: Future[int]) -> int:
 @cache
 def dtype_names() -> dict[torch.dtype, str]:
     """The dtypes that safetensors files can hold, and their names there."""
-    found: dict[torch.dtype, str] = {}
+    names: dict[torch.dtype, str] = {}
     for dtype in (value for value in vars(torch).values() if isinstance(value, torch.dtype)):
         with contextlib.suppress(SafetensorError):
             name = str(dtype).removeprefix("torch.")
             spec = TensorSpec(dtype=name, shape=[1], data_ptr=0, data_len=dtype.itemsize)
             if spec.shape == [1]:  # one element is not several, as of float4_e2m1fn_x2
-                found[dtype] = spec.dtype
-    return found
+                names[dtype] = spec.dtype
+    return names
 
 
 def _content(tensor: Tensor) -> memoryview:

@@ -26,7 +26,7 @@ _ALIGNMENT = 16  # of a tensor's bytes, for every dtype
 class _Chunk(NamedTuple):
     """A tensor, or this rank's shard of one, and its offset in the full tensor."""
 
-    part: Tensor
+    local: Tensor
     offsets: list[int]
 
 
@@ -60,21 +60,21 @@ class Checkpoints:
         # Here, not before each save: another rank may have started to write by then.
         if collectives.rank() == 0:
             left = (directory.glob(f".{PREFIX}*"), directory.parent.glob(files.TEMPORARY))
-            for each in itertools.chain(*left):  # by an attempt that was killed
-                _discard(each)
+            for path in itertools.chain(*left):  # by an attempt that was killed
+                _discard(path)
 
-    def save(self, step: int, state: Mapping[str, Any], own: Mapping[str, Tensor]) -> None:
+    def save(self, step: int, state: Mapping[str, Any], local: Mapping[str, Tensor]) -> None:
         """Save the state after so many optimizer steps; called by every rank.
 
         ``state`` is the same on every rank: numbers, strings and tensors in dicts and lists;
-        ``own``: rank-local tensors. A CheckpointError, on every rank, says if the state contains an
+        ``local``: rank-local tensors. Every rank raises a CheckpointError if the state contains an
         unsupported type, or cannot be written.
         """
         self.wait()
         packing = Packing()
         tree = json.dumps(packing.pack(dict(state), "state", collectives.rank() == 0))
         tensors = packing.tensors
-        tensors |= {f"ranks/{collectives.rank()}/{key}": value for key, value in own.items()}
+        tensors |= {f"ranks/{collectives.rank()}/{key}": value for key, value in local.items()}
         chunks = {
             name: _Chunk(dtensors.local(tensor), dtensors.offsets(tensor))
             for name, tensor in tensors.items()
@@ -87,8 +87,8 @@ class Checkpoints:
 
     def _copied(self, chunks: Mapping[str, _Chunk]) -> dict[str, _Chunk]:
         """Copy chunks into the host memory of the last save's copies, if they fit into it."""
-        sizes = [-(-each.part.nbytes // _ALIGNMENT) * _ALIGNMENT for each in chunks.values()]
-        devices = {each.part.device for each in chunks.values() if each.part.is_cuda}
+        sizes = [-(-chunk.local.nbytes // _ALIGNMENT) * _ALIGNMENT for chunk in chunks.values()]
+        devices = {chunk.local.device for chunk in chunks.values() if chunk.local.is_cuda}
         if sum(sizes) > self._memory.numel():
             self._free()
             self._memory = torch.empty(sum(sizes), dtype=torch.uint8)
@@ -99,9 +99,9 @@ class Checkpoints:
         copies = {}
         pieces = self._memory[: sum(sizes)].split(sizes)
         for (name, chunk), piece in zip(chunks.items(), pieces, strict=True):
-            part = chunk.part.detach()
-            copy = piece[: part.nbytes].view(part.dtype).view(part.shape)
-            copies[name] = chunk._replace(part=copy.copy_(part, non_blocking=part.is_cuda))
+            local = chunk.local.detach()
+            copy = piece[: local.nbytes].view(local.dtype).view(local.shape)
+            copies[name] = chunk._replace(local=copy.copy_(local, non_blocking=local.is_cuda))
         for device in devices:
             torch.cuda.current_stream(device).synchronize()
         return copies
@@ -120,13 +120,13 @@ class Checkpoints:
         problem = None
         try:
             self._lock.check()
-            written = _write_own(partial, chunks)
+            written = _write_rank(partial, chunks)
         except (OSError, CheckpointError, TemporaryError) as error:
             problem = f"{one_line(error)} (rank {collectives.rank()})"
         reports = collectives.gather([problem, written], self._group)
-        problem = next((each for each, _ in reports if each), None)
+        problem = next((line for line, _ in reports if line), None)
         if is_first and problem is None:
-            merged = {name: StoredFile(*each) for _, part in reports for name, each in part.items()}
+            merged = {name: StoredFile(*file) for _, sent in reports for name, file in sent.items()}
             head = Head(step, collectives.world_size(), merged)
             try:
                 with files.synced(partial / state_file.FILE) as file:
@@ -140,13 +140,13 @@ class Checkpoints:
         if problem is not None:
             if is_first:
                 _discard(partial)
-            found = "there is no checkpoint yet"
+            newest = "there is no checkpoint yet"
             if saved := complete(self._directory):
-                found = f"the newest checkpoint is {saved[-1]}"
-            raise DiskError(f"{path}: cannot be saved: {problem}; {found}")
+                newest = f"the newest checkpoint is {saved[-1]}"
+            raise DiskError(f"{path}: cannot be saved: {problem}; {newest}")
         if is_first:
-            for each in before(path)[: -(self._keep - 1)]:
-                _discard(each)
+            for checkpoint in before(path)[: -(self._keep - 1)]:
+                _discard(checkpoint)
             _point_last(path)
             if self._directory.name == DIRECTORY:
                 _discard(self._directory.parent / run_directory.OVERWRITTEN)
@@ -181,7 +181,7 @@ class Checkpoints:
             self._free()
 
 
-def _write_own(partial: Path, chunks: Mapping[str, _Chunk]) -> dict[str, list[Any]]:
+def _write_rank(partial: Path, chunks: Mapping[str, _Chunk]) -> dict[str, list[Any]]:
     """Write this rank's file, if it has tensors; return its size and checksum by name."""
     if not partial.parents[1].is_dir():
         raise FileNotFoundError(errno.ENOENT, "the run directory was removed")
@@ -191,9 +191,9 @@ def _write_own(partial: Path, chunks: Mapping[str, _Chunk]) -> dict[str, list[An
     file = partial / f"rank-{collectives.rank():05d}.safetensors"
     offsets = {name: {"saved_offsets": chunk.offsets} for name, chunk in chunks.items()}
     # Without any offset there is no table of them, which would take long to read.
-    has_offsets = any(any(each.offsets) for each in chunks.values())
+    has_offsets = any(any(chunk.offsets) for chunk in chunks.values())
     metadata = {tensor_files.SHARDING: json.dumps(offsets)} if has_offsets else {}
-    tensors = {name: each.part for name, each in chunks.items()}
+    tensors = {name: chunk.local for name, chunk in chunks.items()}
     crc32 = tensor_files.write(file, tensors, metadata)
     files.sync(partial)
     return {file.name: [file.stat().st_size, crc32]}
@@ -223,7 +223,7 @@ def set_aside(directory: Path, resumed: Path) -> list[Path]:
     if is_inside:
         others = [path for path in others if step_of(path) > step_of(resumed)]
     folders = (directory / f"abandoned-{number}" for number in itertools.count(1))
-    folder = next(each for each in folders if not each.exists())
+    folder = next(path for path in folders if not path.exists())
     if others:
         folder.mkdir()
     # Newest first: if this is interrupted, the remaining checkpoints have no gap.
@@ -244,14 +244,14 @@ def keep_copies(checkpoint: Path, folder: Path, names: set[str]) -> None:
     """Have copies of the checkpoints with these names in a folder: of this one, and no others."""
     try:
         folder.mkdir(exist_ok=True)
-        for each in folder.iterdir():
-            if each.name.lstrip(".").startswith(PREFIX) and each.name not in names:
-                _discard(each)
+        for path in folder.iterdir():
+            if path.name.lstrip(".").startswith(PREFIX) and path.name not in names:
+                _discard(path)
         copy, partial = folder / checkpoint.name, folder / f".{checkpoint.name}.partial"
         if not copy.exists():
             partial.mkdir()
-            for each in checkpoint.glob("[!.]*"):
-                files.copy(each, partial / each.name)
+            for path in checkpoint.glob("[!.]*"):
+                files.copy(path, partial / path.name)
             partial.rename(copy)
     except OSError as error:
         raise DiskError(f"{folder}: {checkpoint.name} cannot be kept: {one_line(error)}") from None

@@ -47,28 +47,28 @@ def split(words: Sequence[str], problems: Problems) -> Iterator[tuple[str, str]]
 
 
 class _Added(list[Any]):
-    """What ``--key+`` adds to a list."""
+    """Items that ``--key+`` appends to a list."""
 
 
 def gather(
     options: Iterable[tuple[str, str]], sections: Collection[str], problems: Problems
 ) -> dict[str, Any]:
     """Merge files and options by section; a later one wins. Raises if a file cannot be read."""
-    given: dict[str, Any] = {}
+    config: dict[str, Any] = {}
     unreadable = Problems()
     for key, text in _ordered(options):
         if key == "config":
             with unreadable:
                 for name, value in config_files.read(text).items():
                     with problems:
-                        _add(given, str(name), value, sections)
+                        _add(config, str(name), value, sections)
         elif key != PRINT:
             with problems:
                 section, *path = key.split(".")
                 value = _nested(section, path, config_files.word(f"--{shorten(key)}", text))
-                _add(given, section, value, sections)
+                _add(config, section, value, sections)
     unreadable.raise_any()
-    return given
+    return config
 
 
 def _ordered(options: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
@@ -83,8 +83,8 @@ def _nested(section: str, path: Sequence[str], value: Any) -> Any:
     if path and path[-1].endswith("+"):
         path = [*path[:-1], path[-1][:-1]]
         value = _Added(_listed(value))
-    for part in reversed(path):
-        value = {part: value}
+    for key in reversed(path):
+        value = {key: value}
     return _with_arguments(value) if path and section in CLASSES else value
 
 
@@ -92,21 +92,21 @@ def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
 
 
-def _add(given: dict[str, Any], section: str, value: Any, sections: Collection[str]) -> None:
+def _add(config: dict[str, Any], section: str, value: Any, sections: Collection[str]) -> None:
     if section not in sections:
         known = nearest(section, sections)
         raise ConfigurationError(f"{shorten(section)}: there is no such section{known}")
-    before = given.get(section)
+    before = config.get(section)
     if section == "trainer":
         if not isinstance(value, dict):
             raise ConfigurationError("trainer: give its options by name, or leave it out")
-        extended = [name for name, each in value.items() if isinstance(each, _Added)]
+        extended = [name for name, item in value.items() if isinstance(item, _Added)]
         before = {name: getattr(Options, name, None) for name in extended} | (before or {})
     elif isinstance(value, Text) and value.meaning is None:
         value = None
     elif section in CLASSES and isinstance(value, str):
         value = {"class_path": value}
-    given[section] = merged(before, value)
+    config[section] = merged(before, value)
 
 
 def merged(before: Any, value: Any) -> Any:
@@ -123,7 +123,7 @@ def merged(before: Any, value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     before = before if isinstance(before, dict) else {}
-    return before | {key: merged(before.get(key), each) for key, each in value.items()}
+    return before | {key: merged(before.get(key), item) for key, item in value.items()}
 
 
 def _of_class(before: dict[Any, Any], value: Any) -> tuple[dict[Any, Any], Any]:
@@ -136,10 +136,10 @@ def _of_class(before: dict[Any, Any], value: Any) -> tuple[dict[Any, Any], Any]:
     return before, value
 
 
-def _with_arguments(given: dict[Any, Any]) -> dict[Any, Any]:
+def _with_arguments(section: dict[Any, Any]) -> dict[Any, Any]:
     """A class with its arguments under ``init_args``, which options may leave out."""
-    keys = {key: each for key, each in given.items() if key in _CLASS_KEYS}
-    rest = {key: each for key, each in given.items() if key not in _CLASS_KEYS}
+    keys = {key: value for key, value in section.items() if key in _CLASS_KEYS}
+    rest = {key: value for key, value in section.items() if key not in _CLASS_KEYS}
     if rest and keys.get("init_args"):
         rest = merged(keys["init_args"], rest)
     return keys | {"init_args": rest} if rest else keys
@@ -150,5 +150,5 @@ def _accepted(path: Any, arguments: Any) -> dict[Any, Any]:
         known = inspect.signature(class_paths.imported("", str(path), object)).parameters
     except (ConfigurationError, ValueError):  # said later
         return {}
-    given = arguments if isinstance(arguments, dict) else {}
-    return {key: each for key, each in given.items() if key in known}
+    keywords = arguments if isinstance(arguments, dict) else {}
+    return {key: value for key, value in keywords.items() if key in known}

@@ -81,7 +81,7 @@ def _score(work: Work, evaluate: Callable[..., dict[str, float]], stage: str) ->
 def _predict(work: Work) -> None:
     outputs = work.trainer.predict(work.model, work.data, **work.weights)
     named = outputs if isinstance(outputs, dict) else {"predictions": outputs}
-    if all(each is None for outputs in named.values() for each in outputs):
+    if all(output is None for outputs in named.values() for output in outputs):
         raise UserError("predict_step returned None for every batch: there is nothing to write")
     if work.trainer.global_rank == 0:
         work.results.write_predictions(outputs)

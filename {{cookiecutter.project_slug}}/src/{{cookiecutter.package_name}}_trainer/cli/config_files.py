@@ -53,8 +53,8 @@ class _Dumper(yaml.SafeDumper):
 _Dumper.add_representer(str, _Dumper.represent_str)
 
 
-for _each in (_Loader, _Dumper):
-    _each.add_implicit_resolver(_TEXT, _EXPONENT, list("-+.0123456789"))
+for _class in (_Loader, _Dumper):
+    _class.add_implicit_resolver(_TEXT, _EXPONENT, list("-+.0123456789"))
 _Loader.add_constructor(_TEXT, lambda _, node: Text(node.value, float(node.value)))
 
 
@@ -135,8 +135,8 @@ def _check(name: str, node: yaml.Node, level: int, visited: Iterator[int]) -> No
     if isinstance(node, yaml.MappingNode):
         _refuse_repeated(name, node)
         below = itertools.chain.from_iterable(node.value)
-    for each in below:
-        _check(name, each, level + 1, visited)
+    for child in below:
+        _check(name, child, level + 1, visited)
     is_number = isinstance(node, yaml.ScalarNode) and node.style is None and node.tag in _NUMBERS
     if is_number and _MISREAD.fullmatch(node.value):
         raise ConfigurationError(

@@ -95,7 +95,7 @@ def _help_parser(program: str, command: str) -> ArgumentParser:
 
 @dataclass
 class Checked:
-    """What is right in the sections: the trainer's options, classes, and which weights are used."""
+    """Valid sections: the trainer's options, the classes, and the checkpoint to load."""
 
     trainer: dict[str, Any]
     classes: dict[str, Specified[Any]]
@@ -103,20 +103,20 @@ class Checked:
     averaged: bool
 
 
-def read_work(program: str, command: str, given: Sequence[str]) -> Work:
+def read_work(program: str, command: str, argv: Sequence[str]) -> Work:
     """Create the objects of a command, as :func:`read_sections`; one line per error."""
     problems = Problems()
-    with read_sections(program, command, given, problems) as checked:
+    with read_sections(program, command, argv, problems) as checked:
         return _create(command, checked, problems)
 
 
 @contextmanager
 def read_sections(
-    program: str, command: str, given: Sequence[str], problems: Problems
+    program: str, command: str, argv: Sequence[str], problems: Problems
 ) -> Iterator[Checked]:
     """Parse and check the arguments of a command; in the context, its objects may be created."""
     # On the command line only: a configuration cannot say that it is trusted.
-    words = [word for word in given if word != imports.TRUST]
+    words = [word for word in argv if word != imports.TRUST]
     for position, word in enumerate(words):
         if word.partition("=")[0] in _HELP:
             _help_parser(program, command).parse_args(words[position : position + 2])  # exits
@@ -125,13 +125,13 @@ def read_sections(
     files = [Path(values.expand_path("--config", text)) for key, text in options if key == "config"]
     checkpoint = None
     is_of_run = any(run_directory.is_run(file.resolve().parent) for file in files)
-    with imports.checked(is_of_run and words == list(given)):
+    with imports.checked(is_of_run and words == list(argv)):
         sections = arguments.gather(options, ["trainer", *BASES, *evaluation], problems)
     if evaluation:
         with problems:
             checkpoint = loading.find_checkpoint(sections)
             is_of_run |= _add_classes_of(checkpoint, sections)
-    with imports.checked(is_of_run and words == list(given)):
+    with imports.checked(is_of_run and words == list(argv)):
         checked = _check(sections, checkpoint, problems)
         if (how := dict(options).get(arguments.PRINT)) is not None:
             if how not in ("", _UNCHECKED):
@@ -151,18 +151,18 @@ def _add_classes_of(checkpoint: Path | None, sections: dict[str, Any]) -> bool:
         return False
     saved = loading.classes_of(checkpoint)
     for name, section in saved.items():
-        own = sections.get(name) or {}
-        sections[name] = own if "class_path" in own else arguments.merged(section, own)
+        chosen = sections.get(name) or {}
+        sections[name] = chosen if "class_path" in chosen else arguments.merged(section, chosen)
     return bool(saved)
 
 
 def _check(sections: Mapping[str, Any], checkpoint: Path | None, problems: Problems) -> Checked:
-    found = dict[str, Specified[Any]]()
+    classes = dict[str, Specified[Any]]()
     # First, because the modules of these classes may register the trainer's strategy.
     for name, base in BASES.items():
         if sections.get(name) is not None:
             with problems:
-                found[name] = class_paths.read(name, sections[name], base, {})
+                classes[name] = class_paths.read(name, sections[name], base, {})
     today, options = values.hints(Options), sections.get("trainer", {})
     known = {**today, **foreign.types}
     trainer = values.convert("trainer.", known, options, problems, values.fitting, today)
@@ -173,11 +173,11 @@ def _check(sections: Mapping[str, Any], checkpoint: Path | None, problems: Probl
     is_known = any(line.startswith(("model:", "checkpoint")) for line in problems.lines)
     if sections.get("model") is None and not is_known:
         problems.add("model: not given; name its class in a config file or by --model CLASS")
-    return Checked(trainer, found, checkpoint, averaged)
+    return Checked(trainer, classes, checkpoint, averaged)
 
 
 def _create(command: str, checked: Checked, problems: Problems) -> Work:
-    made = _made(command, checked, problems, lambda given: Trainer(**given), Trainer.check_fit)
+    made = _made(command, checked, problems, lambda options: Trainer(**options), Trainer.check_fit)
     made["trainer"].configuration = _resolved(checked, _OF_ONE_RUN)
     # Absolute, like the trainer's: user code may change the working directory.
     root, path = made["trainer"].default_root_dir.absolute(), checked.checkpoint
@@ -216,9 +216,9 @@ def _resolved(checked: Checked, without: Sequence[str] = ()) -> str:
     """The whole configuration with defaults, in today's spelling."""
     defaults = {field.name: field.default for field in fields(Options)}
     trainer = defaults | reading.SEEDED | foreign.translate(checked.trainer)
-    own = {name: value for name, value in trainer.items() if name not in without}
-    classes = {name: found.recorded() for name, found in checked.classes.items()}
-    return config_files.dump({"trainer": own, **classes})
+    kept = {name: value for name, value in trainer.items() if name not in without}
+    classes = {name: specified.recorded() for name, specified in checked.classes.items()}
+    return config_files.dump({"trainer": kept, **classes})
 
 
 def overview() -> str:

@@ -18,7 +18,7 @@ from ..launch import files, output
 from ..module import TrainingModule, hooks
 from ..options import values
 from . import arguments, imports
-from .loading import classes_of, load_module, read_weights, resolve_given
+from .loading import classes_of, load_module, read_weights, resolve_option
 
 COMMAND = "export"
 HELP = "Write the weights or the model of a run into a file."
@@ -28,20 +28,20 @@ _ONNX_BYTES = 2**31
 
 def run(program: str, words: Sequence[str]) -> None:
     """Run the command with the words after it; ``program`` is for its help."""
-    given = _parser(program).parse_args(words)
-    path, file = _checked_paths(given, _FORMATS[given.format])
-    checkpoint, averaged = Checkpoint(path), given.averaged == "true"
+    args = _parser(program).parse_args(words)
+    path, file = _checked_paths(args, _FORMATS[args.format])
+    checkpoint, averaged = Checkpoint(path), args.averaged == "true"
     model = classes_of(path).get("model")
     metadata = {"class_path": str(model["class_path"])} if model else {}
     metadata["step"] = str(checkpoint.step)
     exported: Any
-    if given.format == "safetensors":
+    if args.format == "safetensors":
         exported = read_weights(checkpoint, averaged=averaged)
     else:
-        exported = load_module(path, averaged=averaged, trust=given.trust)
+        exported = load_module(path, averaged=averaged, trust=args.trust)
     try:
         with files.replacing(file) as beside:
-            _FORMATS[given.format].write(exported, metadata, beside)
+            _FORMATS[args.format].write(exported, metadata, beside)
             with beside.open("rb") as written:
                 os.fsync(written.fileno())
     except OSError as error:
@@ -53,8 +53,8 @@ def _parser(program: str) -> argparse.ArgumentParser:
     parser = arguments.Parser(prog=f"{program} {COMMAND}", description=HELP, allow_abbrev=False)
     run = "a run directory, or a checkpoint, such as runs/RUN/best"
     parser.add_argument("run", metavar="RUN", help=run)
-    what = "; ".join(f"{name}: {each.content}" for name, each in _FORMATS.items())
-    parser.add_argument("--format", required=True, choices=_FORMATS, help=what)
+    formats = "; ".join(f"{name}: {kind.content}" for name, kind in _FORMATS.items())
+    parser.add_argument("--format", required=True, choices=_FORMATS, help=formats)
     where = "the file; default: exported-step-N in the run directory"
     parser.add_argument("--output", metavar="FILE", help=where)
     averaged = "false: the weights of training, where the checkpoint has an average of them (EMA)"
@@ -73,22 +73,22 @@ class _Format(NamedTuple):
     packages: tuple[str, ...] = ()
 
 
-def _checked_paths(given: argparse.Namespace, kind: _Format) -> tuple[Path, Path]:
+def _checked_paths(args: argparse.Namespace, kind: _Format) -> tuple[Path, Path]:
     problems = Problems()
     checkpoint = file = None
-    if missing := [each for each in kind.packages if importlib.util.find_spec(each) is None]:
+    if missing := [name for name in kind.packages if importlib.util.find_spec(name) is None]:
         problems.add(
-            f"--format {given.format} needs {' and '.join(missing)}: make {given.format}, or "
-            f"pip install '.[{given.format}]'"
+            f"--format {args.format} needs {' and '.join(missing)}: make {args.format}, or "
+            f"pip install '.[{args.format}]'"
         )
     with problems:
-        checkpoint = resolve_given("RUN", given.run)
+        checkpoint = resolve_option("RUN", args.run)
     with problems:
-        if given.output is not None:
-            file = Path(values.expand_path("--output", given.output))
+        if args.output is not None:
+            file = Path(values.expand_path("--output", args.output))
             if file.suffix != kind.suffix:
                 raise ConfigurationError(
-                    f"--output={shown(given.output)}: --format {given.format} writes {kind.suffix} "
+                    f"--output={shown(args.output)}: --format {args.format} writes {kind.suffix} "
                     f"files; name it {file.stem}{kind.suffix}"
                 )
         elif checkpoint is not None:
@@ -96,7 +96,7 @@ def _checked_paths(given: argparse.Namespace, kind: _Format) -> tuple[Path, Path
                 raise ConfigurationError(f"{checkpoint}: is not in a run; add --output FILE")
             file = directory / f"exported-{checkpoint.name}{kind.suffix}"
         if file is not None:
-            if file.is_dir() or (file.exists() and not given.overwrite):
+            if file.is_dir() or (file.exists() and not args.overwrite):
                 other = "name another file"
                 instead = other if file.is_dir() else "add --overwrite, or give --output FILE"
                 raise ConfigurationError(f"{file}: exists; {instead}")
@@ -166,17 +166,17 @@ def _program(module: TrainingModule) -> torch.export.ExportedProgram:
 
 
 def _example(module: TrainingModule) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-    name, given = f"{type(module).__name__}.example_input_array", module.example_input_array
-    if given is None:
+    name, value = f"{type(module).__name__}.example_input_array", module.example_input_array
+    if value is None:
         raise UserError(
             f"{name} is not defined: in __init__, set it to inputs of forward, such as "
             "torch.zeros(1, 3, 32, 32)"
         )
-    inputs = given if isinstance(given, tuple) else () if isinstance(given, dict) else (given,)
-    keywords = given if isinstance(given, dict) else {}
+    inputs = value if isinstance(value, tuple) else () if isinstance(value, dict) else (value,)
+    keywords = value if isinstance(value, dict) else {}
     tensors = [*inputs, *keywords.values()]
-    are_batches = all(isinstance(each, Tensor) and each.ndim > 0 for each in tensors)
-    if not are_batches or len({len(each) for each in tensors}) != 1:
+    are_batches = all(isinstance(tensor, Tensor) and tensor.ndim > 0 for tensor in tensors)
+    if not are_batches or len({len(tensor) for tensor in tensors}) != 1:
         raise UserError(
             f"{name}: give a tensor, a tuple of tensors, or a dict of them by argument of forward, "
             "all with the batch as first dimension"

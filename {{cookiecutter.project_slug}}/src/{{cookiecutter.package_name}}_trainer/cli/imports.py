@@ -41,8 +41,8 @@ class _Finder(MetaPathFinder):
         return spec
 
     def _check(self, file: Path) -> None:
-        entries = [Path(each).absolute() for each in sys.path]
-        entry = max((each for each in entries if each in file.parents), default=file.parent)
+        entries = [Path(path).absolute() for path in sys.path]
+        entry = max((folder for folder in entries if folder in file.parents), default=file.parent)
         real, found_by = file.resolve(), entry.resolve()
         above = {entry, *entry.parents, found_by, *found_by.parents, *_OURS, *files.TRAINER.parents}
         shown = files.shown(file, Path.cwd())
@@ -66,10 +66,10 @@ def checked(from_run: bool = False) -> Iterator[None]:
 
     ``from_run``: also what the working directory finds, as a run's configuration names the classes.
     """
-    finder, found = _Finder(from_run), sys.meta_path
-    ours = (each is PathFinder or isinstance(each, _Finder) for each in found)
-    found.insert(list(ours).index(True), finder)
+    finder, meta_path = _Finder(from_run), sys.meta_path
+    ours = (other is PathFinder or isinstance(other, _Finder) for other in meta_path)
+    meta_path.insert(list(ours).index(True), finder)
     try:
         yield
     finally:
-        found.remove(finder)
+        meta_path.remove(finder)

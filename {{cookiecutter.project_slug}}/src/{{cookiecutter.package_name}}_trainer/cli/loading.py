@@ -83,33 +83,33 @@ def read_weights(checkpoint: Checkpoint, *, averaged: bool) -> dict[str, Any]:
 
 def find_checkpoint(sections: Mapping[str, Any]) -> Path | None:
     """The checkpoint that the section ``checkpoint`` refers to; ``None``: initial weights."""
-    given, trainer = sections.get("checkpoint"), sections.get("trainer", {})
-    if given is None:
+    checkpoint, trainer = sections.get("checkpoint"), sections.get("trainer", {})
+    if checkpoint is None:
         raise ConfigurationError(
             "checkpoint: not given; add --checkpoint with a run directory or a checkpoint, or "
             "--checkpoint none for the module's initial weights"
         )
-    if given == "none":
+    if checkpoint == "none":
         return None
-    if not is_link(given) or Path(given).exists():
-        return resolve_given("checkpoint", given)
+    if not is_link(checkpoint) or Path(checkpoint).exists():
+        return resolve_option("checkpoint", checkpoint)
     root, name = trainer.get("default_root_dir"), trainer.get("run_name")
     root = root if isinstance(root, str) else Options.default_root_dir
     folder = Path(values.expand_path("default_root_dir", root))
     if not isinstance(name, str):
         raise ConfigurationError(
-            f"checkpoint={given}: of which run? Add --trainer.run_name RUN, or give "
-            f"{folder.name}/RUN/{given}"
+            f"checkpoint={checkpoint}: of which run? Add --trainer.run_name RUN, or give "
+            f"{folder.name}/RUN/{checkpoint}"
         )
-    return _resolve(find_link(folder / name, given))
+    return _resolve(find_link(folder / name, checkpoint))
 
 
-def resolve_given(name: str, given: str) -> Path:
+def resolve_option(name: str, text: str) -> Path:
     """The checkpoint of a path on the command line; ConfigurationError, with the option's name."""
-    path = values.expand_path(name, given)
+    path = values.expand_path(name, text)
     if not files.pointed(Path(path)).is_dir():
         raise ConfigurationError(
-            f"{name}={shown(given)}: no such directory; give a run directory or a checkpoint"
+            f"{name}={shown(text)}: no such directory; give a run directory or a checkpoint"
         )
     return _resolve(path)
 
@@ -126,9 +126,9 @@ def classes_of(checkpoint: Path) -> dict[str, Any]:
     run = run_of(checkpoint)
     if run is None or not (run / "config.yaml").is_file():
         return {}
-    found = config_files.read(str(run / "config.yaml"))
+    config = config_files.read(str(run / "config.yaml"))
     return {
-        name: each
+        name: item
         for name in CLASSES
-        if isinstance(each := found.get(name), dict) and isinstance(each.get("class_path"), str)
+        if isinstance(item := config.get(name), dict) and isinstance(item.get("class_path"), str)
     }

@@ -50,7 +50,7 @@ class Results:
         path, written = self._file("predictions", ".safetensors" if joins else ".pt")
         with files.replacing(path) as beside:
             if joins:
-                named = {name: torch.cat(each).contiguous() for name, each in named.items()}
+                named = {name: torch.cat(tensors).contiguous() for name, tensors in named.items()}
                 tensor_files.write(beside, named, {"format": "pt"})
             else:
                 torch.save(evaluation.plain(outputs), beside)
@@ -66,7 +66,7 @@ class Results:
                 writer.writerows(rows)
             kept.add(as_table.suffix)
             written += f" and, as a table, {as_table.name}"
-        others = (path.with_suffix(each) for each in {".pt", ".safetensors", ".csv"} - kept)
+        others = (path.with_suffix(suffix) for suffix in {".pt", ".safetensors", ".csv"} - kept)
         for other in filter(Path.exists, others):
             other.unlink()
             written += f" (removed {other.name})"
@@ -85,6 +85,6 @@ class Results:
 
 
 def _join(outputs: list[Any]) -> bool:
-    """Whether the outputs are tensors of rows of one shape."""
-    are_tensors = all(isinstance(each, Tensor) and each.ndim for each in outputs)
-    return are_tensors and len({each.shape[1:] for each in outputs}) == 1
+    """Whether the outputs are tensors that can be concatenated along their first dimension."""
+    are_tensors = all(isinstance(output, Tensor) and output.ndim for output in outputs)
+    return are_tensors and len({output.shape[1:] for output in outputs}) == 1

@@ -95,13 +95,13 @@ class OrderedFeed(Feed):
         order.epoch, order.start = 0 if self._repeats else epoch, start
         self.set_epoch(epoch)
         if (now := len(cast(Any, self._loader.dataset))) != self._samples:
-            what = f"the dataset has {now} samples, and had {self._samples} when steps were planned"
-            raise UserError(f"{what}: keep their number, or start another fit (--trainer.weights)")
+            line = f"the dataset has {now} samples, and had {self._samples} when steps were planned"
+            raise UserError(f"{line}: keep their number, or start another fit (--trainer.weights)")
         batches = drawn(iterator(self._loader), self._stream, start, len(order))
         if collectives.is_active():
-            from .hashing import compared
+            from .hashing import check_first_batch
 
-            batches = compared(batches, order.replica, replicas=plan.replicas, tells=False)
+            batches = check_first_batch(batches, order.replica, replicas=plan.replicas, tells=False)
         if self._counts:
             yield from self._counted(batches, start)
             return
@@ -109,7 +109,7 @@ class OrderedFeed(Feed):
         for index, data in enumerate(batches, start):
             samples, weight = plan.batch_size, 1.0 / plan.accumulate
             if index >= first_irregular:
-                begin, end = plan.part(index, order.replica)
+                begin, end = plan.bounds(index, order.replica)
                 samples, weight = end - begin, plan.weight(index, order.replica)
             is_last = index == plan.batches - 1
             ends_step = is_last or (index + 1) % plan.accumulate == 0
@@ -122,7 +122,7 @@ class OrderedFeed(Feed):
         counted = (
             counter.count(data, end - begin, is_last=index == plan.batches - 1)
             for index, data in enumerate(batches, start)
-            for begin, end in [plan.part(index, order.replica)]
+            for begin, end in [plan.bounds(index, order.replica)]
         )
         if not (order.shuffle and order.fill):  # an evaluation
             return samples.weighed(counted, 1, 1, first=start)
@@ -138,9 +138,9 @@ def drawn(
     """Yield batches from ``number`` on, which draw their random numbers from a stream, if any."""
     for batch in batches if stream is None else _in_stream(batches, stream):
         if batch is None or is_empty(batch):
-            what = "is None" if batch is None else "its tensors' first dimension is 0"
+            reason = "is None" if batch is None else "its tensors' first dimension is 0"
             raise UserError(
-                f"batch {number} of the loader has no samples ({what}): leave such batches out"
+                f"batch {number} of the loader has no samples ({reason}): leave such batches out"
             )
         yield batch
         number += 1

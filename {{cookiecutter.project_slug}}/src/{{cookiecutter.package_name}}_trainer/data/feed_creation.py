@@ -25,15 +25,15 @@ class BatchLimit:
             return self.value
         if self.value >= 1:
             return None
-        given = f"{self.option}={self.value!r}:"
+        option = f"{self.option}={self.value!r}:"
         if batches is None:
-            raise UserError(f"{given} the loader has no length; give a whole number")
+            raise UserError(f"{option} the loader has no length; give a whole number")
         steps = -(-batches // accumulate)
         # Not 2 of 10 for 0.3, because of the last bit of the product.
         limited = int(round(steps * self.value, 6))
         if limited < 1 <= steps:
             raise UserError(
-                f"{given} this fraction of {steps} is less than 1; give a larger one, or a whole "
+                f"{option} this fraction of {steps} is less than 1; give a larger one, or a whole "
                 "number"
             )
         return limited * accumulate
@@ -81,10 +81,10 @@ def feed_training(
             size = device_batch_size(global_batch_size, share.replicas, accumulate)
         plan = BatchPlan(_samples(loader), size, share.replicas, accumulate, batches.drop_last)
         if plan.samples < plan.global_batch:
-            given = f"batch_size={size} x {share.replicas} replicas x accumulate_grad_batches="
-            given = "global_batch_size=" if global_batch_size else f"{given}{accumulate} = "
+            setting = f"batch_size={size} x {share.replicas} replicas x accumulate_grad_batches="
+            setting = "global_batch_size=" if global_batch_size else f"{setting}{accumulate} = "
             raise ConfigurationError(
-                f"{given}{plan.global_batch}: an optimizer step takes more samples than the "
+                f"{setting}{plan.global_batch}: an optimizer step takes more samples than the "
                 f"{plan.samples} of the dataset; use at most {plan.samples}"
             )
         most = limit.of(plan.batches, accumulate)
@@ -135,7 +135,7 @@ def feed_evaluation(
     return _ordered(loader, plan, share, shuffle=False, fill=together)
 
 
-def feed_first(
+def feed_sanity_check(
     loader: Iterable[Any], share: Share, *, in_global_order: bool, batches: int
 ) -> Feed | None:
     """Feed of the first batches of an evaluation, the same number for each replica.
@@ -148,7 +148,7 @@ def feed_first(
     return feed_evaluation(loader, share, in_global_order=True, together=True, limit=limit)
 
 
-def feed_trained(loader: Iterable[Any], share: Share, *, training: Feed, together: bool) -> Feed:
+def feed_overfit(loader: Iterable[Any], share: Share, *, training: Feed, together: bool) -> Feed:
     """Feed for validation on the samples of a training feed that repeats its first epoch."""
     if not (isinstance(training, OrderedFeed) and can_be_ordered(loader)):
         raise TypeError("only a feed in the global order repeats an epoch")
@@ -162,8 +162,7 @@ def _replayed(
 ) -> Feed:
     from .replay import ReplayFeed
 
-    most = limit.of(length(loader), accumulate)
-    return ReplayFeed(loader, share, accumulate, uneven, most)
+    return ReplayFeed(loader, share, accumulate, uneven, limit.of(length(loader), accumulate))
 
 
 def _ordered(

@@ -61,26 +61,26 @@ class Hash:
 
     def hexadecimal(self) -> str:
         """16 digits; the host waits for the devices."""
-        whole = self._texts.copy()
+        combined = self._texts.copy()
         for sums in self._sums.values():
-            whole.update(repr(torch.stack(sums).tolist()).encode())
-        return whole.hexdigest()
+            combined.update(repr(torch.stack(sums).tolist()).encode())
+        return combined.hexdigest()
 
     def _add_text(self, *values: object) -> None:
         self._texts.update(f"{values!r}\n".encode(errors="backslashreplace"))
 
-    def _add_tensor(self, given: Tensor) -> None:
-        if given.is_nested:
-            self.add(given.unbind())
+    def _add_tensor(self, tensor: Tensor) -> None:
+        if tensor.is_nested:
+            self.add(tensor.unbind())
             return
-        self._add_text(str(given.dtype), tuple(given.shape))
-        if given.is_meta:
+        self._add_text(str(tensor.dtype), tuple(tensor.shape))
+        if tensor.is_meta:
             return
-        if given.layout != torch.strided:
-            whole = given.to_sparse_coo().coalesce()
-            self.add((whole.indices(), whole.values()))
+        if tensor.layout != torch.strided:
+            sparse = tensor.to_sparse_coo().coalesce()
+            self.add((sparse.indices(), sparse.values()))
             return
-        plain = given.int_repr() if given.is_quantized else given.resolve_conj().resolve_neg()
+        plain = tensor.int_repr() if tensor.is_quantized else tensor.resolve_conj().resolve_neg()
         words = plain.flatten()
         words = words.view(_TYPES.get(words.element_size(), torch.int32))
         numbers = _numbers(words.device)
@@ -91,12 +91,14 @@ class Hash:
 
 def digest(values: Any) -> str:
     """The hash of values, such as a batch; the host waits for their devices."""
-    own = Hash()
-    own.add(values)
-    return own.hexadecimal()
+    hasher = Hash()
+    hasher.add(values)
+    return hasher.hexadecimal()
 
 
-def compared(batches: Iterator[Any], replica: int, *, replicas: int, tells: bool) -> Iterator[Any]:
+def check_first_batch(
+    batches: Iterator[Any], replica: int, *, replicas: int, tells: bool
+) -> Iterator[Any]:
     """Compare the first batch with that of the other ranks, and iterate over all.
 
     ``replica`` is that of this rank. A UserError, on every rank, says that ranks of a replica have
@@ -107,16 +109,16 @@ def compared(batches: Iterator[Any], replica: int, *, replicas: int, tells: bool
     if collectives.is_active() and (is_shared or (tells and replicas > 1)):
         first = next(batches, None)
         # Also without a batch: the other ranks wait.
-        own = torch.tensor([replica, int(digest(first), 16) >> 1])
-        _compare([each.tolist() for each in collectives.all_gather_equal(own)], tells)
+        fingerprint = torch.tensor([replica, int(digest(first), 16) >> 1])
+        _compare([row.tolist() for row in collectives.all_gather_equal(fingerprint)], tells)
         return batches if first is None else chain([first], batches)
     return batches
 
 
-def _compare(found: Iterable[list[int]], tells: bool) -> None:
+def _compare(fingerprints: Iterable[list[int]], tells: bool) -> None:
     in_replica: dict[int, dict[int, int]] = defaultdict(dict)  # first rank by fingerprint
     readers: dict[int, dict[int, int]] = defaultdict(dict)  # first rank by replica
-    for rank, (replica, value) in enumerate(found):
+    for rank, (replica, value) in enumerate(fingerprints):
         in_replica[replica].setdefault(value, rank)
         readers[value].setdefault(replica, rank)
     for ranks in in_replica.values():

@@ -55,7 +55,7 @@ def mapped(
     items = None if is_leaf is not None and is_leaf(batch) else items_of(batch)
     if items is None:
         return change(batch)
-    return like(batch, {key: mapped(each, change, is_leaf) for key, each in items})
+    return like(batch, {key: mapped(item, change, is_leaf) for key, item in items})
 
 
 def leaves(batch: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
@@ -77,7 +77,7 @@ def items_of(batch: Any) -> list[tuple[Any, Any]] | None:
     if isinstance(batch, list | tuple):
         return list(enumerate(batch))
     if dataclasses.is_dataclass(batch) and not (isinstance(batch, type) or _has_to(batch)):
-        names = (each.name for each in dataclasses.fields(batch))
+        names = (field.name for field in dataclasses.fields(batch))
         return [(name, getattr(batch, name)) for name in names if hasattr(batch, name)]
     return None
 
@@ -114,8 +114,8 @@ def is_empty(batch: Any) -> bool:
     first = batch[0] if type(batch) in (list, tuple) and batch else batch
     if isinstance(first, Tensor) and first.ndim and first.size(0):
         return False  # nearly all batches, in a third of the time
-    found = [leaf for leaf in leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim]
-    return bool(found) and not any(leaf.size(0) for leaf in found)
+    tensors = [leaf for leaf in leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim]
+    return bool(tensors) and not any(leaf.size(0) for leaf in tensors)
 
 
 class CopyStream:
@@ -130,7 +130,7 @@ class CopyStream:
         """Enqueue copies made in this context on this stream."""
         return cast(AbstractContextManager[Any], self._gpu.stream(self._stream))
 
-    def hand_over(self, tensors: Sequence[Tensor]) -> None:
+    def synchronize(self, tensors: Sequence[Tensor]) -> None:
         """Make later computation wait for all copies so far, and these copies' memory for it."""
         computing = self._gpu.current_stream(self._device)
         computing.wait_stream(self._stream)
@@ -156,7 +156,7 @@ def ahead(
     if stream is None:
         return batches
     if len(devices) > 1:
-        return (each._replace(data=_each_plain(each.data, pinned)) for each in batches)
+        return (batch._replace(data=_map_plain(batch.data, pinned)) for batch in batches)
 
     def copied(batch: MicroBatch) -> tuple[MicroBatch, list[Tensor]]:
         tensors: list[Tensor] = []
@@ -166,7 +166,7 @@ def ahead(
             return tensors[-1]
 
         with stream.copying():
-            data = _each_plain(batch.data, moved)
+            data = _map_plain(batch.data, moved)
         return batch._replace(data=data), tensors
 
     return _ahead(map(copied, batches), stream)
@@ -181,7 +181,7 @@ def _ahead(
     while following is not None:
         batch, tensors = following
         # Before the next copy starts, because this batch need not wait for it.
-        stream.hand_over(tensors)
+        stream.synchronize(tensors)
         try:
             following = next(copies, None)
         except Exception as raised:  # in its turn: the other ranks take part in this step
@@ -198,12 +198,12 @@ def pinned(tensor: Tensor) -> Tensor:
     return torch.empty_like(tensor, pin_memory=True).copy_(tensor)
 
 
-def sent(tensor: Tensor, device: torch.device) -> Tensor:
+def to_async(tensor: Tensor, device: torch.device) -> Tensor:
     """Copy a CPU tensor to a device; the host does not wait for the copy."""
     return to(tensor if device.type == "cpu" else pinned(tensor), device, None)
 
 
-def _each_plain(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
+def _map_plain(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return mapped(batch, lambda value: change(value) if _is_plain(value) else value)
 
 

@@ -6,7 +6,7 @@ import os
 import random
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -37,8 +37,7 @@ def permuted(positions: Iterable[int], count: int, key: int) -> list[int]:
     numbers = _in_bits(np.fromiter(positions, dtype=np.uint64), count, key)
     while (outside := numbers >= count).any():
         numbers[outside] = _in_bits(numbers[outside], count, key)
-    found: list[int] = numbers.tolist()
-    return found
+    return cast(list[int], numbers.tolist())
 
 
 def _in_bits(numbers: NDArray[np.uint64], count: int, key: int) -> NDArray[np.uint64]:
@@ -155,8 +154,8 @@ def set_full_state(state: State, devices: Sequence[torch.device]) -> None:
 
 def _accelerators(devices: Sequence[torch.device]) -> dict[str, torch.device]:
     """Devices by name of their state; those after the first are replicas in the same process."""
-    used = [each for each in dict.fromkeys(devices) if each.type != "cpu"]
-    return {f"{each.type}-{index}" if index else each.type: each for index, each in enumerate(used)}
+    used = [device for device in dict.fromkeys(devices) if device.type != "cpu"]
+    return {f"{d.type}-{i}" if i else d.type: d for i, d in enumerate(used)}
 
 
 @contextlib.contextmanager

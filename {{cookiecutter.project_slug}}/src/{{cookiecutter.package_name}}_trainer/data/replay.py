@@ -19,7 +19,7 @@ from ..errors import UserError
 from ..launch import collectives
 from . import randomness
 from .feed import END, Feed, drawn, length
-from .hashing import compared
+from .hashing import check_first_batch
 from .samples import MOST_AHEAD, Counted, Counter, endless, weighed
 from .sampling import MicroBatch, Share, components, set_epoch
 from .workers import iterator
@@ -71,7 +71,7 @@ def positions(loader: Any, reader: tuple[int, int]) -> "tuple[Positions | None, 
         return Positions(loader, reader), []
     dataset = getattr(loader, "dataset", None)
     if isinstance(loader, DataLoader) and not isinstance(dataset, IterableDataset):
-        samplers = filter(lambda each: isinstance(each, Sampler), components(loader))
+        samplers = filter(lambda component: isinstance(component, Sampler), components(loader))
         unsaved = {type(sampler).__name__: None for sampler in samplers if _is_resumable(sampler)}
         return None, [_UNSAVED.format(name) for name in unsaved]
     if not _is_resumable(dataset):
@@ -81,7 +81,7 @@ def positions(loader: Any, reader: tuple[int, int]) -> "tuple[Positions | None, 
 
 
 class Positions:
-    """Notes the positions of a loader, or dataset, after its newest batches."""
+    """Records the state of a loader, or dataset, after its most recent batches."""
 
     def __init__(self, owner: Any, reader: tuple[int, int]) -> None:
         self.owner, self._reader = owner, reader
@@ -112,13 +112,13 @@ class Positions:
         """
         if batches not in self._noted:
             return {}
-        given, position = self._noted[batches]
-        tensors = to_tensors(given, "loader")
+        state, position = self._noted[batches]
+        tensors = to_tensors(state, "loader")
         return {
             "reader": torch.tensor([*self._reader, 0 if is_start else batches]),
             "tree": tensors.pop("loader"),
             **{f"tensor/{name}": tensor for name, tensor in tensors.items()},
-            **{f"random/{name}": each for name, each in position.state().items()},
+            **{f"random/{name}": tensor for name, tensor in position.state().items()},
         }
 
     def read(self, state: Mapping[str, Tensor], batches: int) -> _Position | None:
@@ -126,8 +126,8 @@ class Positions:
         if state["reader"].tolist() != [*self._reader, batches]:
             return None
         tensors, random = (
-            {name.removeprefix(part): state[name] for name in state if name.startswith(part)}
-            for part in ("tensor/", "random/")
+            {name.removeprefix(prefix): state[name] for name in state if name.startswith(prefix)}
+            for prefix in ("tensor/", "random/")
         )
         said = from_tensors({**tensors, "loader": state["tree"]}, "loader")
         return said, randomness.Snapshot.of(random)
@@ -236,4 +236,4 @@ class ReplayFeed(Feed):
             ahead = max(MOST_AHEAD, self.accumulate)
             batches = self._positions.noted(batches, first, stream, ahead)
         tells, self._tells = self._tells, False
-        return compared(batches, share.replica, replicas=share.replicas, tells=tells)
+        return check_first_batch(batches, share.replica, replicas=share.replicas, tells=tells)

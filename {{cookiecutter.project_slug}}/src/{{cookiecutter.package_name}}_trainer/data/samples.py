@@ -1,4 +1,4 @@
-"""The samples of a batch: their number, what they weigh in a step, and batches split by them.
+"""Count the samples of a batch, weight its loss by them, and split batches into samples.
 
 A sample is an entry along the first dimension of tensors and arrays, or an item of a list as long
 as the batch. All else belongs to every sample: tensors without dimensions, numbers, strings.
@@ -48,7 +48,7 @@ def _common_length(batch: Any, expected: int | None) -> int | None:
 
     lengths = [len(leaf) for leaf in leaves(batch, note) if _has_length(leaf)]
     # A list of numbers or texts has one for each sample; one of tensors may have fields.
-    sure = [len(each) for each in inner if each and isinstance(each[0], int | float | str)]
+    sure = [len(item) for item in inner if item and isinstance(item[0], int | float | str)]
     for number in dict.fromkeys([expected, *sure, *lengths[:1], *map(len, inner)]):
         if number and _samples_in(batch, number) is not None:
             return number
@@ -56,7 +56,7 @@ def _common_length(batch: Any, expected: int | None) -> int | None:
 
 
 class Counted(NamedTuple):
-    """A batch that was read, or the error of one that could not be; what it counts in means."""
+    """A batch, or the error raised while reading it, and its weight in means."""
 
     data: Any
     samples: int
@@ -92,27 +92,27 @@ class Counter:
 
     def _samples(self, batch: Any, expected: int | None) -> int:
         """Number of samples by what is in a batch; UserError if it is ambiguous."""
-        if own := [each for each in map(_own_number, leaves(batch)) if each is not None]:
-            return own[0]
+        if counts := [count for count in map(_object_samples, leaves(batch)) if count is not None]:
+            return counts[0]
         lengths = dict(_lengths(batch))
         if expected:
-            full = {path for path, each in lengths.items() if each == expected}
+            full = {path for path, length in lengths.items() if length == expected}
             known = self._paths & lengths.keys() or full
             # What was as long as a batch, and is shorter now, tells that this one is smaller.
-            found = {each for path in known if (each := lengths[path]) <= expected}
-            smaller = found - {expected}
-            if len(smaller) == 1 or found == {expected}:
-                number = min(found)
+            sizes = {length for path in known if (length := lengths[path]) <= expected}
+            smaller = sizes - {expected}
+            if len(smaller) == 1 or sizes == {expected}:
+                number = min(sizes)
                 self._paths = frozenset(path for path in known if lengths[path] == number)
                 return number
         if (common := _common_length(batch, expected)) is not None:
             return common
         named = {length for path, length in lengths.items() if path and path[-1] in _LABELS}
         before = {lengths[path] for path in self._paths & lengths.keys()}
-        fields = {each for path, each in lengths.items() if path and each != 1}
-        for found in (named, before, fields):
-            if len(found) == 1:
-                return found.pop()
+        fields = {length for path, length in lengths.items() if path and length != 1}
+        for sizes in (named, before, fields):
+            if len(sizes) == 1:
+                return sizes.pop()
         if not lengths:
             return expected or 1
         if type(batch) is tuple and (-1,) in lengths:
@@ -126,7 +126,7 @@ class Counter:
         )
 
 
-def _own_number(value: Any) -> int | None:
+def _object_samples(value: Any) -> int | None:
     """The number of samples of an object that knows it: graphs of PyG and DGL, packed sequences."""
     if isinstance(value, PackedSequence):
         return int(value.batch_sizes[0])
@@ -138,24 +138,24 @@ def _lengths(value: Any, path: _Path = ()) -> Iterator[tuple[_Path, int]]:
     items = items_of(value) or []
     is_list = isinstance(value, list | tuple) and not hasattr(value, "_fields")
     if is_list and type(value) is tuple and not path:  # of fields, and the last has labels
-        items = [*items[:-1], *((-1, each) for _, each in items[-1:])]
+        items = [*items[:-1], *((-1, item) for _, item in items[-1:])]
     elif (is_list or not items) and _has_length(value):
         yield path, len(value)
         # The items of a list within a batch are samples, or fields that are equally long.
         are_equal = is_list and all(map(_has_length, value)) and len(set(map(len, value))) == 1
         items = items if are_equal or not path else []
-    for key, each in items:
-        yield from _lengths(each, (*path, key))
+    for key, item in items:
+        yield from _lengths(item, (*path, key))
 
 
-def checked(name: str, given: Any) -> float:
+def checked(name: str, result: Any) -> float:
     """Check what a hook returned."""
     try:
-        number = float(given)
+        number = float(result)
     except (TypeError, ValueError, RuntimeError):
         number = -1.0
     if not 0 <= number < math.inf:
-        raise UserError(f"{name} returned {shown(given)}: return a number from 0 on")
+        raise UserError(f"{name} returned {shown(result)}: return a number from 0 on")
     return number
 
 
@@ -212,11 +212,11 @@ def weighed(
 
 def _exchanged(ahead: "deque[Counted]", ranks: int, known: int | None) -> list[list[list[float]]]:
     """By batch and rank: what it counts, whether it is the last, and the loader's batches or -1."""
-    own = [(each.counted, each.is_last, known or -1) for each in ahead]
+    local = [(batch.counted, batch.is_last, known or -1) for batch in ahead]
     if ranks == 1:
-        return [[[*each]] for each in own]
-    rows = torch.zeros(len(own), ranks, 3, dtype=torch.float64)
-    rows[:, collectives.rank()] = torch.tensor(own, dtype=torch.float64)
+        return [[[*row]] for row in local]
+    rows = torch.zeros(len(local), ranks, 3, dtype=torch.float64)
+    rows[:, collectives.rank()] = torch.tensor(local, dtype=torch.float64)
     agreed: list[list[list[float]]] = collectives.all_reduce(rows).tolist()
     return agreed
 
@@ -229,9 +229,9 @@ def _has_ended(row: list[list[float]], count: int, is_refused: bool) -> bool:
             str(count) if is_last else f"{most:.0f}" if most > count else f"more than {count}"
             for _, is_last, most in row
         ]
-        found = (f"rank {rank} has {each}" for rank, each in enumerate(counts))
+        lines = (f"rank {rank} has {number}" for rank, number in enumerate(counts))
         raise UserError(
-            f"the ranks' loaders give different numbers of batches: {', '.join(found)}; give each "
+            f"the ranks' loaders give different numbers of batches: {', '.join(lines)}; give each "
             "the same number, or set uneven_inputs='join'"
         )
     return all(ended)
@@ -268,7 +268,7 @@ class Splitter:
             raise UserError(_reason(batch, sum(sizes)))
         self._are_lists = is_of_samples(batch)
 
-        def part(number: int, end: int) -> Any:
+        def piece(number: int, end: int) -> Any:
             def cut(value: Any) -> Any:
                 if _is_object(value):
                     return value.split(list(sizes))[number]
@@ -276,14 +276,14 @@ class Splitter:
 
             return mapped(batch, cut, is_of_samples)
 
-        return [part(number, end) for number, end in enumerate(accumulate(sizes))]
+        return [piece(number, end) for number, end in enumerate(accumulate(sizes))]
 
 
 def _samples_in(batch: Any, number: int, are_lists: bool = False) -> Callable[[Any], bool] | None:
     """Which lists of a batch have an item per sample; ``None`` if it has no such number of samples.
 
-    Items of the batch itself are fields if that is possible. So are tensors in a list that are as
-    long as the batch, unless a list of others tells that lists are of samples.
+    A list at the top of a batch holds fields, unless only its items can be samples. So does a list
+    of tensors as long as the batch, unless a list of other values shows that lists hold samples.
     """
 
     def is_list(value: Any) -> bool:
@@ -291,12 +291,12 @@ def _samples_in(batch: Any, number: int, are_lists: bool = False) -> Callable[[A
         if not is_plain or len(value) != number:
             return False
         # Samples are of one kind: tensors have one type and rank.
-        kinds = {(getattr(each, "dtype", None), getattr(each, "ndim", None)) for each in value}
+        kinds = {(getattr(item, "dtype", None), getattr(item, "ndim", None)) for item in value}
         return len(kinds) == 1
 
     def of_others(value: Any) -> bool:
         if value is batch:
-            return is_list(value) and all(isinstance(each, str) for each in value)
+            return is_list(value) and all(isinstance(item, str) for item in value)
         return is_list(value) and not any(map(_is_splittable, leaves(value)))
 
     ways: list[Callable[[Any], bool]] = [
@@ -305,8 +305,8 @@ def _samples_in(batch: Any, number: int, are_lists: bool = False) -> Callable[[A
         lambda value: value is batch and is_list(value),
     ]
     for way in reversed(ways) if are_lists else ways:
-        found = filter(_is_splittable, leaves(batch, way))
-        if all(_has_length(each) and len(each) == number for each in found):
+        splittable = filter(_is_splittable, leaves(batch, way))
+        if all(_has_length(leaf) and len(leaf) == number for leaf in splittable):
             return way
     return None
 
@@ -330,15 +330,15 @@ def _has_length(value: Any) -> bool:
 
 def _reason(batch: Any, number: int) -> str:
     advice = "or use a strategy that does not split batches, such as 'ddp'"
-    found = list(filter(_is_splittable, leaves(batch)))
-    for each in found:
-        if not _has_length(each):
+    splittable = list(filter(_is_splittable, leaves(batch)))
+    for leaf in splittable:
+        if not _has_length(leaf):
             return (
-                f"a batch is split by samples, and {type(each).__name__} cannot be: give it "
+                f"a batch is split by samples, and {type(leaf).__name__} cannot be: give it "
                 f"__len__ and split(sizes), like torch.Tensor's, {advice}"
             )
-    other = next(each for each in found if len(each) != number)
-    shapes = [tuple(getattr(each, "shape", [len(each)])) for each in (found[0], other)]
+    other = next(leaf for leaf in splittable if len(leaf) != number)
+    shapes = [tuple(getattr(leaf, "shape", [len(leaf)])) for leaf in (splittable[0], other)]
     return (
         f"a batch of {number} samples is split, and has tensors of shapes {shapes[0]} and "
         f"{shapes[1]}: give each one entry per sample, keep others, such as weights of classes, in "

@@ -99,7 +99,7 @@ class BatchPlan:
         """Micro-batches per epoch; the same for every replica."""
         return -(-self.samples_used // self.micro_batch)
 
-    def part(self, batch: int, replica: int) -> tuple[int, int]:
+    def bounds(self, batch: int, replica: int) -> tuple[int, int]:
         """Start and end of a replica's part of a micro-batch in the epoch's order.
 
         In a smaller last micro-batch, the sizes of the parts differ by at most one sample. The
@@ -121,7 +121,7 @@ class BatchPlan:
         """
         first = batch - batch % self.accumulate
         in_step = min(self.global_batch, self.samples_used - first * self.micro_batch)
-        begin, end = self.part(batch, replica)
+        begin, end = self.bounds(batch, replica)
         return (end - begin) * self.replicas / in_step
 
 
@@ -149,7 +149,7 @@ class GlobalOrder(Sampler[list[Key]]):
     sampler: Sampler[int] | None = None
 
     def __len__(self) -> int:
-        begin, end = self.plan.part(self.plan.batches - 1, self.replica)
+        begin, end = self.plan.bounds(self.plan.batches - 1, self.replica)
         return self.plan.batches - (begin == end and not self.fill)
 
     def __iter__(self) -> Iterator[list[Key]]:
@@ -159,9 +159,9 @@ class GlobalOrder(Sampler[list[Key]]):
             yield [(epoch, index) for index in indices] if self.keyed else list(indices)
 
     def _positions(self, batch: int) -> range:
-        begin, end = self.plan.part(batch, self.replica)
+        begin, end = self.plan.bounds(batch, self.replica)
         if begin == end:
-            begin, end = self.plan.part(batch, 0)
+            begin, end = self.plan.bounds(batch, 0)
         return range(begin, end)
 
     def _drawn(self, batches: range) -> Iterator[list[int]]:
@@ -170,12 +170,12 @@ class GlobalOrder(Sampler[list[Key]]):
         if self.sampler is not None:
             drawn = _draws(self.sampler, generator)
             drawn = drawn if self.shuffle else sorted(drawn)
-            yield from (drawn[each.start : each.stop] for each in map(self._positions, batches))
+            yield from (drawn[span.start : span.stop] for span in map(self._positions, batches))
             return
         if self.is_held:
             order = torch.randperm(samples, generator=generator)
-            for each in map(self._positions, batches):
-                yield order[each.start : each.stop].tolist()
+            for span in map(self._positions, batches):
+                yield order[span.start : span.stop].tolist()
             return
         at_once = max(1, _COMPUTED_AT_ONCE // self.plan.batch_size)
         for first in range(batches.start, batches.stop, at_once):
@@ -186,12 +186,12 @@ class GlobalOrder(Sampler[list[Key]]):
 
 
 def _draws(sampler: Any, generator: torch.Generator) -> list[int]:
-    given = getattr(sampler, "generator", None)
+    previous = getattr(sampler, "generator", None)
     sampler.generator = generator
     try:
         return list(sampler)
     finally:
-        sampler.generator = given
+        sampler.generator = previous
 
 
 def set_epoch(epoch: int, *owners: Any) -> None:

@@ -67,16 +67,16 @@ def evaluation_loaders(data: Data, module: TrainingModule, stage: _Evaluation) -
     return _named(*_made(data, module, stage), module, stage)
 
 
-def validation_loaders(data: Data, module: TrainingModule, given: Data) -> LoadersByName:
+def validation_loaders(data: Data, module: TrainingModule, val_data: Data) -> LoadersByName:
     """Get the validation loaders of a fit, if any; they require a ``validation_step``."""
     source = _GIVEN
-    if given is None and (data is None or isinstance(data, DataModule)):
-        given, source = _called(data or module, "val")
-    if given is None:
+    if val_data is None and (data is None or isinstance(data, DataModule)):
+        val_data, source = _called(data or module, "val")
+    if val_data is None:
         return {}
     check(module, "validation_step")
-    _check_repeats(given, source)
-    return _named(given, source, module, "val")
+    _check_repeats(val_data, source)
+    return _named(val_data, source, module, "val")
 
 
 def check_given(data: Data, *, is_training: bool = False) -> None:
@@ -116,16 +116,16 @@ def _called(owner: DataModule | TrainingModule, stage: str) -> tuple[Any, str]:
 def _by_name(loader: Any, source: str) -> dict[str, Any]:
     """Check the loaders of an evaluation, and return them by name, ``""`` for a single one."""
     if not isinstance(loader, Mapping) and _is_several(loader):  # by Lightning's names
-        loader = {f"dataloader_idx_{index}": each for index, each in enumerate(loader)}
+        loader = {f"dataloader_idx_{index}": item for index, item in enumerate(loader)}
     if not isinstance(loader, Mapping):
         _check_loader(loader, source)
         return {"": loader}
     if not loader:
         raise UserError(f"{source} an empty dict: give one loader, or a dict of them by name")
-    for name, each in loader.items():
+    for name, item in loader.items():
         if not isinstance(name, str) or not name.isprintable() or not name.strip():
             raise UserError(f"{source} a loader named {shown(name)}: give each a name, a string")
-        _check_loader(each, f"{source}, as {name!r},")
+        _check_loader(item, f"{source}, as {name!r},")
     return dict(loader)
 
 
@@ -157,12 +157,12 @@ def _check_loader(loader: Any, source: str) -> None:
 
 def _check_repeats(loader: Any, source: str) -> None:
     """Refuse a loader that cannot be read in each epoch: a generator is empty after the first."""
-    for each in loader.values() if isinstance(loader, Mapping) else [loader]:
+    for item in loader.values() if isinstance(loader, Mapping) else [loader]:
         # Other classes may begin again in their __iter__.
-        is_plain = isinstance(each, Iterator) and not isinstance(type(each).__iter__, FunctionType)
-        if is_plain or isinstance(each, _BaseDataLoaderIter):
+        is_plain = isinstance(item, Iterator) and not isinstance(type(item).__iter__, FunctionType)
+        if is_plain or isinstance(item, _BaseDataLoaderIter):
             raise UserError(
-                f"{source} a {type(each).__name__}, which can be read only once, and a fit reads "
+                f"{source} a {type(item).__name__}, which can be read only once, and a fit reads "
                 "it in each epoch: return a DataLoader, or an object whose __iter__ begins again"
             )
 
@@ -170,4 +170,4 @@ def _check_repeats(loader: Any, source: str) -> None:
 def _is_several(loader: Any) -> bool:
     several = loader.values() if isinstance(loader, Mapping) else loader
     is_group = isinstance(loader, Mapping | list | tuple)
-    return is_group and any(isinstance(each, DataLoader | Dataset) for each in several)
+    return is_group and any(isinstance(item, DataLoader | Dataset) for item in several)

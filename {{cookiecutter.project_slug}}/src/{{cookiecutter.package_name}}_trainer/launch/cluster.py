@@ -91,7 +91,7 @@ class Source:
 def register(source: Source) -> None:
     """Register a source for :func:`detect`, in the order of precedence."""
     SOURCES.append(source)
-    SOURCES.sort(key=lambda each: each.precedence)
+    SOURCES.sort(key=lambda source: source.precedence)
 
 
 def without_appended(words: Sequence[str]) -> list[str]:
@@ -244,22 +244,22 @@ def _nodes(env: Environment) -> Layout | None:
     if count == 1 or not ("NODE_RANK" in env or (count > 1 and "MASTER_ADDR" in env)):
         return None
     # Each command is the first process of its node.
-    given = {"LOCAL_RANK": "0", _COMMANDS.local_world_size: "1", **env}
+    named = {"LOCAL_RANK": "0", _COMMANDS.local_world_size: "1", **env}
     if count > 1:
-        given["NUM_NODES"] = str(count)
+        named["NUM_NODES"] = str(count)
     for name in ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "NUM_NODES"):
-        if name not in given:
+        if name not in named:
             raise ConfigurationError(
                 f"nodes: {name} is not set; a command that is started once on each node needs "
                 "NODE_RANK, MASTER_ADDR, MASTER_PORT and NUM_NODES (or num_nodes of the trainer); "
                 f"set {OVERRIDE}=none to ignore them"
             )
-    if given["LOCAL_RANK"] != "0":
+    if named["LOCAL_RANK"] != "0":
         raise ConfigurationError(
-            f"nodes: LOCAL_RANK={given['LOCAL_RANK']}, but neither RANK nor WORLD_SIZE; start the "
+            f"nodes: LOCAL_RANK={named['LOCAL_RANK']}, but neither RANK nor WORLD_SIZE; start the "
             "command once on each node without LOCAL_RANK, or set all three for each process"
         )
-    return read_named(given, NODES, _COMMANDS)
+    return read_named(named, NODES, _COMMANDS)
 
 
 # --- srun ----------------------------------------------------------------------------------------
@@ -294,10 +294,10 @@ def _srun(env: Environment) -> Layout | None:
             "launch is broken"
         )
     on_node, _ = tasks[bisect(ends, node_rank) - 1]
-    given = {**env, _STEP.local_world_size: str(on_node)}
+    named = {**env, _STEP.local_world_size: str(on_node)}
     step = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
     launch_id = ".".join(env.get(name, "0") for name in step)
-    return read_named(given, "srun", _STEP, first_host(env["SLURM_STEP_NODELIST"]), launch_id)
+    return read_named(named, "srun", _STEP, first_host(env["SLURM_STEP_NODELIST"]), launch_id)
 
 
 def first_host(nodelist: str) -> str:

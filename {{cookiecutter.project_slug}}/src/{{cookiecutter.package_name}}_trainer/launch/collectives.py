@@ -33,9 +33,9 @@ def world_size(group: dist.ProcessGroup | None = None) -> int:
     return dist.get_world_size(group) if is_active() else 1
 
 
-def end_waits() -> bool:
-    """Whether to end this rank's part in collectives would wait forever if only it has failed."""
-    # It waits for all work on its communicators.
+def teardown_may_hang() -> bool:
+    """Whether destroying the process group would hang if only this rank has failed."""
+    # NCCL waits for all work on its communicators.
     return world_size() > 1 and "nccl" in dist.get_backend_config()
 
 
@@ -66,12 +66,12 @@ def all_gather(tensor: Tensor, group: dist.ProcessGroup | None = None) -> list[T
     """Gather the tensor of every rank, in rank order; the first dimension alone may differ."""
     if world_size() == 1:
         return [tensor]
-    own = torch.tensor([tensor.shape[0]], device=tensor.device)
-    lengths = [int(each) for each in all_gather_equal(own, group)]
+    size = torch.tensor([tensor.shape[0]], device=tensor.device)
+    lengths = [int(length) for length in all_gather_equal(size, group)]
     padded = tensor.new_zeros((max(lengths), *tensor.shape[1:]))
     padded[: tensor.shape[0]] = tensor
     parts = all_gather_equal(padded, group)
-    return [part[:length] for part, length in zip(parts, lengths, strict=True)]
+    return [piece[:length] for piece, length in zip(parts, lengths, strict=True)]
 
 
 def all_gather_equal(tensor: Tensor, group: dist.ProcessGroup | None = None) -> list[Tensor]:
@@ -81,7 +81,7 @@ def all_gather_equal(tensor: Tensor, group: dist.ProcessGroup | None = None) -> 
     carried = _carried(tensor)
     gathered = [torch.empty_like(carried) for _ in range(world_size())]
     dist.all_gather(gathered, carried, group)
-    return [each.to(tensor.device) for each in gathered]
+    return [received.to(tensor.device) for received in gathered]
 
 
 def broadcast(value: Any, group: dist.ProcessGroup | None = None) -> Any:
@@ -94,7 +94,7 @@ def gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
     if world_size() == 1:
         return [value]
     text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-    return [json.loads(bytes(each.tolist())) for each in all_gather(text, group)]
+    return [json.loads(bytes(encoded.tolist())) for encoded in all_gather(text, group)]
 
 
 def barrier() -> None:

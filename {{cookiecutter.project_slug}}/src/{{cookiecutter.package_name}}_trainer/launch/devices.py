@@ -1,4 +1,4 @@
-"""Devices of this machine: which there are, and why torch cannot use some."""
+"""Devices of this machine: which ones torch can use, and why it cannot use the others."""
 
 import contextlib
 import os
@@ -41,25 +41,25 @@ class Hardware:
     """Type of its devices in torch."""
 
 
-ADDED: dict[str, Hardware] = {}
+ENGINE_HARDWARE: dict[str, Hardware] = {}
 """Accelerators of engines by name; their folders add them."""
 
 
 def choose_accelerator(name: str) -> Accelerator:
     """Select an accelerator that is there: of ``"auto"``, ``"cpu"``, ``"gpu"``, or an engine's."""
-    if name in ADDED:
-        if ADDED[name].count() == 0:
+    if name in ENGINE_HARDWARE:
+        if ENGINE_HARDWARE[name].count() == 0:
             raise ConfigurationError(
                 f"accelerator={name!r}: this machine has none; use 'cpu' or 'auto'"
             )
         return name
     if name not in _ACCELERATORS:
-        known = (*_ACCELERATORS, *ADDED)
+        known = (*_ACCELERATORS, *ENGINE_HARDWARE)
         raise ConfigurationError(f"accelerator={shown(name)} is unknown{nearest(str(name), known)}")
     if name != "cpu" and torch.cuda.is_available():
         return "cuda"
     if name == "auto":
-        return next((each for each, hardware in ADDED.items() if hardware.count()), "cpu")
+        return next((kind for kind, hardware in ENGINE_HARDWARE.items() if hardware.count()), "cpu")
     if name != "cpu":
         built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a CPU build"
         none = f"torch {torch.__version__} ({built}) sees no GPU; use 'cpu' or 'auto'"
@@ -71,10 +71,10 @@ def count(accelerator: Accelerator) -> int | None:
     """Number of devices visible to this process; ``None`` if any number is possible."""
     if accelerator == "cpu":
         return None
-    if accelerator in ADDED:
-        return ADDED[accelerator].count()
-    found: int = torch.get_device_module(accelerator).device_count()
-    return found
+    if accelerator in ENGINE_HARDWARE:
+        return ENGINE_HARDWARE[accelerator].count()
+    devices: int = torch.get_device_module(accelerator).device_count()
+    return devices
 
 
 def parse_devices(value: int | str | list[int] | None, available: int | None) -> list[int]:
@@ -103,7 +103,7 @@ def parse_devices(value: int | str | list[int] | None, available: int | None) ->
 
 
 def _indices(value: int | str | list[int] | None, where: str, all_of: int) -> list[int]:
-    given: object = -1 if value is None else value
+    choice: object = -1 if value is None else value
     if isinstance(value, str):
         text = "-1" if value.strip() == "auto" else value.strip()
         if text == "0":
@@ -111,14 +111,14 @@ def _indices(value: int | str | list[int] | None, where: str, all_of: int) -> li
                 f"{where} may mean no device or device 0; say [0] for device 0"
             )
         with contextlib.suppress(ValueError):  # refused below
-            parts = [int(part) for part in text.split(",") if part.strip()]
-            given = parts if "," in text else int(text)
-    if type(given) is int:
-        if given == -1:
+            parts = [int(item) for item in text.split(",") if item.strip()]
+            choice = parts if "," in text else int(text)
+    if type(choice) is int:
+        if choice == -1:
             return list(range(all_of))
-        return [given] if given < 0 else list(range(min(given, _MOST_DEVICES + 1)))
-    if isinstance(given, list) and all(type(index) is int for index in given):
-        return given
+        return [choice] if choice < 0 else list(range(min(choice, _MOST_DEVICES + 1)))
+    if isinstance(choice, list) and all(type(index) is int for index in choice):
+        return choice
     raise ConfigurationError(f"{where}: give a number, a list of indices, or 'auto'")
 
 
@@ -172,7 +172,7 @@ def backends_set(device_type: str, options: Options) -> Iterator[None]:
         yield
         return
     backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
-    newer = [each.fp32_precision for each in backends]
+    newer = [backend.fp32_precision for backend in backends]
     older = "highest"  # the only value at which both APIs can disagree
     with contextlib.suppress(RuntimeError):
         older = torch.get_float32_matmul_precision()

@@ -118,11 +118,11 @@ def _let_peers_end_first() -> None:
     while time.monotonic() - began < seconds:
         time.sleep(_POLL_SECONDS)
         failed = Path(file).parents[1].glob(f"*/{Path(file).name}") if file else ()
-        if any(not each.with_name(_LOST_A_PEER).exists() for each in failed):
+        if any(not report.with_name(_LOST_A_PEER).exists() for report in failed):
             seconds = _SECONDS_TO_END
 
 
-def end_failed(error: BaseException, lost_peer: Sequence[str] = ()) -> NoReturn:
+def exit_after_failure(error: BaseException, lost_peer: Sequence[str] = ()) -> NoReturn:
     """Report a rank's failure and end its process without destroying its process group.
 
     With NCCL, that would wait for peers, which wait for this rank.
@@ -142,7 +142,7 @@ def end_failed(error: BaseException, lost_peer: Sequence[str] = ()) -> NoReturn:
 def failures(directory: Path) -> list[Failure]:
     """The reported failures, the first one first."""
     read = [json.loads(path.read_text("utf-8")) for path in directory.glob("rank-*.json")]
-    return sorted((Failure(**each) for each in read), key=lambda each: each.time)
+    return sorted((Failure(**report) for report in read), key=lambda failure: failure.time)
 
 
 def interrupted(directory: Path) -> Interrupted | None:
@@ -217,7 +217,7 @@ def failure_of_machine(error: BaseException, directory: Path) -> str | None:
 
 def _unreachable_worker(error: BaseException) -> str:
     """Describe a loader's worker that broke its connection before torch saw that it had exited."""
-    files = [each.filename for each in traceback.extract_tb(error.__traceback__)]
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     is_lost = isinstance(error, (ConnectionError, EOFError))
     is_received = {dataloader.__file__, queues.__file__} <= {*files}
     if not (is_lost and is_received and files[-1] == connection.__file__):

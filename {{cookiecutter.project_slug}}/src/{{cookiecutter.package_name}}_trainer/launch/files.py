@@ -30,9 +30,9 @@ PACKAGE = TRAINER.name.removesuffix("_trainer")  # the user's
 
 def sources() -> Path:
     """Folder of the user's package; the trainer is beside it, or was installed from a wheel."""
-    if TRAINER.with_name(PACKAGE).is_dir() or (found := importlib.util.find_spec(PACKAGE)) is None:
+    if TRAINER.with_name(PACKAGE).is_dir() or (spec := importlib.util.find_spec(PACKAGE)) is None:
         return TRAINER.parent
-    return Path(found.origin or TRAINER).resolve().parents[1]
+    return Path(spec.origin or TRAINER).resolve().parents[1]
 
 
 def shown(path: Path, directory: Path) -> Path:
@@ -80,9 +80,9 @@ def write_first(path: Path, text: str) -> None:
 
 def check_private(folder: Path) -> None:
     """Raise UserError if others than this user can open a folder."""
-    found = folder.lstat()
-    is_private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077
-    if not is_private or found.st_uid != os.geteuid():
+    status = folder.lstat()
+    is_private = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o077
+    if not is_private or status.st_uid != os.geteuid():
         raise UserError(f"{folder} is not a folder that only this user can open; set TMPDIR")
 
 
@@ -156,8 +156,8 @@ def point(link: Path, target: Path) -> None:
 def pointed(link: Path) -> Path:
     """What a link points to, or a file that :func:`point` has written instead; else the path."""
     if not link.is_symlink() and link.is_file() and link.stat().st_size < _LONGEST_PATH:
-        found = link.parent / os.fsdecode(link.read_bytes()).strip()
-        return found if found.is_dir() else link
+        target = link.parent / os.fsdecode(link.read_bytes()).strip()
+        return target if target.is_dir() else link
     return link.resolve() if link.is_symlink() else link
 
 
@@ -207,11 +207,11 @@ def read_json(path: Path, most: int) -> Any:
     if content.count(b",") > _MOST_VALUES:
         raise ValueError(f"more than {_MOST_VALUES:,} values")
     try:
-        found = json.loads(content)
+        value = json.loads(content)
     except RecursionError:
         return refuse_deep(None, 0)
-    refuse_deep(found)
-    return found
+    refuse_deep(value)
+    return value
 
 
 def refuse_deep(value: Any, levels: int = _MOST_LEVELS) -> None:
@@ -219,5 +219,5 @@ def refuse_deep(value: Any, levels: int = _MOST_LEVELS) -> None:
     if not levels:
         raise ValueError(f"nested more than {_MOST_LEVELS} levels deep")
     if isinstance(value, dict | list):
-        for each in value.values() if isinstance(value, dict) else value:
-            refuse_deep(each, levels - 1)
+        for item in value.values() if isinstance(value, dict) else value:
+            refuse_deep(item, levels - 1)

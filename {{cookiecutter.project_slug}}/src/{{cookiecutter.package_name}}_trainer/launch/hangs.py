@@ -1,4 +1,4 @@
-"""Where ranks stand: their stacks as text, and a timer that ends a rank which hangs.
+"""Stack traces of ranks, and a timer that ends a rank that hangs.
 
 A stack is one call per line, the most recent last. faulthandler writes stacks in C, so also while
 native code holds the GIL.
@@ -171,7 +171,7 @@ def of_error(error: BaseException) -> str:
 def waits_for_peers(stack: str) -> bool:
     """Whether the last call waits for other ranks; DDP's backward is included."""
     last = stack.rpartition("\n")[2]
-    if any(part in last for part in _COLLECTIVES):
+    if any(name in last for name in _COLLECTIVES):
         return True
     place = _PLACE.match(last) if torch.cuda.is_available() else None
     return place is not None and bool(_ON_GPU.search(linecache.getline(place[1], int(place[2]))))

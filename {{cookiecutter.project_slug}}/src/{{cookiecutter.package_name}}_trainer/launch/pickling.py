@@ -25,9 +25,9 @@ def find_unpicklable(value: object, name: str) -> str | None:
     passed = set[int]()
     while id(value) not in passed:
         passed.add(id(value))
-        for label, part in _parts(value):
-            if id(part) not in passed and (inner := _error(part)) is not None:
-                value, name, error = part, name + label, inner
+        for label, item in _parts(value):
+            if id(item) not in passed and (inner := _error(item)) is not None:
+                value, name, error = item, name + label, inner
                 break
     return _line(value, name, error)
 
@@ -54,16 +54,16 @@ def _parts(value: Any) -> Iterator[tuple[str, object]]:
     elif isinstance(value, functools.partial):
         yield from ((f".{name}", getattr(value, name)) for name in ("func", "args", "keywords"))
     elif isinstance(value, dict):
-        yield from ((f"[{_key(key)}]", part) for key, part in value.items())
+        yield from ((f"[{_key(key)}]", member) for key, member in value.items())
     elif isinstance(value, list | tuple):
-        yield from ((f"[{index}]", part) for index, part in enumerate(value))
+        yield from ((f"[{index}]", member) for index, member in enumerate(value))
     elif not isinstance(value, type | FunctionType):
-        for key, part in getattr(value, "__dict__", {}).items():
+        for key, member in getattr(value, "__dict__", {}).items():
             if isinstance(value, nn.Module) and key in _CHILDREN:
-                named = part.items()
+                named = member.items()
                 yield from ((f".{k}" if k.isidentifier() else f"[{_key(k)}]", v) for k, v in named)
             else:
-                yield f".{key}", part
+                yield f".{key}", member
 
 
 def _key(key: object) -> str:
@@ -74,7 +74,7 @@ def _key(key: object) -> str:
 def _line(value: Any, path: str, error: Exception) -> str:
     is_definition = isinstance(value, type | FunctionType)
     named: Any = value if is_definition else type(value)
-    what = "" if is_definition else "of type "
+    kind = "" if is_definition else "of type "
     remedy = "create it in on_fit_start, and exclude it in __getstate__"
     if is_definition or "<locals>" in named.__qualname__:
         remedy = "define it at the top level of a module, with def or class"
@@ -82,6 +82,6 @@ def _line(value: Any, path: str, error: Exception) -> str:
     if str(error).startswith(("cannot pickle", "Can't pickle", "Can't get local")):
         reason = ""  # it only repeats what cannot be pickled
     return (
-        f"{path} is {what}{named.__module__}.{named.__qualname__}, which cannot be pickled{reason};"
+        f"{path} is {kind}{named.__module__}.{named.__qualname__}, which cannot be pickled{reason};"
         f" {remedy}, or use strategy='ddp', which pickles nothing"
     )

@@ -1,4 +1,4 @@
-"""Be a rank: one that a program such as torchrun or our launcher has started, or the only one."""
+"""Run this process as a rank: one that torchrun or our launcher has started, or the only one."""
 
 import contextlib
 import ctypes
@@ -40,13 +40,13 @@ def run_external(
     run: Callable[[], Result],
     teardown: Callable[[], object] = bool,
     lost_peer: Sequence[str] = (),
-    end_waits: Callable[[], bool] = bool,
+    teardown_may_hang: Callable[[], bool] = bool,
 ) -> Result:
     """Run as one rank of an external launch, or as the only one; report a failure to the launcher.
 
     ``teardown``: called after ``run``: until then, peers must not notice that this rank has ended;
-    after a failure not if it would wait for peers forever. ``lost_peer``: names of an engine's
-    exceptions that only report a lost peer; ``end_waits``: whether the end would wait for peers.
+    after a failure not if it would wait for peers forever, as ``teardown_may_hang`` says.
+    ``lost_peer``: names of an engine's exceptions that only report a lost peer.
     """
     _die_with_parent()
     keep_children_from_hanging()
@@ -59,10 +59,10 @@ def run_external(
         has_saved = isinstance(error, Interrupted | Preempted)
         is_lost = collectives.world_size() > 1 and failures.is_lost_peer(error, lost_peer)
         # Nor wait for the threads and the store of a process group that has lost a peer.
-        if (is_lost or collectives.end_waits() or end_waits()) and not has_saved:
+        if (is_lost or collectives.teardown_may_hang() or teardown_may_hang()) and not has_saved:
             if isinstance(error, KeyboardInterrupt):
                 raise  # SIGINT ends all ranks
-            failures.end_failed(error, lost_peer)
+            failures.exit_after_failure(error, lost_peer)
         failures.report_failure(error, lost_peer)
         try:
             teardown()
@@ -97,14 +97,14 @@ def drop_inherited_variables() -> None:
     if PARENT not in os.environ or "RANK" not in os.environ:
         os.environ.pop(reports.DIRECTORY, None)  # of no launcher
         return
-    process, own = os.environ.get(RANK_PROCESS), str(os.getpid())
-    if not process or process == own:
-        os.environ[RANK_PROCESS] = own
+    process, pid = os.environ.get(RANK_PROCESS), str(os.getpid())
+    if not process or process == pid:
+        os.environ[RANK_PROCESS] = pid
         return
     rank, is_started_otherwise = os.environ["RANK"], bool(_OTHERS & os.environ.keys())
-    from .watch import Place
+    from .watch import NodeLaunch
 
-    for name in (*Place(1, Path()).variables(0), reports.OUTCOME):
+    for name in (*NodeLaunch(1, Path()).variables(0), reports.OUTCOME):
         if name.startswith("TRAINER_") or not is_started_otherwise:
             os.environ.pop(name, None)
     output.print_lines(
@@ -149,8 +149,8 @@ def count_attempt(directory: Path, step: int, layout: Layout) -> None:
     failures, path = 0, directory / _ATTEMPTS
     if layout.is_main:
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # none, or damaged
-            found = files.read_json(path, 2**16)
-            failures = found["failures"] + 1 if found["step"] == step else 0
+            record = files.read_json(path, 2**16)
+            failures = record["failures"] + 1 if record["step"] == step else 0
         files.write_atomically(path, json.dumps({"step": step, "failures": failures}))
     if collectives.broadcast(failures) < _MOST_FAILURES:
         return
@@ -198,11 +198,11 @@ def _wait_for_threads() -> None:
 
 def _is_any_running() -> bool:
     """Whether a thread of torch runs, other than this one; False where there is no ``/proc``."""
-    own = str(threading.get_native_id())
+    thread_id = str(threading.get_native_id())
     with contextlib.suppress(OSError):
         for task in _TASKS.iterdir():
             with contextlib.suppress(OSError):  # it has ended
                 name, _, rest = (task / "stat").read_text("utf-8").rpartition(")")
-                if _OF_TORCH in name and task.name != own and rest.split()[0] != "S":
+                if _OF_TORCH in name and task.name != thread_id and rest.split()[0] != "S":
                     return True
     return False

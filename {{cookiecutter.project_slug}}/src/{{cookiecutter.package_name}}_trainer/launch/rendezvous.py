@@ -93,7 +93,7 @@ def _join(store: dist.Store, layout: Layout, timeout: datetime.timedelta) -> dis
         def has_all() -> bool:
             nonlocal known
             unanswered.update(range(known + 1, (known := int(store.get("asked"))) + 1))
-            for number in [each for each in unanswered if store.check([f"asked/{each}"])]:
+            for number in [number for number in unanswered if store.check([f"asked/{number}"])]:
                 store.set(f"reply/{store.get(f'asked/{number}').decode()}", token)
                 unanswered.remove(number)
             return int(store.get(f"{token}/present")) == layout.world_size
@@ -204,7 +204,7 @@ def avoid_loopback(main_address: str) -> None:
     routes = [line.split() for line in _ROUTES.read_text("utf-8").splitlines()]
     interface = next((route[0] for route in routes if route[1] == "00000000"), None)
     if interface is None:
-        known = [each for _, each in socket.if_nameindex() if each != "lo"]
+        known = [other for _, other in socket.if_nameindex() if other != "lo"]
         raise UserError(
             f"{_INTERFACE} is needed: the name of this host, {name}, resolves to {listens_at}, "
             "which other nodes cannot reach; set it to the interface that the nodes share "

@@ -67,8 +67,8 @@ def launcher_directory() -> Path | None:
 
 
 def own_rank() -> int:
-    own = os.environ.get("RANK", "")
-    return int(own) if own.isdecimal() else collectives.rank()
+    rank = os.environ.get("RANK", "")
+    return int(rank) if rank.isdecimal() else collectives.rank()
 
 
 def exit_code(error: BaseException | None) -> int:

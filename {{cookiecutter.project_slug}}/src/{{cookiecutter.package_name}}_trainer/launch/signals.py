@@ -126,8 +126,8 @@ class Preemption:
 
     def is_stop_requested(self) -> bool:
         """Whether a rank has asked to end training; all ranks call this at the same time."""
-        own = torch.tensor([float(self.has_requested_stop)])
-        return bool(collectives.all_reduce(own, "max").item())
+        flag = torch.tensor([float(self.has_requested_stop)])
+        return bool(collectives.all_reduce(flag, "max").item())
 
     def requested(self) -> int:
         """Number of the signal that a rank received, STOP, or 0; all ranks call it after a step."""
@@ -139,8 +139,8 @@ class Preemption:
         # This rank's proposal for the steps until the next agreement; its growth is bounded.
         rate = self._steps / max(time.monotonic() - self._since, 1e-6)
         proposal = max(1, min(int(rate * _SECONDS), 2 * self._interval, _MOST_STEPS))
-        own = torch.tensor([float(self._received), -float(proposal)])
-        requested, interval = self._agree(own).tolist()
+        local = torch.tensor([float(self._received), -float(proposal)])
+        requested, interval = self._agree(local).tolist()
         self._interval, self._steps, self._since = -int(interval), 0, time.monotonic()
         return int(requested)
 

@@ -26,7 +26,7 @@ from .failures import Failure, RankError
 from .pickling import find_unpicklable
 from .rank import is_interactive, run_external
 from .reports import PARENT
-from .watch import Place, Watcher
+from .watch import NodeLaunch, Watcher
 
 Result = TypeVar("Result")
 Method = Literal["spawn", "fork"]
@@ -63,8 +63,8 @@ def supervise_copies(processes: int, layout: Layout, directory: Path) -> NoRetur
         )
     # Readable by this user only: on one node it contains the store of the ranks.
     with held_folders.private_folder("trainer-launch-") as private:
-        place = Place(processes, private, layout)
-        failure = Watcher(partial(_start_copies, place, directory), "fork", place).watch()
+        node = NodeLaunch(processes, private, layout)
+        failure = Watcher(partial(_start_copies, node, directory), "fork", node).watch()
     if failure is None:
         sys.exit(0)
     if failure.rank >= 0 or failure.code == signals.INTERRUPTED_CODE:
@@ -73,11 +73,11 @@ def supervise_copies(processes: int, layout: Layout, directory: Path) -> NoRetur
     sys.exit(failure.code)
 
 
-def _start_copies(place: Place, directory: Path) -> "Iterator[subprocess.Popen[bytes]]":
+def _start_copies(node: NodeLaunch, directory: Path) -> "Iterator[subprocess.Popen[bytes]]":
     command = [sys.executable, *sys.orig_argv[1:]]
-    for local_rank in range(place.processes):
-        variables = {**os.environ, **place.variables(local_rank)}
-        variables.setdefault("OMP_NUM_THREADS", str(threads_each(place.processes)))
+    for local_rank in range(node.processes):
+        variables = {**os.environ, **node.variables(local_rank)}
+        variables.setdefault("OMP_NUM_THREADS", str(threads_each(node.processes)))
         # A separate process group, so that a rank's loader workers are terminated with it.
         yield subprocess.Popen(command, env=variables, cwd=directory, process_group=0)
 
@@ -100,10 +100,10 @@ def run_in_processes(
         _check_can_fork(names)
     # Readable by this user only: it contains the store of the ranks, and what is pickled.
     with held_folders.private_folder("trainer-launch-") as private:
-        place, result = Place(processes, private), private / "result"
-        given = work if method == "fork" else _pickle_work(work, names, private / "work")
-        start = partial(_start_processes, method, given, place, result)
-        failure = Watcher(start, method, place).watch()
+        node, result = NodeLaunch(processes, private), private / "result"
+        target = work if method == "fork" else _pickle_work(work, names, private / "work")
+        start = partial(_start_processes, method, target, node, result)
+        failure = Watcher(start, method, node).watch()
         if failure is not None:
             _raise(failure, private)
         if not result.exists():
@@ -164,27 +164,27 @@ def _pickled(value: object, names: dict[str, Any]) -> bytes:
     try:
         return pickle.dumps(value)
     except Exception as error:
-        found = (find_unpicklable(each, name) for name, each in names.items())
-        line = next((each for each in found if each is not None), None)
+        lines = (find_unpicklable(value, name) for name, value in names.items())
+        line = next((line for line in lines if line is not None), None)
         raise UserError(line or f"cannot be pickled for other processes: {error}") from error
 
 
-def _start_processes(method: Method, given: _Work, place: Place, result: Path) -> Iterator[Any]:
+def _start_processes(method: Method, work: _Work, node: NodeLaunch, result: Path) -> Iterator[Any]:
     context: Any = multiprocessing.get_context(method)
-    for rank in range(place.processes):
-        arguments = (given, place.variables(rank), result if rank == 0 else None)
+    for rank in range(node.processes):
+        arguments = (work, node.variables(rank), result if rank == 0 else None)
         process = context.Process(target=_run_rank, args=arguments)
         process.start()
         yield SimpleNamespace(pid=process.pid, poll=partial(getattr, process, "exitcode"))
 
 
-def _run_rank(given: _Work, variables: dict[str, str], result: Path | None) -> None:
+def _run_rank(work: _Work, variables: dict[str, str], result: Path | None) -> None:
     """Entry point of a new process: set its environment, run the function, write the result."""
     os.setpgid(0, 0)
     if str(os.getppid()) != variables[PARENT]:
         sys.exit("the process that started this rank has ended")
     os.environ.update(variables)
-    if isinstance(given, Path):
+    if isinstance(work, Path):
         if "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(threads_each(int(variables["LOCAL_WORLD_SIZE"])))
     else:
@@ -197,7 +197,7 @@ def _run_rank(given: _Work, variables: dict[str, str], result: Path | None) -> N
         # Safe: the parent process pickled this file itself.
         failures.keep_error = partial(_keep_error, Path(variables[reports.DIRECTORY]))
         returned = run_external(
-            lambda: pickle.loads(given.read_bytes()) if isinstance(given, Path) else given  # noqa: S301
+            lambda: pickle.loads(work.read_bytes()) if isinstance(work, Path) else work  # noqa: S301
         )()
         if result is not None:
             run_external(lambda: result.write_bytes(_pickled(returned, {"outcome": returned})))

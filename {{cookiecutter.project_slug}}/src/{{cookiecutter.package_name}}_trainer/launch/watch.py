@@ -35,7 +35,7 @@ class Rank(Protocol):
 
 
 @dataclass(frozen=True)
-class Place:
+class NodeLaunch:
     """The ranks that a launcher starts on this node.
 
     ``directory``: of reports, and of the store if there is one node; ``layout``: of the nodes.
@@ -75,11 +75,11 @@ class Watcher:
     ``start`` starts them, and returns each in rank order; ``method`` is that of multiprocessing.
     """
 
-    def __init__(self, start: Callable[[], Iterable[Rank]], method: str, place: Place) -> None:
+    def __init__(self, start: Callable[[], Iterable[Rank]], method: str, node: NodeLaunch) -> None:
         self._start, self._method = start, method
         self._ranks: dict[int, Rank] = {}
-        self._place, self._directory = place, place.directory
-        self._stack_file = partial(reports.stack_file, place.directory)
+        self._node, self._directory = node, node.directory
+        self._stack_file = partial(reports.stack_file, node.directory)
         self._save_seconds = float(os.environ.get(signals.SAVE_SECONDS) or _DEFAULT_SAVE_SECONDS)
         self._forwarded_signal: int | None = None
         self._deadline = math.inf
@@ -91,12 +91,12 @@ class Watcher:
         """
         # Python accepts signal handlers only in the main thread.
         is_main = threading.current_thread() is threading.main_thread()
-        forwarded = [each for each in signals.SIGNALS if is_main and not signals.is_ignored(each)]
+        forwarded = [sig for sig in signals.SIGNALS if is_main and not signals.is_ignored(sig)]
         previous: dict[signal.Signals, Any] = {}
         try:
             # A SIGINT during the start is forwarded afterward.
             with signals.block_sigint_in_children(self._method):
-                first = self._place.layout.node_rank * self._place.processes
+                first = self._node.layout.node_rank * self._node.processes
                 for index, rank in enumerate(self._start(), first):
                     self._ranks[index] = rank
                 previous = {number: signal.signal(number, self._forward) for number in forwarded}
@@ -140,9 +140,9 @@ class Watcher:
             self._wait_all(min(seconds, self._deadline - time.monotonic()))
             ended_by = self._ended_by()
             if ended_by == signal.SIGINT:
-                found = failures.interrupted(self._directory)
-                message = str(found or signals.INTERRUPTED)
-                return Failure(-1, signals.INTERRUPTED_CODE, message, interrupted=found)
+                report = failures.interrupted(self._directory)
+                message = str(report or signals.INTERRUPTED)
+                return Failure(-1, signals.INTERRUPTED_CODE, message, interrupted=report)
             if ended_by is not None:
                 return Failure(-1, 128 + ended_by, f"ended by {signal.Signals(ended_by).name}")
         # Give peers that fail for the same reason a moment to write their reports.
@@ -160,22 +160,22 @@ class Watcher:
 
     def _first_failure(self) -> Failure:
         """A rank that failed by itself, or else the rank for which the others have waited."""
-        found = failures.failures(self._directory)
-        if found and found[0].lost_at and self._place.layout.num_nodes > 1:
+        failed = failures.failures(self._directory)
+        if failed and failed[0].lost_at and self._node.layout.num_nodes > 1:
             # The ranks of this node notice at different times that one of another node was lost.
             self._wait_all(_SECONDS_TO_NOTICE)
-            found = failures.failures(self._directory)
+            failed = failures.failures(self._directory)
         # Before ends without a report: NCCL aborts a rank whose peer has raised an error.
-        if reported := [each for each in found if not each.lost_at]:
+        if reported := [failure for failure in failed if not failure.lost_at]:
             return reported[0]
-        lost = {each.rank: each.lost_at for each in found}
+        lost = {failure.rank: failure.lost_at for failure in failed}
         lost |= {n: stack for n in self._ranks if n not in lost and (stack := self._lost_at(n))}
         # NCCL also aborts a rank whose peer was killed.
         ends = sorted(self._codes().items(), key=lambda end: end[1] == -signal.SIGABRT)
         for number, code in ends:
             if code and number not in lost and not hangs.has_timed_out(self._stack_file(number)):
                 return self._end(number, code)
-        return self._early_end() or self._hang(found, lost)
+        return self._early_end() or self._hang(failed, lost)
 
     def _lost_at(self, number: int) -> str:
         """The stack of a rank that its timer, or NCCL, has ended while it waited for a peer."""
@@ -204,7 +204,7 @@ class Watcher:
                 return Failure(number, 1, f"{line}or a library, called os._exit(0)")
         return None
 
-    def _hang(self, found: Sequence[Failure], lost: dict[int, str]) -> Failure:
+    def _hang(self, failed: Sequence[Failure], lost: dict[int, str]) -> Failure:
         """A rank that hangs while others wait for it, with the stacks of all."""
         lines = [f"rank {number} waited at:\n{stack}" for number, stack in sorted(lost.items())]
         advice, hung = hangs.advice(lost.values()), []
@@ -221,16 +221,16 @@ class Watcher:
             if verb == "is stopped" or not hangs.waits_for_peers(stack):
                 hung.append(number)
         if hung:
-            why = found[0].reason if found else "no batch ended in time"
+            why = failed[0].reason if failed else "no batch ended in time"
             why += "; the strategy's timeout_seconds sets how long"
             waited = f"{reports.names(sorted(lost))} timed out ({why})" if lost else why
             line = f"{reports.names(hung, 'hangs')}: {waited}; see docs/trouble.md#a-rank-hangs"
             return Failure(hung[0], 1, "\n".join([*lines, line]) + advice)
-        if found:
-            message = found[0].message.removesuffix(advice) + advice
+        if failed:
+            message = failed[0].message.removesuffix(advice) + advice
             hint = "\nno rank on this node hangs: look at the other nodes"
-            several = self._place.layout.num_nodes > 1
-            return Failure(found[0].rank, found[0].code, message + hint * several)
+            several = self._node.layout.num_nodes > 1
+            return Failure(failed[0].rank, failed[0].code, message + hint * several)
         last = f"rank {min(lost)} waited for peers until a timeout ended it"
         return Failure(min(lost), 1, "\n".join([*lines, last]))
 

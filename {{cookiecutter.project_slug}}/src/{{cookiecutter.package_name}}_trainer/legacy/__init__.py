@@ -55,29 +55,29 @@ class AttributeDict(dict[str, Any]):
 
 
 def save_hyperparameters(
-    self: Any, *given: Any, ignore: str | Iterable[str] = (), logger: bool = True
+    self: Any, *args: Any, ignore: str | Iterable[str] = (), logger: bool = True
 ) -> None:
     """Add arguments of ``__init__``, those of subclasses included, to ``self.hparams``.
 
-    ``given``: names, by default all; or one mapping, or object, in their place.
+    ``args``: names, by default all; or one mapping, or object, in their place.
     """
     if not logger:
         raise ConfigurationError("save_hyperparameters: logger=False: leave it out, or use ignore")
-    found, frame = dict[str, Any](), inspect.currentframe()
+    hparams, frame = dict[str, Any](), inspect.currentframe()
     while frame := frame and frame.f_back:
         names, _, keywords, values = inspect.getargvalues(frame)
         is_init = frame.f_code.co_name == "__init__" and names
         if not is_init or values.get(names[0]) is not self:
             break
-        found |= {name: values[name] for name in names[1:]} | values.get(keywords or "", {})
-    if given and not isinstance(given[0], str):
-        found = dict(given[0] if isinstance(given[0], Mapping) else vars(given[0]))
-    elif unknown := [name for name in given if name not in found]:
+        hparams |= {name: values[name] for name in names[1:]} | values.get(keywords or "", {})
+    if args and not isinstance(args[0], str):
+        hparams = dict(args[0] if isinstance(args[0], Mapping) else vars(args[0]))
+    elif unknown := [name for name in args if name not in hparams]:
         raise ConfigurationError(f"save_hyperparameters: no argument {shown(unknown[0])}")
-    elif given:
-        found = {name: found[name] for name in given}
+    elif args:
+        hparams = {name: hparams[name] for name in args}
     left_out = {ignore} if isinstance(ignore, str) else {*ignore}
-    kept = {name: value for name, value in found.items() if name not in left_out}
+    kept = {name: value for name, value in hparams.items() if name not in left_out}
     self.hparams = AttributeDict({**self.hparams, **kept})
 
 

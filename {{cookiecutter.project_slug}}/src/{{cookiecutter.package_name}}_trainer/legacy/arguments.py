@@ -41,21 +41,21 @@ _OF_LOG = {"logger": True, "rank_zero_only": False, "add_dataloader_idx": True}
 _PRECISIONS = {"16": "16-mixed", "32": "32-true", "bf16": "bf16-mixed"}
 
 
-def translate(given: _Values) -> dict[str, Any]:
+def translate(arguments: _Values) -> dict[str, Any]:
     """Translate a trainer's arguments; ConfigurationError has a line per error in older ones."""
     older = {
         name: value
-        for name, value in given.items()
+        for name, value in arguments.items()
         if name in TYPES and (value is not None or name == "gpus")
     }
-    current = {name: value for name, value in given.items() if name not in TYPES}
+    current = {name: value for name, value in arguments.items() if name not in TYPES}
     problems = Problems()
     for name in values.check(TYPES, older, problems):
         del older[name]
     translated = dict(current)
-    for part in (_strategy, _hardware, _renamed):
+    for convert in (_strategy, _hardware, _renamed):
         with problems:
-            translated |= part(older, current)
+            translated |= convert(older, current)
     if (bits := shown(current.get("precision")).strip("'")) in _PRECISIONS:
         translated["precision"] = _PRECISIONS[bits]
     if (backend := older.get("amp_backend", "native")) != "native":
@@ -65,19 +65,19 @@ def translate(given: _Values) -> dict[str, Any]:
     return translated
 
 
-def keywords(call: str, taken: Collection[str], given: _Values) -> dict[str, Any]:
+def keywords(call: str, taken: Collection[str], kwargs: _Values) -> dict[str, Any]:
     """Translate keywords of a method, whose arguments ``taken`` are given without a keyword."""
-    found, same = dict[str, Any](), _OF_LOG if call == "log" else dict.fromkeys(_KEYWORDS)
-    for name, value in given.items():
+    translated, same = dict[str, Any](), _OF_LOG if call == "log" else dict.fromkeys(_KEYWORDS)
+    for name, value in kwargs.items():
         now = name if (call, name) == ("fit", "ckpt_path") else _KEYWORDS.get(name, name)
         if name in same and value is same[name]:
             continue
-        if now in found or now in taken:
+        if now in translated or now in taken:
             raise ConfigurationError(f"{call}: {name}: {now} is given, too; give one of them")
         if now == name and (advice := instead("callbacks" if call[0].isupper() else "call", name)):
             raise ConfigurationError(f"{call}: {name}={_shown(value)}{advice}")
-        found[now] = value
-    return found
+        translated[now] = value
+    return translated
 
 
 def _is_given(current: _Values, name: str) -> bool:
@@ -119,12 +119,12 @@ def _strategy(older: _Values, current: _Values) -> dict[str, Any]:
     return plugin.current(strategy)
 
 
-def _plugin(given: Any) -> Any:
-    if isinstance(given, list | tuple):
-        if len(given) != 1:
-            raise ConfigurationError(f"plugins={_shown(given)}: give one, or strategy in its place")
-        given = given[0]
-    return DeepSpeedPlugin() if isinstance(given, str) and given == "deepspeed" else given
+def _plugin(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        if len(value) != 1:
+            raise ConfigurationError(f"plugins={_shown(value)}: give one, or strategy in its place")
+        value = value[0]
+    return DeepSpeedPlugin() if isinstance(value, str) and value == "deepspeed" else value
 
 
 def _hardware(older: _Values, current: _Values) -> dict[str, Any]:
@@ -170,7 +170,7 @@ def _tpu_cores(value: Any) -> Any:
 
 
 def _renamed(older: _Values, current: _Values) -> dict[str, Any]:
-    found, problems = dict[str, Any](), Problems()
+    translated, problems = dict[str, Any](), Problems()
     for name in older.keys() & _RENAMED:
         now, value = _RENAMED[name], older[name]
         if now in current:
@@ -180,9 +180,9 @@ def _renamed(older: _Values, current: _Values) -> dict[str, Any]:
             value = Options.loggers if value else ()
         elif name == "logger" and not isinstance(value, list | tuple):
             value = [value]
-        found[now] = os.fspath(value) if name == "resume_from_checkpoint" else value
+        translated[now] = os.fspath(value) if name == "resume_from_checkpoint" else value
     problems.raise_any()
-    return found
+    return translated
 
 
 def _listed(arguments: _Values) -> str:

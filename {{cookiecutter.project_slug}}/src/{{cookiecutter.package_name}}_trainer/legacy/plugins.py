@@ -53,8 +53,8 @@ class RPCSequentialPlugin(Plugin):
 
     def __init__(self, balance: Sequence[int] | None = None, **options: Any) -> None:
         stages = {"balance": "memory"} if balance is None else {"stages": len(balance)}
-        given = options if balance is None else {"balance": balance, **options}
-        super().__init__(**{"microbatches": 8, "checkpoint": "except_last", **stages, **given})
+        settings = options if balance is None else {"balance": balance, **options}
+        super().__init__(**{"microbatches": 8, "checkpoint": "except_last", **stages, **settings})
 
 
 class DeepSpeedPlugin(Plugin):
@@ -102,9 +102,9 @@ class DDPPlugin(Plugin):
         self.model = DDP.wrap(self.ddp, self.model)
 
     def current(self, strategy: str) -> dict[str, Any]:
-        """With overridden methods, the strategy is one that calls them."""
+        """The trainer's arguments; if methods are overridden, with a strategy that calls them."""
         current = super().current(strategy)
-        if all(getattr(type(self), each) is getattr(DDPPlugin, each) for each in self.called):
+        if all(getattr(type(self), name) is getattr(DDPPlugin, name) for name in self.called):
             return current
         named = create(strategy, current["strategy_options"])  # reports invalid options
         made = PluginDDP(self, current["strategy_options"])

@@ -37,18 +37,18 @@ class LoggedRun:
 
 
 def hyperparameters(*owners: Any) -> dict[str, Any]:
-    """What owners keep as ``hparams``, as a configuration has it; secrets are redacted."""
-    found = [owner.hparams for owner in owners if isinstance(owner.hparams, Mapping)]
-    merged = {name: value for each in found for name, value in each.items()}
+    """Merge the ``hparams`` of modules into values for YAML; secrets are redacted."""
+    hparams = [owner.hparams for owner in owners if isinstance(owner.hparams, Mapping)]
+    merged = {name: value for values in hparams for name, value in values.items()}
     return {"hyperparameters": redaction.value(_plain(merged))} if merged else {}
 
 
 def _plain(value: Any) -> Any:
     """A value as a configuration file could contain it; objects are shown."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     return value if isinstance(value, str | int | float | None) else shown(value)
 
 
@@ -121,17 +121,17 @@ BUILT_IN = {
 """Their class paths by name: a file is imported when one of them is used."""
 
 
-def create(given: object, problems: Problems) -> dict[str, Logger]:
+def create(loggers: object, problems: Problems) -> dict[str, Logger]:
     """Create the loggers of the trainer's option, by name; ``problems``: one line per error."""
-    if isinstance(given, Logger):
-        given = [given]
-    if not isinstance(given, list | tuple):
-        problems.add(f"loggers={shown(given)}: give a list of loggers, or of names")
+    if isinstance(loggers, Logger):
+        loggers = [loggers]
+    if not isinstance(loggers, list | tuple):
+        problems.add(f"loggers={shown(loggers)}: give a list of loggers, or of names")
         return {}
     made: dict[str, Logger] = {}
-    for index, each in enumerate(given):
+    for index, item in enumerate(loggers):
         with problems:
-            logger = _create(f"loggers[{index}]", each)
+            logger = _create(f"loggers[{index}]", item)
             if logger.name in made:
                 line = f"two are named {logger.name!r}; give it once, or each its own name"
                 raise ConfigurationError(f"loggers: {line}")
@@ -139,8 +139,8 @@ def create(given: object, problems: Problems) -> dict[str, Logger]:
     return made
 
 
-def _create(where: str, given: object) -> Logger:
-    entry = dict(given) if isinstance(given, Mapping) else given
+def _create(where: str, item: object) -> Logger:
+    entry = dict(item) if isinstance(item, Mapping) else item
     name = entry.pop("name", None) if isinstance(entry, dict) else None
     logger = class_paths.create(where, entry, Logger, BUILT_IN)
     kind = type(logger)

@@ -229,8 +229,8 @@ class Recorder:
     def take_step(self) -> dict[str, float]:
         """Values of the step, reduced over micro-batches and ranks."""
         totals, self._step = self._step, {}
-        for each in self._late:
-            self._add(totals, each)
+        for logged in self._late:
+            self._add(totals, logged)
         self._late.clear()
         return self._reduced(totals) if self._steps_together else _values(totals)
 
@@ -244,7 +244,7 @@ class Recorder:
         totals, self._epoch = self._epoch, {}
         values |= self._reduced(totals)
         metrics, self.metrics = self.metrics, {}
-        values |= {name: _number_of(name, each, each.compute()) for name, each in metrics.items()}
+        values |= {name: _number_of(name, m, m.compute()) for name, m in metrics.items()}
         for metric in metrics.values():  # one may have several names
             metric.reset()
         return values
@@ -270,8 +270,8 @@ class Recorder:
             return totals
         known = collectives.gather(names)
         if may_differ:
-            known = [sorted({name for each in known for name in each})]
-        first, main = max(enumerate(known), key=lambda each: len(each[1]))
+            known = [sorted({name for of_rank in known for name in of_rank})]
+        first, main = max(enumerate(known), key=lambda item: len(item[1]))
         if names and names != main[-len(names) :] and not may_differ:
             there = ", ".join(name.split(" ", 1)[1] for name in main)
             raise UserError(
@@ -280,8 +280,8 @@ class Recorder:
             )
         pairs = (name.split(" ", 1) for name in main)
         empty = {name: _empty_total(how, True, self._device) for how, name in pairs}
-        own = {name: each for name, each in totals.items() if each.how == empty[name].how}
-        return empty | own
+        kept = {name: total for name, total in totals.items() if total.how == empty[name].how}
+        return empty | kept
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -311,14 +311,14 @@ class Recorder:
         for key, (total, weight) in state.items():
             how, synced, name = key.removeprefix(STEPS).split(":", 2)
             totals = self._steps if key.startswith(STEPS) else self._epoch
-            own = total.to(self._device)
-            totals[name] = _Total(how, synced == "1", own, float(weight))  # type: ignore[arg-type]
+            moved = total.to(self._device)
+            totals[name] = _Total(how, synced == "1", moved, float(weight))  # type: ignore[arg-type]
 
 
 def _first_value(metric: Any) -> Any:
     """What a metric computes of this rank's first batch, or 0; not kept, and not exchanged."""
     inner = list(metric.children()) if isinstance(metric, nn.Module) else []
-    is_small = all(hasattr(each, "compute") for each in inner)  # no network
+    is_small = all(hasattr(child, "compute") for child in inner)  # no network
     if is_small and not (inner and collectives.world_size() > 1):
         with contextlib.suppress(Exception):  # it may need more samples
             return type(metric).compute(metric)
@@ -330,9 +330,9 @@ def _number_of(name: str, metric: Any, value: Any) -> float:
         return float(value)
     except (TypeError, ValueError, RuntimeError):
         shape = getattr(value, "shape", None)
-        what = type(value).__name__ if shape is None else f"a tensor of shape {tuple(shape)}"
+        kind = type(value).__name__ if shape is None else f"a tensor of shape {tuple(shape)}"
         raise UserError(
-            f"log({name!r}): {type(metric).__name__} computes {what}, not one number: log numbers "
+            f"log({name!r}): {type(metric).__name__} computes {kind}, not one number: log numbers "
             "of its compute() in on_train_epoch_end or on_validation_epoch_end, and reset it there"
         ) from None
 
@@ -352,8 +352,8 @@ def _levels(
     on_step = is_step and on_step is not False
     on_epoch = bool(on_epoch) if is_step else on_epoch is not False
     if not (on_step or on_epoch or prog_bar):
-        what = "on_step=False without on_epoch=True" if is_step else "on_epoch=False"
-        raise UserError(f"log({name!r}): with {what}, the value would not be logged")
+        option = "on_step=False without on_epoch=True" if is_step else "on_epoch=False"
+        raise UserError(f"log({name!r}): with {option}, the value would not be logged")
     return on_step, on_epoch
 
 
@@ -361,7 +361,7 @@ def _values(
     totals: Mapping[str, _Total], reduce: Callable[[Tensor, How], Tensor] = lambda tensor, _: tensor
 ) -> dict[str, float]:
     """Compute all totals, with one reduction for sums and one for minima and maxima."""
-    sums = [name for name, each in totals.items() if each.how in ("mean", "sum")]
+    sums = [name for name, total in totals.items() if total.how in ("mean", "sum")]
     extremes = [name for name in totals if name not in sums]
     result: dict[str, float] = {}
     if sums:

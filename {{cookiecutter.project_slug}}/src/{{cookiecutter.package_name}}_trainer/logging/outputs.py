@@ -49,15 +49,15 @@ class Outputs:
             self.latest.update(values)
             for names in self.fresh.values():
                 names.update(values)
-            self._each(lambda _, logger: logger.write(step, epoch, values))
+            self._call_all(lambda _, logger: logger.write(step, epoch, values))
 
     def write_epoch(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
         """Write the values of an epoch; the latest ``loss`` becomes ``loss_epoch``."""
         self.write(step, epoch, values)
-        own = {name.removesuffix("_epoch"): value for name, value in values.items()}
-        self.latest |= {name: value for name, value in own.items() if name not in values}
+        plain = {name.removesuffix("_epoch"): value for name, value in values.items()}
+        self.latest |= {name: value for name, value in plain.items() if name not in values}
         for kind in ("epoch", "validation") if values else ():
-            self.fresh[kind].update(own)
+            self.fresh[kind].update(plain)
 
     def take_fresh(self, kind: str) -> dict[str, float]:
         """The latest values that a kind of consumer has not seen yet; each is returned once."""
@@ -73,19 +73,19 @@ class Outputs:
         measured = dict(values)
         for read in self.measurements:
             measured |= read()
-        self._each(lambda _, logger: logger.write_speed(step, epoch, measured))
+        self._call_all(lambda _, logger: logger.write_speed(step, epoch, measured))
 
     def log_to(self, loggers: Mapping[str, Logger], run: LoggedRun, resumed_at: int | None) -> None:
         """Write values to loggers from now on; ``resumed_at``: the step of a resumed checkpoint."""
         self.loggers = dict(loggers)
-        self._each(lambda _, logger: logger.start(run))
+        self._call_all(lambda _, logger: logger.start(run))
         if resumed_at is not None:
             positions = self.log_positions
-            self._each(lambda name, logger: logger.resume(positions.get(name), resumed_at))
+            self._call_all(lambda name, logger: logger.resume(positions.get(name), resumed_at))
 
     def positions(self) -> dict[str, int]:
         """Position of each log, for a checkpoint."""
-        return self._each(lambda _, logger: int(logger.position()))
+        return self._call_all(lambda _, logger: int(logger.position()))
 
     def close(self, error: BaseException | None = None) -> None:
         """Close each logger once, which learns by what the fit has ended; ``None``: it finished."""
@@ -98,9 +98,9 @@ class Outputs:
         for logger in self.loggers.values():
             is_failure = isinstance(error, Exception)
             logger.outcome = "failed" if is_failure else stopped if error else "finished"
-        self._each(end)
+        self._call_all(end)
 
-    def _each(self, call: Callable[[str, Logger], T]) -> dict[str, T]:
+    def _call_all(self, call: Callable[[str, Logger], T]) -> dict[str, T]:
         """Call all loggers; one that raises is not called any more, which is said once."""
         results: dict[str, T] = {}
         lost: Exception | None = None

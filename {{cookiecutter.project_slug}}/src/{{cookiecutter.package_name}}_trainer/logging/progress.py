@@ -1,4 +1,4 @@
-"""How far a fit is, displayed as a bar or lines; how fast, without waiting for the device."""
+"""Display the progress of a fit, and measure its speed without synchronizing the device."""
 
 import contextlib
 import resource
@@ -135,17 +135,17 @@ class Speed:
         self._started = time.perf_counter()
 
     @contextlib.contextmanager
-    def paused(self, what: Literal["checkpoint", "validation"]) -> Iterator[None]:
+    def paused(self, phase: Literal["checkpoint", "validation"]) -> Iterator[None]:
         """Do not count the time in this context as that of steps.
 
         In a profiler's trace it is marked as ``trainer:checkpoint`` or ``trainer:validation``.
         """
         started = time.perf_counter()
         try:
-            with record_function(f"trainer:{what}"):
+            with record_function(f"trainer:{phase}"):
                 yield
         finally:
-            self._paused[what] += time.perf_counter() - started
+            self._paused[phase] += time.perf_counter() - started
 
     def take(self, step: int) -> dict[str, float]:
         """Values of the steps since the last call, of which this one is the last."""
@@ -160,7 +160,7 @@ class Speed:
                 values["speed/mfu"] = rate / self._peak_samples
         if self.count_tokens is not None:
             values["speed/tokens_per_second"] = tokens / seconds
-        return values | {f"speed/{what}_seconds": each for what, each in paused.items()}
+        return values | {f"speed/{phase}_seconds": duration for phase, duration in paused.items()}
 
 
 def peak_memory(device: torch.device) -> dict[str, float]:

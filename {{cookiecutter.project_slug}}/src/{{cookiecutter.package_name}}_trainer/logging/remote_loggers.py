@@ -76,8 +76,8 @@ class RemoteLogger(Logger):
 
     def write(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
         """Send the values that were not sent before a resume."""
-        given = {**values, "epoch": epoch}
-        new = {name: each for name, each in given.items() if self._last.get(name, -1) < step}
+        row = {**values, "epoch": epoch}
+        new = {name: value for name, value in row.items() if self._last.get(name, -1) < step}
         if new:
             self._file.write(json.dumps([step, new]) + "\n")
             self._file.flush()
@@ -236,10 +236,10 @@ class MLflowLogger(RemoteLogger):
             self._id = known
             return known
         name = self.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME", "Default")
-        found = client.get_experiment_by_name(name)
-        experiment = found.experiment_id if found else client.create_experiment(name)
+        existing = client.get_experiment_by_name(name)
+        experiment = existing.experiment_id if existing else client.create_experiment(name)
         self._id = str(client.create_run(experiment, run_name=run.name).info.run_id)
-        self._log("params", [Param(*each) for each in flat("", run.configuration)])
+        self._log("params", [Param(*pair) for pair in flat("", run.configuration)])
         return self._id
 
     def send(self, step: int, values: Mapping[str, float]) -> None:
@@ -250,20 +250,20 @@ class MLflowLogger(RemoteLogger):
         sent = [Metric(name, value, now, step) for name, value in values.items()]
         self._log("metrics", sent)
 
-    def _log(self, kind: str, given: list[Any]) -> None:
+    def _log(self, kind: str, entries: list[Any]) -> None:
         """Log values; one whose name MLflow refuses is left out, which is said once."""
         from mlflow.exceptions import MlflowException
 
-        given = [each for each in given if each.key not in self._refused]
+        entries = [entry for entry in entries if entry.key not in self._refused]
         try:
-            self._client.log_batch(self._id, **{kind: given})
+            self._client.log_batch(self._id, **{kind: entries})
         except MlflowException as error:
             if error.error_code != "INVALID_PARAMETER_VALUE":
                 raise
-            for each in given if len(given) > 1 else ():
-                self._log(kind, [each])
-            if len(given) == 1:
-                self._refused.add(name := given[0].key)
+            for entry in entries if len(entries) > 1 else ():
+                self._log(kind, [entry])
+            if len(entries) == 1:
+                self._refused.add(name := entries[0].key)
                 reason = redaction.message(one_line(error))
                 line = f"warning: logger 'mlflow' leaves out {name!r}: {reason}"
                 output.print_lines(line, error=True)
@@ -280,5 +280,5 @@ def flat(prefix: str, value: Any) -> Iterator[tuple[str, str]]:
     if not isinstance(value, Mapping):
         yield prefix, str(value)
         return
-    for key, each in value.items():
-        yield from flat(f"{prefix}.{key}" if prefix else str(key), each)
+    for key, item in value.items():
+        yield from flat(f"{prefix}.{key}" if prefix else str(key), item)

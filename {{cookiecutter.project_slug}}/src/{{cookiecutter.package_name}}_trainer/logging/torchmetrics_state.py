@@ -14,8 +14,8 @@ _MOST = 100  # items of a container in which metrics are looked for
 @contextlib.contextmanager
 def unchanged(module: nn.Module, samples: float = 0) -> Iterator[None]:
     """Restore the state of torchmetrics metrics in a module on exit, unless ``samples`` count."""
-    found = [] if samples else metrics(module)
-    kept = [(each, each._copy_state_dict(), each._update_count) for each in found]
+    modules = [] if samples else metrics(module)
+    kept = [(metric, metric._copy_state_dict(), metric._update_count) for metric in modules]
     try:
         yield
     finally:
@@ -30,27 +30,27 @@ def set_aside(module: nn.Module, logged: Iterable[Any]) -> Iterator[None]:
 
     One that the evaluation changes, and neither logs nor resets, keeps the values of that.
     """
-    found = {id(metric): metric for metric in (*metrics(module), *filter(_is_metric, logged))}
-    used = [each for each in found.values() if each._update_count]
-    kept = [(each, each._copy_state_dict(), each._update_count) for each in used]
-    for each in used:
-        each.reset()
+    by_id = {id(metric): metric for metric in (*metrics(module), *filter(_is_metric, logged))}
+    used = [metric for metric in by_id.values() if metric._update_count]
+    kept = [(metric, metric._copy_state_dict(), metric._update_count) for metric in used]
+    for metric in used:
+        metric.reset()
     yield
-    for each, values, count in kept:
-        if not each._update_count:
-            vars(each).update(values, _update_count=count, _computed=None)
+    for metric, values, count in kept:
+        if not metric._update_count:
+            vars(metric).update(values, _update_count=count, _computed=None)
 
 
 def state(module: nn.Module) -> dict[str, Tensor]:
     """This rank's state of every torchmetrics metric inside a module."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for path, metric in _metrics(module):
-        found[f"{path}:count"] = torch.tensor(metric._update_count)
+        tensors[f"{path}:count"] = torch.tensor(metric._update_count)
         for name, value in metric.metric_state.items():
             parts = value if isinstance(value, list) else [value]
             kind = "list" if isinstance(value, list) else "tensor"
-            found |= {f"{path}:{kind}:{name}:{at:09}": part for at, part in enumerate(parts)}
-    return found
+            tensors |= {f"{path}:{kind}:{name}:{at:09}": item for at, item in enumerate(parts)}
+    return tensors
 
 
 def metrics(module: nn.Module) -> list[Any]:
@@ -102,25 +102,25 @@ def _load(metrics: Mapping[str, Any], saved: Mapping[str, Tensor]) -> None:
 
 
 def _metrics(module: nn.Module) -> Iterable[tuple[str, Any]]:
-    found = {id(each): (path, each) for path, each in module.named_modules() if _is_metric(each)}
+    by_id = {id(item): (path, item) for path, item in module.named_modules() if _is_metric(item)}
     for path, child in module.named_modules():
         for name, value in vars(child).items():
             if name != "_modules":
-                for inner, each in _contained(f"{path}.{name}", value):
-                    found.setdefault(id(each), (inner, each))
-    return found.values()
+                for inner, metric in _contained(f"{path}.{name}", value):
+                    by_id.setdefault(id(metric), (inner, metric))
+    return by_id.values()
 
 
 def _contained(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     """The metrics in a small dict, list or tuple, which torch does not find."""
     if isinstance(value, dict | list | tuple) and len(value) <= _MOST and path.count("[") < 3:
-        for key, each in value.items() if isinstance(value, dict) else enumerate(value):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
             inner = f"{path}[{key}]".replace(":", "~")  # which separates the parts of a name
-            if isinstance(each, nn.Module):
-                named = each.named_modules(prefix=inner)
+            if isinstance(item, nn.Module):
+                named = item.named_modules(prefix=inner)
                 yield from ((name, of) for name, of in named if _is_metric(of))
             else:
-                yield from _contained(inner, each)
+                yield from _contained(inner, item)
 
 
 def _is_metric(value: Any) -> bool:

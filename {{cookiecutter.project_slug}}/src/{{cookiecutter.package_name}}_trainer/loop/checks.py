@@ -1,4 +1,4 @@
-"""What ends a fit that cannot become good: a loss of no parameter, or one that is not finite.
+"""Checks that end a fit: of a loss that depends on no parameter, or that is not finite.
 
 ``nonfinite_loss`` of the trainer: ``stop`` ends the fit before it overwrites good weights, ``skip``
 leaves out steps whose gradients are not finite. Losses are checked on their device, and read only
@@ -43,29 +43,29 @@ def in_eval_mode(module: TrainingModule) -> list[str]:
 class FirstGradients:
     """Whether a backward has reached a parameter of the optimizers.
 
-    Autograd tells it of parameters whose gradients an engine takes away; ``grad`` tells it of those
-    that an engine computes with other tensors. ``is_waiting``: the check is not made yet.
+    A hook notes parameters whose gradients an engine removes; ``grad`` shows those of parameters
+    that an engine computes with other tensors. ``is_waiting``: the check has not been made yet.
     """
 
     def __init__(self, strategy: Strategy, optimization: Optimization) -> None:
         self._optimization = optimization
         self._has_run, self._is_reached, self.is_waiting = False, False, True
         optimized = set(map(id, optimization.parameters))
-        trained = [each for each in strategy.module.parameters() if each.requires_grad]
+        trained = [p for p in strategy.module.parameters() if p.requires_grad]
         # An engine's optimizers may step other tensors than the module's.
-        own = [each for each in trained if id(each) in optimized] or trained
+        watched = [p for p in trained if id(p) in optimized] or trained
         self._layers = WeakSet(strategy.module.modules())
         self._module = strategy.module
-        self._hook = register_multi_grad_hook(own, self._reach, mode="any")
+        self._hook = register_multi_grad_hook(watched, self._reach, mode="any")
 
     def check_layers(self) -> None:
         """Raise a UserError if a hook has added a layer that is not trained with the others."""
         optimized = {*map(id, self._optimization.parameters)}
         is_alone = collectives.world_size() == 1
         for name, layer in self._module.named_modules():
-            own = [] if layer in self._layers else layer.parameters(recurse=False)
-            new = [each for each in own if each.requires_grad]
-            if any(not (is_alone and id(each) in optimized) for each in new):
+            parameters = [] if layer in self._layers else layer.parameters(recurse=False)
+            new = [p for p in parameters if p.requires_grad]
+            if any(not (is_alone and id(p) in optimized) for p in new):
                 alone = ", or give its parameters to an optimizer by add_param_group" * is_alone
                 raise UserError(
                     f"{name} ({type(layer).__name__}) was added after configure_optimizers, and "
@@ -79,7 +79,7 @@ class FirstGradients:
         """Note the gradients that there are after a backward."""
         if self.is_waiting:
             self._has_run = True
-            self._is_reached |= any(each.grad is not None for each in self._optimization.parameters)
+            self._is_reached |= any(p.grad is not None for p in self._optimization.parameters)
 
     def check(self, together: bool = True) -> None:
         """Check once, after a backward: UserError if no parameter was reached.
@@ -151,7 +151,7 @@ class NonfinitePolicy:
         """Whether a step is skipped, because the norm of its gradients is not finite; reads it."""
         if norm is None:  # no batch of the step has gradients
             return False
-        if math.isfinite(float(dtensors.whole(norm))):
+        if math.isfinite(float(dtensors.full(norm))):
             self._skipped_in_a_row = 0
             return False
         step = self._position.global_step + 1
@@ -195,21 +195,21 @@ class NonfinitePolicy:
         if self._policy == "ignore":
             return
         named = self._strategy.module.named_parameters()
-        trained = (name for name, each in named if each.requires_grad)
-        found = first_not_finite({name: model[name] for name in trained if name in model})
-        rank = _smallest(math.inf if found is None else collectives.rank())
+        trained = (name for name, p in named if p.requires_grad)
+        bad = first_not_finite({name: model[name] for name in trained if name in model})
+        rank = _smallest(math.inf if bad is None else collectives.rank())
         if rank < math.inf:
-            name = next(each for each in collectives.gather(found) if each is not None)
+            name = next(reported for reported in collectives.gather(bad) if reported is not None)
             self._stop(
                 f"parameter {name} is not finite (NaN or infinite) on rank {int(rank)} after step "
                 f"{self._position.global_step}, and is not saved"
             )
 
-    def _stop(self, what: str) -> NoReturn:
+    def _stop(self, text: str) -> NoReturn:
         newest = self._checkpoints.newest()
         last = f"the last good checkpoint is {newest}" if newest else "there is no checkpoint yet"
         raise UserError(
-            f"{what}; {last}; lower the learning rate or set gradient_clip_val, or train on with "
+            f"{text}; {last}; lower the learning rate or set gradient_clip_val, or train on with "
             "--trainer.nonfinite_loss skip"
         )
 
@@ -218,10 +218,10 @@ def first_not_finite(tensors: Mapping[str, Any]) -> str | None:
     """Name of the first tensor with a non-finite value in this process."""
     bounds: dict[str, Tensor] = {}
     for name, value in tensors.items():
-        part = dtensors.local(value.detach()) if isinstance(value, Tensor) else torch.empty(0)
-        if part.numel() and (part.is_floating_point() or part.is_complex()):
+        local = dtensors.local(value.detach()) if isinstance(value, Tensor) else torch.empty(0)
+        if local.numel() and (local.is_floating_point() or local.is_complex()):
             # No copy of large tensors, as isfinite makes, and no difference, which may overflow.
-            least, most = torch.aminmax(torch.view_as_real(part) if part.is_complex() else part)
+            least, most = torch.aminmax(torch.view_as_real(local) if local.is_complex() else local)
             bounds[name] = torch.maximum(least.double().abs(), most.double().abs())
     if not bounds:
         return None

@@ -71,9 +71,9 @@ class Compiled:
         self._graphs = 0
         self.is_checked = False
 
-    def compiled(self, own: _Forward) -> _Forward:
+    def compiled(self, original: _Forward) -> _Forward:
         """Compile the ``forward`` of a class."""
-        compiled: _Forward = torch.compile(own, **self._options)
+        compiled: _Forward = torch.compile(original, **self._options)
 
         # Must be called "forward": a pickled method is looked up by its name in the class.
         def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -126,8 +126,8 @@ def applied(
         with activation_checkpointing.applied(module, checkpointed):
             yield None
             return
-    given = {} if value is True else value
-    options: dict[str, Any] = {name: given.get(name) for name in ("mode", "dynamic") if given}
+    settings = {} if value is True else value
+    options: dict[str, Any] = {name: settings.get(name) for name in ("mode", "dynamic") if settings}
     selected = select(module, value, checkpointed)
     compiled = Compiled(selected, options)
     torch.compiler.reset()  # each fit has all of torch's limit of recompilations
@@ -136,13 +136,13 @@ def applied(
     of_all = {name: getattr(torch.compiler.config, name) * max(1, len(selected)) for name in limits}
     checkpointing = activation_checkpointing.applied(module, checkpointed, compiled.compiled)
     with torch.compiler.config.patch(of_all), checkpointing:  # type: ignore[attr-defined]
-        for each in selected.values():  # a class has one forward, which torch compiles once
-            vars(each)["forward"] = MethodType(compiled.compiled(type(each).forward), each)
+        for layer in selected.values():  # a class has one forward, which torch compiles once
+            vars(layer)["forward"] = MethodType(compiled.compiled(type(layer).forward), layer)
         try:
             yield compiled
         finally:
-            for each in selected.values():
-                del vars(each)["forward"]
+            for layer in selected.values():
+                del vars(layer)["forward"]
             torch.compiler.reset()
 
 
@@ -157,22 +157,22 @@ def select(
         return {}
     regional = value.get("regional") if isinstance(value, Mapping) else None
     if not regional:
-        own = [] if type(module).forward is nn.Module.forward else [module]
-        found = [each for each in (*own, *outer_modules(module)) if "forward" not in vars(each)]
-        found = [each for each in found if hasattr(type(each), "forward")]  # no ScriptModule
+        root = [] if type(module).forward is nn.Module.forward else [module]
+        chosen = [m for m in (*root, *outer_modules(module)) if "forward" not in vars(m)]
+        chosen = [m for m in chosen if hasattr(type(m), "forward")]  # no ScriptModule
     elif regional is not True:
-        found = activation_checkpointing.select(module, regional, "compile.regional")
-    elif not (found := activation_checkpointing.repeated_blocks(module)):
+        chosen = activation_checkpointing.select(module, regional, "compile.regional")
+    elif not (chosen := activation_checkpointing.repeated_blocks(module)):
         raise ConfigurationError(
             "compile.regional: the model has no repeated blocks (a ModuleList of modules of one "
             "class); name what to compile, for example ['Block'], or leave regional out"
         )
     apart = activation_checkpointing.select(module, checkpointed)
     others = set(map(id, apart))
-    excluded = {id(each) for outer in apart for each in outer.modules()}
-    names = {id(each): name for name, each in module.named_modules()}
+    excluded = {id(m) for outer in apart for m in outer.modules()}
+    names = {id(m): name for name, m in module.named_modules()}
     return {
-        names[id(each)]: each
-        for each in found
-        if id(each) not in excluded and others.isdisjoint(map(id, each.modules()))
+        names[id(m)]: m
+        for m in chosen
+        if id(m) not in excluded and others.isdisjoint(map(id, m.modules()))
     }

@@ -77,27 +77,27 @@ def check_validation(
 
 
 def unmonitored(
-    fit: FitParts, callbacks: Sequence[Callback], logged: Sequence[str], is_whole: bool
+    fit: FitParts, callbacks: Sequence[Callback], logged: Sequence[str], is_complete: bool
 ) -> list[str]:
     """Notes on values that are monitored, and that a first validation has not logged.
 
     It is refused if by its name only validation logs it, and the first was like later ones.
     """
     names = [(type(callback).__name__, callback.monitored) for callback in callbacks]
-    names += [(type(each.scheduler).__name__, each.monitor) for each in fit.optimization.schedulers]
+    names += [(type(s.scheduler).__name__, s.monitor) for s in fit.optimization.schedulers]
     lines = {
         f"{owner} monitors {name!r}, which validation does not log{nearest(name, logged)}": name
         for owner, name in names
         if name is not None and name not in logged
     }
-    refuse([line for line, name in lines.items() if is_whole and _OF_VALIDATION.search(name)])
+    refuse([line for line, name in lines.items() if is_complete and _OF_VALIDATION.search(name)])
     return [f"{line}; it ends the run unless training logs it" for line in lines]
 
 
 @contextlib.contextmanager
 def _same_buffers(module: nn.Module) -> Iterator[None]:
     """Restore buffers: a validation step may change them, or put others in their place."""
-    owners = [(each, dict(each._buffers)) for each in module.modules()]
+    owners = [(owner, dict(owner._buffers)) for owner in module.modules()]
     copies = [
         (buffer, buffer.clone())
         for _, buffers in owners
@@ -109,8 +109,8 @@ def _same_buffers(module: nn.Module) -> Iterator[None]:
         for buffer, copy in copies:
             buffer.copy_(copy)
     for owner, buffers in owners:
-        for name, each in buffers.items():  # a ScriptModule has no update
-            owner._buffers[name] = each
+        for name, value in buffers.items():  # a ScriptModule has no update
+            owner._buffers[name] = value
 
 
 def _is_freed(tensor: Tensor) -> bool:
@@ -132,7 +132,7 @@ def predict(
     They are gathered from all ranks, in the dataset's order. ``is_written``: refuse at once what
     cannot be written, as on several ranks.
     """
-    found: dict[str, list[Any]] = {}
+    predictions: dict[str, list[Any]] = {}
     data, is_shared = strategy.data, collectives.world_size() > 1
     with _evaluating(module, strategy, recorder):
         for name, feed in feeds.items():
@@ -145,18 +145,18 @@ def predict(
                 # Among ranks of a replica, a lower one has the same outputs.
                 if batch.samples and data.counts and data.is_first:
                     is_here = strategy.device == _CPU
-                    output = moving.mapped(output, _own) if is_here else moving.move(output, _CPU)
+                    output = moving.mapped(output, _clone) if is_here else moving.move(output, _CPU)
                     if is_shared:
                         packed.append(pack(batch.number, output))
                         continue
                     if is_written:
                         pack(batch.number, output)
                     outputs.append(output)
-            found[name] = gathered(packed, data.index) if is_shared else outputs
-    return found
+            predictions[name] = gathered(packed, data.index) if is_shared else outputs
+    return predictions
 
 
-def _own(value: Any) -> Any:
+def _clone(value: Any) -> Any:
     """A copy of a tensor: the module may write the next batch's output into it."""
     return value.clone() if isinstance(value, Tensor) else value
 
@@ -205,25 +205,25 @@ def plain(output: Any) -> Any:
 def table(outputs: Sequence[Any]) -> list[dict[str, Any]]:
     """The rows of batches that are each a dict of columns of one length; empty if one is not."""
     rows: list[dict[str, Any]] = []
-    for each in outputs:
-        if not (isinstance(each, Mapping) and each and all(isinstance(name, str) for name in each)):
+    for out in outputs:
+        if not (isinstance(out, Mapping) and out and all(isinstance(name, str) for name in out)):
             return []
-        columns = [value.tolist() if hasattr(value, "tolist") else value for value in each.values()]
+        columns = [value.tolist() if hasattr(value, "tolist") else value for value in out.values()]
         are_flat = all(
             isinstance(column, list | tuple) and all(isinstance(x, _CELLS) for x in column)
             for column in columns
         )
-        is_other = rows and each.keys() != rows[0].keys()
+        is_other = rows and out.keys() != rows[0].keys()
         if is_other or not are_flat or len({*map(len, columns)}) > 1:
             return []
-        rows += [dict(zip(each, row, strict=True)) for row in zip(*columns, strict=True)]
+        rows += [dict(zip(out, row, strict=True)) for row in zip(*columns, strict=True)]
     return rows
 
 
 def gathered(outputs: Sequence[Packed], replica: int) -> list[Any]:
     """The predictions of all ranks in the dataset's order, on every rank."""
     most = collectives.all_reduce(torch.tensor([len(outputs)]), "max")
-    found = []
+    unpacked = []
     for index in range(int(most)):  # batch by batch: in memory, the bytes of all are there once
         head, parts = None, [torch.zeros(1, dtype=torch.uint8)]  # never empty
         if index < len(outputs):
@@ -231,10 +231,10 @@ def gathered(outputs: Sequence[Packed], replica: int) -> list[Any]:
             forms = [[str(tensor.dtype), list(tensor.shape)] for tensor in tensors]
             head, parts = [batch, replica, tree, forms], [*map(_bytes, tensors), *parts]
         heads = collectives.gather(head)
-        for each, content in zip(heads, collectives.all_gather(torch.cat(parts)), strict=True):
-            if each is not None:
-                found.append((*each[:2], _unpack(each[2], _tensors(content, each[3]))))
-    return [output for *_, output in sorted(found, key=operator.itemgetter(0, 1))]
+        for header, content in zip(heads, collectives.all_gather(torch.cat(parts)), strict=True):
+            if header is not None:
+                unpacked.append((*header[:2], _unpack(header[2], _tensors(content, header[3]))))
+    return [output for *_, output in sorted(unpacked, key=operator.itemgetter(0, 1))]
 
 
 def _tree(value: Any, tensors: list[Tensor]) -> Any:
@@ -254,17 +254,17 @@ def _tree(value: Any, tensors: list[Tensor]) -> Any:
     items: list[Any]
     if isinstance(value, Mapping):
         kind = dict if isinstance(value, defaultdict) else kind
-        form, items = "dict", [[_tree(each, tensors) for each in pair] for pair in value.items()]
+        form, items = "dict", [[_tree(item, tensors) for item in pair] for pair in value.items()]
     elif isinstance(value, list | tuple):
         form = "list" if isinstance(value, list) else "tuple"
-        items = [_tree(each, tensors) for each in value]
+        items = [_tree(item, tensors) for item in value]
     elif dataclasses.is_dataclass(kind):
         names = (field.name for field in dataclasses.fields(value) if hasattr(value, field.name))
         form, items = "fields", [[name, _tree(getattr(value, name), tensors)] for name in names]
     else:
-        what = f"tensor of {value.layout}" if isinstance(value, Tensor) else kind.__qualname__
+        label = f"tensor of {value.layout}" if isinstance(value, Tensor) else kind.__qualname__
         raise UserError(
-            f"predict_step returned a {what}, which ranks cannot exchange and files cannot hold: "
+            f"predict_step returned a {label}, which ranks cannot exchange and files cannot hold: "
             "return dense tensors, numbers, text and None, in dicts, lists, tuples or dataclasses"
         )
     name = f"{kind.__module__}:{kind.__qualname__}"
@@ -286,36 +286,36 @@ def _class(name: str) -> Any:
 
 
 def _unpack(tree: Any, tensors: Sequence[Tensor], *, is_plain: bool = False) -> Any:
-    def whole(part: Any) -> Any:
-        return _unpack(part, tensors, is_plain=is_plain)
+    def unpack(item: Any) -> Any:
+        return _unpack(item, tensors, is_plain=is_plain)
 
     if isinstance(tree, dict):
-        ((what, index),) = tree.items()
-        return tensors[index].numpy() if what == "array" and not is_plain else tensors[index]
+        ((label, index),) = tree.items()
+        return tensors[index].numpy() if label == "array" and not is_plain else tensors[index]
     if not isinstance(tree, list):
         return tree
     name, form, items = tree
     kind = {"list": list, "tuple": tuple}.get(form, dict) if is_plain else _class(name)
     if form == "fields" and not is_plain:
         made = object.__new__(kind)
-        for field, each in items:  # it may be frozen
-            object.__setattr__(made, field, whole(each))
+        for field, item in items:  # it may be frozen
+            object.__setattr__(made, field, unpack(item))
         return made
     if form in ("dict", "fields"):
-        return kind([[whole(key), whole(each)] for key, each in items])
-    values = [whole(item) for item in items]
+        return kind([[unpack(key), unpack(item)] for key, item in items])
+    values = [unpack(item) for item in items]
     return kind(*values) if hasattr(kind, "_fields") else kind(values)
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    whole = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    return whole.view(-1).view(torch.uint8)
+    dense = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    return dense.view(-1).view(torch.uint8)
 
 
 def _tensors(content: Tensor, forms: Sequence[Any]) -> list[Tensor]:
-    found, end = [], 0
+    tensors, end = [], 0
     for name, shape in forms:
         dtype = getattr(torch, name.removeprefix("torch."))
         start, end = end, end + math.prod(shape) * dtype.itemsize
-        found.append(content[start:end].clone().view(dtype).view(shape))
-    return found
+        tensors.append(content[start:end].clone().view(dtype).view(shape))
+    return tensors

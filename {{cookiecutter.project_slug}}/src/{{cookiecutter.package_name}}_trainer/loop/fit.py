@@ -168,9 +168,9 @@ class FitLoop(AbstractContextManager["FitLoop"]):
                 for call in fit.calls.on_after_optimizer_step:
                     call()
             if fit.calls.on_train_batch_end:
-                whole = gathered(outputs, fit.strategy.device)
+                output = gathered(outputs, fit.strategy.device)
                 for call in fit.calls.on_train_batch_end:
-                    call(whole, batch.data, batch.number)
+                    call(output, batch.data, batch.number)
             del outputs
             if context.ends_step:
                 self._after_step(context)
@@ -240,24 +240,24 @@ class FitLoop(AbstractContextManager["FitLoop"]):
             self.fit.optimization.step_schedulers("epoch", outputs.take_fresh("epoch"))
             if self.validate is None or position.validated_at >= 0:
                 self.fit.optimization.check_monitored(outputs.latest)
-        own = outputs.recorder.latest  # of this rank
-        shown = {name: outputs.latest.get(name, each) for name, each in own.items()}
+        latest = outputs.recorder.latest  # of this rank
+        shown = {name: outputs.latest.get(name, value) for name, value in latest.items()}
         outputs.progress.show(position.global_step, shown | outputs.validated)
         position.epoch, position.batch, position.epoch_done = position.epoch + 1, 0, False
 
     # --- a step --------------------------------------------------------------------------------
 
     def _run_batch(self, batch: MicroBatch, context: BatchContext) -> list[Any]:
-        strategy, manual, given = self.fit.strategy, self.fit.manual, (batch.data, batch.number)
+        strategy, manual, args = self.fit.strategy, self.fit.manual, (batch.data, batch.number)
         if self.fit.compiled is not None:
             torch.compiler.cudagraph_mark_step_begin()
         try:
             if manual is None:
                 # The last batch of a step may be skipped, and so cannot average those before it.
                 sync = context.ends_step or self.fit.module.may_skip_batches
-                found = strategy.forward_backward(*given, weight=context.weight, synchronize=sync)
+                result = strategy.forward_backward(*args, weight=context.weight, synchronize=sync)
             else:
-                found = manual.run(*given)
+                result = manual.run(*args)
         except BatchSkipped:
             self._skipped_batches += 1
             return []
@@ -265,13 +265,13 @@ class FitLoop(AbstractContextManager["FitLoop"]):
         if self.fit.compiled is not None and not self.fit.compiled.is_checked:
             self.fit.compiled.check()
         if self._nonfinite.note_loss is not None and context.weight:
-            for loss in found.losses:
+            for loss in result.losses:
                 self._nonfinite.note_loss(loss)
         if self.hashes.is_due:
-            self.hashes.note_batch(batch, found.losses)
+            self.hashes.note_batch(batch, result.losses)
         if manual is not None and self._first_gradients.is_waiting:
             self._first_gradients.check(together=False)
-        return found.outputs
+        return result.outputs
 
     def _tell_skipped_batches(self) -> None:
         count, self._skipped_batches = self._skipped_batches, 0
@@ -355,7 +355,7 @@ class FitLoop(AbstractContextManager["FitLoop"]):
         rates = rates_to_log(first, self._last_factor)
         values = self.fit.outputs.recorder.take_step() | rates
         if self._gradient_norm is not None:
-            values.setdefault("gradient_norm", float(dtensors.whole(self._gradient_norm)))
+            values.setdefault("gradient_norm", float(dtensors.full(self._gradient_norm)))
         return values
 
     def _write_speed(self, epoch: int) -> None:
@@ -414,5 +414,5 @@ class FitLoop(AbstractContextManager["FitLoop"]):
             self._nonfinite.check_weights(state["model"])
             position.saved_at = position.global_step
             if not self.fit.options.fast_dev_run:
-                own = saving.rank_local_state(self.fit)
-                self.checkpoints.save(position.global_step, state, own)
+                local = saving.rank_local_state(self.fit)
+                self.checkpoints.save(position.global_step, state, local)

@@ -36,7 +36,7 @@ def truncate(run: Path, step: int) -> None:
         with path.open("rb+") as file:
             lines = iter(partial(file.readline, 2**16), b"")
             steps = ((_LINE.fullmatch(line), len(line)) for line in lines)
-            kept = takewhile(lambda each: each[0] is not None and int(each[0][1]) <= step, steps)
+            kept = takewhile(lambda pair: pair[0] is not None and int(pair[0][1]) <= step, steps)
             file.truncate(sum(length for _, length in kept))
 
 
@@ -88,29 +88,28 @@ class StepHashes:
             return
         with self._ends_on_error():
             self._hashes["options"].add(self._fit.outputs.recorder.context.rate_factor)
-            for group in (group for each in optimization.optimizers for group in each.param_groups):
-                given = sorted(name for name in group if name != "params")
-                self._hashes["options"].add([(name, group[name]) for name in given])
+            for group in (group for opt in optimization.optimizers for group in opt.param_groups):
+                self._hashes["options"].add([p for p in sorted(group.items()) if p[0] != "params"])
             self._hashes["gradients"].add([parameter.grad for parameter in optimization.parameters])
 
     def write(self, step: int) -> None:
         """Write the hashes of a step that is made; the host waits for the device."""
         with self._ends_on_error():
             self._note_state()
-            found = {name: digest.hexadecimal() for name, digest in self._hashes.items()}
+            hashes = {name: digest.hexadecimal() for name, digest in self._hashes.items()}
             self._hashes.clear()
             self._path.parent.mkdir(exist_ok=True)
             with self._path.open("a", encoding="utf-8") as file:
-                file.write(f"{json.dumps({'step': step, **found})}\n")
+                file.write(f"{json.dumps({'step': step, **hashes})}\n")
 
     @torch.no_grad()
     def _note_state(self) -> None:
         strategy, module = self._fit.strategy, self._fit.module
-        weights, own = strategy.weights(), set(map(id, module.parameters()))
+        weights, module_ids = strategy.weights(), set(map(id, module.parameters()))
         shards = list(weights.shards(weights.parameters))
         self._hashes["weights"].add([*shards, *module.buffers()])
         for optimizer in self._fit.optimization.optimizers:
-            self._hashes["optimizer"].add(_state(optimizer, own))
+            self._hashes["optimizer"].add(_state(optimizer, module_ids))
         self._hashes["random"].add(randomness.full_state(strategy.data.devices))
 
     @contextlib.contextmanager
@@ -127,12 +126,12 @@ class StepHashes:
             output.print_lines(line, error=True)
 
 
-def _state(optimizer: Any, own: set[int]) -> list[Any]:
-    """What an optimizer has here: its state, and parameters that are not the module's ``own``."""
+def _state(optimizer: Any, module_ids: set[int]) -> list[Any]:
+    """What an optimizer has here: its state, and parameters that are not the module's."""
     optimizer = getattr(optimizer, "optim", optimizer)  # a sharded optimizer's own shard
-    given = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     # Some engines step other tensors than those in the groups.
     return [
-        (None if id(each) in own else each, sorted(optimizer.state.get(each, {}).items()))
-        for each in dict.fromkeys([*given, *optimizer.state])
+        (None if id(p) in module_ids else p, sorted(optimizer.state.get(p, {}).items()))
+        for p in dict.fromkeys([*parameters, *optimizer.state])
     ]

@@ -30,14 +30,14 @@ def problems_of(
         used = ["skipped_batches"] * module.may_skip_batches
         if options.accumulate_grad_batches > 1:
             used += ["skipped_batches_of_a_step"] * module.may_skip_batches
-        reasons = [(FEATURES[each], refused[each]) for each in used if each in refused]
+        reasons = [(FEATURES[feature], refused[feature]) for feature in used if feature in refused]
         return [f"{unsupported} {does}, which {name} sets: {why}" for does, why in reasons[:1]]
     lines = []
     if reason := refused.get("manual_optimization"):
         does = f"manual optimization, and {name} uses manual optimization"
         lines.append(f"{unsupported} {does}: {reason}")
     its = "clip_gradients of its optimizers"
-    given = {
+    settings = {
         "gradient_clip_val": (options.gradient_clip_val is not None, f"call {its} instead"),
         "log_gradient_norm": (options.log_gradient_norm, f"log what {its} returns"),
         "nonfinite_loss='skip'": (
@@ -52,7 +52,7 @@ def problems_of(
     }
     return lines + [
         f"{option}: {name} uses manual optimization; {instead}"
-        for option, (is_given, instead) in given.items()
+        for option, (is_given, instead) in settings.items()
         if is_given
     ]
 
@@ -75,7 +75,7 @@ class ManualOptimization:
         self.first_gradients = FirstGradients(strategy, optimization)
         self.before_step: Callable[[Optimization], None] = lambda optimization: None
         """Called before an optimizer steps."""
-        self.optimizers = [ManualOptimizer(each, self) for each in optimization.optimizers]
+        self.optimizers = [ManualOptimizer(opt, self) for opt in optimization.optimizers]
 
     def backward(self, loss: Tensor) -> None:
         """Compute the gradients of a loss, and average them over ranks unless toggled not to.
@@ -83,9 +83,9 @@ class ManualOptimization:
         As in automatic optimization, the loss is a mean over this rank's samples, and is weighted
         by their share of the global batch.
         """
-        whole = dtensors.whole(loss)
-        check_loss(whole, "manual_backward")
-        self._losses.append(whole.detach())
+        full = dtensors.full(loss)
+        check_loss(full, "manual_backward")
+        self._losses.append(full.detach())
         with torch.autocast(self.strategy.device.type, enabled=False):
             self.strategy.backward(loss * self.context().weight, synchronize=self.synchronizes)
         self.first_gradients.note()
@@ -93,22 +93,22 @@ class ManualOptimization:
     def gradients(self, kind: Callable[[Tensor], bool]) -> dict[str, Tensor]:
         """Gradients of one kind that no step has used yet, by parameter name."""
         named = self.strategy.module.named_parameters()
-        found = {name: each.grad for name, each in named if each.grad is not None}
-        found = {name: each for name, each in found.items() if kind(each)}
-        return sparse.split_sparse(found)
+        gradients = {name: p.grad for name, p in named if p.grad is not None}
+        gradients = {name: gradient for name, gradient in gradients.items() if kind(gradient)}
+        return sparse.split_sparse(gradients)
 
     def load_gradients(
-        self, sharded: Mapping[str, Any], own: Sequence[Mapping[str, Tensor]]
+        self, sharded: Mapping[str, Any], per_rank: Sequence[Mapping[str, Tensor]]
     ) -> None:
         """Restore gradients of :meth:`gradients`: sharded ones, and the mean of each rank's own."""
         module = self.strategy.module
-        own = [sparse.join_sparse(each, module) for each in own]
+        per_rank = [sparse.join_sparse(gradients, module) for gradients in per_rank]
         for name, parameter in module.named_parameters():
-            whole = [each[name] for each in own if name in each]
-            if whole and whole[0].is_sparse:
-                parameter.grad = sum(whole[1:], whole[0]) / len(own)
-            elif whole or name in sharded:
-                value = torch.stack(whole).sum(dim=0) / len(own) if whole else sharded[name]
+            grads = [gradients[name] for gradients in per_rank if name in gradients]
+            if grads and grads[0].is_sparse:
+                parameter.grad = sum(grads[1:], grads[0]) / len(per_rank)
+            elif grads or name in sharded:
+                value = torch.stack(grads).sum(dim=0) / len(per_rank) if grads else sharded[name]
                 parameter.grad = torch.empty_like(parameter, requires_grad=False)
                 stored_tensors.fill(parameter.grad, value)
 
@@ -142,10 +142,10 @@ class ManualOptimizer:
 
     def step(self) -> None:
         """Step the optimizer."""
-        run, own = self._optimization, self._alone
-        run.before_step(own)
-        with own.rates_multiplied(run.context().rate_factor):
-            run.strategy.step(own, ends=False)
+        run, alone = self._optimization, self._alone
+        run.before_step(alone)
+        with alone.rates_multiplied(run.context().rate_factor):
+            run.strategy.step(alone, ends=False)
         run.has_stepped = True
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -169,12 +169,12 @@ class ManualOptimizer:
             sync_grad: Average gradients over ranks. False while they are accumulated: a later
                 backward that synchronizes averages them too.
         """
-        own = {id(parameter) for parameter in self.parameters}
+        ids = {id(parameter) for parameter in self.parameters}
         others = [
             parameter
             for other in self._optimization.optimizers
             for parameter in other.parameters
-            if id(parameter) not in own
+            if id(parameter) not in ids
         ]
         run = self._optimization
         synchronizes, run.synchronizes = run.synchronizes, sync_grad

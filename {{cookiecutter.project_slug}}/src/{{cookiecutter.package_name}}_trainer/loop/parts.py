@@ -86,7 +86,7 @@ def read(
 
 
 def gathered(outputs: Sequence[Any], device: torch.device) -> Any:
-    """What hooks get of the outputs of a micro-batch, without their gradients.
+    """Outputs of a micro-batch as hooks get them: detached from the autograd graph.
 
     If the strategy divides the batch, there are several, which are gathered on ``device`` as ``dp``
     does; ``None`` without any.
@@ -94,12 +94,12 @@ def gathered(outputs: Sequence[Any], device: torch.device) -> Any:
     parts = [moving.mapped(output, _detached) for output in outputs]
     if not parts:
         return None
-    whole = parts[0]
+    output = parts[0]
     if len(parts) > 1:
         from ..strategies.replicated.dp import gather
 
-        whole = gather(parts, device)
-    return {"loss": whole} if isinstance(whole, Tensor) else whole
+        output = gather(parts, device)
+    return {"loss": output} if isinstance(output, Tensor) else output
 
 
 def _detached(value: Any) -> Any:

@@ -30,8 +30,8 @@ class Position:
     @property
     def seconds(self) -> float:
         """Duration of training so far, including validation and that of earlier attempts."""
-        own = 0.0 if self.started is None else time.monotonic() - self.started
-        return self.earlier_seconds + own
+        current = 0.0 if self.started is None else time.monotonic() - self.started
+        return self.earlier_seconds + current
 
     def is_out_of_time(self, options: Options) -> bool:
         """Whether training has taken ``max_time``, on this rank's clock."""

@@ -33,23 +33,23 @@ def resume(fit: FitParts, checkpoint: Checkpoint, layout: Layout, same_run: bool
         _load_gradients(fit, saved, checkpoint, layout)
         remarks += _load_sums(fit, checkpoint, layout)
         if checkpoint.world_size == layout.world_size:
-            own, data = checkpoint.own(layout.rank), fit.strategy.data
+            local, data = checkpoint.rank_local_state(layout.rank), fit.strategy.data
             shared = data.random_rank
-            random = own if shared == layout.rank else checkpoint.own(shared)
-            fit.strategy.load_rank_local_state(part(own, "strategy"))
-            randomness.set_full_state(part(random, "random"), data.devices)
-            if of_module := part(own, "module"):
+            random = local if shared == layout.rank else checkpoint.rank_local_state(shared)
+            fit.strategy.load_rank_local_state(section(local, "strategy"))
+            randomness.set_full_state(section(random, "random"), data.devices)
+            if of_module := section(local, "module"):
                 fit.module.load_rank_state(from_tensors(of_module, OF_MODULE))
-            if loader := part(own, "loader"):
+            if loader := section(local, "loader"):
                 remarks += fit.feed.load_state(loader, fit.position.batch)
         else:
             remarks.append(
                 f"saved by {checkpoint.world_size} processes, resumed on {layout.world_size}: "
                 "random states (dropout) are new; the order of the data does not change"
             )
-            if part(checkpoint.own(0), "loader"):
+            if section(checkpoint.rank_local_state(0), "loader"):
                 remarks.append(note_unused(fit.position.batch))
-            if part(checkpoint.own(0), "module"):
+            if section(checkpoint.rank_local_state(0), "module"):
                 remarks.append("rank_state of the module is not restored: it is of other ranks")
     except ConfigurationError as error:
         raise CheckpointError(f"{checkpoint.path}: {error}") from None
@@ -66,29 +66,30 @@ def resume(fit: FitParts, checkpoint: Checkpoint, layout: Layout, same_run: bool
 def _load_sums(fit: FitParts, checkpoint: Checkpoint, layout: Layout) -> list[str]:
     """Load what ranks have logged in the epoch so far; of another layout, merged on replica 0."""
     here, recorder, states = share(fit), fit.outputs.recorder, list[dict[str, Tensor]]()
-    own = checkpoint.own(layout.rank) if checkpoint.world_size == layout.world_size else {}
-    if own and torch.equal(part(own, "share")["of"], here):
-        states = [own]
-        recorder.load_state(part(own, "log"))
+    is_same = checkpoint.world_size == layout.world_size
+    local = checkpoint.rank_local_state(layout.rank) if is_same else {}
+    if local and torch.equal(section(local, "share")["of"], here):
+        states = [local]
+        recorder.load_state(section(local, "log"))
     elif fit.strategy.data.index == 0 and here[2]:
-        saved = [checkpoint.own(rank) for rank in range(checkpoint.world_size)]
-        shares = [(part(state, "share")["of"], state) for state in saved]
+        saved = [checkpoint.rank_local_state(rank) for rank in range(checkpoint.world_size)]
+        shares = [(section(state, "share")["of"], state) for state in saved]
         # Ranks of one replica have logged the same.
         states = [*{int(of[0]): state for of, state in shares if of[2]}.values()]
-        recorder.load_state(_merged([part(state, "log") for state in states]))
-    of_metrics = [part(each, "torchmetrics") for each in states]
+        recorder.load_state(_merged([section(state, "log") for state in states]))
+    of_metrics = [section(state, "torchmetrics") for state in states]
     return torchmetrics_state.load(fit.module, of_metrics)
 
 
 def _merged(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """The sums of several ranks as those of one; what is of single ranks is left out."""
-    found: dict[str, Tensor] = {}
+    merged: dict[str, Tensor] = {}
     for key, value in (item for state in states for item in state.items()):
         how, synced, _ = key.removeprefix(metrics.STEPS).split(":", 2)
         if synced == "1":
             merge = {"min": torch.minimum, "max": torch.maximum}.get(how, torch.add)
-            found[key] = merge(found[key], value) if key in found else value
-    return found
+            merged[key] = merge(merged[key], value) if key in merged else value
+    return merged
 
 
 def _load(fit: FitParts, saved: dict[str, Any], step: int) -> list[str]:
@@ -105,7 +106,7 @@ def _load(fit: FitParts, saved: dict[str, Any], step: int) -> list[str]:
         outputs.epoch_values = _numbers(saved["epoch_values"])
     if fit.position.epoch_done or fit.position.is_end(fit.options):
         outputs.last_values = _numbers(saved["last_values"])
-    outputs.log_positions = {name: int(each) for name, each in saved["logs"].items()}
+    outputs.log_positions = {name: int(position) for name, position in saved["logs"].items()}
     return remarks + fit.calls.load_state(saved["callbacks"])
 
 
@@ -134,20 +135,20 @@ def _load_optimization(fit: FitParts, saved: Mapping[str, Any]) -> list[str]:
     lines = [_line(name, was[name], code[name], takes_code) for name in differ]
     taken = set(differ) if takes_code else set()
     # Then the schedule is the code's from its beginning.
-    is_new = any("scheduler " in each or each.startswith("lr of") for each in taken)
-    states, schedulers = saved["schedules"], [each.scheduler for each in optimization.schedulers]
+    is_new = any("scheduler " in option or option.startswith("lr of") for option in taken)
+    states, schedulers = saved["schedules"], [s.scheduler for s in optimization.schedulers]
     if len(states) != len(schedulers):
         raise ValueError(f"it has {len(states)} schedulers, and the code {len(schedulers)}")
-    is_replayed = [is_new and not isinstance(each, ReduceLROnPlateau) for each in schedulers]
+    is_replayed = [is_new and not isinstance(s, ReduceLROnPlateau) for s in schedulers]
     for scheduler, state, replays in zip(schedulers, states, is_replayed, strict=True):
         if replays:
             _replay(scheduler, state)
-    options = [[dict(group) for group in each.param_groups] for each in optimization.optimizers]
+    options = [[dict(group) for group in opt.param_groups] for opt in optimization.optimizers]
     fit.strategy.load_state(saved, optimization)
     for index, (scheduler, state) in enumerate(zip(schedulers, states, strict=True)):
         if not is_replayed[index]:
-            own = {key for key in state if f"{key} of scheduler {index}" not in taken}
-            scheduler.load_state_dict(read_all({key: state[key] for key in own}))
+            kept = {key for key in state if f"{key} of scheduler {index}" not in taken}
+            scheduler.load_state_dict(read_all({key: state[key] for key in kept}))
     for index, (optimizer, groups) in enumerate(zip(optimization.optimizers, options, strict=True)):
         keys = {key for key in groups[0] if f"{key} of optimizer {index}" in taken}
         keys |= {key for key in groups[0] if is_new and key in _SCHEDULED}
@@ -162,7 +163,7 @@ def _load_optimization(fit: FitParts, saved: Mapping[str, Any]) -> list[str]:
 
 def _line(name: str, was: Any, code: Any, takes_code: bool) -> str:
     if name == FROZEN:
-        was, code = ([each for each in a if each not in b] for a, b in ((was, code), (code, was)))
+        was, code = ([item for item in a if item not in b] for a, b in ((was, code), (code, was)))
     if name == TOTAL_STEPS:
         used = "a schedule that reads trainer.total_steps is another one now"
     elif takes_code or (" of " not in name and name != FROZEN):
@@ -173,7 +174,7 @@ def _line(name: str, was: Any, code: Any, takes_code: bool) -> str:
 
 
 def _numbers(saved: Mapping[str, Any]) -> dict[str, float]:
-    return {name: float(each) for name, each in saved.items()}
+    return {name: float(value) for name, value in saved.items()}
 
 
 def extra_steps(checkpoint: Checkpoint, feed: Feed) -> int:
@@ -235,14 +236,14 @@ def _load_gradients(
     is_as_saved = checkpoint.world_size == layout.world_size
     if is_as_saved and (sharded or not fit.strategy.limits.shards_parameters):
         ranks = range(layout.rank, layout.rank + 1)
-    own = [part(checkpoint.own(rank), "gradients") for rank in ranks]
-    fit.manual.load_gradients(sharded, own)
+    per_rank = [section(checkpoint.rank_local_state(rank), "gradients") for rank in ranks]
+    fit.manual.load_gradients(sharded, per_rank)
 
 
-def part(own: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+def section(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
     """One part of what :func:`.saving.rank_local_state` returned, such as ``"strategy"``."""
     start = f"{name}/"
-    return {key.removeprefix(start): each for key, each in own.items() if key.startswith(start)}
+    return {key.removeprefix(start): value for key, value in state.items() if key.startswith(start)}
 
 
 def _replay(scheduler: Any, saved: Mapping[str, Any]) -> None:

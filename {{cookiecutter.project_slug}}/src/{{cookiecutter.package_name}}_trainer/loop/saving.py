@@ -19,13 +19,13 @@ OF_MODULE = "rank_state"
 
 def state(fit: FitParts) -> dict[str, Any]:
     """State that is the same on every process."""
-    outputs, found = fit.outputs, fit.strategy.state(fit.optimization)
+    outputs, saved = fit.outputs, fit.strategy.state(fit.optimization)
     if fit.left_out is not None:
         texts = fit.left_out.texts(fit.module)
-        found["model"].update({name: texts[name] for name in texts.keys() & found["model"].keys()})
+        saved["model"].update({name: texts[name] for name in texts.keys() & saved["model"].keys()})
     return {
-        **found,
-        "schedules": [each.scheduler.state_dict() for each in fit.optimization.schedulers],
+        **saved,
+        "schedules": [s.scheduler.state_dict() for s in fit.optimization.schedulers],
         "precision": fit.strategy.precision.state(),
         "configured": fit.configured,
         "frozen": frozen(fit.module),
@@ -42,23 +42,23 @@ def state(fit: FitParts) -> dict[str, Any]:
 
 
 def check(fit: FitParts) -> None:
-    """Try the types of all that user code gives a checkpoint, before the first step."""
-    optimizers, own = fit.optimization.optimizers, fit.module.state_dict()
-    groups = [[{**group, "params": []} for group in each.param_groups] for each in optimizers]
+    """Check before the first step that the state of user code has types that can be saved."""
+    optimizers, model = fit.optimization.optimizers, fit.module.state_dict()
+    groups = [[{**group, "params": []} for group in opt.param_groups] for opt in optimizers]
     state = {
-        "optimizers": [{"param_groups": each} for each in groups],
-        "schedules": [each.scheduler.state_dict() for each in fit.optimization.schedulers],
+        "optimizers": [{"param_groups": group} for group in groups],
+        "schedules": [s.scheduler.state_dict() for s in fit.optimization.schedulers],
         "callbacks": fit.calls.state(),
-        "model": {name: each for name, each in own.items() if not isinstance(each, Tensor)},
+        "model": {name: value for name, value in model.items() if not isinstance(value, Tensor)},
     }
     state_file.Packing().pack(state, "state", writes=False)
 
 
 def check_tensors(module: TrainingModule) -> None:
     """As :func:`check`, of the module's tensors, before a strategy exchanges them."""
-    for name, each in module.state_dict().items():
-        if isinstance(each, Tensor):
-            tensor_files.check(name, each)
+    for name, value in module.state_dict().items():
+        if isinstance(value, Tensor):
+            tensor_files.check(name, value)
 
 
 def _position(fit: FitParts) -> dict[str, Any]:
@@ -77,19 +77,19 @@ def _position(fit: FitParts) -> dict[str, Any]:
 
 def rank_local_state(fit: FitParts) -> dict[str, Tensor]:
     """Rank-local state: random states, and this process' part of unfinished sums."""
-    own, manual = fit.module.rank_state(), fit.manual
+    of_module, manual = fit.module.rank_state(), fit.manual
     parts = {
         "random": randomness.full_state(fit.strategy.data.devices),
         "share": {"of": share(fit)},
         "log": fit.outputs.recorder.state(),
         "torchmetrics": _metrics_state(fit.module, fit.outputs.recorder.metrics),
-        "module": to_tensors(own, OF_MODULE) if own else {},
+        "module": to_tensors(of_module, OF_MODULE) if of_module else {},
         "strategy": fit.strategy.rank_local_state(),
-        "gradients": manual.gradients(lambda each: not is_sharded(each)) if manual else {},
+        "gradients": manual.gradients(lambda grad: not is_sharded(grad)) if manual else {},
         "loader": fit.feed.state(fit.position.batch, ends_epoch=fit.position.epoch_done),
     }
     return {
-        f"{part}/{key}": value for part, values in parts.items() for key, value in values.items()
+        f"{name}/{key}": value for name, values in parts.items() for key, value in values.items()
     }
 
 
@@ -100,16 +100,16 @@ def share(fit: FitParts) -> Tensor:
 
 
 def _metrics_state(module: TrainingModule, logged: Mapping[str, Any]) -> dict[str, Tensor]:
-    found, known = dict[str, Tensor](), set[int]()
+    states, known = dict[str, Tensor](), set[int]()
     if "torchmetrics" in sys.modules:  # otherwise no metric is in the module
         from ..logging import torchmetrics_state
 
-        found = torchmetrics_state.state(module)
+        states = torchmetrics_state.state(module)
         known = {id(metric) for metric in torchmetrics_state.metrics(module)}
-    for name in [name for name, each in logged.items() if id(each) not in known]:
+    for name in [name for name, metric in logged.items() if id(metric) not in known]:
         warnings.warn(
             f"a resume within this epoch loses the values so far of the metric that is logged as "
             f"{name!r}: make it an attribute of {type(module).__name__}, of torchmetrics",
             stacklevel=2,
         )
-    return found
+    return states

@@ -59,9 +59,9 @@ def _copied(module: TrainingModule) -> TrainingModule:
     try:
         copied = copy.deepcopy(module, known)
     except Exception as error:  # user code may raise anything
-        what = f"{type(error).__name__}: {one_line(error)}"
+        reason = f"{type(error).__name__}: {one_line(error)}"
         raise UserError(
-            f"{type(module).__name__} cannot be copied, to try it on a copy ({what}): create in "
+            f"{type(module).__name__} cannot be copied, to try it on a copy ({reason}): create in "
             "on_fit_start what cannot be, or give it a __deepcopy__"
         ) from None
     copied.trainer_state = state
@@ -87,8 +87,8 @@ def find_batch_size(
     ``replicas`` bound the batch.
     """
     if not isinstance(loader, DataLoader) or not hasattr(loader.dataset, "__getitem__"):
-        what = "give a DataLoader of a data set that can be indexed"
-        raise UserError(f"find_batch_size makes batches of many sizes: {what}")
+        advice = "give a DataLoader of a data set that can be indexed"
+        raise UserError(f"find_batch_size makes batches of many sizes: {advice}")
     samples = len(loader.dataset)  # type: ignore[arg-type]
     largest = max(1, samples // replicas)
 
@@ -96,14 +96,14 @@ def find_batch_size(
         return fits_in_memory(lambda: _try(_alone(device, precision), module, loader, size))
 
     try:  # not one sample first, which BatchNorm refuses in training
-        found = largest_that_fits(fits, 2, largest)
+        size = largest_that_fits(fits, 2, largest)
     finally:
         if not module.automatic_optimization:
             module.trainer.manual = None
-    if found < largest:
-        return found, ""
+    if size < largest:
+        return size, ""
     of_all = f" for {replicas} replicas" if replicas > 1 else ""
-    return found, f"; no larger one was tried: the dataset has {samples} samples{of_all}"
+    return size, f"; no larger one was tried: the dataset has {samples} samples{of_all}"
 
 
 def _try(alone: Strategy, module: TrainingModule, loader: DataLoader[Any], size: int) -> None:
@@ -236,8 +236,8 @@ def try_rates(
     tried = _copied(module)
     optimization = trained.setup(tried, lambda: configured(tried))
     if collectives.world_size() > 1:
-        for each in tried.state_dict().values():
-            collectives.broadcast_in_place(each)
+        for value in tried.state_dict().values():
+            collectives.broadcast_in_place(value)
     untrained.place(_copied(tried))
     _undo_schedules(optimization)
     first = optimization.configured_rates()[0]
@@ -246,42 +246,42 @@ def try_rates(
             "find_learning_rate: the first parameter group of configure_optimizers has the rate "
             f"{first}; give one above 0, to which the others are in proportion"
         )
-    found: list[Tried] = []
+    results: list[Tried] = []
     for rate, batches in zip(rates, _steps(trained, feed), strict=False):
         losses = []
         for batch in batches:
             context = BatchContext(batch.samples, batch.counted, batch.weight)
             module.trainer.recorder.enter(context)
             losses.append(_losses(trained, untrained, batch))
-        for each in optimization.parameters if collectives.world_size() > 1 else []:
-            gradient = torch.zeros_like(each) if each.grad is None else each.grad.to_dense()
-            each.grad = collectives.all_reduce(gradient.detach(), "mean")
+        for p in optimization.parameters if collectives.world_size() > 1 else []:
+            gradient = torch.zeros_like(p) if p.grad is None else p.grad.to_dense()
+            p.grad = collectives.all_reduce(gradient.detach(), "mean")
         with optimization.rates_multiplied(rate / first):
             if options.gradient_clip_val is not None:
                 algorithm = options.gradient_clip_algorithm
                 trained.clip(optimization, options.gradient_clip_val, algorithm)
             trained.step(optimization)
         mean = collectives.all_reduce(torch.stack(losses).sum(0).double(), "mean").tolist()
-        found.append(Tried(rate, *mean))
-        change = _smoothed([each.change for each in found])[-1]
-        if not change < _DIVERGED * found[0].initial:  # also if it is NaN
+        results.append(Tried(rate, *mean))
+        change = _smoothed([result.change for result in results])[-1]
+        if not change < _DIVERGED * results[0].initial:  # also if it is NaN
             break
-    return found
+    return results
 
 
 def _steps(strategy: Strategy, feed: Feed) -> Iterator[list[MicroBatch]]:
     for epoch in count():
         batches = read(strategy, feed, epoch, 0)
-        while found := list(islice(batches, feed.accumulate)):
-            yield found
+        while step := list(islice(batches, feed.accumulate)):
+            yield step
 
 
 def _losses(trained: Strategy, untrained: Strategy, batch: MicroBatch) -> Tensor:
     """The weighted losses of both, with the same random numbers; accumulates gradients."""
-    devices, given = trained.data.devices, (batch.data, batch.number)
+    devices, args = trained.data.devices, (batch.data, batch.number)
     state = randomness.full_state(devices)
     try:
-        found = trained.forward_backward(*given, weight=batch.weight, synchronize=True)
+        result = trained.forward_backward(*args, weight=batch.weight, synchronize=True)
     except BatchSkipped:
         raise UserError(
             f"find_learning_rate: training_step returned None for batch {batch.number}: leave such "
@@ -289,8 +289,8 @@ def _losses(trained: Strategy, untrained: Strategy, batch: MicroBatch) -> Tensor
         ) from None
     randomness.set_full_state(state, devices)
     with torch.no_grad():
-        initial = read_loss(untrained.forward("training", *given))
-    losses = (*found.losses, initial)
+        initial = read_loss(untrained.forward("training", *args))
+    losses = (*result.losses, initial)
     return torch.stack([loss.detach().reshape(()) for loss in losses]) * batch.weight
 
 

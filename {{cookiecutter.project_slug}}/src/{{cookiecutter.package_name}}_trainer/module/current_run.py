@@ -18,7 +18,7 @@ from .hooks import DataHooks
 
 
 class RunFacts(NamedTuple):
-    """Where a process is in its run; the defaults are those outside of a run."""
+    """Rank, step and epoch of a process in its run; the defaults are those outside of a run."""
 
     layout: Layout = Layout()
     global_step: int = 0
@@ -93,7 +93,7 @@ class OptionNames:
             plan = self.__dict__.get("plan") or self.__dict__.get("_plan")
             if plan is not None and name[0] != "_" and hasattr(Options, name):
                 return getattr(plan.options, name)
-            known = [each for each in dir(type(self)) if each[0] != "_"]
+            known = [other for other in dir(type(self)) if other[0] != "_"]
             return missing(self, name, "attribute", known)
 
 

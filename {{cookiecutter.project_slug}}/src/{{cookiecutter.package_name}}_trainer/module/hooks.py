@@ -1,4 +1,4 @@
-"""Hooks, which each rank calls at moments of a run; which a class overrides, and Lightning's."""
+"""Hooks that each rank calls at fixed points of a run, and checks of the classes with them."""
 
 import difflib
 import inspect
@@ -33,7 +33,7 @@ _OTHER_HOOKS = (
 class _OfClass:
     """What classes of other trainers have, and these have not."""
 
-    def __get__(self, each: object, cls: type) -> Any:
+    def __get__(self, instance: object, cls: type) -> Any:
         return missing(cls, "load_from_checkpoint")
 
 
@@ -82,7 +82,7 @@ class DataHooks:
         started.
         """
         values = (value for value in vars(self).values() if isinstance(value, str | os.PathLike))
-        return [each for each in values if each and os.path.exists(each)]  # noqa: PTH110
+        return [value for value in values if value and os.path.exists(value)]  # noqa: PTH110
 
     def train_dataloader(self) -> Loader | None:
         """Loader of training batches."""
@@ -200,11 +200,11 @@ def problems_of_signatures(owner: object, base: type) -> list[str]:
         if name.startswith("_") or not callable(hook) or not is_overridden(owner, base, name):
             continue
         expected = list(inspect.signature(hook).parameters)[1:]
-        own = inspect.signature(getattr(owner, name))
+        signature = inspect.signature(getattr(owner, name))
         try:
-            own.bind(*expected)
+            signature.bind(*expected)
         except TypeError:
-            shown = own.replace(return_annotation=own.empty)
+            shown = signature.replace(return_annotation=signature.empty)
             lines.append(
                 f"{type(owner).__name__}.{name} takes {shown}; it is called with "
                 f"({', '.join(expected)})"
@@ -215,9 +215,9 @@ def problems_of_signatures(owner: object, base: type) -> list[str]:
 def problems_of_lazy(module: nn.Module) -> list[str]:
     """A line if layers have no parameters yet, because no batch has passed them."""
     lazy = [
-        f"{name} ({type(part).__name__})"
-        for name, part in module.named_modules()
-        if any(map(is_lazy, [*part.parameters(recurse=False), *part.buffers(recurse=False)]))
+        f"{name} ({type(layer).__name__})"
+        for name, layer in module.named_modules()
+        if any(map(is_lazy, [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]))
     ]
     advice = "pass a batch through them in __init__ or in setup"
     return [f"{type(module).__name__}: {', '.join(lazy)}: not initialized; {advice}"] * bool(lazy)
@@ -229,6 +229,6 @@ def problems_of_max_norm(module: nn.Module) -> list[str]:
         f"{name or type(module).__name__}: max_norm changes the rows that a forward reads, in its "
         "process only: ranks would have other weights; renormalize the whole weight in "
         "on_train_batch_end (torch.renorm), or use devices=1"
-        for name, each in module.named_modules()
-        if isinstance(each, nn.Embedding | nn.EmbeddingBag) and each.max_norm is not None
+        for name, layer in module.named_modules()
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None
     ]

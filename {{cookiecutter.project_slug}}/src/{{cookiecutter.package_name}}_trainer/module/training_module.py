@@ -19,9 +19,9 @@ class _State:
     """Sets an attribute of a module and of the training modules in it; they are read as others."""
 
     def __set__(self, module: nn.Module, state: TrainerState) -> None:
-        for each in module.modules():
-            if isinstance(each, TrainingModule):
-                vars(each)["trainer_state"] = state
+        for submodule in module.modules():
+            if isinstance(submodule, TrainingModule):
+                vars(submodule)["trainer_state"] = state
 
 
 class TrainingModule(RunProperties, Hooks, nn.Module):
@@ -60,11 +60,11 @@ class TrainingModule(RunProperties, Hooks, nn.Module):
         super().__init_subclass__(**options)
         for name in ("training_step", "validation_step", "test_step", "predict_step"):
             step = getattr(cls, name)
-            given = inspect.signature(step).parameters
-            kinds = {each.kind for each in given.values()}
-            if "dataloader_idx" in given:
+            parameters = inspect.signature(step).parameters
+            kinds = {parameter.kind for parameter in parameters.values()}
+            if "dataloader_idx" in parameters:
                 setattr(cls, name, _with_loader(step))
-            elif len(given) == 2 and kinds == {inspect.Parameter.POSITIONAL_OR_KEYWORD}:
+            elif len(parameters) == 2 and kinds == {inspect.Parameter.POSITIONAL_OR_KEYWORD}:
                 setattr(cls, name, _with_index(step))
 
     # --- steps -----------------------------------------------------------------------------
@@ -309,8 +309,8 @@ def _with_loader(step: Callable[..., Any]) -> Callable[..., Any]:
     """A step that takes the index of its loader in a list: it is given where the call does not."""
 
     @functools.wraps(step)
-    def call(self: TrainingModule, batch: Any, batch_idx: int, *given: int, **named: int) -> Any:
-        index = () if given or named else (int(self.dataloader_name.rpartition("_")[2] or 0),)
-        return step(self, batch, batch_idx, *given, *index, **named)
+    def call(self: TrainingModule, batch: Any, batch_idx: int, *args: int, **named: int) -> Any:
+        index = () if args or named else (int(self.dataloader_name.rpartition("_")[2] or 0),)
+        return step(self, batch, batch_idx, *args, *index, **named)
 
     return call

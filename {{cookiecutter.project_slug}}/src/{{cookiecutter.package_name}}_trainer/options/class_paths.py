@@ -32,37 +32,37 @@ class Specified(Generic[T]):
     arguments: Mapping[str, "Argument"]
 
     def recorded(self) -> dict[str, Any]:
-        """As a configuration has it: with the arguments, and the defaults that YAML can express."""
-        found = values.hints(self.cls)
+        """``class_path`` and ``init_args`` for YAML, with the defaults that it can express."""
+        types = values.hints(self.cls)
         defaults = {
             name: parameter.default
             for name, parameter in inspect.signature(self.cls).parameters.items()
             if type(parameter.default) in (bool, int, float, str, type(None))
-            and (parameter.default is None or values.fits(found.get(name, Any), parameter.default))
+            and (parameter.default is None or values.fits(types.get(name, Any), parameter.default))
         }
-        given = {name: argument.given for name, argument in self.arguments.items()}
-        return {"class_path": self.class_path, "init_args": defaults | given}
+        init_args = {name: argument.value for name, argument in self.arguments.items()}
+        return {"class_path": self.class_path, "init_args": defaults | init_args}
 
     def create(self) -> T:
         """Create the object; ConfigurationError if the class refuses its arguments."""
         try:
-            return self.cls(**{name: each.create() for name, each in self.arguments.items()})
+            return self.cls(**{name: arg.create() for name, arg in self.arguments.items()})
         except (Exception, SystemExit) as error:  # a user's constructor may raise anything
-            given = {name: argument.given for name, argument in self.arguments.items()}
-            raise values.refused(self.where, self.cls, given, error) from None
+            init_args = {name: argument.value for name, argument in self.arguments.items()}
+            raise values.refused(self.where, self.cls, init_args, error) from None
 
 
-def create(where: str, given: object, base: type[T], built_in: Mapping[str, str]) -> T:
+def create(where: str, value: object, base: type[T], built_in: Mapping[str, str]) -> T:
     """Return a given object, or create it as :func:`read` describes."""
-    return given if isinstance(given, base) else read(where, given, base, built_in).create()
+    return value if isinstance(value, base) else read(where, value, base, built_in).create()
 
 
-def read(where: str, given: object, base: type[T], built_in: Mapping[str, str]) -> Specified[T]:
+def read(where: str, value: object, base: type[T], built_in: Mapping[str, str]) -> Specified[T]:
     """Read a class path, a built-in name, or a dict with ``class_path`` and ``init_args``."""
-    entry = {"class_path": given} if isinstance(given, str) else given
+    entry = {"class_path": value} if isinstance(value, str) else value
     if not isinstance(entry, Mapping) or not isinstance(path := entry.get("class_path"), str):
         raise ConfigurationError(
-            f"{where}={shown(values.plain(given))}: give a {base.__name__}, its class path, or "
+            f"{where}={shown(values.plain(value))}: give a {base.__name__}, its class path, or "
             "class_path and init_args"
         )
     if unknown := sorted(map(str, entry.keys() - set(_KEYS))):
@@ -77,24 +77,24 @@ def read(where: str, given: object, base: type[T], built_in: Mapping[str, str]) 
     cls = imported(named, built_in.get(path, path), base)
     arguments = entry.get("init_args") or {}
     if not isinstance(arguments, Mapping):
-        given = shown(values.plain(arguments))
-        raise ConfigurationError(f"{where}.init_args={given}: give them by name")
+        named = f"{where}.init_args={shown(values.plain(arguments))}"
+        raise ConfigurationError(f"{named}: give them by name")
     return Specified(where, cls, path, _checked(where, cls, arguments))
 
 
-def _checked(where: str, cls: type, given: Mapping[str, Any]) -> Mapping[str, "Argument"]:
-    problems, found = Problems(), dict[str, "Argument"]()
-    if given:
+def _checked(where: str, cls: type, arguments: Mapping[str, Any]) -> Mapping[str, "Argument"]:
+    problems, converted = Problems(), dict[str, "Argument"]()
+    if arguments:
         # Only now: it imports jsonargparse, for which a script without arguments has no use.
         from . import conversion
 
-        found = conversion.convert(where, cls, given, problems)
+        converted = conversion.convert(where, cls, arguments, problems)
     for name, parameter in inspect.signature(cls).parameters.items():
         is_one = parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
-        if is_one and parameter.default is parameter.empty and name not in given:
+        if is_one and parameter.default is parameter.empty and name not in arguments:
             problems.add(f"{where}.{name}: not given, and it has no default")
     problems.raise_any()
-    return found
+    return converted
 
 
 def imported(where: str, path: str, base: type[T]) -> type[T]:
@@ -103,14 +103,14 @@ def imported(where: str, path: str, base: type[T]) -> type[T]:
     if not module:
         raise ConfigurationError(f"{where}: give its module too: module.{shorten(name)}")
     try:
-        found = getattr(importlib.import_module(module), name)
+        cls = getattr(importlib.import_module(module), name)
     except (Exception, SystemExit) as error:  # importing a user's module may raise anything
         frames = traceback.extract_tb(error.__traceback__)
         modules = (frame for frame in frames if frame.name == "<module>")
-        own = [each for each in modules if "site-packages" not in each.filename]
-        at = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+        user_frames = [frame for frame in modules if "site-packages" not in frame.filename]
+        at = f" ({user_frames[-1].filename}, line {user_frames[-1].lineno})" if user_frames else ""
         kind = "" if isinstance(error, _SPEAKING) else f"{type(error).__name__}: "
         raise ConfigurationError(f"{where}: {kind}{one_line(error)}{at}") from None
-    if not (isinstance(found, type) and issubclass(found, base)):
+    if not (isinstance(cls, type) and issubclass(cls, base)):
         raise ConfigurationError(f"{where} is not a {base.__name__}")
-    return found
+    return cls

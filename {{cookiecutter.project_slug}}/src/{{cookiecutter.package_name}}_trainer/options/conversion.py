@@ -33,27 +33,27 @@ class _Verbatim(str):
 class Argument(NamedTuple):
     """A converted argument of a class."""
 
-    given: Any
+    value: Any
     """As YAML."""
     create: Callable[[], Any]
     """Returns the value, with the objects that it describes."""
 
 
 def convert(
-    prefix: str, cls: type, given: Mapping[Any, Any], problems: Problems
+    prefix: str, cls: type, arguments: Mapping[Any, Any], problems: Problems
 ) -> dict[str, Argument]:
     """Convert arguments of a class; ``problems`` has a line for each unknown or invalid one."""
-    known, found, takes_any = dict[str, tuple[Any, Any]](), values.hints(cls), False
+    known, types, takes_any = dict[str, tuple[Any, Any]](), values.hints(cls), False
     for name, parameter in inspect.signature(cls).parameters.items():
         takes_any |= parameter.kind is parameter.VAR_KEYWORD
         if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
-            kind = found.get(name, Any)
+            kind = types.get(name, Any)
             kind = Optional[kind] if parameter.default is None else kind  # noqa: UP045
             known[name] = (kind, parameter.default)
     passed_on = _passed_on(cls) if takes_any else {}
     if takes_any and passed_on.keys() <= known.keys():  # it passes none on
-        passed_on = dict.fromkeys(given, (Any, None))
-    return values.convert(f"{prefix}.", passed_on | known, given, problems, _parse)
+        passed_on = dict.fromkeys(arguments, (Any, None))
+    return values.convert(f"{prefix}.", passed_on | known, arguments, problems, _parse)
 
 
 def _passed_on(cls: type) -> dict[str, tuple[Any, Any]]:
@@ -64,7 +64,7 @@ def _passed_on(cls: type) -> dict[str, tuple[Any, Any]]:
     except ValueError:  # a type that jsonargparse does not support
         return {}
     actions = (action for action in parser._actions if action.dest != "help")
-    return {each.dest: (getattr(each, "_typehint", Any), None) for each in actions}
+    return {action.dest: (getattr(action, "_typehint", Any), None) for action in actions}
 
 
 def _parse(name: str, parameter: tuple[Any, Any], value: Any) -> Argument:
@@ -73,19 +73,19 @@ def _parse(name: str, parameter: tuple[Any, Any], value: Any) -> Argument:
     # jsonargparse merges fields with those of the default.
     fields = default if is_dataclass(default) and not isinstance(default, type) else None
     parser.add_argument("--value", type=kind, default=fields)
-    reason, found = "", values.readings(kind, value)
-    for each in found:
+    reason, readings = "", values.readings(kind, value)
+    for reading in readings:
         # For jsonargparse, None means "not given".
-        if values.is_too_large(each) or (each is None and not values.fits(kind, None)):
+        if values.is_too_large(reading) or (reading is None and not values.fits(kind, None)):
             continue
         try:
-            parsed = parser.parse_object({"value": _verbatim(each)})
+            parsed = parser.parse_object({"value": _verbatim(reading)})
         except Exception as error:  # jsonargparse, or a class that it imports, may raise anything
             said = _REASON.search(str(error))
             reason = reason or (" ".join(said[0].split()) if said else "")
         else:
-            return Argument(each, partial(_create, parser, parsed))
-    raise ConfigurationError(values.refusal(name, found[0], kind, reason))
+            return Argument(reading, partial(_create, parser, parsed))
+    raise ConfigurationError(values.refusal(name, readings[0], kind, reason))
 
 
 def _create(parser: ArgumentParser, parsed: Namespace) -> Any:
@@ -102,15 +102,15 @@ def _construct(cls: type, *arguments: Any, **options: Any) -> Any:
 
 def _verbatim(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _verbatim(each) for key, each in value.items()}
+        return {key: _verbatim(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_verbatim(each) for each in value]
+        return [_verbatim(item) for item in value]
     return _Verbatim(value) if isinstance(value, str) else value
 
 
 def _restored(value: Any) -> Any:
     if isinstance(value, dict):
-        return type(value)((key, _restored(each)) for key, each in value.items())
+        return type(value)((key, _restored(item)) for key, item in value.items())
     if type(value) in (list, tuple, set, frozenset):
         return type(value)(map(_restored, value))
     return str(value) if isinstance(value, _Verbatim) else value

@@ -184,15 +184,15 @@ class Options:
     @functools.cached_property
     def max_seconds(self) -> float | None:
         """``max_time`` in seconds; ConfigurationError if it is not a duration above 0."""
-        given = self.max_time
-        if given is None:
+        max_time = self.max_time
+        if max_time is None:
             return None
         try:
-            if isinstance(given, str):
-                found = _DURATION.fullmatch(given)
-                parts = map(int, found.groups()) if found else ()
-                given = dict(zip(_UNITS[1:], parts, strict=True))
-            duration = given if isinstance(given, timedelta) else timedelta(**given)
+            if isinstance(max_time, str):
+                match = _DURATION.fullmatch(max_time)
+                parts = map(int, match.groups()) if match else ()
+                max_time = dict(zip(_UNITS[1:], parts, strict=True))
+            duration = max_time if isinstance(max_time, timedelta) else timedelta(**max_time)
             seconds = duration.total_seconds()
         except (ValueError, TypeError, OverflowError):
             seconds = 0.0

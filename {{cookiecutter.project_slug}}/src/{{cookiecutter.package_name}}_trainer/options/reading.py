@@ -1,4 +1,4 @@
-"""From the keywords of ``Trainer`` to :class:`~.fields.Options`, which do not contradict."""
+"""Read the keywords of ``Trainer`` into :class:`~.fields.Options`, and check them together."""
 
 import functools
 import inspect
@@ -31,7 +31,7 @@ R = TypeVar("R")
 P = ParamSpec("P")
 
 
-def takes(
+def accepts_options(
     options: Callable[P, Options],
 ) -> Callable[[Callable[[T, Options, Problems], None]], Callable[Concatenate[T, P], None]]:
     """Decorate an ``__init__`` whose keywords are the fields of :class:`Options`.
@@ -42,69 +42,69 @@ def takes(
 
     def decorate(init: Callable[[T, Options, Problems], None]) -> Callable[Concatenate[T, P], None]:
         @functools.wraps(init)
-        def __init__(self: T, /, *arguments: P.args, **given: P.kwargs) -> None:
+        def __init__(self: T, /, *arguments: P.args, **kwargs: P.kwargs) -> None:
             declared.bind_partial(*arguments)
             problems = Problems()
-            init(self, read(given, problems), problems)
+            init(self, read(kwargs, problems), problems)
 
-        own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-        parameters = [own, *declared.parameters.values()]
+        self_parameter = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+        parameters = [self_parameter, *declared.parameters.values()]
         __init__.__signature__ = declared.replace(parameters=parameters)  # type: ignore[attr-defined]
         return __init__
 
     return decorate
 
 
-def takes_foreign(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P], R]:
+def accepts_foreign(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P], R]:
     """Decorate a method: keywords that it lacks may be those of other trainers."""
     known = [*inspect.signature(method).parameters][1:]
     owner, _, name = method.__qualname__.rpartition(".")
     called = owner if name == "__init__" else name
 
     @functools.wraps(method)
-    def call(self: T, /, *arguments: P.args, **given: P.kwargs) -> R:
-        if given.keys() - known:
+    def call(self: T, /, *arguments: P.args, **kwargs: P.kwargs) -> R:
+        if kwargs.keys() - known:
             foreign.load()
-            given = foreign.keywords(called, known[: len(arguments)], given)  # type: ignore[assignment]
-        return method(self, *arguments, **given)
+            kwargs = foreign.keywords(called, known[: len(arguments)], kwargs)  # type: ignore[assignment]
+        return method(self, *arguments, **kwargs)
 
     return call
 
 
-def read(given: Mapping[str, Any], problems: Problems) -> Options:
+def read(kwargs: Mapping[str, Any], problems: Problems) -> Options:
     """Read the user's keywords in any spelling; a default replaces each invalid one."""
     defaults = {field.name: field.default for field in fields(Options)}
-    given = {name: values.plain_number(value) for name, value in given.items()}
+    kwargs = {name: values.plain_number(value) for name, value in kwargs.items()}
     for name, value in _NOT_GIVEN.items():
-        if type(given.get(name, "")) is type(value) and given[name] == value:
-            del given[name]
-    given = SEEDED | given
-    spelled = ((given.get(name, names[0]), names) for name, names in _TODAY.items())
+        if type(kwargs.get(name, "")) is type(value) and kwargs[name] == value:
+            del kwargs[name]
+    kwargs = SEEDED | kwargs
+    spelled = ((kwargs.get(name, names[0]), names) for name, names in _TODAY.items())
     is_older = any(not isinstance(value, str) or value not in names for value, names in spelled)
-    if is_older or given.keys() - defaults:
+    if is_older or kwargs.keys() - defaults:
         foreign.load()
     known = {*defaults, *foreign.types}
-    for name in given:
+    for name in kwargs:
         if name not in known:
             use = nearest(name, defaults, "argument")
             problems.add(f"{name}: Trainer has no such argument{use}")
-    given = {name: value for name, value in given.items() if name in known}
+    kwargs = {name: value for name, value in kwargs.items() if name in known}
     # After an error, those that are not translated.
-    found = {name: given[name] for name in given if name in defaults and name not in _TRANSLATED}
+    valid = {name: kwargs[name] for name in kwargs if name in defaults and name not in _TRANSLATED}
     with problems:
-        found = foreign.translate(given)
+        valid = foreign.translate(kwargs)
     changed = {
         name: value
-        for name, value in found.items()
+        for name, value in valid.items()
         if value is not defaults[name] and name not in _CHECKED_LATER
     }
     for name in values.check(values.hints(Options), changed, problems):
-        del found[name]
+        del valid[name]
     for name in _PATHS:
-        if isinstance(path := found.pop(name, None), str | os.PathLike):
+        if isinstance(path := valid.pop(name, None), str | os.PathLike):
             with problems:
-                found[name] = values.expand_path(name, path)
-    return Options(**found)
+                valid[name] = values.expand_path(name, path)
+    return Options(**valid)
 
 
 def check(options: Options, problems: Problems) -> None:
@@ -158,10 +158,10 @@ def _limits(options: Options) -> Iterator[str]:
 
 def notes(options: Options) -> list[str]:
     """The line that names the limits of a run, if there are any."""
-    given = [
+    limits = [
         f"{name}={value!r}"
         for name in _LIMITS
         if (value := getattr(options, name)) != getattr(Options, name) or type(value) is int
         if value or name != "overfit_batches"
     ]
-    return [f"limited by {', '.join(given)}"] if given and not options.fast_dev_run else []
+    return [f"limited by {', '.join(limits)}"] if limits and not options.fast_dev_run else []

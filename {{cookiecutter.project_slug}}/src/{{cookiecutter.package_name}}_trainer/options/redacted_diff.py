@@ -18,13 +18,13 @@ _OPEN_SETTINGS = (*_OPEN, ":", ">", "-")
 _QUOTES = ('"""', "'''")
 
 
-def redacted(given: str) -> str:
+def redacted(diff: str) -> str:
     """The output of ``git diff``, with its lines redacted from secret literals and settings on."""
     lines: list[str] = []
     is_code = False
     until: str | int | None = None  # what ends a value of several lines: a text, an indentation
     begin: int | None
-    for line in without_forms(given).splitlines(keepends=True):
+    for line in without_forms(diff).splitlines(keepends=True):
         body, begin = line[1:], None
         indent = len(body) - len(body.lstrip())
         if line.startswith(("diff --git ", "@@ ")):
@@ -51,12 +51,12 @@ def redacted(given: str) -> str:
 def _value_in(line: str, is_code: bool) -> int | None:
     """Where the value of the first secret in a line of a file begins."""
     last_quote, continues = max(map(line.rfind, "\"'`")), _CONTINUES.search(line.rstrip())
-    for found in NAME.finditer(line):
-        if not is_secret(found[2]):
+    for match in NAME.finditer(line):
+        if not is_secret(match[2]):
             continue
-        link = _IN_CODE.match(line, found.end())
+        link = _IN_CODE.match(line, match.end())
         if link and (last_quote >= link.end() or continues):
             return link.end()
-        if not is_code and (link := _IN_SETTINGS.match(line, found.end()) or after(found)):
+        if not is_code and (link := _IN_SETTINGS.match(line, match.end()) or after(match)):
             return link.end()
     return None

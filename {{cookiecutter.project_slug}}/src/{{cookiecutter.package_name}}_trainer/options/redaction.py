@@ -59,60 +59,60 @@ def _words(words: Sequence[Any], show: Callable[[Any], Any]) -> list[Any]:
     redacted: list[Any] = []
     hides_next = False
     for word in words:
-        name, equals, given = word.partition("=") if isinstance(word, str) else ("", "", "")
+        name, equals, setting = word.partition("=") if isinstance(word, str) else ("", "", "")
         is_option = name.startswith("-") and " " not in name
         if hides_next and not is_option:
             redacted.append(HIDDEN)
         elif is_option and equals:
-            redacted.append(f"{name}={HIDDEN if is_secret(name) else show(given)}")
+            redacted.append(f"{name}={HIDDEN if is_secret(name) else show(setting)}")
         else:
             redacted.append(show(word))
         hides_next = is_option and not equals and is_secret(name)
     return redacted
 
 
-def text(given: str) -> str:
+def text(word: str) -> str:
     """A command-line value with secrets inside it redacted."""
-    if not re.search(r"[:\[]", given):
-        return message(given)
-    return document(given, default_flow_style=True, width=10**6).strip()
+    if not re.search(r"[:\[]", word):
+        return message(word)
+    return document(word, default_flow_style=True, width=10**6).strip()
 
 
-def document(given: str, **style: Any) -> str:
+def document(content: str, **style: Any) -> str:
     """A YAML document with secrets inside it redacted; ``style``: how it is written then."""
     import yaml
 
     try:
-        parsed = yaml.safe_load(given)
+        parsed = yaml.safe_load(content)
     except (yaml.YAMLError, ValueError, RecursionError):
-        return _redacted(message(given), _IN_YAML)
+        return _redacted(message(content), _IN_YAML)
     if not isinstance(parsed, Mapping | list):
-        return message(given)
+        return message(content)
     shown = value(parsed)
     if shown == parsed:
-        return message(given)
+        return message(content)
     written: str = yaml.safe_dump(shown, sort_keys=False, **style)
     return written
 
 
-def message(given: str) -> str:
+def message(content: str) -> str:
     """A text with secrets inside it redacted."""
-    return _redacted(without_forms(given), _IN_TEXT)
+    return _redacted(without_forms(content), _IN_TEXT)
 
 
-def value(given: Any) -> Any:
+def value(parsed: Any) -> Any:
     """A parsed value with secrets inside it redacted."""
-    if isinstance(given, Mapping):
-        is_named = "value" in given and is_secret(str(given.get("name")))
+    if isinstance(parsed, Mapping):
+        is_named = "value" in parsed and is_secret(str(parsed.get("name")))
         return {
             key: HIDDEN
-            if each is not None and (is_secret(str(key)) or (is_named and key == "value"))
-            else value(each)
-            for key, each in given.items()
+            if item is not None and (is_secret(str(key)) or (is_named and key == "value"))
+            else value(item)
+            for key, item in parsed.items()
         }
-    if isinstance(given, list):
-        return _words(given, value)
-    return message(given) if isinstance(given, str) else given
+    if isinstance(parsed, list):
+        return _words(parsed, value)
+    return message(parsed) if isinstance(parsed, str) else parsed
 
 
 def after(option: re.Match[str]) -> re.Match[str] | None:
@@ -121,19 +121,19 @@ def after(option: re.Match[str]) -> re.Match[str] | None:
     return _SPACE.match(option.string, option.end()) if is_option else None
 
 
-def without_forms(given: str) -> str:
-    """A text without what has the form of a secret."""
-    return _HEADER.sub(rf"\1{HIDDEN}", _FORM.sub(HIDDEN, given))
+def without_forms(content: str) -> str:
+    """Replace substrings that look like secrets, such as tokens and private keys."""
+    return _HEADER.sub(rf"\1{HIDDEN}", _FORM.sub(HIDDEN, content))
 
 
-def _redacted(given: str, link: re.Pattern[str]) -> str:
+def _redacted(content: str, link: re.Pattern[str]) -> str:
     """Redact the values that ``link`` connects with secret names."""
     parts, end = [], 0
-    for found in NAME.finditer(given):
-        if found.start() < end or not is_secret(found[2]):
+    for match in NAME.finditer(content):
+        if match.start() < end or not is_secret(match[2]):
             continue
-        linked = link.match(given, found.end()) or (after(found) if found[1] else None)
-        if linked and (secret := _VALUE.match(given, linked.end())):
-            parts += [given[end : linked.end()], HIDDEN]
+        linked = link.match(content, match.end()) or (after(match) if match[1] else None)
+        if linked and (secret := _VALUE.match(content, linked.end())):
+            parts += [content[end : linked.end()], HIDDEN]
             end = secret.end()
-    return "".join([*parts, given[end:]])
+    return "".join([*parts, content[end:]])

@@ -1,4 +1,4 @@
-"""Check the types of options. Only text is converted: ``Trainer(devices="2")`` has a string.
+"""Check the types of options. Only text of the command line and files is converted to a type.
 
 Scripts import this. jsonargparse, which converts arguments of classes, is as large as the trainer,
 and only :mod:`.conversion` imports it.
@@ -45,7 +45,7 @@ PositiveNumber = Annotated[float, Range("> 0", lambda value: 0 < value < math.in
 
 
 class Text(str):
-    """Text that its option's type gives a meaning: ``5`` may be a number or a name.
+    """Unparsed text: its option's type decides whether ``5`` is a number or a name.
 
     All values of a command line, and in files numbers such as ``1e-3``, which YAML 1.1 reads as
     text. Other strings of files are strings, whatever they look like.
@@ -66,7 +66,7 @@ def plain(value: Any, read: Callable[[Text], Any] = lambda text: text.meaning) -
         return read(value)
     if isinstance(value, dict):
         return {plain(key, str): plain(value[key], read) for key in value}
-    return [plain(each, read) for each in value] if isinstance(value, list) else value
+    return [plain(item, read) for item in value] if isinstance(value, list) else value
 
 
 def plain_number(value: Any) -> Any:
@@ -77,11 +77,11 @@ def plain_number(value: Any) -> Any:
     return value if (kind := next(kinds, None)) is None else kind(value)
 
 
-def _whole(text: Text) -> Any:
+def _integer(text: Text) -> Any:
     """The meaning of a text; of ``1e3``, which may be a number of steps, an integer."""
     number = text.meaning  # exact below 2**53
-    is_whole = isinstance(number, float) and number.is_integer() and abs(number) < 2**53
-    return int(number) if is_whole and "." not in text else number
+    is_integer = isinstance(number, float) and number.is_integer() and abs(number) < 2**53
+    return int(number) if is_integer and "." not in text else number
 
 
 def readings(expected: Any, value: Any) -> list[Any]:
@@ -90,33 +90,33 @@ def readings(expected: Any, value: Any) -> list[Any]:
         return [plain(value, str)]
     meaning = plain(value)
     flag = [bool(meaning)] if type(meaning) is int and meaning in (0, 1) else []
-    return [meaning, plain(value, _whole), plain(value, str), *flag]
+    return [meaning, plain(value, _integer), plain(value, str), *flag]
 
 
 def hints(cls: type) -> dict[str, Any]:
     """Types of a class' constructor arguments; empty if one cannot be resolved."""
     try:
-        found = typing.get_type_hints(cls.__init__, include_extras=True)  # type: ignore[misc]
+        types = typing.get_type_hints(cls.__init__, include_extras=True)  # type: ignore[misc]
     except Exception:  # a name that is imported only for type checkers
         return {}
-    found.pop("return", None)
-    return found
+    types.pop("return", None)
+    return types
 
 
 def check(
-    expected: Mapping[str, Any], given: Mapping[str, Any], problems: Problems, prefix: str = ""
+    expected: Mapping[str, Any], values: Mapping[str, Any], problems: Problems, prefix: str = ""
 ) -> list[str]:
     """Check values whose type is known, and return the names of the invalid ones."""
-    wrong = [name for name, value in given.items() if not fits(expected.get(name, Any), value)]
+    wrong = [name for name, value in values.items() if not fits(expected.get(name, Any), value)]
     for name in wrong:
-        problems.add(refusal(f"{prefix}{name}", given[name], expected[name]))
+        problems.add(refusal(f"{prefix}{name}", values[name], expected[name]))
     return wrong
 
 
 def convert(
     prefix: str,
     expected: Mapping[str, V],
-    given: Mapping[Any, Any],
+    values: Mapping[Any, Any],
     problems: Problems,
     read: Callable[[str, V, Any], W],
     known: Collection[str] | None = None,
@@ -126,7 +126,7 @@ def convert(
     ``problems`` gets a line for each unknown name, with similar ones of ``known``, or of all.
     """
     good: dict[str, W] = {}
-    for name, value in given.items():
+    for name, value in values.items():
         if name not in expected:
             line = f"{prefix}{shorten(str(name))}: there is no such option"
             names = expected if known is None else known
@@ -140,11 +140,11 @@ def convert(
 
 def fitting(name: str, expected: Any, value: Any) -> Any:
     """The first meaning of a value that fits its type; ConfigurationError without one."""
-    found = readings(expected, value)
-    for each in found:
-        if fits(expected, each):
-            return each
-    raise ConfigurationError(refusal(name, found[0], expected))
+    meanings = readings(expected, value)
+    for meaning in meanings:
+        if fits(expected, meaning):
+            return meaning
+    raise ConfigurationError(refusal(name, meanings[0], expected))
 
 
 def refusal(name: str, value: Any, expected: Any, reason: str = "") -> str:
@@ -208,18 +208,18 @@ def _items_fit(types_of_items: tuple[Any, ...], value: Any) -> bool:
 
 
 def refused(
-    what: str, cls: type, given: Mapping[str, Any], error: BaseException
+    option: str, cls: type, kwargs: Mapping[str, Any], error: BaseException
 ) -> ConfigurationError:
-    """Error for a class, named by an option ``what``, whose constructor raised an exception."""
+    """Error for a class, named by ``option``, whose constructor raised an exception."""
     if isinstance(error, ConfigurationError):
         return error
-    arguments = ", ".join(f"{name}={given_as(name, value)}" for name, value in given.items())
+    arguments = ", ".join(f"{name}={given_as(name, value)}" for name, value in kwargs.items())
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if frame.filename == inspect.getfile(cls)]
-    at = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+    inside = [frame for frame in frames if frame.filename == inspect.getfile(cls)]
+    at = f" ({Path(inside[-1].filename).name}, line {inside[-1].lineno})" if inside else ""
     kind = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
     return ConfigurationError(
-        f"{what}: {cls.__name__}({arguments}) was refused: {kind}{one_line(error)}{at}"
+        f"{option}: {cls.__name__}({arguments}) was refused: {kind}{one_line(error)}{at}"
     )
 
 

@@ -26,15 +26,15 @@ def evaluate(
 ) -> Any:
     """Validate, test or predict, with the weights of a checkpoint if one is given."""
     name: Literal["val", "test", "predict"] = "val" if kind == "validation" else kind
-    with run.attached(module, "validate" if kind == "validation" else kind, data):
+    with run.running(module, "validate" if kind == "validation" else kind, data):
         loaders = sources.evaluation_loaders(data, module, name)
         feeds = run.evaluation_feeds(loaders, name)
         _place(run, module, checkpoint, averaged)
-        given = (module, run.strategy, run.recorder, feeds)
+        args = (module, run.strategy, run.recorder, feeds)
         if kind == "predict":
-            outputs = evaluation.predict(*given, is_written=run.configuration is not None)
+            outputs = evaluation.predict(*args, is_written=run.configuration is not None)
             return outputs.get("", outputs)
-        run.metrics = evaluation.evaluate(*given, kind)
+        run.metrics = evaluation.evaluate(*args, kind)
     run.console.say(*(f"{name}: {value:.6g}" for name, value in run.metrics.items()))
     return run.metrics
 
@@ -43,32 +43,32 @@ def _place(run: RankRun, module: TrainingModule, checkpoint: str | None, average
     if checkpoint is None:
         run.strategy.place(module)
         return
-    found = run_choice.whole(resolve(checkpoint))
-    initial_weights.leave_to(found, module)
+    loaded = run_choice.open_checkpoint(resolve(checkpoint))
+    initial_weights.leave_to(loaded, module)
     run.strategy.place(module)
-    weights, remarks = found.weights(averaged)
+    weights, remarks = loaded.weights(averaged)
     run.console.note(*remarks)
     try:
-        run.strategy.load_state({**found.stored_state(), "model": weights}, None)
+        run.strategy.load_state({**loaded.stored_state(), "model": weights}, None)
     except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
         reason = " ".join(str(error).split())[:300]
         raise CheckpointError(
-            f"{found.path}: does not match this model ({reason}); see "
+            f"{loaded.path}: does not match this model ({reason}); see "
             "docs/trouble.md#a-checkpoint-of-another-model"
         ) from None
 
 
 def find_batch_size(run: RankRun, module: TrainingModule, data: Data) -> int:
     """The largest batch that a device can train on, the same on all ranks."""
-    with run.attached(module, "fit", data):
+    with run.running(module, "fit", data):
         loader = sources.training_loader(data, module)
         run.training_feed(loader)
         device, precision = run.plan.device, run.plan.precision.name
-        given = (module, loader, device, precision, run.data_replicas)
+        args = (module, loader, device, precision, run.data_replicas)
         with activation_checkpointing.applied(module, run.checkpointing):
-            found, why = trials.find_batch_size(*given)
-    run.console.say(f"the largest batch that fits on every device: {found}{why}")
-    return found
+            size, why = trials.find_batch_size(*args)
+    run.console.say(f"the largest batch that fits on every device: {size}{why}")
+    return size
 
 
 def find_learning_rate(
@@ -76,16 +76,16 @@ def find_learning_rate(
 ) -> float:
     """The rate at which the loss falls most steeply, the same on all ranks."""
     options, request = run.plan.options, run.plan.request
-    with run.attached(module, "fit", data):
+    with run.running(module, "fit", data):
         run.start_from_weights(module)
         feed = run.training_feed(sources.training_loader(data, module))
         with activation_checkpointing.applied(module, run.checkpointing):
             tried = trials.try_rates(module, feed, run.plan.device, options, rates)
     if run.is_global_zero:
         path = run_directory.create(request.root, request.name) / "learning_rates.csv"
-        lines = [",".join(map(repr, each)) + "\n" for each in tried]
+        lines = [",".join(map(repr, row)) + "\n" for row in tried]
         files.write_atomically(path, "".join(["lr,loss,initial_loss\n", *lines]))
         run.console.say(f"learning rates and losses: {run.plan.shown(path)}")
-    found = trials.suggest(tried)
-    run.console.say(f"the loss falls most steeply at the learning rate {found:.3g}")
-    return found
+    rate = trials.suggest(tried)
+    run.console.say(f"the loss falls most steeply at the learning rate {rate:.3g}")
+    return rate

@@ -80,8 +80,8 @@ def _settings(plan: Plan, loop: FitLoop, total_steps: int | None) -> list[str]:
         lines.append("float8 without compile is slower than bfloat16: set compile")
     lines += devices.precision_notes(plan.device.type, plan.precision.name)
     if feed.samples_per_step:
-        replicas, accumulate, own = plan.strategy.data.replicas, feed.accumulate, len(plan.devices)
-        reader = "device" if own == 1 else f"process of {own} devices"
+        replicas, accumulate, num = plan.strategy.data.replicas, feed.accumulate, len(plan.devices)
+        reader = "device" if num == 1 else f"process of {num} devices"
         lines.append(
             f"effective batch size {feed.samples_per_step} "
             f"({feed.samples_per_step // (replicas * accumulate)} per {reader}, {replicas} "

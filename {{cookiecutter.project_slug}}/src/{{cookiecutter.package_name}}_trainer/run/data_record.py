@@ -18,12 +18,12 @@ def files_in(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
     Each has a ``path``, its size in ``bytes``, and the time it was ``modified`` in nanoseconds.
     """
     for path in paths:
-        for each in path.rglob("*") if path.is_dir() else [path]:
+        for file in path.rglob("*") if path.is_dir() else [path]:
             with contextlib.suppress(OSError):  # it has been removed meanwhile
-                if each.is_file():
-                    facts = each.stat()
+                if file.is_file():
+                    facts = file.stat()
                     sizes = {"bytes": facts.st_size, "modified": facts.st_mtime_ns}
-                    yield {"path": str(each), **sizes}
+                    yield {"path": str(file), **sizes}
 
 
 def hash_of(path: Path, stopped: threading.Event | None = None) -> str | None:
@@ -31,10 +31,10 @@ def hash_of(path: Path, stopped: threading.Event | None = None) -> str | None:
     digest = sha256()
     try:
         with path.open("rb") as file:
-            while part := file.read(2**20):
+            while chunk := file.read(2**20):
                 if stopped is not None and stopped.is_set():
                     return None
-                digest.update(part)
+                digest.update(chunk)
     except OSError:
         return None
     return digest.hexdigest()
@@ -53,17 +53,17 @@ class DataRecord:
         self._thread.start()
 
     def _write(self) -> None:
-        found: list[dict[str, Any]] = []
+        records: list[dict[str, Any]] = []
         is_cut, left = False, _MOST_BYTES
-        for each in files_in(self._paths):
-            if is_cut := len(found) == _MOST_FILES or self._stopped.is_set():
+        for record in files_in(self._paths):
+            if is_cut := len(records) == _MOST_FILES or self._stopped.is_set():
                 break
-            found.append(each)
-        for each in found:
-            is_hashed = each["bytes"] <= left and not self._stopped.is_set()
-            each["sha256"] = hash_of(Path(each["path"]), self._stopped) if is_hashed else None
-            left -= each["bytes"] * is_hashed
-        run_directory.extend_record(self._directory, {"data": found, "data_cut": is_cut})
+            records.append(record)
+        for record in records:
+            is_hashed = record["bytes"] <= left and not self._stopped.is_set()
+            record["sha256"] = hash_of(Path(record["path"]), self._stopped) if is_hashed else None
+            left -= record["bytes"] * is_hashed
+        run_directory.extend_record(self._directory, {"data": records, "data_cut": is_cut})
 
     def end(self, *, wait: bool) -> None:
         """Return when it is written; without ``wait`` with the hashes that there are by now."""

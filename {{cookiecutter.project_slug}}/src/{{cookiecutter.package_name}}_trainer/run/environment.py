@@ -48,8 +48,8 @@ def _problem_of_backend(value: str) -> str | None:
         for name in set(dist.Backend.backend_list) - {"undefined", "fake"}
         if getattr(dist, f"is_{name}_available", lambda: True)()
     ]
-    for part in value.split(","):
-        device, has_device, backend = part.strip().rpartition(":")
+    for entry in value.split(","):
+        device, has_device, backend = entry.strip().rpartition(":")
         if device not in _DEVICE_TYPES and (has_device or "," in value):
             return f"{device!r} is not a device type; write it as in 'cpu:gloo,cuda:nccl'"
         if backend.lower() not in known:

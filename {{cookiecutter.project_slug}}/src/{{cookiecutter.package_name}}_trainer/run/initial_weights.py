@@ -38,24 +38,24 @@ def load(options: Options, started_in: Path, module: TrainingModule) -> list[str
     # Once: a running training may write a newer checkpoint at any time.
     path = Path(collectives.broadcast(str(_source(started_in / str(options.weights)))))
     if not _has_files(path):
-        run_choice.whole(path)
+        run_choice.open_checkpoint(path)
     weights, remarks = _read(path)
     fitting, others = _fitting(module, weights, options)
-    own, named = module.state_dict(), module.named_parameters(remove_duplicate=False)
-    meta = {name: each for name, each in named if each.is_meta}
+    state, named = module.state_dict(), module.named_parameters(remove_duplicate=False)
+    meta = {name: p for name, p in named if p.is_meta}
     # By all names of a shared parameter, so that no layer that has it initializes it.
-    values = {id(each): fitting[name] for name, each in meta.items() if name in fitting}
-    waiting = {name: values[id(each)] for name, each in meta.items() if id(each) in values}
-    here = {name: each for name, each in fitting.items() if name not in waiting}
+    values = {id(p): fitting[name] for name, p in meta.items() if name in fitting}
+    waiting = {name: values[id(p)] for name, p in meta.items() if id(p) in values}
+    here = {name: value for name, value in fitting.items() if name not in waiting}
     fill_module(module, here, strict=False)
     module.trainer_state = replace(module.trainer_state, weights=waiting)
-    line = f"weights: {len(fitting)} of {len(own)} from {files.shown(path, started_in)}"
+    line = f"weights: {len(fitting)} of {len(state)} from {files.shown(path, started_in)}"
     return [line, *remarks] + [f"weights that do not fit are left out: {others}"] * bool(others)
 
 
 def leave_to(checkpoint: Checkpoint, module: TrainingModule) -> None:
-    """Check what a checkpoint left out, and do not initialize on the meta device what it has."""
-    if not all(each.requires_grad for each in module.parameters()):
+    """Check omitted parameters; have the strategy skip the initialization of those it loads."""
+    if not all(parameter.requires_grad for parameter in module.parameters()):
         left_out.check(module, checkpoint.stored_state().get("model"), checkpoint.path)
     if any(parameter.is_meta for parameter in module.parameters()):
         names = checkpoint.weights(averaged=False)[0]
@@ -98,13 +98,13 @@ def _fitting(
     module: TrainingModule, weights: Mapping[str, Any], options: Options
 ) -> tuple[dict[str, Any], str]:
     """The weights that a module takes, and in words which ones do not fit."""
-    own, fitting = module.state_dict(), dict[str, Any]()
+    state, fitting = module.state_dict(), dict[str, Any]()
     parameters = dict(module.named_parameters(remove_duplicate=False))
     with _naming_the_option():
         left_out.check(module, weights, "weights")
-    given = {id(parameter) for name, parameter in parameters.items() if name in weights}
+    present = {id(parameter) for name, parameter in parameters.items() if name in weights}
     missing, different = [], []
-    for name, value in own.items():
+    for name, value in state.items():
         if isinstance(weights.get(name), str) and name in parameters:
             continue  # left out
         if name in weights:
@@ -113,9 +113,9 @@ def _fitting(
                 fitting[name] = weights[name]
             else:
                 different.append(f"{name} {stored}, here {here}")
-        elif id(parameters.get(name)) not in given:  # not another name of a shared parameter
+        elif id(parameters.get(name)) not in present:  # not another name of a shared parameter
             missing.append(name)
-    unexpected = [name for name in weights if name not in own]
+    unexpected = [name for name in weights if name not in state]
     kinds = {"missing": missing, "unexpected": unexpected, "of another shape": different}
     others = "; ".join(f"{kind}: {_listed(names)}" for kind, names in kinds.items() if names)
     if others and (options.weights_strict or not fitting):

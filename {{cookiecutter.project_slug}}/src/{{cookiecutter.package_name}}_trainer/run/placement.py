@@ -11,7 +11,7 @@ from .. import strategies
 from ..errors import ConfigurationError, Problems
 from ..launch import cluster, rank, reports
 from ..launch.cluster import Layout
-from ..launch.devices import ADDED, Accelerator, choose_accelerator, count, parse_devices
+from ..launch.devices import ENGINE_HARDWARE, Accelerator, choose_accelerator, count, parse_devices
 from ..options import Options
 from ..strategies import SingleDevice, Strategy
 from .environment import GPUS
@@ -36,14 +36,14 @@ class Placement:
     @property
     def torch_devices(self) -> tuple[torch.device, ...]:
         """The devices of this node, as visible to this process."""
-        kind, hardware = self.accelerator, ADDED.get(self.accelerator)
+        kind, hardware = self.accelerator, ENGINE_HARDWARE.get(self.accelerator)
         if kind == "cpu":
             return (torch.device(kind),) * len(self.devices)
         if hardware is not None:
             return tuple(torch.device(hardware.device_type, index) for index in self.devices)
         # A cluster may show each process only its own GPU (srun --gpus-per-task=1), as device 0.
         visible = count(kind) or 0
-        return tuple(torch.device(kind, each if each < visible else 0) for each in self.devices)
+        return tuple(torch.device(kind, index if index < visible else 0) for index in self.devices)
 
 
 def find(options: Options, problems: Problems, is_here: bool = True) -> Placement:
@@ -93,7 +93,7 @@ def find_elsewhere(accelerator: Accelerator, options: Options, problems: Problem
     is_other = accelerator in ("auto", "cpu", "cuda", "gpu")
     on_cpus = replace(options, accelerator="cpu", auto_select_gpus=False) if is_other else options
     where = find(on_cpus, problems, is_here=False)
-    if not is_other or accelerator in ADDED:
+    if not is_other or accelerator in ENGINE_HARDWARE:
         return where
     limits, nodes = where.strategy.limits, where.nodes
     if accelerator != "cpu":
@@ -120,8 +120,8 @@ def _create(wanted: object, own_options: dict[str, Any]) -> tuple[str, Strategy]
 
 
 def _auto(accelerator: Accelerator, layout: Layout, is_ddp: bool) -> str:
-    if accelerator in ADDED:
-        return ADDED[accelerator].strategy
+    if accelerator in ENGINE_HARDWARE:
+        return ENGINE_HARDWARE[accelerator].strategy
     if is_ddp and rank.is_interactive() and not layout.started_outside:
         return "ddp_notebook"
     return "ddp" if is_ddp else "single_device"
@@ -129,8 +129,8 @@ def _auto(accelerator: Accelerator, layout: Layout, is_ddp: bool) -> str:
 
 def _range(planned: str) -> range:
     """The numbers of processes that "N" or "MIN:MAX" says; empty for another text."""
-    found = re.fullmatch("([0-9]{1,9})(?::([0-9]{1,9}))?", planned)
-    return range(int(found[1]), int(found[2] or found[1]) + 1) if found else range(0)
+    match = re.fullmatch("([0-9]{1,9})(?::([0-9]{1,9}))?", planned)
+    return range(int(match[1]), int(match[2] or match[1]) + 1) if match else range(0)
 
 
 def check(options: Options, where: Placement) -> list[str]:

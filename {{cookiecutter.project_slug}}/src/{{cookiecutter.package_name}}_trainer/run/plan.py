@@ -104,16 +104,16 @@ class Plan:
 Find = Callable[[Options, Problems], Placement]
 
 
-def make(given: Options, problems: Problems, find: Find = placement.find) -> Plan:
+def make(requested: Options, problems: Problems, find: Find = placement.find) -> Plan:
     """Check the options of a trainer, and plan its run, or raise a ConfigurationError.
 
     ``problems``: those of reading the options; ``find`` finds where the run will be.
     """
-    options, notes = given, list[str]()
-    if given.fast_dev_run:
+    options, notes = requested, list[str]()
+    if requested.fast_dev_run:
         from ..options import short_runs
 
-        options, notes = short_runs.shortened(given, problems)
+        options, notes = short_runs.shortened(requested, problems)
     where = find(options, problems)
     is_placed = not problems.lines
     _check_options(options, where, problems)
@@ -143,10 +143,10 @@ def make(given: Options, problems: Problems, find: Find = placement.find) -> Pla
     )
 
 
-def make_elsewhere(given: Mapping[str, Any]) -> Plan:
+def make_elsewhere(kwargs: Mapping[str, Any]) -> Plan:
     """Plan the run of a trainer with these keywords on another machine than this one."""
     problems = Problems()
-    options = reading.read(given, problems)
+    options = reading.read(kwargs, problems)
     return make(options, problems, partial(placement.find_elsewhere, str(options.accelerator)))
 
 

@@ -55,8 +55,8 @@ class RankRun(Run):
         if plan.layout.source != "none":
             self.console.say(plan.layout.receipt())
         self.console.note(*plan.notes)
-        own = plan.precision  # a gradient scaler of an earlier fit has its scale
-        precision = Precision(own.name, own.device_type)
+        planned = plan.precision  # a gradient scaler of an earlier fit has its scale
+        precision = Precision(planned.name, planned.device_type)
         strategy.connect(plan.layout, plan.devices, precision)
         # Each rank draws its own dropout masks, unless it computes the same as another one.
         data = strategy.data
@@ -103,7 +103,7 @@ class RankRun(Run):
     def measure(self, read: Callable[[], Mapping[str, float]]) -> None:
         self._fit_loop("measure").fit.outputs.measurements.append(read)
 
-    def end_waits(self) -> bool:
+    def teardown_may_hang(self) -> bool:
         """Whether a pending save, or a server of this rank, waits for its peers."""
         alone = not self.strategy.limits.steps_together
         return self.loop is not None and (alone or self.loop.checkpoints.waits_for_peers)
@@ -116,7 +116,7 @@ class RankRun(Run):
     # --- the module and its data ---------------------------------------------------------------
 
     @contextlib.contextmanager
-    def attached(self, module: TrainingModule, command: str, data: Data) -> Iterator[None]:
+    def running(self, module: TrainingModule, command: str, data: Data) -> Iterator[None]:
         """Set this run as the module's ``trainer``, and call the hooks around a command."""
         module.trainer_state = replace(module.trainer_state, run=self)
         self._module = module
@@ -126,9 +126,9 @@ class RankRun(Run):
             data.data_replicas, data.data_index = self.data_replicas, self.data_index
             owners = [data, module]
         try:
-            preparing = [each for each in owners if is_overridden(each, DataHooks, "prepare_data")]
-            for each in preparing if self.local_rank == 0 else []:
-                each.prepare_data()
+            preparing = [obj for obj in owners if is_overridden(obj, DataHooks, "prepare_data")]
+            for owner in preparing if self.local_rank == 0 else []:
+                owner.prepare_data()
             if preparing:
                 collectives.barrier()
             before = _shapes(module)
@@ -143,8 +143,8 @@ class RankRun(Run):
                     "script; create it in __init__, or use 'ddp'"
                 )
             yield
-            for each in owners:
-                each.teardown(command)
+            for owner in owners:
+                owner.teardown(command)
         finally:
             module.trainer_state = replace(module.trainer_state, run=None, weights={})
             del self._module
@@ -222,4 +222,4 @@ class RankRun(Run):
 
 def _shapes(module: TrainingModule) -> dict[str, torch.Size]:
     named = [*module.named_parameters(), *module.named_buffers()]
-    return {name: each.shape for name, each in named if not is_lazy(each)}
+    return {name: tensor.shape for name, tensor in named if not is_lazy(tensor)}

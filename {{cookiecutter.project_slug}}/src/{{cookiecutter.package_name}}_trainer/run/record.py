@@ -106,38 +106,38 @@ def other_code(directory: Path) -> list[str]:
 def _template() -> dict[str, Any] | None:
     """Version of the template, and the answers to its questions; ``None``: not known here."""
     try:
-        own = tomllib.loads((_PROJECT / "pyproject.toml").read_text("utf-8"))["tool"]
-        answers = dict(own["cookiecutter-distributed-torch"])
+        tool = tomllib.loads((_PROJECT / "pyproject.toml").read_text("utf-8"))["tool"]
+        answers = dict(tool["cookiecutter-distributed-torch"])
         version = answers.pop("version")
     except (OSError, ValueError, LookupError, TypeError):
         return None
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-        given = json.loads((_PROJECT / ".cruft.json").read_text("utf-8"))["context"]["cookiecutter"]
-        answers |= {name: value for name, value in given.items() if not name.startswith("_")}
+        cruft = json.loads((_PROJECT / ".cruft.json").read_text("utf-8"))["context"]["cookiecutter"]
+        answers |= {name: value for name, value in cruft.items() if not name.startswith("_")}
     return {"version": version, "answers": answers}
 
 
 def _packages() -> dict[str, str]:
     """Version of each installed package by its normalized name."""
-    found = {}
+    versions = {}
     for folder in reversed(sys.path):  # the first of several is imported
         # Not importlib.metadata, which parses whole files: a hundred times slower.
         for path in Path(folder).glob("*-*.*-info"):
             name, _, version = path.stem.partition("-")
-            found[re.sub("[-_.]+", "-", name).lower()] = version
-    return dict(sorted(found.items()))
+            versions[re.sub("[-_.]+", "-", name).lower()] = version
+    return dict(sorted(versions.items()))
 
 
 def hosts(plan: Plan) -> list[dict[str, Any]]:
     """Facts of each node, of its first rank; all ranks call it."""
-    own = host(plan.device) if plan.layout.local_rank == 0 else None
-    return [each for each in collectives.gather(own) if each is not None]
+    facts = host(plan.device) if plan.layout.local_rank == 0 else None
+    return [node for node in collectives.gather(facts) if node is not None]
 
 
 def host(device: torch.device) -> dict[str, Any]:
     """Facts of this machine; of its accelerators only if ``device`` is one."""
     model = _read("/proc/cpuinfo", r"^model name\s*: (.+)$")
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "name": socket.gethostname(),
         "cpu": model or platform.processor() or platform.machine(),
         "capability": torch.backends.cpu.get_cpu_capability(),
@@ -146,18 +146,18 @@ def host(device: torch.device) -> dict[str, Any]:
     }
     if device.type == "cuda":
         count = range(torch.cuda.device_count())
-        found["gpus"] = [torch.cuda.get_device_name(index) for index in count]
-        found["driver"] = _read("/proc/driver/nvidia/version", r"Module .*?(\d+\.\d+[.\d]*)")
-        found["cuda"] = torch.version.cuda or torch.version.hip
+        facts["gpus"] = [torch.cuda.get_device_name(index) for index in count]
+        facts["driver"] = _read("/proc/driver/nvidia/version", r"Module .*?(\d+\.\d+[.\d]*)")
+        facts["cuda"] = torch.version.cuda or torch.version.hip
         if dist.is_available() and dist.is_nccl_available():
-            found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-    return found
+            facts["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    return facts
 
 
 def _read(path: str, pattern: str) -> str | None:
     with contextlib.suppress(OSError):
-        if found := re.search(pattern, Path(path).read_text("utf-8"), re.MULTILINE):
-            return found[1]
+        if match := re.search(pattern, Path(path).read_text("utf-8"), re.MULTILINE):
+            return match[1]
     return None
 
 
@@ -176,10 +176,10 @@ def commit(directory: Path) -> dict[str, Any] | None:
 
     In a container without git, only the commit of the image, and whether it had changes.
     """
-    found = _of_repository(directory)
-    if found is None and (image := os.environ.get("IMAGE_COMMIT", "")):
-        found = {"commit": image.removesuffix("-dirty"), "dirty": image.endswith("-dirty")}
-    return found
+    state = _of_repository(directory)
+    if state is None and (image := os.environ.get("IMAGE_COMMIT", "")):
+        state = {"commit": image.removesuffix("-dirty"), "dirty": image.endswith("-dirty")}
+    return state
 
 
 def _of_repository(directory: Path) -> dict[str, Any] | None:
@@ -216,13 +216,13 @@ def _without_filters(directory: Path) -> dict[str, str]:
     base = {**os.environ, "GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1"}
     listed = ("config", "--show-scope", "--name-only", "-z", "--list")
     entries = _output(directory, base, *listed).split("\0")
-    own = {
+    filters = {
         name.rpartition(".")[0]
         for scope, name in zip(entries[::2], entries[1::2], strict=False)
         if scope in ("local", "worktree") and name.startswith("filter.")
     }
     off = {"clean": "", "process": "", "required": "false"}
-    settings = [(f"{each}.{name}", off[name]) for each in sorted(own) for name in off]
+    settings = [(f"{driver}.{name}", off[name]) for driver in sorted(filters) for name in off]
     variables = {"GIT_CONFIG_COUNT": str(len(settings))}
     for index, (name, value) in enumerate(settings):
         variables |= {f"GIT_CONFIG_KEY_{index}": name, f"GIT_CONFIG_VALUE_{index}": value}

@@ -16,7 +16,7 @@ from ..checkpoint.run_choice import Selection
 from ..checkpoint.run_lock import RunLock
 from ..checkpoint.writing import set_aside
 from ..data import Feed, sources
-from ..data.feed_creation import feed_first, feed_trained
+from ..data.feed_creation import feed_overfit, feed_sanity_check
 from ..data.sources import Data, LoadersByName
 from ..errors import UserError, refuse
 from ..launch import collectives, reports
@@ -58,7 +58,7 @@ def fit(run: RankRun, module: TrainingModule, data: Data, val_dataloader: Loader
     with contextlib.closing(RunLock()) as lock:
         chosen = _choose(plan, lock)
         run.directory = chosen.directory
-        with run.console.output_of(chosen.directory), run.attached(module, "fit", data):
+        with run.console.output_of(chosen.directory), run.running(module, "fit", data):
             check_created_layers(plan, module)
             saving.check_tensors(module)
             run.console.note(*in_eval_mode(module))
@@ -111,7 +111,7 @@ class _Fit:
     _lock: RunLock
     _configured: dict[str, Any]
     _compiled: "Compiled | None"
-    _own_optimizers: Sequence[Any] = ()  # an engine may have its own instead
+    _user_optimizers: Sequence[Any] = ()  # an engine may have its own instead
     _is_recorded: bool = False
     """Whether this process has begun the record, and so ends it."""
     _data_record: "DataRecord | None" = None
@@ -178,8 +178,8 @@ class _Fit:
         left_out = LeftOut(module) if options.checkpoint_weights == "trainable" else None
         run.read_sample = lambda: next(iter(feed.epoch(0, 0))).data
         optimization = strategy.setup(module, self._configure)
-        pairs = zip(self._own_optimizers, optimization.optimizers, strict=False)
-        replace_kept(module, {id(own): new for own, new in pairs if new is not own})
+        pairs = zip(self._user_optimizers, optimization.optimizers, strict=False)
+        replace_kept(module, {id(old): new for old, new in pairs if new is not old})
         run.read_sample = None
         calls = calls_of(self._plan.callbacks, run, module, strategy.around_hooks)
         manual = None
@@ -196,12 +196,12 @@ class _Fit:
         return FitParts(*parts, self._configured, self._compiled, left_out)
 
     def _configure(self) -> Optimization:
-        found = configured(self._module)
-        self._own_optimizers = found.optimizers
-        self._configured |= described(found)
-        if found.schedulers:
+        optimization = configured(self._module)
+        self._user_optimizers = optimization.optimizers
+        self._configured |= described(optimization)
+        if optimization.schedulers:
             self._configured[TOTAL_STEPS] = self._run.total_steps
-        return found
+        return optimization
 
     def _validation(self) -> Validate:
         from ..loop.evaluation import evaluate
@@ -210,7 +210,7 @@ class _Fit:
         if self._plan.options.overfit_batches:
             share, together = run.share(), self._plan.strategy.limits.shards_parameters
             feeds = {
-                name: feed_trained(loader, share, training=self._feed, together=together)
+                name: feed_overfit(loader, share, training=self._feed, together=together)
                 for name, loader in self._loaders.items()
             }
         else:
@@ -221,13 +221,13 @@ class _Fit:
         """A check of some validation batches before the first step, if there can be one."""
         run, options = self._run, self._plan.options
         first = partial(
-            feed_first,
+            feed_sanity_check,
             share=run.share(),
             in_global_order=options.use_distributed_sampler,
             batches=options.sanity_check,
         )
         loaders = self._loaders if options.sanity_check else {}
-        feeds = {name: feed for name, each in loaders.items() if (feed := first(each)) is not None}
+        feeds = {name: feed for name, data in loaders.items() if (feed := first(data)) is not None}
         self._checks_all = len(feeds) == len(loaders)
         if not feeds:
             return None
@@ -273,10 +273,10 @@ class _Fit:
             run.is_in_sanity_check = True
             names = collectives.broadcast(sorted(check()))
             run.is_in_sanity_check = False
-            is_whole = self._checks_all and not run.has_read_sanity_check
+            is_complete = self._checks_all and not run.has_read_sanity_check
             from ..loop.evaluation import unmonitored
 
-            self._console.note(*unmonitored(loop.fit, self._plan.callbacks, names, is_whole))
+            self._console.note(*unmonitored(loop.fit, self._plan.callbacks, names, is_complete))
 
     def _write_records(self, loop: FitLoop, hosts: list[dict[str, Any]]) -> None:
         """Write records and open logs: after the last check that can refuse the run."""
@@ -305,7 +305,7 @@ class _Fit:
         self._console.note(*record.other_code(plan.started_in))
         if (facts["git"] or {}).get("diff_cut"):
             self._console.note("run.json has only the first MiB of git diff")
-        owners = [each for each in (self._data, self._module) if isinstance(each, DataHooks)]
+        owners = [owner for owner in (self._data, self._module) if isinstance(owner, DataHooks)]
         paths = [plan.started_in / file for owner in owners for file in owner.data_files()]
         facts |= {} if paths else {"data": [], "data_cut": False}
         facts |= (hparams := hyperparameters(*owners))

@@ -215,7 +215,7 @@ def _add(package: str, declared: Registration) -> None:
             raise RuntimeError(f"{package} declares strategy {name!r}, which exists already")
         _ENTRIES[name] = entry.below(package)
     _REFUSED.update(declared.refused)
-    devices.ADDED.update(declared.accelerators)
+    devices.ENGINE_HARDWARE.update(declared.accelerators)
     for source in declared.cluster_sources:
         cluster.register(source)
     variables.extend(declared.variables)

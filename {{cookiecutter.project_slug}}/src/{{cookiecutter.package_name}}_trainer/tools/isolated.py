@@ -42,7 +42,7 @@ class Child(Generic[T]):
         try:
             if not self._results.poll(max(0.0, self._deadline - time.monotonic())):
                 raise Exhausted(f"it took longer than {self._seconds:g} s")
-            found: T | BaseException = self._results.recv()
+            result: T | BaseException = self._results.recv()
         except EOFError:
             self._process.join()
             code = self._process.exitcode
@@ -54,9 +54,9 @@ class Child(Generic[T]):
                 os.killpg(self._process.pid, signal.SIGKILL)  # its own children, too
             self._process.kill()
             self._process.join()
-        if isinstance(found, BaseException):
-            raise found
-        return found
+        if isinstance(result, BaseException):
+            raise result
+        return result
 
 
 def _run(function: Callable[[], Any], results: Any, seconds: float, method: str | None) -> None:
@@ -64,10 +64,10 @@ def _run(function: Callable[[], Any], results: Any, seconds: float, method: str 
     multiprocessing.set_start_method(method, force=True)  # for loaders: spawn sets "spawn"
     signal.alarm(int(seconds) + 2)  # it ends also if its parent was killed
     try:
-        found = function()
+        result = function()
     except (UserError, SystemExit) as error:
-        found = error
+        result = error
     except BaseException as error:
-        found = Failure(f"{type(error).__name__}: {one_line(error)}")
-    results.send(found)
+        result = Failure(f"{type(error).__name__}: {one_line(error)}")
+    results.send(result)
     os._exit(0)  # without destructors, which may wait for process groups

@@ -136,7 +136,7 @@ class Server:
                 answer = self.step(rank, gradients, (norm, value))
                 dist.send(torch.tensor([answer]), rank, group)
         except Exception as error:
-            failures.end_failed(error)
+            failures.exit_after_failure(error)
 
     def _received(self, content: Tensor, rank: int, group: Any) -> Tensor:
         # Between steps a worker may wait for others, or validate.

@@ -97,7 +97,7 @@ class ReplicatedStep(StepModule):
             return read_loss(outputs)
         # Not in half precision, which would round the sizes and their sum.
         losses = losses.to(torch.promote_types(losses.dtype, torch.float32))
-        weights = moving.sent(torch.tensor(self.counts, dtype=losses.dtype), losses.device)
+        weights = moving.to_async(torch.tensor(self.counts, dtype=losses.dtype), losses.device)
         return (losses * weights).sum() / weights.sum()
 
 
@@ -233,7 +233,7 @@ def gather(outputs: Sequence[Any], device: torch.device) -> Any:
         moved = [output.to(device) for output in outputs]
         return torch.cat(moved) if first.ndim else torch.stack(moved)
     if isinstance(first, int | float) and not isinstance(first, bool):
-        return moving.sent(torch.tensor(outputs), device)
+        return moving.to_async(torch.tensor(outputs), device)
     if isinstance(first, Mapping):
         return {key: gather([output[key] for output in outputs], device) for key in first}
     if isinstance(first, list | tuple):

@@ -14,13 +14,13 @@ def run(program: str, words: list[str]) -> None:
     from ...cli import configuration
     from . import checks, fit, machine
 
-    given = [word for word in words if word != "--json"]
-    if {"-h", "--help"} & {*given}:
+    options = [word for word in words if word != "--json"]
+    if {"-h", "--help"} & {*options}:
         print(f"usage: {program} doctor [--json] [--config FILE, and all options of fit]\n\n{HELP}")
         return
     with contextlib.redirect_stdout(sys.stderr):  # what the user's code prints is no result
-        work = configuration.read_work(program, "fit", given) if given else None
-    found = machine.check(work) + (fit.check(work, program, given) if work else [])
-    print(checks.report(found, is_json=len(given) < len(words)))
-    if {"fails", "unknown"} & {each.status for each in found}:
+        work = configuration.read_work(program, "fit", options) if options else None
+    results = machine.check(work) + (fit.check(work, program, options) if work else [])
+    print(checks.report(results, is_json=len(options) < len(words)))
+    if {"fails", "unknown"} & {check.status for check in results}:
         raise SystemExit(1)

@@ -1,4 +1,4 @@
-"""What a check finds, and its process: with a time limit, and without a traceback."""
+"""Results of checks; each check runs in a separate process with a time limit."""
 
 import json
 import os
@@ -33,15 +33,15 @@ class Check(NamedTuple):
     advice: str = ""
 
     @classmethod
-    def either(cls, name: str, found: str, is_good: bool, advice: str = "") -> "Check":
+    def either(cls, name: str, finding: str, is_good: bool, advice: str = "") -> "Check":
         """``ok``, or a warning with advice."""
-        return cls(name, "ok", found) if is_good else cls(name, "warning", found, advice)
+        return cls(name, "ok", finding) if is_good else cls(name, "warning", finding, advice)
 
 
-def report(found: Sequence[Check], is_json: bool) -> str:
+def report(rows: Sequence[Check], is_json: bool) -> str:
     """Format lines as a table; or as JSON: ``can_start``, null if unknown, and ``checks``."""
-    lines = [Check._make(" ".join(redaction.message(x).split()) for x in each) for each in found]
-    of = Counter(each.status for each in found)
+    lines = [Check._make(" ".join(redaction.message(x).split()) for x in row) for row in rows]
+    of = Counter(row.status for row in rows)
     start = False if of["fails"] else None if of["unknown"] else True
     if is_json:
         return json.dumps({"can_start": start, "checks": [x._asdict() for x in lines]}, indent=2)
@@ -55,7 +55,7 @@ def report(found: Sequence[Check], is_json: bool) -> str:
 
 
 def run(name: str, check: Find, seconds: float, how: str = "fork") -> list[Check]:
-    """Run a check in a process of its own; if it does not come to a result, a line says why.
+    """Run a check in a separate process; if it fails or takes too long, a line says why.
 
     ``how``: the new interpreter of ``"spawn"`` has all threads, and other hashes of strings.
     """
@@ -63,8 +63,8 @@ def run(name: str, check: Find, seconds: float, how: str = "fork") -> list[Check
         return Child(partial(_listed, check, how), seconds, how).result()
     except UserError as error:
         failed: Status = "unknown" if isinstance(error, Exhausted) else "fails"
-        found = f"not checked: {'; '.join(error.problems)}"
-        return [Check(name, failed if name in _NEEDED else "warning", found)]
+        reason = f"not checked: {'; '.join(error.problems)}"
+        return [Check(name, failed if name in _NEEDED else "warning", reason)]
 
 
 def _listed(check: Find, how: str) -> list[Check]:

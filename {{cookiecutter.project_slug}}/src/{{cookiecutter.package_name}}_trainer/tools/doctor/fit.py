@@ -46,13 +46,13 @@ _TIED = ": one parameter; a parallelize_plan may not shard it"
 Order = list[list[str]]  # for each batch, what each of its parts is, with a hash of its values
 
 
-def check(work: Work, program: str, given: Sequence[str]) -> list[Check]:
-    """Run all checks of a configuration; ``given``: its options."""
-    found = run("step", partial(_step, work), _SECONDS)
-    found += run("model", partial(_model, work), _SECONDS)
-    again = partial(read_work, program, "fit", given)
-    found += run("data order", partial(_order, again, work), _SECONDS)
-    return found + run("num_workers", partial(_workers, again), _SECONDS, how="spawn")
+def check(work: Work, program: str, options: Sequence[str]) -> list[Check]:
+    """Run all checks of a configuration; ``options``: its options."""
+    checks = run("step", partial(_step, work), _SECONDS)
+    checks += run("model", partial(_model, work), _SECONDS)
+    again = partial(read_work, program, "fit", options)
+    checks += run("data order", partial(_order, again, work), _SECONDS)
+    return checks + run("num_workers", partial(_workers, again), _SECONDS, how="spawn")
 
 
 def _replicas(work: Work) -> int:
@@ -62,11 +62,11 @@ def _replicas(work: Work) -> int:
 
 def _alone(work: Work, **others: Any) -> Trainer:
     """A trainer on one device that reads the same batches as a replica of the run."""
-    given = work.trainer._plan.options
-    if size := given.global_batch_size:
-        size = device_batch_size(size, _replicas(work), given.accumulate_grad_batches)
+    options = work.trainer._plan.options
+    if size := options.global_batch_size:
+        size = device_batch_size(size, _replicas(work), options.accumulate_grad_batches)
     names = ("seed", "meta_device", "use_distributed_sampler", "precision", "accelerator")
-    kept: dict[str, Any] = {name: getattr(given, name) for name in names}
+    kept: dict[str, Any] = {name: getattr(options, name) for name in names}
     kept |= {"strategy": "single_device", "devices": 1, "global_batch_size": size}
     return Trainer(**{"default_root_dir": work.trainer.default_root_dir} | kept | others)
 
@@ -74,7 +74,7 @@ def _alone(work: Work, **others: Any) -> Trainer:
 def _fit(work: Work, **options: Any) -> Trainer:
     """Train some steps on one device, and validate as many batches; nothing is kept."""
     rank = PlannedRun(work.trainer._plan, _replicas(work), 1)
-    with rank.attached(work.model, "fit", work.data):
+    with rank.running(work.model, "fit", work.data):
         rank.training_feed(sources.training_loader(work.data, work.model))
     with tempfile.TemporaryDirectory() as folder:
         options |= {"default_root_dir": folder, "enable_progress_bar": False}
@@ -94,9 +94,9 @@ class _Watched(strategies.SingleDevice):
 
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         made = super().setup(module, configure)
-        for name, each in trained(module):
+        for name, parameter in trained(module):
             note = partial(lambda name, _: self.used[self.waits.batch].add(name), name)
-            each.register_post_accumulate_grad_hook(note)
+            parameter.register_post_accumulate_grad_hook(note)
         return made
 
     def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
@@ -110,8 +110,8 @@ class _Watched(strategies.SingleDevice):
         if self.module.automatic_optimization:
             with contextlib.suppress(Exception):  # such as of a BatchNorm with too few samples
                 self._note_growth(batch, batch_length(batch))
-        own = [*self.module.parameters(), *self.module.buffers()]
-        self.waits.mark([leaves(batch), own, [each.grad for each in own]])
+        tensors = [*self.module.parameters(), *self.module.buffers()]
+        self.waits.mark([leaves(batch), tensors, [tensor.grad for tensor in tensors]])
         with self.waits.watching():
             return super().forward(stage, batch, batch_idx)
 
@@ -137,18 +137,18 @@ def _step(work: Work) -> Iterator[Check]:
     steps = len(watched.used)
     yield Check("step", "ok", f"{steps} steps of at most {_SAMPLES} samples on the CPU")
     # A wait in one batch only, such as every 50th, costs little.
-    waits = [line for line, in_ in watched.waits.found.items() if len(in_) > (steps > 1)]
+    waits = [line for line, in_ in watched.waits.seen.items() if len(in_) > (steps > 1)]
     for line in waits or ["no line of the training step waits for the device"]:
         yield Check.either("waits", line, not waits, _WAITS)
     if watched.growth:
         is_sum = 1.6 < median(watched.growth) < 2.5  # of a mean 1, but for dropout
-        found = f"{'doubles' if is_sum else 'does not double'} with the batch"
-        yield Check.either("loss", found, not is_sum, _SUM)
+        text = f"{'doubles' if is_sum else 'does not double'} with the batch"
+        yield Check.either("loss", text, not is_sum, _SUM)
     always = set.intersection(*watched.used.values())
     rare = [name for name, _ in trained(work.model) if name not in always]
     names = shorten(", ".join(rare))
-    found = f"{names}: not used in each step" if rare else "each step uses all parameters"
-    yield Check.either("unused parameters", found, not rare, f"freeze or remove them, or {OPTION}")
+    text = f"{names}: not used in each step" if rare else "each step uses all parameters"
+    yield Check.either("unused parameters", text, not rare, f"freeze or remove them, or {OPTION}")
 
 
 def _model(work: Work) -> Iterator[Check]:
@@ -159,15 +159,15 @@ def _model(work: Work) -> Iterator[Check]:
     model, options = work.model, work.trainer._plan.options
     norms = [name for name, module in model.named_modules() if isinstance(module, _BATCHNORM)]
     if norms and not options.sync_batchnorm:
-        refused = {each: strategies.find(each).limits.refused for each in strategies.names()}
-        without = [each for each in refused if "sync_batchnorm" in refused[each]]
-        found = f"{shorten(', '.join(norms))}: each replica normalizes with its own part of a batch"
+        refused = {name: strategies.find(name).limits.refused for name in strategies.names()}
+        without = [name for name in refused if "sync_batchnorm" in refused[name]]
+        text = f"{shorten(', '.join(norms))}: each replica normalizes with its own part of a batch"
         advice = f"--trainer.sync_batchnorm true, which {', '.join(without)} do not support"
-        yield Check("BatchNorm", "warning" if _replicas(work) > 1 else "ok", found, advice)
+        yield Check("BatchNorm", "warning" if _replicas(work) > 1 else "ok", text, advice)
     names = defaultdict(list)
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names[parameter].append(name)
-    for tied in (each for each in names.values() if len(each) > 1):
+    for tied in (group for group in names.values() if len(group) > 1):
         yield Check("tied parameters", "ok", f"{' = '.join(tied)}{_TIED}")
 
 
@@ -176,8 +176,8 @@ def _order(again: Callable[[], Work], work: Work) -> list[Check]:
 
 
 def _compared(read_again: Callable[[], Work], first: Order) -> Iterator[Check]:
-    for what, workers in (("two runs with one seed", 0), ("0 and 2 workers", 2)):
-        yield compare(what, first, _read(read_again(), workers)[0])
+    for label, workers in (("two runs with one seed", 0), ("0 and 2 workers", 2)):
+        yield compare(label, first, _read(read_again(), workers)[0])
 
 
 def _read(work: Work, workers: int, seconds: float = 0.0) -> tuple[Order, float, int | None]:
@@ -185,36 +185,36 @@ def _read(work: Work, workers: int, seconds: float = 0.0) -> tuple[Order, float,
     trainer = _alone(work, accelerator="cpu", precision="32-true", max_steps=1)
     rank = RankRun(trainer._plan, None, is_started=False)
     rank.connect()
-    with rank.attached(work.model, "fit", work.data):
-        loader, given = sources.training_loader(work.data, work.model), None
+    with rank.running(work.model, "fit", work.data):
+        loader, asked = sources.training_loader(work.data, work.model), None
         if isinstance(loader, DataLoader):
-            given, loader.num_workers = loader.num_workers, workers
+            asked, loader.num_workers = loader.num_workers, workers
             loader.timeout = loader.timeout if workers else 0
             loader.prefetch_factor = (loader.prefetch_factor or 2) if workers else None
         feed = rank.training_feed(loader)
         batches = chain.from_iterable(feed.epoch(epoch, 0) for epoch in count())
-        first = [[_hash(part) for part in leaves(b.data)] for b in islice(batches, _COMPARED)]
+        first = [[_hash(leaf) for leaf in leaves(b.data)] for b in islice(batches, _COMPARED)]
         started, number = time.perf_counter(), 0
         while number < _MEASURED and time.perf_counter() - started < seconds:
             next(batches)
             number += 1
-        return first, (time.perf_counter() - started) / max(1, number), given
+        return first, (time.perf_counter() - started) / max(1, number), asked
 
 
 def _hash(value: Any) -> str:
     is_tensor = isinstance(value, Tensor)
-    what = f"{value.dtype} {tuple(value.shape)}" if is_tensor else type(value).__name__
-    return f"{what}: {hashing.digest(value)}"
+    kind = f"{value.dtype} {tuple(value.shape)}" if is_tensor else type(value).__name__
+    return f"{kind}: {hashing.digest(value)}"
 
 
-def compare(what: str, first: Order, second: Order) -> Check:
+def compare(label: str, first: Order, second: Order) -> Check:
     """Compare the first batches of two runs, and say which part of which batch differs."""
     for number, batches in enumerate(zip(first, second, strict=False), 1):
-        for part, (old, new) in enumerate(zip(*batches, strict=False), 1):
+        for index, (old, new) in enumerate(zip(*batches, strict=False), 1):
             if old != new:
-                found = f"{what}: batch {number} differs in part {part}, {old.rpartition(':')[0]}"
-                return Check("data order", "warning", found, _ORDER)
-    return Check("data order", "ok", f"{what}: the first {len(first)} batches are equal")
+                text = f"{label}: batch {number} differs in part {index}, {old.rpartition(':')[0]}"
+                return Check("data order", "warning", text, _ORDER)
+    return Check("data order", "ok", f"{label}: the first {len(first)} batches are equal")
 
 
 class _Clock(Callback):
@@ -237,27 +237,27 @@ def _workers(read_again: Callable[[], Work]) -> list[Check]:
     device = _fit(work, callbacks=[clock])._plan.device.type
     step, ends = median(clock.seconds[1:] or clock.seconds), time.monotonic() + _SECONDS_TO_MEASURE
     for workers in (0, *(2**power for power in range((os.cpu_count() or 1).bit_length() + 1))):
-        _, measured[workers], given = _read(work, workers, _SECONDS_EACH)
-        if given is None:
+        _, measured[workers], asked = _read(work, workers, _SECONDS_EACH)
+        if asked is None:
             return [Check("num_workers", "ok", "not measured: the loader is no DataLoader")]
         if time.monotonic() > ends or _is_fed(workers, measured[workers], step):
             break
-    return [suggest(given or 0, measured, step, device)]
+    return [suggest(asked or 0, measured, step, device)]
 
 
 def _is_fed(workers: int, batch: float, step: float) -> bool:
     return batch < (step if workers else step / 10)  # without workers, a step waits for each batch
 
 
-def suggest(given: int, measured: dict[int, float], step: float, device: str) -> Check:
+def suggest(asked: int, measured: dict[int, float], step: float, device: str) -> Check:
     """Suggest the smallest number of workers that keeps a step fed, or else the fastest.
 
-    ``given``: the loader's; ``measured``: seconds of a batch, by workers; ``step``: its seconds.
+    ``asked``: the loader's; ``measured``: seconds of a batch, by workers; ``step``: its seconds.
     """
-    times = ", ".join(f"{1e3 * each:.3g} ms with {number}" for number, each in measured.items())
-    found = f"a step takes {1e3 * step:.3g} ms on {device}, a batch {times} workers; it has {given}"
-    fed = [number for number, each in measured.items() if _is_fed(number, each, step)]
+    times = ", ".join(f"{1e3 * took:.3g} ms with {number}" for number, took in measured.items())
+    text = f"a step takes {1e3 * step:.3g} ms on {device}, a batch {times} workers; it has {asked}"
+    fed = [number for number, took in measured.items() if _is_fed(number, took, step)]
     best = min(fed) if fed else min(measured, key=lambda number: measured[number])
     slow = "" if fed else ", and make samples cheaper: a step waits for them even then"
-    is_good = bool(fed) and given >= best
-    return Check.either("num_workers", found, is_good, f"use num_workers={best}{slow}")
+    is_good = bool(fed) and asked >= best
+    return Check.either("num_workers", text, is_good, f"use num_workers={best}{slow}")

@@ -44,8 +44,8 @@ def check(work: Work | None) -> list[Check]:
     named = {"versions": _versions, "GPU": _gpus, "network": _network, "limits": _limits}
     named |= {"disk": partial(_disks, root), "torch.compile": _compilers, "engine": _engines}
     named |= {"programs": _programs}
-    found = [line for name, each in named.items() for line in run(name, each, _SECONDS)]
-    return found + run("all-reduce", _all_reduce, 2 * _SECONDS)
+    lines = [line for name, check in named.items() for line in run(name, check, _SECONDS)]
+    return lines + run("all-reduce", _all_reduce, 2 * _SECONDS)
 
 
 def _versions() -> Iterator[Check]:
@@ -60,32 +60,32 @@ def _versions() -> Iterator[Check]:
 def _gpus() -> Iterator[Check]:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     hidden = None if count else devices.why_hidden()  # such as a driver too old for torch
-    found = hidden or (f"torch can use {count}" if count else "none: a fit uses the CPU")
-    yield Check.either("GPU", found, not hidden)
+    text = hidden or (f"torch can use {count}" if count else "none: a fit uses the CPU")
+    yield Check.either("GPU", text, not hidden)
 
 
 def _network() -> Iterator[Check]:
-    names, host = ", ".join(each for _, each in socket.if_nameindex()), socket.gethostname()
-    found, advice = f"{names}; host name {host}", ""
+    names, host = ", ".join(name for _, name in socket.if_nameindex()), socket.gethostname()
+    text, advice = f"{names}; host name {host}", ""
     try:
-        found += f" is {socket.gethostbyname(host)}"
+        text += f" is {socket.gethostbyname(host)}"
         rendezvous.avoid_loopback("another host")
     except OSError as error:
         advice = f"give {host} an address ({error.strerror}), or set GLOO_SOCKET_IFNAME"
     except UserError as error:
         advice = "; ".join(error.problems)
-    yield Check.either("network", found, not advice, advice)
+    yield Check.either("network", text, not advice, advice)
 
 
 def _limits() -> Iterator[Check]:
     if _SHARED_MEMORY.is_dir():
         yield shared_memory(shutil.disk_usage(_SHARED_MEMORY).total)
-    files, locked = (getrlimit(each)[0] for each in (RLIMIT_NOFILE, RLIMIT_MEMLOCK))
+    files, locked = (getrlimit(limit)[0] for limit in (RLIMIT_NOFILE, RLIMIT_MEMLOCK))
     is_enough = files == RLIM_INFINITY or files >= 4096
     is_enough &= locked == RLIM_INFINITY or not _INFINIBAND.is_dir()
-    found = f"{files} open files, {locked} bytes of locked memory (-1: unlimited)"
+    text = f"{files} open files, {locked} bytes of locked memory (-1: unlimited)"
     advice = "ulimit -n 65536 for loader workers, ulimit -l unlimited for InfiniBand"
-    yield Check.either("limits", found, is_enough, advice)
+    yield Check.either("limits", text, is_enough, advice)
 
 
 def shared_memory(size: int) -> Check:
@@ -101,12 +101,12 @@ def _disks(root: Path) -> Iterator[Check]:
 
 def disk(name: str, folder: Path, option: str) -> Check:
     """Whether files can be written into a folder, which may not exist yet."""
-    above = next(each for each in (folder, *folder.parents) if each.exists())
+    above = next(path for path in (folder, *folder.parents) if path.exists())
     if not os.access(above, os.W_OK | os.X_OK):
         return Check(name, "fails", f"{above} is not writable", f"set {option}")
     free = shutil.disk_usage(above).free
-    found, advice = f"{folder}: {free / _GIB:.1f} GiB free", f"free some, or set {option}"
-    return Check.either(name, found, free > 5 * _GIB, advice)
+    text, advice = f"{folder}: {free / _GIB:.1f} GiB free", f"free some, or set {option}"
+    return Check.either(name, text, free > 5 * _GIB, advice)
 
 
 def _compilers() -> Iterator[Check]:
@@ -125,9 +125,9 @@ def _engines() -> Iterator[Check]:
             users[needed].append(strategy)
     for (package, command), names in users.items():
         is_there = util.find_spec(package) is not None
-        found = metadata.version(package) if is_there else "not installed"
+        text = metadata.version(package) if is_there else "not installed"
         advice = "" if is_there else command
-        yield Check("engine", "ok", f"{package} {found}, for {', '.join(names)}", advice)
+        yield Check("engine", "ok", f"{package} {text}, for {', '.join(names)}", advice)
 
 
 def _programs() -> Iterator[Check]:
@@ -142,8 +142,8 @@ def _programs() -> Iterator[Check]:
 def _all_reduce() -> Iterable[Check]:
     """Two ranks join as ``ddp`` does it, on GPUs if there are two, and sum their numbers."""
     total, backend = start.run_in_processes("fork", 2, _reduce, {})
-    found = f"1 + 2 = {total:g} on two processes by {backend}"
-    return [Check("all-reduce", "ok" if total == 3.0 else "fails", found)]
+    text = f"1 + 2 = {total:g} on two processes by {backend}"
+    return [Check("all-reduce", "ok" if total == 3.0 else "fails", text)]
 
 
 def _reduce() -> tuple[float, str]:

@@ -40,13 +40,13 @@ LIBRARIES = (_TRAINER, "<", f"{Path(torch.__file__).parent}{os.sep}", *imports.I
 class Waits(TorchDispatchMode):
     """Notes the lines of source at which the host would wait.
 
-    ``found``: by line, the numbers of the batches in which it does. ``owner``: file of the user's
+    ``seen``: by line, the numbers of the batches in which it does. ``owner``: file of the user's
     model, whose folder counts as source even if it is installed.
     """
 
     def __init__(self, owner: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.found: dict[str, set[int]] = defaultdict(set)
+        self.seen: dict[str, set[int]] = defaultdict(set)
         self.batch, self.is_paused = 0, False
         self._owner = f"{Path(owner).parent}{os.sep}"
         self.storages: Any = WeakIdKeyDictionary()  # which views share
@@ -77,7 +77,7 @@ class Waits(TorchDispatchMode):
             file = frame.f_code.co_filename
             if file.startswith(self._owner) or not file.startswith(LIBRARIES):
                 text = linecache.getline(file, line).strip()
-                self.found[f"{files.shown(Path(file), Path.cwd())}:{line}: {text}"].add(self.batch)
+                self.seen[f"{files.shown(Path(file), Path.cwd())}:{line}: {text}"].add(self.batch)
                 return
             if file.startswith(_TRAINER) and file != __file__:
                 return
@@ -89,7 +89,7 @@ class Waits(TorchDispatchMode):
             is_moved = self.has(args[0]) != self.has(args[1])
             waits = is_moved and args[1].ndim and not (*args, False)[2]
         elif func in _INDEXES:
-            has_mask = any(each is not None and each.dtype == torch.bool for each in args[1])
+            has_mask = any(index is not None and index.dtype == torch.bool for index in args[1])
             waits = has_mask and not (len(args) > 2 and args[2].numel() == 1)  # which only fills
         elif func is _aten.histc.default:  # without a range, it asks for the least and the most
             waits = len({*(*args, 0, 0)[2:4]}) == 1
@@ -112,14 +112,14 @@ class _Functions(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         waits, kwargs, name = self._waits, kwargs or {}, getattr(func, "__name__", "")
-        given = args[0] if args else None
+        first = args[0] if args else None
         target = kwargs.get("device", args[1] if name == "to" and len(args) > 1 else None)
         # The module's own device is a torch.device; one that is made of a text is the user's.
-        is_written = isinstance(target, str) or any(target is each for each in self._written)
+        is_written = isinstance(target, str) or any(target is device for device in self._written)
         is_to_host = name == "cpu" or (is_written and str(target).startswith("cpu"))
-        if waits.has(given) and (is_to_host or name in _READS):
+        if waits.has(first) and (is_to_host or name in _READS):
             waits.note()
-        if waits.has(given) and is_to_host:
+        if waits.has(first) and is_to_host:
             copied = func(*args, **kwargs).clone()
             waits.storages.pop(copied.untyped_storage())
             return copied
@@ -127,10 +127,10 @@ class _Functions(TorchFunctionMode):
         waits.is_paused = name == "one_hot" and (len(args) > 1 or "num_classes" in kwargs)
         result = func(*args, **kwargs)
         waits.is_paused = False
-        if func is torch.device and isinstance(given, str):
+        if func is torch.device and isinstance(first, str):
             self._written.append(result)
         if isinstance(target, torch.device) and not is_written:
-            is_moved = name == "to" and isinstance(given, Tensor) and not waits.has(given)
+            is_moved = name == "to" and isinstance(first, Tensor) and not waits.has(first)
             if name in ("tensor", "as_tensor") or (is_moved and not kwargs.get("non_blocking")):
                 waits.note()
             waits.mark(result)

@@ -32,13 +32,13 @@ def _table(planned: dict[str, Any]) -> str:
     lines = [*facts, "", *_rows(planned["rows"]), "", fits]
     remarks = {"left out": left_out, "note": planned["notes"]}
     remarks["disagrees"] = planned["disagreements"]
-    lines += [f"{kind}: {each}" for kind, found in remarks.items() for each in found]
+    lines += [f"{kind}: {line}" for kind, texts in remarks.items() for line in texts]
     return "\n".join(lines)
 
 
 def _fact(name: str, value: Any) -> str:
     if isinstance(value, list):
-        shown = ", ".join(f"{each:.4g}" for each in value)
+        shown = ", ".join(f"{number:.4g}" for number in value)
     elif name in _BYTES:
         shown = _size(value)
     else:
@@ -58,7 +58,7 @@ def _rows(rows: list[dict[str, Any]]) -> Iterator[str]:
     for head, *cells in zip(*lines, strict=True):
         if {*cells} != {"0"}:
             side, width = "<" if head in ("strategy", "") else ">", max(map(len, (head, *cells)))
-            padded.append([f"{each:{side}{width}}" for each in (head, *cells)])
+            padded.append([f"{cell:{side}{width}}" for cell in (head, *cells)])
     for line in zip(*padded, strict=True):
         yield "  ".join(line).rstrip()
 

@@ -65,25 +65,25 @@ def read_request(program: str, words: Sequence[str], problems: Problems) -> Requ
     for name, text in _OWN.items():
         parser.add_argument(f"--{name}", nargs="?", metavar="VALUE", help=text)
     parser.add_argument("--json", action="store_true", help="print JSON")
-    own, others = parser.parse_known_args(words)
+    args, others = parser.parse_known_args(words)
     for name in ("devices", "num_nodes"):
-        if (value := getattr(own, name)) is not None:
+        if (value := getattr(args, name)) is not None:
             others.append(f"--trainer.{name}={value}")
-    seconds = config_files.word("--seconds", own.seconds or "120")
-    given = {"accelerator": own.accelerator or "gpu", "seconds": seconds}
+    seconds = config_files.word("--seconds", args.seconds or "120")
+    texts = {"accelerator": args.accelerator or "gpu", "seconds": seconds}
     types = {"accelerator": Literal["gpu", "cpu"], "seconds": values.PositiveInt}
-    found = values.convert("--", types, given, problems, values.fitting)
-    device = "cuda" if found.get("accelerator") == "gpu" else "cpu"
-    return Request(others, own.json, _bytes(own.memory, problems), device, found.get("seconds", 1))
+    good = values.convert("--", types, texts, problems, values.fitting)
+    device = "cuda" if good.get("accelerator") == "gpu" else "cpu"
+    return Request(others, args.json, _bytes(args.memory, problems), device, good.get("seconds", 1))
 
 
 def _bytes(text: str | None, problems: Problems) -> int:
-    found = _SIZE.fullmatch(text or "")
-    if found is None or not float(found[1]):
-        what = "not given" if text is None else f"{shown(text)} is no size"
-        problems.add(f"--memory: {what}; give the memory of a device, such as --memory 80G")
+    match = _SIZE.fullmatch(text or "")
+    if match is None or not float(match[1]):
+        reason = "not given" if text is None else f"{shown(text)} is no size"
+        problems.add(f"--memory: {reason}; give the memory of a device, such as --memory 80G")
         return 0
-    return int(float(found[1]) * _UNITS[found[2].upper()])
+    return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
 def _placed(accelerator: str, options: Options, problems: Problems) -> placement.Placement:
@@ -97,11 +97,11 @@ def disagreements(root: Path, devices: int, nodes: int, accelerator: str) -> lis
     """One line for each option of sbatch that is not the plan's, with what overrides it."""
     on_gpus = accelerator != "cpu"
     scripts = [name for name in _SCRIPTS if (root / name).is_file()]
-    found: dict[str, tuple[str, str]] = {}  # later ones win
+    options: dict[str, tuple[str, str]] = {}  # later ones win
     for name in scripts:
         for line in re.finditer(_OPTION, (root / name).read_text("utf-8", errors="replace")):
             key = line[1].lower().replace("_", "-")
-            found[key] = line[2], f"{name}: {line[0].strip()}"
+            options[key] = line[2], f"{name}: {line[0].strip()}"
     expected = {"nodes": nodes, "ntasks": nodes * devices, "ntasks-per-node": devices}
     if on_gpus:
         expected |= {"gpus": nodes * devices, "gpus-per-node": devices}
@@ -109,15 +109,15 @@ def disagreements(root: Path, devices: int, nodes: int, accelerator: str) -> lis
     ways = ("gpus-per-node", "gpus-per-task", "gpus", "gres", "ntasks")
     key, *others = ways if on_gpus else ("ntasks-per-node", "ntasks")
     defaults = {"nodes": "1", key: "0" if on_gpus else "1"}
-    if found.keys() & {key, *others}:
+    if options.keys() & {key, *others}:
         del defaults[key]
     for name, default in defaults.items() if scripts else ():
-        found.setdefault(name, (default, f"no #SBATCH line says {name}"))
+        options.setdefault(name, (default, f"no #SBATCH line says {name}"))
     lines = []
     for name, number in expected.items():
-        value, place = found.get(name, ("", ""))
-        given = value.rpartition(":")[2]
-        if given.isdigit() and int(given) != number:
+        value, place = options.get(name, ("", ""))
+        asked = value.rpartition(":")[2]
+        if asked.isdigit() and int(asked) != number:
             lines.append(f"{place}, and the plan has {number}: give sbatch --{name}={number}")
     return lines
 
@@ -125,8 +125,8 @@ def disagreements(root: Path, devices: int, nodes: int, accelerator: str) -> lis
 def make(asked: Request, problems: Problems, program: str) -> dict[str, Any]:
     """Read the options as ``fit`` does, and plan: plain values, for JSON."""
     with configuration.read_sections(program, "fit", asked.words, problems) as checked:
-        given = reading.read(checked.trainer, problems)
-        options = replace(given, accelerator="cpu", auto_select_gpus=False)
+        parsed = reading.read(checked.trainer, problems)
+        options = replace(parsed, accelerator="cpu", auto_select_gpus=False)
         place = partial(_placed, asked.accelerator)
         data: DataModule | None = None
         if "data" in checked.classes:
@@ -165,7 +165,7 @@ class _Planning:
         plans.check_module(self.plan, bare)
         sources.check_given(self.data, is_training=True)
         run = PlannedRun(self.plan, self.replicas, 1)
-        with run.attached(bare, "fit", self.data):  # a micro-batch of rank 0, as in a fit
+        with run.running(bare, "fit", self.data):  # a micro-batch of rank 0, as in a fit
             feed = run.training_feed(sources.training_loader(self.data, bare))
             sample, _, samples, *_ = next(iter(feed.epoch(0, 0)))
         self.plan = replace(self.plan, total_steps=run.total_steps)
@@ -212,21 +212,21 @@ class _Planning:
         batches = [_resized(sample, samples, size) for size in (samples, 2 * samples)]
         works = {name: partial(trace, plan, self.build, batches) for name, plan in chosen.items()}
         children = {name: Child(work, self.asked.seconds) for name, work in works.items()}
-        found: dict[str, Trace] = {}
+        traces: dict[str, Trace] = {}
         for name, child in children.items():
             try:
-                found[name] = child.result()
+                traces[name] = child.result()
             except Failure as failure:
                 if name == _ALONE:
                     small = [_resized(sample, samples, size) for size in (1, 2)]
-                    found[name] = self._real(alone, small, samples, failure)
+                    traces[name] = self._real(alone, small, samples, failure)
                 else:
                     self.notes.append(f"{name} was not traced ({failure}): a formula instead")
-        if asked := ", ".join(found[_ALONE].asked).replace("local_scalar_dense", "item"):
+        if asked := ", ".join(traces[_ALONE].asked).replace("local_scalar_dense", "item"):
             self.notes.append(f"the step reads tensor values ({asked}): traced with bounds of them")
         if self.plan.options.compile:
             self.notes.append("compile: traced without; compiled steps need less for activations")
-        return found
+        return traces
 
     def _real(self, plan: Plan, batches: list[Any], samples: int, failure: Failure) -> Trace:
         """Real steps of 1 and 2 samples, where fake tensors do not work."""
@@ -234,40 +234,40 @@ class _Planning:
         self.notes.append(f"fake tensors do not work here ({failure}): {instead}")
         work = partial(trace, plan, self.build, batches, is_fake=False)
         try:
-            found = Child(work, self.asked.seconds).result()
+            traced = Child(work, self.asked.seconds).result()
         except Failure as second:
             raise UserError(
                 f"the training step can be traced neither with fake tensors ({failure}) nor with "
                 f"real ones ({second}); correct it, or give a longer --seconds"
             ) from None
-        one, two = (extrapolated(found.one, found.two, each * samples) for each in (1, 2))
-        return found._replace(one=one, two=two)
+        base, doubled = (extrapolated(traced.base, traced.doubled, n * samples) for n in (1, 2))
+        return traced._replace(base=base, doubled=doubled)
 
     def _row(self, name: str, strategy: Strategy, traces: dict[str, Trace], size: int) -> Any:
         """A strategy's row; ``size``: samples of the traced micro-batch."""
-        options, own = self.plan.options, size
-        if whole := options.global_batch_size:
+        options, batch_size = self.plan.options, size
+        if total := options.global_batch_size:
             replicas = strategy.replicas(self.place["devices"], self.place["nodes"])
-            own = device_batch_size(whole, replicas, options.accumulate_grad_batches)
+            batch_size = device_batch_size(total, replicas, options.accumulate_grad_batches)
 
         def memory(batch: int) -> Memory:
             source = traces.get(name, traces[_ALONE])
-            sizes = replace(extrapolated(source.one, source.two, batch / size), **self.place)
+            sizes = replace(extrapolated(source.base, source.doubled, batch / size), **self.place)
             if name not in traces:
                 return strategy.memory(sizes)
             if sizes.is_on_host:  # gloo gathers a unit in a copy, which no trace sees
-                copied = [(own, other + sizes.unit) for own, other in sizes.moments]
+                copied = [(grads, other + sizes.unit) for grads, other in sizes.moments]
                 sizes = replace(sizes, moments=copied)
-            found = Strategy.memory(strategy, sizes)
-            gathered = max(0, found.activations - traces[_ALONE].one.activations)
-            return replace(found, mark="measured", gathered=gathered)
+            measured = Strategy.memory(strategy, sizes)
+            gathered = max(0, measured.activations - traces[_ALONE].base.activations)
+            return replace(measured, mark="measured", gathered=gathered)
 
         largest = bisect.bisect(_BATCHES, self.available, key=lambda batch: memory(batch).peak)
         return {
             "name": name,
-            "memory": asdict(memory(own)),
-            "batch_size": own,
-            "fits": own <= largest,
+            "memory": asdict(memory(batch_size)),
+            "batch_size": batch_size,
+            "fits": batch_size <= largest,
             "largest_batch_size": largest,
         }
 
@@ -284,7 +284,7 @@ class _Planning:
             **self.place,
             "precision": str(options.precision),
             "parameters": alone.elements,
-            "trained": alone.one.elements,
+            "trained": alone.base.elements,
             "replicas": self.replicas,
             "micro_batch": samples,
             "accumulate": feed.accumulate,
@@ -299,7 +299,7 @@ class _Planning:
             "margin": self.margin,
             "available": self.available,
             "whole_model": {
-                name: getattr(alone.one, name)
+                name: getattr(alone.base, name)
                 for name in ("parameters", "gradients", "optimizer", "activations", "step")
             },
             "step_seconds_at_least": flops / peak if flops and peak else None,
@@ -318,8 +318,8 @@ def _shards(plan: Plan) -> bool:
 def _resized(batch: Any, samples: int, size: int) -> Any:
     """A batch of another number of samples, each like its first one."""
 
-    def one(value: Any) -> Any:
+    def first(value: Any) -> Any:
         has_samples = isinstance(value, Tensor) and value.shape[:1] == (samples,)
         return value[:1].expand(size, *value.shape[1:]) if has_samples else value
 
-    return moving.mapped(batch, one)
+    return moving.mapped(batch, first)

@@ -51,24 +51,24 @@ class Trace(NamedTuple):
     ``elements``: number of elements of all parameters.
     """
 
-    one: memory.Sizes
-    two: memory.Sizes
+    base: memory.Sizes
+    doubled: memory.Sizes
     asked: Sequence[str]
     rates: Sequence[float]
     elements: int
 
 
-def extrapolated(one: memory.Sizes, two: memory.Sizes, batch: float) -> memory.Sizes:
-    """The sizes at ``batch`` times the batch of ``one``; ``two`` is at twice that batch.
+def extrapolated(base: memory.Sizes, doubled: memory.Sizes, batch: float) -> memory.Sizes:
+    """The sizes at ``batch`` times the batch of ``base``; ``doubled`` is at twice that batch.
 
     All that depends on a batch is linear in it, at each moment of backward.
     """
-    later = dict(two.moments)
+    later = dict(doubled.moments)
     moments = [
         (key, round(other + max(later.get(key, other) - other, 0) * (batch - 1)))
-        for key, other in one.moments
+        for key, other in base.moments
     ]
-    return replace(one, moments=[(key, max(other, 0)) for key, other in moments])
+    return replace(base, moments=[(key, max(other, 0)) for key, other in moments])
 
 
 class PlannedRun(RankRun):
@@ -127,14 +127,14 @@ class Live(TorchDispatchMode):
 
     def find_gradients(self) -> None:
         """Note which storages are gradients now."""
-        for each in self._watched:
-            self.add(each.grad, is_gradient=True)
+        for tensor in self._watched:
+            self.add(tensor.grad, is_gradient=True)
 
     def watch(self, parameters: Iterable[Tensor]) -> None:
         """Count what is ever ``grad`` of these parameters as gradients."""
         self._watched = [parameter for parameter in parameters if parameter.requires_grad]
-        for each in self._watched:
-            each.register_post_accumulate_grad_hook(lambda p: self.add(p.grad, is_gradient=True))
+        for tensor in self._watched:
+            tensor.register_post_accumulate_grad_hook(lambda p: self.add(p.grad, is_gradient=True))
 
     def add(self, tensor: Any, *, is_gradient: bool = False) -> None:
         """Count a tensor, or only that it is a gradient; nothing else is counted."""
@@ -167,7 +167,7 @@ class Live(TorchDispatchMode):
         self.moments[self.gradients] = max(other, self.moments.get(self.gradients, 0))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(each, DTensor) for each in types):
+        if any(issubclass(cls, DTensor) for cls in types):
             return NotImplemented  # it calls operators on its own tensors, which come here
         mode = active_fake_mode()  # None while meshes read real tensors
         if func is _WAIT and self._mode is not None:
@@ -247,12 +247,12 @@ def _fake_group(strategy: FSDP, on_gpus: bool) -> Iterator[None]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     mesh = unset_fake_temporarily()(strategy.make_mesh)
-    own: dict[str, Any] = {"whole_blocks": on_gpus, "_skips": lambda _: False, "make_mesh": mesh}
+    attrs: dict[str, Any] = {"whole_blocks": on_gpus, "_skips": lambda _: False, "make_mesh": mesh}
     with (
         mock.patch.dict("os.environ", {"TRAINER_BACKEND": "fake"}),
         mock.patch.object(rendezvous, "connect_store", return_value=FakeStore()),
         mock.patch.object(hangs, "limited", contextlib.nullcontext),
-        mock.patch.multiple(strategy, **own),
+        mock.patch.multiple(strategy, **attrs),
         # They would ask the peers: by the store, and with copies of some gradients.
         mock.patch.object(SameUse, "note"),
         mock.patch.object(GradientAverage, "average"),
@@ -286,26 +286,26 @@ def trace(
         module = build()
         module.train()
         run = PlannedRun(plan, strategy.data.replicas, batch_length(batches[0]))
-        stack.enter_context(run.attached(module, "fit", None))
-        elements = sum(each.numel() for each in module.parameters())
+        stack.enter_context(run.running(module, "fit", None))
+        elements = sum(parameter.numel() for parameter in module.parameters())
         numels = [parameter.numel() for parameter in module.parameters() if parameter.requires_grad]
         unit = largest_unit(module, plan.device.type != "cpu")
         stack.enter_context(activation_checkpointing.applied(module, run.checkpointing))
         steps = _Steps(plan, module, run, live)
-        found = steps.sizes(batches)
+        sizes = steps.sizes(batches)
         rates = steps.optimization.configured_rates()
-    one, two = (replace(each, numels=numels, unit=unit) for each in found)
-    return Trace(one, two, sorted(live.asked), rates, elements)
+    base, doubled = (replace(size, numels=numels, unit=unit) for size in sizes)
+    return Trace(base, doubled, sorted(live.asked), rates, elements)
 
 
 def largest_unit(module: TrainingModule, on_gpus: bool) -> int:
     """The bytes of the largest unit that ``fsdp`` would gather."""
     units = choose_units(module, None, _UNIT, whole_blocks=on_gpus)
-    found, largest = set[Tensor](), 0
+    counted, largest = set[Tensor](), 0
     for unit in (*(unit for _, unit in units), module):  # inner units first
-        own = set(unit.parameters()) - found
-        largest = max(largest, sum(each.numel() * each.element_size() for each in own))
-        found |= own
+        new = set(unit.parameters()) - counted
+        largest = max(largest, sum(p.numel() * p.element_size() for p in new))
+        counted |= new
     return largest
 
 
@@ -336,7 +336,7 @@ class _Steps:
         return [
             memory.Sizes(
                 parameters=parameters,
-                gradients=max(own for own, _ in seen),
+                gradients=max(grads for grads, _ in seen),
                 optimizer=self.live.total - parameters,
                 moments=_moments(seen),
                 step=steps[-1][1],  # the first one makes states
@@ -353,27 +353,27 @@ class _Steps:
         before = live.total
         live.begin()
         parts = min(options.accumulate_grad_batches, 2)  # from the second on, they are alike
-        for part in range(1, parts + 1):
-            own = mapped(batch, lambda each: each.clone() if isinstance(each, Tensor) else each)
+        for i in range(1, parts + 1):
+            copy = mapped(batch, lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf)
             if self.manual is None:
-                self.strategy.forward_backward(own, number, weight=1.0, synchronize=part == parts)
+                self.strategy.forward_backward(copy, number, weight=1.0, synchronize=i == parts)
             else:
-                self.manual.run(own, number)
-            del own
+                self.manual.run(copy, number)
+            del copy
         live.find_gradients()
-        seen = [(own, other - before) for own, other in live.moments.items()]
+        seen = [(grads, other - before) for grads, other in live.moments.items()]
         live.begin()
         held = live.total
         if self.manual is None:
             if value is not None:
                 self.strategy.clip(self.optimization, value, algorithm)
             self.strategy.step(self.optimization)
-        return seen, max(own + other for own, other in live.moments.items()) - held
+        return seen, max(grads + other for grads, other in live.moments.items()) - held
 
 
 def _moments(seen: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """:attr:`~.memory.Sizes.moments` of the pairs seen."""
     most: dict[int, int] = {}
-    for own, other in seen:
-        most[own] = max(most.get(own, 0), other)
+    for grads, other in seen:
+        most[grads] = max(most.get(grads, 0), other)
     return sorted(most.items())

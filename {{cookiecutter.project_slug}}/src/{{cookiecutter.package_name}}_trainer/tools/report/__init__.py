@@ -23,9 +23,9 @@ def run(program: str, words: Sequence[str]) -> None:
     parser.add_argument("runs", metavar="RUN", nargs="+", help="run directories, such as runs/RUN")
     where = "the page; default: report.html in the first run"
     parser.add_argument("--out", metavar="FILE.html", type=Path, help=where)
-    given = parser.parse_args(words)
-    paths = list(dict.fromkeys(map(Path, given.runs)))
-    file = given.out or paths[0] / "report.html"
+    args = parser.parse_args(words)
+    paths = list(dict.fromkeys(map(Path, args.runs)))
+    file = args.out or paths[0] / "report.html"
     _check(paths, file)
     names = [path.absolute().name for path in paths]
     if len(set(names)) < len(names):
@@ -45,8 +45,8 @@ def _check(paths: Sequence[Path], file: Path) -> None:
         problems.add("report needs vl-convert-python: pip install vl-convert-python")
     for path in paths:
         if not run_directory.is_run(path):
-            what = "is no run directory" if path.exists() else "does not exist"
-            problems.add(f"RUN={shown(str(path))}: {what}; name one such as runs/RUN")
+            reason = "is no run directory" if path.exists() else "does not exist"
+            problems.add(f"RUN={shown(str(path))}: {reason}; name one such as runs/RUN")
     if file.suffix != ".html":
         problems.add(f"--out={shown(str(file))}: name a file that ends in .html")
     if file.parent not in paths and not file.parent.is_dir():

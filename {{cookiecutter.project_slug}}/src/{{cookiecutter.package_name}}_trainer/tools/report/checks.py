@@ -26,12 +26,12 @@ class Check(NamedTuple):
 def check(run: Run) -> list[Check]:
     """Examine each cause."""
     causes = tomllib.loads(files(__package__).joinpath("causes.toml").read_text(encoding="utf-8"))
-    found = []
-    for cause, given in causes.items():
-        measured, values = _MEASURES[cause](run, given)
-        advice = None if values is None else given["advice"].format(**given, **values)
-        found.append(Check(cause, given["threshold"].format(**given), measured, advice))
-    return found
+    checks = []
+    for cause, limits in causes.items():
+        measured, values = _MEASURES[cause](run, limits)
+        advice = None if values is None else limits["advice"].format(**limits, **values)
+        checks.append(Check(cause, limits["threshold"].format(**limits), measured, advice))
+    return checks
 
 
 def _loader(run: Run, limits: Mapping[str, Any]) -> Finding:
@@ -52,16 +52,16 @@ def _loader(run: Run, limits: Mapping[str, Any]) -> Finding:
 def _checkpoints(run: Run, limits: Mapping[str, Any]) -> Finding:
     spent = run.spent
     measured_time = spent.training + spent.data + spent.checkpoint + spent.validation
-    part = spent.checkpoint / (measured_time or 1.0)
-    measured = f"saving took {part:.2g} of the time, {spent.checkpoint:.3g} s"
-    if part < limits["share"] or spent.checkpoint < limits["seconds"]:
+    share = spent.checkpoint / (measured_time or 1.0)
+    measured = f"saving took {share:.2g} of the time, {spent.checkpoint:.3g} s"
+    if share < limits["share"] or spent.checkpoint < limits["seconds"]:
         return measured, None
     every = run.config.get("trainer.checkpoint_every_n_steps", "")
-    factor = part / max(1 - part, 0.01) / limits["goal"]
+    factor = share / max(1 - share, 0.01) / limits["goal"]
     change = f"checkpoints {factor:.0f} times less often"
     if every.isdecimal():
         change = f"checkpoint_every_n_steps {round(int(every) * factor)} instead of {every}"
-    return measured, {"part": part, "change": change}
+    return measured, {"part": share, "change": change}
 
 
 def _waits(run: Run, limits: Mapping[str, Any]) -> Finding:
@@ -71,7 +71,7 @@ def _waits(run: Run, limits: Mapping[str, Any]) -> Finding:
         return "does not apply: on a CPU there is nothing to wait for", None
     trace = run.traces[0]
     fewest = min(step.waits for step in trace.steps)
-    waited = statistics.fmean(each.waited for each in trace.steps) * 1e3
+    waited = statistics.fmean(step.waited for step in trace.steps) * 1e3
     many = f"at least {fewest} time{'s' * (fewest != 1)} in each step, {waited:.3g} ms"
     is_scaled = run.facts.get("precision") == "16-mixed"
     most = limits["waits_with_16_mixed" if is_scaled else "waits"]
@@ -84,16 +84,16 @@ def _ranks(run: Run, limits: Mapping[str, Any]) -> Finding:
     if len(run.traces) < 2:
         return "not examined: only with profiles of all ranks (Profile with ranks: null)", None
     busy = {
-        trace.rank: [each.total - each.seconds["communication"] for each in trace.steps]
+        trace.rank: [step.total - step.seconds["communication"] for step in trace.steps]
         for trace in run.traces
     }
     ranks, steps = [*busy], zip(*busy.values(), strict=False)
     longest = {ranks[step.index(max(step))] for step in steps}
     if len(longest) != 1:
         return "no rank is busy longest in every step", None
-    means, rank = {each: statistics.fmean(busy[each]) for each in ranks}, longest.pop()
+    means, rank = {r: statistics.fmean(busy[r]) for r in ranks}, longest.pop()
     delay = means.pop(rank) - statistics.median(means.values())
-    step = statistics.fmean(each.total for trace in run.traces for each in trace.steps)
+    step = statistics.fmean(s.total for trace in run.traces for s in trace.steps)
     times = f"{delay * 1e3:.3g} of the {step * 1e3:.3g} ms"
     values = {"rank": rank, "times": times} if delay >= limits["share"] * step else None
     return f"rank {rank} is busy {times} longer than others", values
@@ -103,10 +103,10 @@ def _batch(run: Run, limits: Mapping[str, Any]) -> Finding:
     if not run.traces:
         return _NO_PROFILE, None
     # Not the mean: another program may have interrupted one of the few steps.
-    part = statistics.median(step.seconds["other"] / step.total for step in run.traces[0].steps)
-    values = {"part": part, "batch": run.facts.get("samples_per_step", "unknown")}
-    measured = f"nothing was computed in {part:.2g} of a step of rank {run.traces[0].rank}"
-    return measured, values if part >= limits["share"] else None
+    share = statistics.median(step.seconds["other"] / step.total for step in run.traces[0].steps)
+    values = {"part": share, "batch": run.facts.get("samples_per_step", "unknown")}
+    measured = f"nothing was computed in {share:.2g} of a step of rank {run.traces[0].rank}"
+    return measured, values if share >= limits["share"] else None
 
 
 _MEASURES: dict[str, Callable[[Run, Mapping[str, Any]], Finding]] = {

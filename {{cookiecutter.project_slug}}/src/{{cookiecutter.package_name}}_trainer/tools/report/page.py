@@ -50,8 +50,8 @@ def written(runs: Sequence[Run]) -> str:
     left = {title: len({*chain(*logs[title].values())}) - len(drawn[title]) for title in logs}
     drawn["Where the time goes"] = _times(runs)
     # In strings, the escape means the same, and a script may not contain the end of its element.
-    ends, own = re.compile(r"<(?=/script|!--)", re.IGNORECASE), _FOLDER / "page.js"
-    scripts = [ends.sub(r"\\x3c", each) for each in (_library(), own.read_text("utf-8"))]
+    ends, file = re.compile(r"<(?=/script|!--)", re.IGNORECASE), _FOLDER / "page.js"
+    scripts = [ends.sub(r"\\x3c", text) for text in (_library(), file.read_text("utf-8"))]
     hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()) for script in scripts]
     # Jinja's usual braces would be filled when the project is made from its template.
     signs, loader = ("<%", "%>", "[[", "]]", "[#", "#]"), FileSystemLoader(_FOLDER)
@@ -75,7 +75,7 @@ def written(runs: Sequence[Run]) -> str:
 def best(run: Run, metric: str) -> str:
     """The best value of a metric with its step and epoch; empty where no direction is known."""
     sign = 1 if _LOWER.search(metric) else -1 if _HIGHER.search(metric) else 0
-    points = [each for each in run.metrics.get(metric, []) if math.isfinite(each[1])]
+    points = [point for point in run.metrics.get(metric, []) if math.isfinite(point[1])]
     if not sign or not points:
         return ""
     step, value = min(points, key=lambda point: sign * point[1])
@@ -83,9 +83,9 @@ def best(run: Run, metric: str) -> str:
     return f"{value:.4g} at step {step}" + (f", epoch {(step - 1) // length}" if length else "")
 
 
-def _count(run: Run, what: str) -> int:
+def _count(run: Run, kind: str) -> int:
     """Steps of an epoch, or samples of a step, as ``run.json`` has them; 0: unknown."""
-    text = run.facts.get({"steps": "steps_per_epoch", "samples": "samples_per_step"}[what], "")
+    text = run.facts.get({"steps": "steps_per_epoch", "samples": "samples_per_step"}[kind], "")
     return int(text) if text.isdecimal() and len(text) < 16 else 0
 
 
@@ -122,8 +122,8 @@ def thinned(points: Sequence[tuple[int, float]], most: int) -> list[tuple[int, f
     size = -(-2 * len(points) // (most - 2))
     kept = {points[0], points[-1]}
     for start in range(0, len(points), size):
-        part = points[start : start + size]
-        kept |= {min(part, key=itemgetter(1)), max(part, key=itemgetter(1))}
+        chunk = points[start : start + size]
+        kept |= {min(chunk, key=itemgetter(1)), max(chunk, key=itemgetter(1))}
     return sorted(kept)
 
 
@@ -159,7 +159,7 @@ def _differences(runs: Sequence[Run]) -> dict[str, list[str]]:
         for run in runs
     ]
     columns = {
-        name: [shorten(each.get(name, "not set"), _LONGEST) for each in known]
+        name: [shorten(facts.get(name, "not set"), _LONGEST) for facts in known]
         for name in sorted(set().union(*known))
     }
     return {name: values for name, values in columns.items() if len(set(values)) > 1}

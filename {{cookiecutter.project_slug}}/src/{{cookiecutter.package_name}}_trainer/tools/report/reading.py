@@ -123,13 +123,13 @@ class Run(NamedTuple):
     @property
     def restarts(self) -> list[tuple[float | None, int | None]]:
         """For each restart: seconds since the attempt before, and its steps that were lost."""
-        found = []
+        restarts = []
         for before, after in pairwise(self.attempts):
             ended, started = _time(before, "ended_at"), _time(after, "started")
             last, first = _step(before, "last_step"), _step(after, "first_step")
             gap = None if ended is None or started is None else max(0.0, started - ended)
-            found.append((gap, None if last is None or first is None else max(0, last - first)))
-        return found
+            restarts.append((gap, None if last is None or first is None else max(0, last - first)))
+        return restarts
 
     @property
     def spent(self) -> Spent:
@@ -137,16 +137,16 @@ class Run(NamedTuple):
         attempts = self.attempts or [{}]
         speed: Series = defaultdict(list)
         for name, points in self.speed.items():  # without values that no run has
-            speed[name] = [(step, each) for step, each in points if each < 1e6]
+            speed[name] = [(step, value) for step, value in points if value < 1e6]
         waits = dict(speed["speed/data_wait"])
         first = last = _step(attempts[0], "first_step") or 0
         steps = data = 0.0
-        for step, each in sorted(dict(speed["speed/seconds_per_step"]).items()):
-            seconds, last = each * max(0, step - last), max(step, last)
+        for step, duration in sorted(dict(speed["speed/seconds_per_step"]).items()):
+            seconds, last = duration * max(0, step - last), max(step, last)
             steps, data = steps + seconds, data + seconds * waits.get(step, 0.0)
         checkpoint, validation = (
-            sum(value for _, value in speed[f"speed/{what}_seconds"])
-            for what in ("checkpoint", "validation")
+            sum(value for _, value in speed[f"speed/{phase}_seconds"])
+            for phase in ("checkpoint", "validation")
         )
         lost = sum(lost or 0 for _, lost in self.restarts) * steps / max(1, last - first)
         between = sum(gap or 0.0 for gap, _ in self.restarts)
@@ -158,8 +158,8 @@ class Run(NamedTuple):
 
 
 def _step(attempt: Mapping[str, Any], name: str) -> int | None:
-    found = attempt.get(name)
-    return found if isinstance(found, int) and abs(found) < 2**53 else None
+    value = attempt.get(name)
+    return value if isinstance(value, int) and abs(value) < 2**53 else None
 
 
 def _time(attempt: Mapping[str, Any], name: str) -> float | None:
@@ -195,10 +195,10 @@ def read(directory: Path, name: str = "") -> Run:
 
 
 def _series(path: Path, notes: list[str]) -> Series:
-    found: Series = {}
+    series: Series = {}
     for step, _, name, value in read_rows(path, notes):
-        found.setdefault(name, []).append((step, float(value)))
-    return found
+        series.setdefault(name, []).append((step, float(value)))
+    return series
 
 
 def _traces(directory: Path, notes: list[str]) -> list[Trace]:
@@ -217,14 +217,12 @@ def _traces(directory: Path, notes: list[str]) -> list[Trace]:
 
 
 def _recorded(path: Path) -> list[Step]:
-    events = [
-        each for each in files.read_json(path, _MOST_BYTES)["traceEvents"] if each.get("ph") == "X"
-    ]
+    events = [e for e in files.read_json(path, _MOST_BYTES)["traceEvents"] if e.get("ph") == "X"]
     patterns = _ON_GPU if _spans(events, "kernel/") else _ON_CPU
     spans = {category: _spans(events, pattern) for category, pattern in patterns.items()}
     paused = spans["checkpoint"] + spans["validation"]  # which must wait for the device
-    found = _spans(events, _WAIT)
-    waits = [each for each in found if not any(a <= each[0] < b for a, b in paused)]
+    seen = _spans(events, _WAIT)
+    waits = [span for span in seen if not any(a <= span[0] < b for a, b in paused)]
     steps = sorted(_spans(events, _STEP))
     if len(steps) * (_MOMENTS // 100 + sum(map(len, spans.values()))) > _MOST_WORK:
         raise ValueError(f"{len(steps)} steps with {len(events)} events; record fewer steps")
@@ -233,8 +231,8 @@ def _recorded(path: Path) -> list[Step]:
 
 def _spans(events: Sequence[Mapping[str, Any]], pattern: str) -> list[Span]:
     matches = re.compile(pattern).match
-    found = (event for event in events if matches(f"{event.get('cat', '')}/{event['name']}"))
-    spans = [(float(each["ts"]), float(each["ts"]) + float(each["dur"])) for each in found]
+    matching = (event for event in events if matches(f"{event.get('cat', '')}/{event['name']}"))
+    spans = [(float(event["ts"]), float(event["ts"]) + float(event["dur"])) for event in matching]
     if not all(0 <= time < 2**60 for span in spans for time in span):
         raise ValueError("has an event at no time")
     return spans
@@ -244,8 +242,8 @@ def _divided(window: Span, spans: Mapping[str, Sequence[Span]], waits: Sequence[
     """Mark each moment of a step with its category, those that come first last."""
     begin, microseconds = window[0], max(window[1] - window[0], 1e-3)
     moments = np.full(_MOMENTS, CATEGORIES.index("other"), np.uint8)
-    for category, found in reversed(list(spans.items())):
-        places = (np.array(found).reshape(-1, 2) - begin) / microseconds * _MOMENTS
+    for category, pairs in reversed(list(spans.items())):
+        places = (np.array(pairs).reshape(-1, 2) - begin) / microseconds * _MOMENTS
         for first, last in places.round().clip(0, _MOMENTS).astype(int).tolist():
             moments[first:last] = CATEGORIES.index(category)
     counts = np.bincount(moments, minlength=len(CATEGORIES)).tolist()

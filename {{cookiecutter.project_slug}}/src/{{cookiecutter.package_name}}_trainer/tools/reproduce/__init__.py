@@ -41,10 +41,10 @@ class StopAfter(Callback):
 
 def run(program: str, words: Sequence[str]) -> None:
     """Say what differs from the record, run again, compare; exit 0 only if they are bit-equal."""
-    given = _read(words, f"{program} reproduce")
-    recorded, trainer = given.attempts[-1], given.recorded_options
-    last, layout = _last_step(given), cluster.detect()
-    fit = _options(given, layout)
+    args = _read(words, f"{program} reproduce")
+    recorded, trainer = args.attempts[-1], args.recorded_options
+    last, layout = _last_step(args), cluster.detect()
+    fit = _options(args, layout)
     stop = {"class_path": f"{__name__}.StopAfter", "init_args": {"step": last}}
     fit["callbacks"] = [*(trainer.get("callbacks") or []), stop]
     says = layout.is_main and not reports.is_reported()
@@ -53,18 +53,18 @@ def run(program: str, words: Sequence[str]) -> None:
         known = compare.here(layout, trainer | fit)
         try:
             printed = [
-                *compare.of_run(given.run, given.attempts),
+                *compare.of_run(args.run, args.attempts),
                 *compare.differences(recorded, known),
                 *compare.data(recorded),
             ]
         except (TypeError, ValueError, LookupError, AttributeError):
-            raise ConfigurationError(f"{given.run}/run.json: has values of other types") from None
+            raise ConfigurationError(f"{args.run}/run.json: has values of other types") from None
         _say(printed or ["nothing differs from the record"])
-    _fit(program, given, fit)
+    _fit(program, args, fit)
     if says:
         made = Path(fit["default_root_dir"], fit["run_name"])
         lines = compare.differences(recorded, run_directory.attempts(made)[-1])
-        is_equal, compared = compare.compare(given.run, made, last)
+        is_equal, compared = compare.compare(args.run, made, last)
         _say([*(line for line in lines if line not in printed), *compared])
         if not is_equal:
             reports.write_outcome(f"failed {compared[0]}")
@@ -73,7 +73,7 @@ def run(program: str, words: Sequence[str]) -> None:
 
 def _say(lines: Sequence[str]) -> None:
     # A run of somebody else may have control characters in its record.
-    texts = ("".join(each if each.isprintable() else "?" for each in line) for line in lines)
+    texts = ("".join(char if char.isprintable() else "?" for char in line) for line in lines)
     print("\n".join(f"reproduce: {text}" for text in texts), flush=True)
 
 
@@ -86,72 +86,72 @@ def _read(words: Sequence[str], program: str) -> argparse.Namespace:
     parser.add_argument("--at", type=int, metavar="STEP", help="compare up to this step, and end")
     trust = "let the configuration of the run name classes of the working directory, too"
     parser.add_argument(imports.TRUST, action="store_true", help=trust)
-    found, rest = parser.parse_known_args(list(words))
+    args, rest = parser.parse_known_args(list(words))
     problems = Problems()
-    found.trainer = {}
+    args.trainer = {}
     for key, text in arguments.split(rest, problems):
         name = key.removeprefix("trainer.")
         if name in _SAFE and key != name:
-            found.trainer[name] = text
+            args.trainer[name] = text
         else:
             problems.add(f"--{key}: not an option of reproduce, which repeats the run; use: {safe}")
-    run = Path(values.expand_path("reproduce", found.run))
-    problem = f"reproduce {shown(found.run)}: "
-    found.run, found.attempts = run.absolute(), run_directory.attempts(run)
-    if not found.attempts:
+    run = Path(values.expand_path("reproduce", args.run))
+    problem = f"reproduce {shown(args.run)}: "
+    args.run, args.attempts = run.absolute(), run_directory.attempts(run)
+    if not args.attempts:
         problems.add(f"{problem}no run.json there; give a run directory, such as runs/RUN")
     elif not (run / "config.yaml").is_file():
         problems.add(f"{problem}no config.yaml, because a script has started it; run the script")
     problems.raise_any()
-    found.recorded_options = {**(config_files.read(str(run / "config.yaml")).get("trainer") or {})}
-    return found
+    args.recorded_options = {**(config_files.read(str(run / "config.yaml")).get("trainer") or {})}
+    return args
 
 
-def _last_step(given: argparse.Namespace) -> int:
+def _last_step(args: argparse.Namespace) -> int:
     """The last step to compare; the run must have made it."""
-    of_ranks = [max(steps) for steps in compare.read(given.run).values() if steps]
-    made = given.attempts[-1].get("last_step")
+    of_ranks = [max(steps) for steps in compare.read(args.run).values() if steps]
+    made = args.attempts[-1].get("last_step")
     last = made if isinstance(made, int) else min(of_ranks, default=0)
     if last < 1:
-        raise ConfigurationError(f"reproduce {given.run.name}: the run has made no step")
-    if given.at is not None and not 1 <= given.at <= last:
-        raise ConfigurationError(f"--at {given.at}: give a step from 1 to {last}, the run's last")
-    return last if given.at is None else given.at
+        raise ConfigurationError(f"reproduce {args.run.name}: the run has made no step")
+    if args.at is not None and not 1 <= args.at <= last:
+        raise ConfigurationError(f"--at {args.at}: give a step from 1 to {last}, the run's last")
+    return last if args.at is None else args.at
 
 
-def _options(given: argparse.Namespace, layout: cluster.Layout) -> dict[str, Any]:
+def _options(args: argparse.Namespace, layout: cluster.Layout) -> dict[str, Any]:
     """The trainer's options that are not those of ``config.yaml``, but for callbacks."""
-    recorded, trainer, name = given.attempts[-1], given.recorded_options, given.run.name
-    found: dict[str, Any] = {"loggers": ["csv"], "run_name": f"{name}-reproduced"}
+    recorded, trainer, name = args.attempts[-1], args.recorded_options, args.run.name
+    options: dict[str, Any] = {"loggers": ["csv"], "run_name": f"{name}-reproduced"}
     if trainer.get("max_time") is not None:
-        found["max_time"] = "99999:00:00:00"
+        options["max_time"] = "99999:00:00:00"
     kind = {"cpu": "cpu", "cuda": "gpu"}.get(str(recorded.get("device")).partition(":")[0], "auto")
     auto = {"strategy": recorded.get("strategy"), "accelerator": kind}
-    found |= {name: value for name, value in auto.items() if trainer.get(name) == "auto"}
+    options |= {name: value for name, value in auto.items() if trainer.get(name) == "auto"}
     # Strategies of one process per node have another number of devices than processes.
     if not (layout.started_outside or recorded.get("strategy") in ("dp", "ddp2")):
         processes = (recorded.get("layout") or {}).get("local_world_size")
         if trainer.get("devices") in ("auto", -1, "-1") and isinstance(processes, int):
-            found["devices"] = processes
-    if "run_name" not in given.trainer and "resume" not in given.trainer:
-        found["overwrite"] = True  # an earlier reproduction
-    found |= {name: config_files.word(name, text) for name, text in given.trainer.items()}
-    root = str(found.get("default_root_dir", given.run.parent))
-    found["default_root_dir"] = values.expand_path("default_root_dir", root)
-    made = Path(found["default_root_dir"], str(found["run_name"])).absolute()
-    if (start := given.attempts[0].get("resumed_from")) and not run_directory.holds_run(made):
-        found["resume"] = start
-    if made == given.run:
+            options["devices"] = processes
+    if "run_name" not in args.trainer and "resume" not in args.trainer:
+        options["overwrite"] = True  # an earlier reproduction
+    options |= {name: config_files.word(name, text) for name, text in args.trainer.items()}
+    root = str(options.get("default_root_dir", args.run.parent))
+    options["default_root_dir"] = values.expand_path("default_root_dir", root)
+    made = Path(options["default_root_dir"], str(options["run_name"])).absolute()
+    if (start := args.attempts[0].get("resumed_from")) and not run_directory.holds_run(made):
+        options["resume"] = start
+    if made == args.run:
         raise ConfigurationError(f"run_name={name}: that is the run itself; give another")
-    return found
+    return options
 
 
-def _fit(program: str, given: argparse.Namespace, options: Mapping[str, Any]) -> None:
+def _fit(program: str, args: argparse.Namespace, options: Mapping[str, Any]) -> None:
     """Run ``fit``: in this process, or in ranks that this process starts as copies of itself."""
-    words = ["--config", str(given.run / "config.yaml")]
+    words = ["--config", str(args.run / "config.yaml")]
     for name, value in options.items():
         words += [f"--trainer.{name}", value if isinstance(value, str) else json.dumps(value)]
-    words += [imports.TRUST] * given.trust
+    words += [imports.TRUST] * args.trust
     work = configuration.read_work(program, "fit", words)
     try:
         work.trainer.fit(work.model, work.data)

@@ -44,14 +44,14 @@ def here(layout: Layout, options: Mapping[str, Any]) -> Attempt:
     """The facts of a record that are known before a run with some options of the trainer."""
     devices = options.get("devices")
     processes = devices if isinstance(devices, int) and devices > 0 else 1
-    found, host = record.here(Path.cwd()), record.host(torch.device("cpu"))
+    facts, host = record.here(Path.cwd()), record.host(torch.device("cpu"))
     if processes > 1 and not layout.started_outside:  # as our launcher sets it
-        threads = found["variables"].setdefault("OMP_NUM_THREADS", str(threads_each(processes)))
+        threads = facts["variables"].setdefault("OMP_NUM_THREADS", str(threads_each(processes)))
         host["threads"] = int(threads) if threads.isdecimal() else host["threads"]
     world = layout.world_size if layout.started_outside else processes * layout.num_nodes
     known = {name: host[name] for name in ("cpu", "capability", "threads")}
     nodes = {"world_size": world, "num_nodes": layout.num_nodes}
-    return {**found, "layout": nodes, "hosts": [known], "seed": options.get("seed")}
+    return {**facts, "layout": nodes, "hosts": [known], "seed": options.get("seed")}
 
 
 def differences(recorded: Attempt, now: Attempt) -> Iterator[str]:
@@ -71,33 +71,33 @@ def differences(recorded: Attempt, now: Attempt) -> Iterator[str]:
 def _compared(attempt: Attempt) -> dict[str, Any]:
     """What is compared of an attempt, by the beginning of its line."""
     git = attempt.get("git") or {}
-    found: dict[str, Any] = {"commit": git.get("commit"), "diff": None, "file": None}
+    compared: dict[str, Any] = {"commit": git.get("commit"), "diff": None, "file": None}
     if "diff" in git:
-        found["diff"] = _by_file(git["diff"])
-        found["file"] = dict.fromkeys(git["untracked"], "untracked")
+        compared["diff"] = _by_file(git["diff"])
+        compared["file"] = dict.fromkeys(git["untracked"], "untracked")
     names = ("directory", "seed", "strategy", "precision", "image", "template", "locks", "packages")
     for name in names:
-        found |= {name.removesuffix("s"): attempt[name]} if name in attempt else {}
-    given = attempt.get("variables") or {}
-    found["variable"] = {name: given[name] for name in given if not re.match(_OWN, name)}
-    found["layout"] = _processes(attempt.get("layout") or {})
-    for name, what in _OF_HOSTS.items():
-        if values := {_shown(each[name]) for each in attempt.get("hosts") or [] if name in each}:
-            found[what] = " and ".join(sorted(values))
-    return found
+        compared |= {name.removesuffix("s"): attempt[name]} if name in attempt else {}
+    variables = attempt.get("variables") or {}
+    compared["variable"] = {name: variables[name] for name in variables if not re.match(_OWN, name)}
+    compared["layout"] = _processes(attempt.get("layout") or {})
+    for name, label in _OF_HOSTS.items():
+        if values := {_shown(host[name]) for host in attempt.get("hosts") or [] if name in host}:
+            compared[label] = " and ".join(sorted(values))
+    return compared
 
 
 def _by_file(diff: str) -> dict[str, str]:
     files = re.split(r"^diff --git ", diff, flags=re.MULTILINE)[1:]
     hashes = (blake2b(file.encode(), digest_size=4).hexdigest() for file in files)
-    names = (each.partition("\n")[0].rpartition(" b/")[2] for each in files)
+    names = (file.partition("\n")[0].rpartition(" b/")[2] for file in files)
     return {name: f"changes {digest}" for name, digest in zip(names, hashes, strict=True)}
 
 
 def _differences(name: str, ours: Any, theirs: Any) -> Iterator[str]:
     if isinstance(ours, dict) and isinstance(theirs, dict):
-        for each in sorted(ours.keys() | theirs.keys()):
-            yield from _differences(f"{name}: {each}", ours.get(each), theirs.get(each))
+        for key in sorted(ours.keys() | theirs.keys()):
+            yield from _differences(f"{name}: {key}", ours.get(key), theirs.get(key))
     elif isinstance(ours, dict) or isinstance(theirs, dict):
         if ours or theirs:
             yield f"{name}: unknown {'in the record' if ours else 'here'}"
@@ -121,7 +121,7 @@ def data(recorded: Attempt) -> Iterator[str]:
             problem = "its content differs"
         if problem:
             yield f"data: {file['path']}: {problem}"
-    if unhashed := sum(each["sha256"] is None for each in files):
+    if unhashed := sum(file["sha256"] is None for file in files):
         yield f"data: {unhashed} files have no hash in the record: their sizes and times count"
     if recorded.get("data_cut"):
         yield "data: not all files are in the record"
@@ -161,29 +161,29 @@ def compare(recorded: Path, reproduced: Path, last: int) -> tuple[bool, list[str
     if theirs.keys() != ours.keys():
         lines = [f"hashes of {len(ours)} ranks, recorded {len(theirs)}: rank 0 … are compared"]
     for before, step in zip([-1, *steps], steps, strict=False):
-        if found := _first_difference(step, [(rank, theirs[rank], ours[rank]) for rank in ranks]):
+        if first := _first_difference(step, [(rank, theirs[rank], ours[rank]) for rank in ranks]):
             if before + 1 < step:
                 between = f"steps {before + 1} to {step - 1}, in which it may have begun"
-                found += f"; {between}, are {_ONLY}"
-            return False, [*lines, found, *differing]
+                first += f"; {between}, are {_ONLY}"
+            return False, [*lines, first, *differing]
     if differing or lines:
         return False, [*lines, *(differing or ["the steps of the common ranks are equal"])]
     made = len(steps) - (0 in steps)
-    what = f"{made} step{'s' * (made != 1)}, {len(ranks)} rank{'s' * (len(ranks) != 1)}"
+    scope = f"{made} step{'s' * (made != 1)}, {len(ranks)} rank{'s' * (len(ranks) != 1)}"
     rest = f"; steps {steps[-1] + 1} to {last} are {_ONLY}" * (steps[-1] < last)
-    return True, [f"bit-equal: {what}, up to step {steps[-1]}; {count} logged values{rest}"]
+    return True, [f"bit-equal: {scope}, up to step {steps[-1]}; {count} logged values{rest}"]
 
 
 def read(run: Path) -> dict[int, Steps]:
     """The hashes of each rank by step; of files that are no hashes none."""
-    found: dict[int, Steps] = {}
+    hashes: dict[int, Steps] = {}
     for path in sorted((run / DIRECTORY).glob("rank-*.jsonl")):
         # The last line was cut if the process was killed.
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError, ArithmeticError):
-            steps = found.setdefault(int(path.stem.removeprefix("rank-")), {})
+            steps = hashes.setdefault(int(path.stem.removeprefix("rank-")), {})
             for values in map(json.loads, files.lines(path, _MOST_BYTES)):
                 steps[int(values["step"])] = values
-    return found
+    return hashes
 
 
 def _first_difference(step: int, ranks: list[tuple[int, Steps, Steps]]) -> str | None:

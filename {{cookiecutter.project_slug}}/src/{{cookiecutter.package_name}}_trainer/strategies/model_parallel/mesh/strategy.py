@@ -171,10 +171,10 @@ class Mesh(FSDP):
 
     def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         outputs = super().forward(stage, batch, batch_idx)
-        return tree_map(dtensors.whole, outputs) if stage == "predict" else outputs
+        return tree_map(dtensors.full, outputs) if stage == "predict" else outputs
 
     def _read_loss(self, outputs: Any) -> Tensor:
-        loss: Tensor = dtensors.whole(super()._read_loss(outputs))
+        loss: Tensor = dtensors.full(super()._read_loss(outputs))
         return loss
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:

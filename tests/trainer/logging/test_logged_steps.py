@@ -106,7 +106,7 @@ def test_the_mean_of_each_epoch_is_logged_and_is_the_latest_value(tmp_path):
     assert losses(made) == [(step, float(step)) for step in (1, 50, 100, 110)]
     means = [(int(row[0]), float(row[3])) for row in rows(made) if row[2] == "loss_epoch"]
     assert means == [(55, 28.0), (110, 83.0)]
-    assert seen == [50.0, (28.0, 28.0), 100.0, (83.0, 83.0)]
+    assert seen == [28.0, (28.0, 28.0), 83.0, (83.0, 83.0)]
     assert made.metrics == {"loss": 83.0, "loss_epoch": 83.0, "lr": 1.0, "val_loss": 0.5}
 
 

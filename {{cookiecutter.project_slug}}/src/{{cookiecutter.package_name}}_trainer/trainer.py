@@ -142,7 +142,7 @@ class Trainer(current_run.RunProperties, current_run.OptionNames):
         self,
         module: TrainingModule,
         data: Data = None,
-        checkpoint: str | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
         *,
         averaged: bool = True,
     ) -> dict[str, float]:
@@ -170,7 +170,7 @@ class Trainer(current_run.RunProperties, current_run.OptionNames):
         self,
         module: TrainingModule,
         data: Data = None,
-        checkpoint: str | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
         *,
         averaged: bool = True,
     ) -> dict[str, float]:
@@ -183,7 +183,7 @@ class Trainer(current_run.RunProperties, current_run.OptionNames):
         self,
         module: TrainingModule,
         data: Data = None,
-        checkpoint: str | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
         *,
         averaged: bool = True,
     ) -> Any:

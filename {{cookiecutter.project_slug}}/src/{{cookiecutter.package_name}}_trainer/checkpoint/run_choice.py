@@ -44,8 +44,8 @@ class Request:
     def of(cls, options: Options) -> "Request":
         """What options ask for."""
         resume, root = options.resume, Path(options.default_root_dir).absolute()
-        if resume not in (None, "auto"):
-            resume = str(Path(resume).absolute())
+        if resume is not None:
+            resume = "auto" if resume == "auto" else str(Path(resume).absolute())
         return cls(root, options.run_name, resume, options.overwrite)
 
 

@@ -48,6 +48,8 @@ class LightningDataModule(DataModule):
 class AttributeDict(dict[str, Any]):
     """A dict whose keys are attributes, too."""
 
+    __setattr__ = dict.__setitem__
+
     def __getattr__(self, name: str) -> Any:
         if name not in self:
             raise AttributeError(f"there is no hyperparameter {name!r}")

@@ -91,6 +91,7 @@ hook | use {} | on_train_end,teardown=on_fit_end configure_model,configure_shard
   validation_epoch_end=on_validation_epoch_end configure_gradient_clipping=gradient_clip_val
   on_after_backward=on_before_optimizer_step training_epoch_end=on_train_epoch_end
   on_save_checkpoint=state_dict on_load_checkpoint=load_state_dict
+  state_dict,load_state_dict=rank_state,&load_rank_state&of&the&module
 hook | use manual optimization | backward optimizer_step optimizer_zero_grad lr_scheduler_step
 hook | give the batch a method to(device) | transfer_batch_to_device
 function | use {} | TrainerCallback=Callback set_seed=Trainer(seed=1) ModelCheckpoint=BestCheckpoint

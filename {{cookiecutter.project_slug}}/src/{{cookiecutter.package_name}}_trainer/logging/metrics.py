@@ -234,19 +234,23 @@ class Recorder:
         self._late.clear()
         return self._reduced(totals) if self._steps_together else _values(totals)
 
-    def take_epoch(self) -> dict[str, float]:
-        """Values of the epoch, reduced over samples and ranks; metrics are reset."""
+    def epoch_values(self) -> dict[str, float]:
+        """Values of the epoch so far, reduced over samples and ranks."""
         values: dict[str, float] = {}
         if self.context.is_training:
-            steps, self._steps = self._steps, {}
-            of_epoch = {f"{name}_epoch": total for name, total in steps.items()}
+            of_epoch = {f"{name}_epoch": total for name, total in self._steps.items()}
             values = self._reduced(of_epoch, may_differ=True)
-        totals, self._epoch = self._epoch, {}
-        values |= self._reduced(totals)
-        metrics, self.metrics = self.metrics, {}
-        values |= {name: _number_of(name, m, m.compute()) for name, m in metrics.items()}
-        for metric in metrics.values():  # one may have several names
+        values |= self._reduced(self._epoch)
+        return values | {name: _number_of(name, m, m.compute()) for name, m in self.metrics.items()}
+
+    def take_epoch(self) -> dict[str, float]:
+        """Take the values of the epoch; metrics are reset."""
+        values = self.epoch_values()
+        for metric in self.metrics.values():  # one may have several names
             metric.reset()
+        if self.context.is_training:
+            self._steps = {}
+        self._epoch, self.metrics = {}, {}
         return values
 
     def _reduced(self, totals: dict[str, _Total], may_differ: bool = False) -> dict[str, float]:

@@ -54,10 +54,14 @@ class Outputs:
     def write_epoch(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
         """Write the values of an epoch; the latest ``loss`` becomes ``loss_epoch``."""
         self.write(step, epoch, values)
-        plain = {name.removesuffix("_epoch"): value for name, value in values.items()}
-        self.latest |= {name: value for name, value in plain.items() if name not in values}
+        self.show_epoch(values)
         for kind in ("epoch", "validation") if values else ():
-            self.fresh[kind].update(plain)
+            self.fresh[kind].update(name.removesuffix("_epoch") for name in values)
+
+    def show_epoch(self, values: Mapping[str, float]) -> None:
+        """Keep the values of an epoch as the run's latest values."""
+        self.latest |= {name.removesuffix("_epoch"): value for name, value in values.items()}
+        self.latest |= values
 
     def take_fresh(self, kind: str) -> dict[str, float]:
         """The latest values that a kind of consumer has not seen yet; each is returned once."""

@@ -9,43 +9,53 @@ import torch
 from torch import Tensor, nn
 
 _MOST = 100  # items of a container in which metrics are looked for
+_EVALUATED = "_count_after_evaluation"
+"""Attribute of a metric: its update count after the last evaluation."""
 
 
 @contextlib.contextmanager
 def unchanged(module: nn.Module, samples: float = 0) -> Iterator[None]:
     """Restore the state of torchmetrics metrics in a module on exit, unless ``samples`` count."""
     modules = [] if samples else metrics(module)
-    kept = [(metric, metric._copy_state_dict(), metric._update_count) for metric in modules]
+    kept = [(metric, _copied(metric)) for metric in modules]
     try:
         yield
     finally:
-        for metric, values, count in kept:
-            vars(metric).update(values, _update_count=count)
-            metric._computed = None
+        for metric, values in kept:
+            vars(metric).update(values)
 
 
 @contextlib.contextmanager
 def set_aside(module: nn.Module, logged: Iterable[Any]) -> Iterator[None]:
     """Keep what training has added to metrics apart from an evaluation, which may use the same.
 
-    One that the evaluation changes, and neither logs nor resets, keeps the values of that.
+    One that the evaluation changes, and neither logs nor resets, keeps the values of that, also in
+    the next evaluation unless training has changed it: such as the best value so far.
     """
     by_id = {id(metric): metric for metric in (*metrics(module), *filter(_is_metric, logged))}
-    used = [metric for metric in by_id.values() if metric._update_count]
-    kept = [(metric, metric._copy_state_dict(), metric._update_count) for metric in used]
+    used = [m for m in by_id.values() if m._update_count != vars(m).get(_EVALUATED, 0)]
+    kept = {id(metric): _copied(metric) for metric in used}
     for metric in used:
         metric.reset()
     yield
-    for metric, values, count in kept:
-        if not metric._update_count:
-            vars(metric).update(values, _update_count=count, _computed=None)
+    for key, metric in by_id.items():
+        if key in kept and not metric._update_count:
+            vars(metric).update(kept[key])
+        else:
+            vars(metric)[_EVALUATED] = metric._update_count
+
+
+def _copied(metric: Any) -> dict[str, Any]:
+    counts = {"_update_count": metric._update_count, _EVALUATED: vars(metric).get(_EVALUATED, 0)}
+    return {**metric._copy_state_dict(), **counts, "_computed": None}
 
 
 def state(module: nn.Module) -> dict[str, Tensor]:
     """This rank's state of every torchmetrics metric inside a module."""
     tensors: dict[str, Tensor] = {}
     for path, metric in _metrics(module):
-        tensors[f"{path}:count"] = torch.tensor(metric._update_count)
+        counts = [metric._update_count, vars(metric).get(_EVALUATED, 0)]
+        tensors[f"{path}:count"] = torch.tensor(counts)
         for name, value in metric.metric_state.items():
             parts = value if isinstance(value, list) else [value]
             kind = "list" if isinstance(value, list) else "tensor"
@@ -66,6 +76,7 @@ def load(module: nn.Module, states: Sequence[Mapping[str, Tensor]]) -> list[str]
     merged, lost = dict(_metrics(module)), set[str]()
     for metric in merged.values():
         metric.reset()
+        vars(metric)[_EVALUATED] = 0
     if states:
         _load(merged, states[0])
     for saved in states[1:]:
@@ -81,6 +92,7 @@ def load(module: nn.Module, states: Sequence[Mapping[str, Tensor]]) -> list[str]
             except (RuntimeError, TypeError):  # torchmetrics' own answer for some metrics
                 lost.add(path)
             metric._update_count, metric._computed = count, None
+            vars(metric)[_EVALUATED] += vars(other)[_EVALUATED]
     for path in lost:
         merged[path].reset()
     why = "the values so far in this epoch are lost: those of ranks cannot be merged"
@@ -94,7 +106,7 @@ def _load(metrics: Mapping[str, Any], saved: Mapping[str, Tensor]) -> None:
             continue
         value = saved[key].to(metric.device)
         if kind == "count":
-            metric._update_count = int(value)
+            metric._update_count, vars(metric)[_EVALUATED] = value.tolist()
         elif kind == "list":
             getattr(metric, rest[0]).append(value)
         else:

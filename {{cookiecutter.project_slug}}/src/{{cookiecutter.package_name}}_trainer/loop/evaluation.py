@@ -20,6 +20,7 @@ from ..errors import UserError, nearest, refuse
 from ..launch import collectives
 from ..logging import Recorder, torchmetrics_state
 from ..module import TrainingModule
+from ..module.hooks import is_overridden, with_own_mode
 from ..options.values import plain_number
 from ..strategies import Strategy
 from .parts import FitParts, read
@@ -35,10 +36,12 @@ def evaluate(
     recorder: Recorder,
     feeds: Mapping[str, Feed],
     stage: Literal["validation", "test"],
+    latest: dict[str, float],
 ) -> dict[str, float]:
     """Run all batches of a stage and reduce the logged values, those of each loader by themselves.
 
-    ``feeds`` has the batches by name of their loader, ``""`` for a single one.
+    ``feeds`` has the batches by name of their loader, ``""`` for a single one; ``latest`` gets the
+    values that the steps have logged before the hook at the end is called.
     """
     values, counts = dict[str, float](), strategy.data.counts
     with _evaluating(module, strategy, recorder):
@@ -60,20 +63,30 @@ def evaluate(
                 values |= recorder.take_epoch()
         # Of no batch: every rank counts the same, whatever its last batch was.
         recorder.context = recorder.context._replace(loader="", samples=1, counted=1.0)
+        if is_overridden(module, TrainingModule, f"on_{stage}_epoch_end"):
+            latest |= values | recorder.epoch_values()
         getattr(module, f"on_{stage}_epoch_end")()
         return values | recorder.take_epoch()
 
 
 def check_validation(
-    module: TrainingModule, strategy: Strategy, recorder: Recorder, feeds: Mapping[str, Feed]
+    module: TrainingModule,
+    strategy: Strategy,
+    recorder: Recorder,
+    feeds: Mapping[str, Feed],
+    latest: dict[str, float],
 ) -> dict[str, float]:
     """Run some validation batches before training, and restore all that they have changed."""
+    kept = dict(latest)
     with torchmetrics_state.unchanged(module), _same_buffers(module):
         try:
-            return evaluate(module, strategy, recorder, feeds, "validation")
+            return evaluate(module, strategy, recorder, feeds, "validation", latest)
         except Exception as error:
             error.add_note("in a check of validation before the first step; see sanity_check")
             raise
+        finally:
+            latest.clear()
+            latest |= kept
 
 
 def unmonitored(
@@ -174,6 +187,8 @@ def _evaluating(module: nn.Module, strategy: Strategy, recorder: Recorder) -> It
             yield
     finally:
         randomness.set_full_state(state, devices)
+        for child in with_own_mode(module):
+            child.train(dict(modes)[child])
         for child, mode in modes:
             child.training = mode
 

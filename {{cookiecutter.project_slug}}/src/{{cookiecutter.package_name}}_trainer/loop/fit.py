@@ -215,10 +215,13 @@ class FitLoop(AbstractContextManager["FitLoop"]):
 
     def _end_epoch(self) -> None:
         self._tell_skipped_batches()
-        self.fit.outputs.recorder.enter(BatchContext(level="epoch"))
-        for call in self.fit.calls.on_train_epoch_end:
-            call()
-        self.fit.outputs.epoch_values = self.fit.outputs.recorder.take_epoch()
+        outputs = self.fit.outputs
+        outputs.recorder.enter(BatchContext(level="epoch"))
+        if calls := self.fit.calls.on_train_epoch_end:
+            outputs.show_epoch(outputs.recorder.epoch_values())
+            for call in calls:
+                call()
+        outputs.epoch_values = outputs.recorder.take_epoch()
         self.fit.position.epoch_done = True
         # Before validation, which may fail or take long, and would lose the epoch.
         options, position = self.fit.options, self.fit.position
@@ -249,6 +252,8 @@ class FitLoop(AbstractContextManager["FitLoop"]):
 
     def _run_batch(self, batch: MicroBatch, context: BatchContext) -> list[Any]:
         strategy, manual, args = self.fit.strategy, self.fit.manual, (batch.data, batch.number)
+        if manual is None and not self._has_gradients:  # of a hook, or of a validation
+            self.fit.optimization.drop_gradients()
         if self.fit.compiled is not None:
             torch.compiler.cudagraph_mark_step_begin()
         try:

@@ -27,6 +27,7 @@ _OTHER_HOOKS = (
     *("configure_gradient_clipping", "configure_callbacks", "configure_model"),
     *("configure_sharded_model", "transfer_batch_to_device", "toggle_optimizer"),
     *("init_ddp_connection", "configure_ddp", "setup", "teardown", "on_keyboard_interrupt"),
+    *("state_dict", "load_state_dict"),  # of a data module
 )
 
 
@@ -176,6 +177,11 @@ def is_overridden(owner: object, base: type, name: str) -> bool:
     """Whether an object has its own version of a method of a base class."""
     method = getattr(owner, name)
     return getattr(method, "__func__", method) is not getattr(base, name)
+
+
+def with_own_mode(module: nn.Module) -> list[nn.Module]:
+    """The parts of a module that override ``train``, the outer ones first."""
+    return [part for part in module.modules() if is_overridden(part, nn.Module, "train")]
 
 
 def problems_of_names(owner: object, base: type) -> list[str]:

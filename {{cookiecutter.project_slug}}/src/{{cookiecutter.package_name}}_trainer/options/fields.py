@@ -144,7 +144,7 @@ class Options:
     pretrained ones under adapters: the module has to give them again, which is checked."""
     async_checkpoints: bool = False
     """Write checkpoints while training continues."""
-    resume: str | None = None
+    resume: str | os.PathLike[str] | None = None
     """A run directory or a checkpoint to resume from; ``"auto"``: the newest checkpoint of
     ``run_name``, which is then required, or a new run if there is none."""
     resume_options: Literal["checkpoint", "code"] = "checkpoint"

@@ -34,7 +34,7 @@ def evaluate(
         if kind == "predict":
             outputs = evaluation.predict(*args, is_written=run.configuration is not None)
             return outputs.get("", outputs)
-        run.metrics = evaluation.evaluate(*args, kind)
+        run.metrics = evaluation.evaluate(*args, kind, run.metrics)
     run.console.say(*(f"{name}: {value:.6g}" for name, value in run.metrics.items()))
     return run.metrics
 

@@ -42,7 +42,7 @@ class RankRun(Run):
         self.console = Console(plan, is_command=configuration is not None)
         self.position = Position()
         self.weights = plan.strategy.weights
-        self.metrics: Mapping[str, float] = {}
+        self.metrics: dict[str, float] = {}
         self.total_steps = plan.total_steps or plan.options.max_steps
         self._module: TrainingModule
         self.loop: FitLoop | None = None

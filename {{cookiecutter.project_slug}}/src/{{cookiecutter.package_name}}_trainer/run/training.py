@@ -38,6 +38,7 @@ from ..loop.fit import FitLoop
 from ..loop.parts import FROZEN, TOTAL_STEPS, FitParts, frozen
 from ..loop.position import scaled_rate, warmed_up_rate
 from ..module import DataHooks, Loaders, TrainingModule
+from ..module.hooks import with_own_mode
 from ..strategies.optimizers import Optimization, configured, described, replace_kept
 from . import record
 from .plan import Plan, check_created_layers, check_loaders
@@ -175,6 +176,8 @@ class _Fit:
             from ..strategies import sync_batchnorm
 
             sync_batchnorm.convert(module, self._plan.device.type)
+        for child in with_own_mode(module):
+            child.train(child.training)
         left_out = LeftOut(module) if options.checkpoint_weights == "trainable" else None
         run.read_sample = lambda: next(iter(feed.epoch(0, 0))).data
         optimization = strategy.setup(module, self._configure)
@@ -215,7 +218,8 @@ class _Fit:
             }
         else:
             feeds = run.evaluation_feeds(self._loaders, "val")
-        return lambda: evaluate(module, run.strategy, run.recorder, feeds, "validation")
+        args = module, run.strategy, run.recorder, feeds
+        return lambda: evaluate(*args, "validation", run.metrics)
 
     def _validation_check(self) -> Validate | None:
         """A check of some validation batches before the first step, if there can be one."""
@@ -233,7 +237,8 @@ class _Fit:
             return None
         from ..loop.evaluation import check_validation
 
-        return partial(check_validation, self._module, run.strategy, run.recorder, feeds)
+        args = self._module, run.strategy, run.recorder, feeds
+        return lambda: check_validation(*args, run.metrics)
 
     # --- the start -----------------------------------------------------------------------------
 

@@ -69,6 +69,13 @@ class Optimization:
                 seen.update((id(parameter), parameter) for parameter in group["params"])
         return list(seen.values())
 
+    def drop_gradients(self) -> None:
+        """Set the gradients in this process to ``None``, before the first backward of a step."""
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = None
+
     def replaced(self, make: Callable[[Optimizer], Optimizer]) -> "Optimization":
         """A copy with an engine's optimizers instead of the user's."""
         made = {id(optimizer): make(optimizer) for optimizer in self.optimizers}
@@ -248,6 +255,12 @@ def read_optimization(returned: Any) -> Optimization:
                 f"configure_optimizers gave {type(each).__name__}, whose step needs a closure: it "
                 "computes the loss several times per step, which is not supported; use another "
                 "optimizer, such as torch.optim.AdamW"
+            )
+        if {"state", "param_groups"} - each.state_dict().keys():
+            raise ConfigurationError(
+                f"configure_optimizers gave {type(each).__name__}, whose state_dict has no 'state' "
+                "and 'param_groups', so that no checkpoint can hold it: keep its tensors by "
+                "parameter in self.state, as torch's optimizers do"
             )
     return found
 

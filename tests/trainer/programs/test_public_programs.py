@@ -1,0 +1,193 @@
+"""More everyday programs of public bug reports: right as in plain torch, or one line in time."""
+
+from typing import Any
+
+import pytest
+import torch
+from my_project_trainer import DataModule, Trainer, TrainingModule, UserError
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics import MaxMetric, MeanMetric
+
+pytestmark = pytest.mark.usefixtures("apart")
+
+
+class Model(TrainingModule):
+    """Each step subtracts 1 from its weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(()))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return (batch[0] * self.weight).mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=1.0)
+
+
+def data(batches: int = 2) -> Any:
+    return DataLoader(TensorDataset(torch.ones(batches, 1)), batch_size=1)
+
+
+def make(**options: Any) -> Trainer:
+    options = {"accelerator": "cpu", "devices": 1, "loggers": (), "max_epochs": 2} | options
+    return Trainer(enable_progress_bar=False, **options)
+
+
+class LeavesGradients(Model):
+    """Gradients of other losses are left in its weight."""
+
+    def leave(self, *_: Any) -> None:
+        with torch.enable_grad():
+            (5.0 * self.weight).backward()
+
+    on_train_batch_start = on_train_batch_end = validation_step = leave
+
+
+def test_gradients_that_others_left_are_not_in_a_step() -> None:
+    model = LeavesGradients()
+    model.leave()
+    make().fit(model, data(4), data())
+    assert model.weight.item() == -8.0
+
+
+class Best(Model):
+    """Keeps the best value of all validations, and uses one metric in both stages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.best, self.mean, self.seen = MaxMetric(), MeanMetric(), list[float]()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.mean(100.0)
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.mean.update(float(self.current_epoch))
+
+    def on_validation_epoch_end(self) -> None:
+        self.best.update({0: 7.0, 1: 9.0}.get(self.current_epoch, 5.0))
+        self.log("best", self.best.compute())
+        self.seen += [self.best.compute().item(), self.mean.compute().item()]
+        self.mean.reset()
+
+
+def test_the_best_value_so_far_is_of_all_validations_also_after_a_resume() -> None:
+    model = Best()
+    made = make(max_epochs=2, sanity_check=0)
+    made.fit(model, data(), data())
+    assert model.seen == [7.0, 0.0, 9.0, 1.0]
+    resumed = Best()
+    make(max_epochs=4, sanity_check=0, resume=made.run_directory).fit(resumed, data(), data())
+    assert resumed.seen == [9.0, 1.0, 9.0, 2.0, 9.0, 3.0]  # the last validation again
+
+
+class ReadsMetrics(Model):
+    """Reads what an epoch has logged in the hooks at its end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of_epochs, self.of_validations = list[Any](), list[Any]()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.log("step", float(self.global_step), on_epoch=True)
+        return super().training_step(batch, batch_idx)
+
+    def on_train_epoch_end(self) -> None:
+        self.of_epochs.append(self.trainer.callback_metrics["step"].item())
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val", float(self.global_step + batch_idx))
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("twice", 2 * self.trainer.metrics["val"])
+        self.of_validations.append(self.trainer.metrics["val"])
+
+
+def test_hooks_at_the_end_of_an_epoch_read_its_values() -> None:
+    model = ReadsMetrics()
+    made = make(sanity_check=2)
+    made.fit(model, data(), data())
+    assert (model.of_epochs, model.of_validations) == ([0.5, 2.5], [0.5, 2.5, 4.5])
+    assert made.metrics["twice"] == 9.0
+    assert make().validate(model, data()) == {"val": 0.5, "twice": 1.0}
+
+
+class StaysFrozen(nn.BatchNorm1d):
+    """Its statistics are fixed, whatever mode is set."""
+
+    def train(self, mode: bool = True) -> Any:
+        return super().train(False)
+
+
+class Frozen(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.modes = StaysFrozen(1), list[bool]()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.modes.append(self.norm.training)
+        return super().training_step([self.norm(batch[0])], batch_idx)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None: ...
+
+
+def test_a_layer_whose_train_keeps_it_in_eval_mode_stays_there() -> None:
+    model = Frozen()
+    make().fit(model, data(), data())
+    assert model.modes == [False] * 4
+    assert model.norm.num_batches_tracked == 0
+
+
+class OneElement(Model):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss: Tensor = super().training_step(batch, batch_idx)
+        return loss.reshape(1, 1)
+
+
+def test_a_loss_of_one_element_may_have_any_shape() -> None:
+    model = OneElement()
+    make().fit(model, data())
+    assert model.weight.item() == -4.0
+
+
+class Lookahead(torch.optim.SGD):
+    """Its state has a form of its own."""
+
+    def state_dict(self) -> Any:
+        return {"base": super().state_dict(), "slow": {}}
+
+
+class Wraps(Model):
+    def configure_optimizers(self) -> Any:
+        return Lookahead(self.parameters(), lr=1.0)
+
+
+class WithState(DataModule):
+    def train_dataloader(self) -> Any:
+        return data()
+
+    def state_dict(self) -> Any:
+        return {"position": 3}
+
+
+@pytest.mark.parametrize(
+    ("module", "given", "line"),
+    [
+        (Wraps(), data(), "gave Lookahead, whose state_dict has no 'state' and 'param_groups'"),
+        (Model(), WithState(), "WithState.state_dict would not be called: it is no hook; use rank"),
+    ],
+)
+def test_state_that_no_checkpoint_would_have_is_refused(module: Any, given: Any, line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        make().fit(module, given)
+    assert module.weight.item() == 0.0
+
+
+def test_a_hyperparameter_that_is_set_is_recorded() -> None:
+    model = Model()
+    model.hparams = {"lr": 1.0}
+    model.save_hyperparameters({"lr": 1.0})
+    model.hparams.lr = 0.5
+    assert model.hparams == {"lr": 0.5}

@@ -9,7 +9,7 @@ from typing import Any
 import my_project_trainer as trainer
 import pytest
 import torch
-from my_project_trainer.launch.devices import ENGINE_HARDWARE
+from my_project_trainer.launch.devices import ENGINE_HARDWARE as HARDWARE
 from my_project_trainer.loop.checks import LossRecord
 from my_project_trainer.loop.position import Position
 
@@ -33,8 +33,7 @@ def chips(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def see(count: int | None) -> None:
         monkeypatch.setattr(hardware, "count_chips", lambda: count)
-        tpu = replace(ENGINE_HARDWARE["tpu"], count=lambda: count)
-        monkeypatch.setitem(ENGINE_HARDWARE, "tpu", tpu)
+        monkeypatch.setitem(HARDWARE, "tpu", replace(HARDWARE["tpu"], count=lambda: count))
 
     return see
 

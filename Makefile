@@ -166,22 +166,22 @@ soak: $(TOOLS)  ## strike runs of a rendered project with faults, as root with a
 bench-checkpoints: $(TOOLS)  ## measure checkpoints: checksums, a billion parameters, 10,000 tensors, stalls (half an hour)
 	rm -rf build/bench-checkpoints
 	$(RENDER) build/bench-checkpoints
-	PYTHONPATH=build/bench-checkpoints/my-project/src $(PROJECT_VENV)/bin/python benchmarks/checkpoints.py $(ARGS)
+	PYTHONPATH=$(CURDIR)/build/bench-checkpoints/my-project/src $(PROJECT_VENV)/bin/python benchmarks/checkpoints.py $(ARGS)
 
 bench-pipeline: $(TOOLS)  ## measure how long pipelines wait, and their memory (twenty minutes)
 	rm -rf build/bench-pipeline
 	$(RENDER) build/bench-pipeline
-	PYTHONPATH=build/bench-pipeline/my-project/src $(PROJECT_VENV)/bin/python benchmarks/pipeline.py $(ARGS)
+	PYTHONPATH=$(CURDIR)/build/bench-pipeline/my-project/src $(PROJECT_VENV)/bin/python benchmarks/pipeline.py $(ARGS)
 
-study: $(TOOLS)  ## train with many batch sizes, rates and seeds, and plot what each reaches (ten minutes)
+study: $(TOOLS)  ## train with many batch sizes, rates and seeds, and print what they reach (ten minutes)
 	rm -rf build/study
 	$(RENDER) build/study
-	PYTHONPATH=build/study/my-project/src $(PROJECT_VENV)/bin/python benchmarks/study.py build/study/results $(ARGS)
+	PYTHONPATH=$(CURDIR)/build/study/my-project/src $(PROJECT_VENV)/bin/python benchmarks/study.py build/study/results $(ARGS)
 
 bench-scale: $(TOOLS)  ## measure the start and stop of 8 to 64 ranks on this machine (half an hour)
 	rm -rf build/bench-scale
 	$(RENDER) build/bench-scale
-	PYTHONPATH=build/bench-scale/my-project/src:build/bench-scale/my-project $(PROJECT_VENV)/bin/python benchmarks/scale.py $(ARGS)
+	PYTHONPATH=$(CURDIR)/build/bench-scale/my-project/src:$(CURDIR)/build/bench-scale/my-project $(PROJECT_VENV)/bin/python benchmarks/scale.py $(ARGS)
 
 # Like `make soak`.
 soak-long: $(TOOLS)  ## train for 20,000 steps and for 200 epochs: memory and time of a step stay the same (ten minutes)
@@ -270,16 +270,18 @@ format: $(TOOLS)  ## format the template's own Python files
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(BENCH_TOOLS)  ## compare with Lightning, Accelerate and a hand-written loop (half an hour)
-	$(BENCH)/bin/python benchmarks/run.py $(ARGS)
+bench: $(TOOLS) $(BENCH_TOOLS)  ## compare with Lightning, Accelerate and a hand-written loop (half an hour)
+	rm -rf build/bench
+	$(RENDER) build/bench
+	PYTHONPATH=$(CURDIR)/build/bench/my-project/src $(BENCH)/bin/python benchmarks/run.py $(ARGS)
 
 # Those that need no other trainer; `bash .ci/run bench` tries the rest.
 bench-smoke: project  ## check the types of all benchmarks, and try those that end in a minute
 	cd benchmarks && $(PROJECT_VENV)/bin/mypy --cache-dir $(CURDIR)/build/mypy-benchmarks .
-	for each in bare numbers; do (cd build && PYTHONPATH=test/my-project/src $(PROJECT_VENV)/bin/python \
-		../benchmarks/contestants.py '{"contestant": "bundled", "variant": "'$$each'", "warmup": 20, "epoch": 40}') || exit 1; done
-	for each in memory checkpoints; do PYTHONPATH=build/test/my-project/src \
-		$(PROJECT_VENV)/bin/python benchmarks/$$each.py --quick || exit 1; done
+	for variant in bare numbers; do (cd build && PYTHONPATH=test/my-project/src $(PROJECT_VENV)/bin/python \
+		../benchmarks/contestants.py '{"contestant": "bundled", "variant": "'$$variant'", "warmup": 20, "epoch": 40}') || exit 1; done
+	for name in memory checkpoints; do PYTHONPATH=$(CURDIR)/build/test/my-project/src \
+		$(PROJECT_VENV)/bin/python benchmarks/$$name.py --quick || exit 1; done
 
 # In the project's own environment, which has the engines; ARGS=--quick for a smoke run.
 bench-memory: $(TOOLS)  ## measure the memory of a rank under sharded strategies (half an hour)

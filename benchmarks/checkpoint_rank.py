@@ -1,21 +1,14 @@
-"""One rank of a measurement of checkpoints: checksums, saves and resumes, or stalls of training.
+"""One rank of a measurement of checkpoints: saves and resumes, or stalls of training."""
 
-python benchmarks/checkpoint_rank.py '{"what": "resumes", "width": 64, "tensors": 60, "rounds": 1}'
-"""
-
-from __future__ import annotations
-
-import contextlib
 import gc
-import json
 import os
 import shutil
-import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -34,33 +27,33 @@ from torch.distributed.fsdp import fully_shard
 from torch.optim import Adam, Optimizer
 
 import meter
-from child import end_with
+from child import argument, end_with
 from memory_rank import GPT
 from rounds import ordered
 from subjects import load_lazily_loaded
 
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", "1"))
 RANK = int(os.environ.get("RANK", "0"))
-# The trainer's, and torch's with so many threads of its writer.
-TRAINER = "trainer"
-CONTESTANTS = (TRAINER, "torch, threads: 1", "torch, threads: 2")
+# The trainer's, one that sums nothing, and torch's with so many threads of its writer.
+TRAINER, UNSUMMED = "trainer", "trainer, no checksums"
+TORCH, TORCH_2 = "torch, threads: 1", "torch, threads: 2"
+NO_SUMS = SimpleNamespace(crc32=lambda piece, crc32: 0)
 STEP = "step-00000001"
 SAVES = 4  # of a fit; the first one touches the memory of its copies
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is measured, a key of `MEASUREMENTS`, in a folder on the disk that is measured.
+    """Saves and resumes in a folder on the disk that is measured, or stalls of a `model`.
 
-    The model is of equal square matrices, sharded over all ranks by FSDP if there are several;
-    that of `"stalls"` is `model`.
+    What is saved are equal square matrices, sharded over all ranks by FSDP if there are several.
     """
 
-    what: str
     folder: str
     rounds: int
     width: int = 0
     tensors: int = 0
+    contestants: Sequence[str] = (TRAINER, TORCH, TORCH_2)
     model: str = ""
 
     @property
@@ -82,9 +75,6 @@ def barrier() -> None:
         dist.barrier()
 
 
-# --- saves and resumes ----------------------------------------------------------------------------
-
-
 class Model(TrainingModule):
     """Matrices without a forward: nothing is trained."""
 
@@ -99,7 +89,7 @@ class Rank:
     """This rank's share of a model and of Adam's moments, in memory from the start."""
 
     def __init__(self, job: Job) -> None:
-        self.folder = Path(job.folder)
+        self.job, self.folder = job, Path(job.folder)
         self.module = Model(job)
         if WORLD_SIZE > 1:
             fully_shard(self.module)
@@ -109,8 +99,8 @@ class Rank:
         self._fill(list(self.module.parameters()))
         self.optimizer: Optimizer = Adam(self.module.parameters())
         self._create_moments(step=1.0)
-        for each in self.optimizer.state.values():
-            self._fill([each["exp_avg"], each["exp_avg_sq"]])
+        for moments in self.optimizer.state.values():
+            self._fill([moments["exp_avg"], moments["exp_avg_sq"]])
 
     @torch.no_grad()
     def _fill(self, tensors: list[Any]) -> None:
@@ -135,8 +125,10 @@ class Rank:
         """Return a save by a contestant, after what is not measured."""
         path, state = self.folder / name, self.state()
         if name == TRAINER:
-            checkpoints = Checkpoints(path)
-            return lambda: checkpoints.save(1, state, {})
+            return lambda: Checkpoints(path).save(1, state, {})
+        if name == UNSUMMED:
+            unsummed = mock.patch.object(tensor_files, "zlib", NO_SUMS)
+            return lambda: unsummed(Checkpoints(path).save)(1, state, {})
         writer = dcp.FileSystemWriter(path, thread_count=int(name[-1]))
         return lambda: dcp.save(state, storage_writer=writer)
 
@@ -161,38 +153,37 @@ class Rank:
         dcp.load(self.state(), storage_reader=dcp.FileSystemReader(path))
 
     def one_round(self, number: int) -> dict[str, dict[str, float]]:
-        """Save by all contestants, then resume by all; files of torch's variants are the same."""
-        names = ordered(CONTESTANTS, number)
-        found = {f"save, {name}": measured(self.save(name)) for name in names}
+        """Save by all contestants, then resume; files of torch's variants are the same."""
+        names = ordered(self.job.contestants, number)
+        costs = {f"save, {name}": measured(self.save(name)) for name in names}
         saved = self.sums()
-        for name in ordered(CONTESTANTS[:2], number):
-            found[f"resume, {name}"] = measured(self.resume(name))
+        for name in (name for name in names if name in (TRAINER, TORCH)):
+            costs[f"resume, {name}"] = measured(self.resume(name))
             if self.sums() != saved:
                 raise SystemExit(f"{name}: what was loaded is not what was saved")
-            if name == TRAINER:
-                found["verify"] = {"seconds": self.verified}
+        costs["verify"] = {"seconds": self.verified}
         barrier()
         if WORLD_SIZE == 1:
-            path = self.folder / TRAINER / STEP
-            found["open"] = measured(lambda: Checkpoint(path).stored_state())
+            checkpoint = Checkpoint(self.folder / TRAINER / STEP)
+            costs["open"] = measured(checkpoint.stored_state)
         if RANK == 0:
             for name in names:
                 shutil.rmtree(self.folder / name)
         barrier()
-        return found
+        return costs
 
     def sums(self) -> list[float]:
         """A sum of each tensor's values on this rank."""
         tensors: list[Any] = list(self.module.parameters())
         for values in self.optimizer.state.values():
             tensors += [value for value in values.values() if isinstance(value, Tensor)]
-        return [float(local(each).detach().double().sum()) for each in tensors]
+        return [float(local(tensor).detach().double().sum()) for tensor in tensors]
 
 
 def local(tensor: Any) -> Tensor:
-    """This rank's part of a tensor."""
-    part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return part
+    """This rank's shard of a tensor, or a tensor that is not sharded."""
+    shard: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return shard
 
 
 def measured(what: Callable[[], Any]) -> dict[str, float]:
@@ -217,32 +208,6 @@ def resumes(job: Job) -> list[dict[str, dict[str, float]]]:
     return [rank.one_round(number) for number in range(job.rounds + 1)][1:]
 
 
-# --- checksums ------------------------------------------------------------------------------------
-
-
-def checksums(job: Job) -> list[dict[str, float]]:
-    """Seconds of a save with checksums and without, and of a check of all, in each round."""
-    rank = Rank(job)
-
-    def save(has_checksums: bool = True) -> float:
-        """It replaces the one before."""
-        fake = mock.patch.object(tensor_files, "zlib", crc32=lambda piece, crc32: 0)
-        with contextlib.nullcontext() if has_checksums else fake:
-            return measured(rank.save(TRAINER))["seconds"]
-
-    save()  # imports, and the first pages of the disk's cache
-    found = []
-    for number in range(job.rounds):
-        one = {name: save(name == "with") for name in ordered(("with", "without"), number)}
-        save()
-        checkpoint = Checkpoint(rank.folder / TRAINER / STEP)
-        found.append(one | {"check": seconds_of(checkpoint.check_contents)})
-    return found
-
-
-# --- stalls ---------------------------------------------------------------------------------------
-
-
 def stalls(job: Job) -> list[dict[str, dict[str, float]]]:
     """How long a save holds up training, synchronous and asynchronous ones, in each round.
 
@@ -251,16 +216,16 @@ def stalls(job: Job) -> list[dict[str, dict[str, float]]]:
     is not counted: in a run, saves are less frequent.
     """
     torch.set_num_threads(2)
-    found: list[float] = []
+    seconds: list[float] = []
     save_once = FitLoop._save_once
 
     def save(loop: FitLoop) -> None:
         if loop.fit.position.saved_at != loop.fit.position.global_step:
             loop.checkpoints.wait()
-            found.append(seconds_of(lambda: save_once(loop)))
+            seconds.append(seconds_of(lambda: save_once(loop)))
 
     def stall(is_asynchronous: bool) -> dict[str, float]:
-        found.clear()
+        seconds.clear()
         trainer = Trainer(
             accelerator="cpu",
             devices=1,
@@ -274,7 +239,7 @@ def stalls(job: Job) -> list[dict[str, dict[str, float]]]:
         )
         trainer.fit(GPT(job.model))
         shutil.rmtree(Path(job.folder) / "run")
-        first, *others = found[:SAVES]
+        first, *others = seconds[:SAVES]
         return {"first": first, "others": sum(others) / len(others)}
 
     with mock.patch.object(FitLoop, "_save_once", save):
@@ -284,23 +249,16 @@ def stalls(job: Job) -> list[dict[str, dict[str, float]]]:
         ]
 
 
-MEASUREMENTS: dict[str, Callable[[Job], Any]] = {
-    "checksums": checksums,
-    "resumes": resumes,
-    "stalls": stalls,
-}
-
-
 def main() -> None:
-    job = Job(**json.loads(sys.argv[1]))
+    job = Job(**argument())
     warnings.filterwarnings("ignore", category=UserWarning)
     warnings.filterwarnings("ignore", category=FutureWarning)
     if WORLD_SIZE > 1:
         torch.set_num_threads(1)
         dist.init_process_group("gloo")
-    found = MEASUREMENTS[job.what](job)
+    rounds = stalls(job) if job.model else resumes(job)
     barrier()
-    end_with(found)
+    end_with(rounds)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,9 @@
 """Starts a measurement in fresh processes, each of which leaves a line of JSON."""
 
-from __future__ import annotations
-
-import fcntl
 import json
 import os
 import pty
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -20,9 +16,9 @@ from typing import Any, NoReturn
 
 HERE = Path(__file__).resolve().parent
 STARTED = "BENCH_STARTED_NS"  # set just before a process is started
-# Its file for what it has found: it may end where its output goes elsewhere.
+# The file for its result: its output may go elsewhere when it ends.
 RESULT = "BENCH_RESULT"
-TIMEOUT = 900  # seconds; most measurements take about ten, on a busy machine minutes
+TIMEOUT = 1800  # seconds; most measurements take about ten, the longest some minutes
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
 # Without these glibc moves its thresholds by what it sees, and peaks differ from run to run. They
@@ -41,16 +37,16 @@ FREED_IS_RETURNED = STEADY_PEAKS | {
 }
 
 
-def measure(
-    script: str, job: Any, variables: Mapping[str, str], ranks: int = 1, timeout: float = TIMEOUT
-) -> list[Any]:
-    """Run a script of this folder on each rank, with `job` as JSON; return what each has found."""
+def measure(script: str, job: Any, variables: Mapping[str, str], ranks: int = 1) -> list[Any]:
+    """Run a script of this folder on each rank, with `job` as JSON; return the result of each."""
     command = [sys.executable, str(HERE / script), json.dumps(job, default=vars)]
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        shared = {**os.environ, **variables}
-        children = [_Child(command, {**shared, **own}, folder) for own in rank_variables(ranks)]
+        children = [
+            _Child(command, {**os.environ, **variables, **of_rank}, folder)
+            for of_rank in rank_variables(ranks)
+        ]
         try:
-            _await(children, timeout)
+            _await(children)
             results = [child.result() for child in children]
             logs = [log.read_text() for log in Path(folder).glob("runs/*/logs/*.log")]
         finally:
@@ -58,22 +54,17 @@ def measure(
                 child.kill()
     if None not in results:
         return results
-    words = [*(child.text for child in children), *logs]
-    shown = "\n".join(each[-3000:] for each in words)
-    raise SystemExit(f"{script} {job}: failed, or hangs; last words:\n{shown}")
+    last_words = "\n".join(text[-3000:] for text in [*(child.text for child in children), *logs])
+    raise SystemExit(f"{script} {job}: failed, or hangs; last words:\n{last_words}")
 
 
-def require_memory(needed: float, fewer: str) -> None:
-    """Refuse what would fill the memory of this machine; `fewer`: what to give instead."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))
-    if free < needed:
-        needs = f"this needs {needed / 1e9:.3g} GB of memory, and {free / 1e9:.3g} GB are free"
-        raise SystemExit(f"{needs}: give fewer {fewer}")
+def argument() -> Any:
+    """The job that `measure` has given this process."""
+    return json.loads(sys.argv[1])
 
 
 def end_with(result: Any) -> NoReturn:
-    """End a measurement with what it has found, for `measure`, or on the terminal."""
+    """End a measurement with its result, for `measure`, or on the terminal."""
     if RESULT in os.environ:
         Path(os.environ[RESULT]).write_text(json.dumps(result))
     else:
@@ -89,24 +80,16 @@ def rank_variables(ranks: int) -> list[dict[str, str]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    shared = {
-        "MASTER_ADDR": "127.0.0.1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "MASTER_PORT": port,
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_WORLD_SIZE": str(ranks),
-        "GROUP_RANK": "0",
-        "GROUP_WORLD_SIZE": "1",
-        "TORCHELASTIC_RUN_ID": "bench",
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": "0",
-    }
-    return [{**shared, "RANK": str(r), "LOCAL_RANK": str(r)} for r in range(ranks)]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
+    shared |= {"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "bench"}
+    shared |= {"TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0"}
+    shared |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+    return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
 
 
-def _await(children: list[_Child], timeout: float) -> None:
+def _await(children: list["_Child"]) -> None:
     """Wait until all have ended; not for those that wait for a rank that has failed."""
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + TIMEOUT
     while None in (codes := [child.process.poll() for child in children]):
         if any(codes) or time.monotonic() > deadline:
             return
@@ -118,7 +101,7 @@ class _Child:
 
     def __init__(self, command: list[str], env: dict[str, str], folder: str) -> None:
         self._master, slave = pty.openpty()
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
+        termios.tcsetwinsize(slave, (24, 100))
         self._result = Path(folder, f"result-{env.get('RANK', 0)}.json")
         env = {**env, RESULT: str(self._result), STARTED: str(time.monotonic_ns()), "TERM": "xterm"}
         self.process = subprocess.Popen(
@@ -142,7 +125,7 @@ class _Child:
         return self._output.decode(errors="replace")
 
     def result(self) -> Any:
-        """What it has found; ``None`` if it has not said so."""
+        """Its result; `None` if it has left none."""
         return json.loads(self._result.read_text()) if self._result.exists() else None
 
     def kill(self) -> None:

@@ -3,15 +3,12 @@
 python benchmarks/contestants.py '{"contestant": "bundled", "variant": "bare", "steps": 400}'
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import importlib.util
-import json
+import itertools
 import os
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -21,13 +18,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from child import end_with
+from child import argument, end_with
 from job import Job
 from meter import Meter, Reading
 from subjects import SUBJECTS, Net
 
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", "1"))
-PRECISION, CLIP = "bf16-mixed", 1.0
+CLIP = 1.0
 
 
 class GpuMeter(Meter):
@@ -54,17 +51,15 @@ class Run:
         self.meter = GpuMeter(job) if job.device == "cuda" else Meter(job)
         self.loss: Tensor | None = None
 
-    def dataset(self) -> TensorDataset:
-        """An epoch for each process."""
+    def loader(self, is_sharded: bool = False) -> DataLoader[Any]:
+        """Shuffled batches, an epoch for each process; trainers shard them by themselves."""
         count = self.job.epoch * self.job.batch * WORLD_SIZE
-        return TensorDataset(*self.net.samples(count, torch.Generator().manual_seed(0)))
-
-    def loader(self, sampler: DistributedSampler[Any] | None = None) -> DataLoader[Any]:
+        dataset = TensorDataset(*self.net.samples(count, torch.Generator().manual_seed(0)))
         return DataLoader(
-            self.dataset() if sampler is None else sampler.dataset,
+            dataset,
             batch_size=self.job.batch,
-            shuffle=sampler is None,
-            sampler=sampler,
+            shuffle=not is_sharded,
+            sampler=DistributedSampler(dataset) if is_sharded else None,
             pin_memory=self.job.device == "cuda",
         )
 
@@ -74,48 +69,52 @@ class Run:
 
     def result(self) -> dict[str, float]:
         """The meter's, and a loss: on a GPU the last step's, as `net` may be in any state."""
-        found = self.meter.result()  # before the forward below, which needs memory
+        result = self.meter.result()  # before the forward below, which needs memory
         loss = self.net.final_loss() if self.loss is None else float(self.loss)
-        return found | {"loss": loss}
+        return result | {"loss": loss}
+
+
+# --- hand-written loops ---------------------------------------------------------------------------
+
+
+def batches(loader: DataLoader[Any], steps: int) -> Iterator[Any]:
+    """Return the batches of as many epochs as the steps need."""
+
+    def epochs() -> Iterator[DataLoader[Any]]:
+        for epoch in itertools.count():
+            if isinstance(loader.sampler, DistributedSampler):
+                loader.sampler.set_epoch(epoch)
+            yield loader
+
+    return itertools.islice(itertools.chain.from_iterable(epochs()), steps)
 
 
 def loop(run: Run) -> None:
     """Train by a hand-written loop: nothing but what training needs. The measure of all others."""
-    job = run.job
-    wrapped: nn.Module = run.net
-    sampler: DistributedSampler[Any] | None = None
+    net: nn.Module = run.net
     if WORLD_SIZE > 1:
         dist.init_process_group("gloo")
-        wrapped = DistributedDataParallel(run.net)
-        sampler = DistributedSampler(run.dataset())
-    loader, optimizer = run.loader(sampler), run.optimizer(wrapped)
-    wrapped.train()
-    step, epoch = 0, 0
-    while step < job.total:
-        if sampler is not None:
-            sampler.set_epoch(epoch)
-        for x, y in loader:
-            run.meter.tick()
-            optimizer.zero_grad()
-            wrapped(x, y).backward()
-            optimizer.step()
-            step += 1
-            if step == job.total:
-                break
-        epoch += 1
+        net = DistributedDataParallel(run.net)
+    loader, optimizer = run.loader(is_sharded=WORLD_SIZE > 1), run.optimizer(net)
+    net.train()
+    for x, y in batches(loader, run.job.total):
+        run.meter.tick()
+        optimizer.zero_grad()
+        net(x, y).backward()
+        optimizer.step()
 
 
 def mixed_loop(run: Run, is_compiled: bool = False) -> None:
-    """Train in half precision by a hand-written loop, for one epoch."""
+    """Train in half precision, with clipping, by a hand-written loop."""
     job = run.job
     net = run.net.to(job.device)
     optimizer = run.optimizer(net)
     net.train()
     if is_compiled:
         net.compile()
-    for batch in run.loader():
+    for batch in batches(run.loader(), job.total):
         run.meter.tick()
-        tokens, targets = (each.to(job.device, non_blocking=True) for each in batch)
+        tokens, targets = (tensor.to(job.device, non_blocking=True) for tensor in batch)
         with torch.autocast(job.device, torch.bfloat16):
             loss = net(tokens, targets)
         loss.backward()
@@ -130,19 +129,16 @@ def accelerate(run: Run) -> None:
     from accelerate import Accelerator  # type: ignore[import-untyped]
 
     accelerator = Accelerator(cpu=True)
-    prepared = accelerator.prepare(run.net, run.optimizer(run.net), run.loader())
-    net, optimizer, loader = prepared
+    net, optimizer, loader = accelerator.prepare(run.net, run.optimizer(run.net), run.loader())
     net.train()
-    step = 0
-    while step < run.job.total:
-        for x, y in loader:
-            run.meter.tick()
-            optimizer.zero_grad()
-            accelerator.backward(net(x, y))
-            optimizer.step()
-            step += 1
-            if step == run.job.total:
-                break
+    for x, y in batches(loader, run.job.total):
+        run.meter.tick()
+        optimizer.zero_grad()
+        accelerator.backward(net(x, y))
+        optimizer.step()
+
+
+# --- trainers -------------------------------------------------------------------------------------
 
 
 def bundled(run: Run, **options: Any) -> None:
@@ -161,7 +157,7 @@ def bundled(run: Run, **options: Any) -> None:
     class Counting(TrainingModule):
         """Says what tokens and operations there are."""
 
-        flops_per_sample = 6.0 * sum(each.numel() for each in run.net.parameters())
+        flops_per_sample = 6.0 * sum(parameter.numel() for parameter in run.net.parameters())
 
         def count_tokens(self, batch: list[Tensor]) -> int:
             return batch[0].numel()
@@ -184,7 +180,9 @@ def bundled(run: Run, **options: Any) -> None:
 
 def lightning(run: Run) -> None:
     """Train by Lightning: bare, with a CSV logger, and with everything it does by default."""
-    package: Any = importlib.import_module(lightning_name())
+    # A package of one of these names is installed.
+    name = "lightning.pytorch" if importlib.util.find_spec("lightning") else "pytorch_lightning"
+    package: Any = importlib.import_module(name)
     bare = {"enable_checkpointing": False, "enable_progress_bar": False}
     bare |= {"enable_model_summary": False, "logger": False}
     variants: dict[str, dict[str, Any]] = {
@@ -204,22 +202,15 @@ def lightning(run: Run) -> None:
     trainer.fit(module_of(base, run))
 
 
-def lightning_name() -> str:
-    """Return the package by which Lightning is installed here."""
-    return "lightning.pytorch" if importlib.util.find_spec("lightning") else "pytorch_lightning"
-
-
 def shared_options(job: Job) -> dict[str, Any]:
     """Return what both trainers are given, by the same names."""
-    mixed: dict[str, Any] = {"precision": PRECISION, "gradient_clip_val": CLIP}
-    return {
-        "accelerator": "gpu" if job.device == "cuda" else "cpu",
-        "devices": WORLD_SIZE,
-        "max_steps": job.total,
-        "log_every_n_steps": 50,
-        **({"strategy": "ddp"} if WORLD_SIZE > 1 else {}),
-        **(mixed if job.mixed else {}),
-    }
+    options: dict[str, Any] = {"max_steps": job.total, "log_every_n_steps": 50}
+    options |= {"accelerator": "gpu" if job.device == "cuda" else "cpu", "devices": WORLD_SIZE}
+    if WORLD_SIZE > 1:
+        options["strategy"] = "ddp"
+    if job.mixed:
+        options |= {"precision": "bf16-mixed", "gradient_clip_val": CLIP}
+    return options
 
 
 def module_of(base: Any, run: Run) -> Any:
@@ -262,7 +253,7 @@ CONTESTANTS: dict[str, Callable[[Run], None]] = {
 
 
 def main() -> None:
-    job = Job(**json.loads(sys.argv[1]))
+    job = Job(**argument())
     if job.device == "cpu":
         torch.set_num_threads(1)
     if job.mixed:  # what the trainer sets by itself is the same for all

@@ -1,15 +1,9 @@
 """Times a GPT of 124 million parameters on one GPU: the trainer, a hand-written loop, Lightning.
 
-python benchmarks/gpu.py                         three rounds, ten minutes; writes docs/gpu.md
-python benchmarks/gpu.py --device cpu --quick    a smoke run with a tiny model; writes nothing
-
 The contestants alternate, in a fresh process each; medians are compared. It takes the Python that
 it is run by: `make bench-gpu` finds one whose torch sees a GPU.
 """
 
-from __future__ import annotations
-
-import datetime
 import importlib.util
 import platform
 import subprocess
@@ -19,13 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import report
-import rounds as side_by_side
-from child import ONE_THREAD
-from child import measure as measured
+from child import ONE_THREAD, TIMEOUT, measure
 from job import Job
-from rounds import Reading, middle
+from rounds import Reading, check_losses, middle, play
 
-TIMEOUT = 600
 NAMES = {
     "loop": "hand-written loop",
     "bundled": "this trainer",
@@ -69,112 +60,88 @@ def main() -> None:
     page = report.Page(options, "gpu")
     job = QUICK if options.quick else replace(FULL, batch=options.batch)
     job = replace(job, device=options.device)
-    names, left_out = contestants()
-    chosen = {"loop", *options.only, *map(_loop_of, options.only)}
-    rounds = side_by_side.play(
-        [each for each in names if each in chosen],
-        lambda name: measure(job, name),
+    variables = ONE_THREAD if job.device == "cpu" else {}
+    chosen = {"loop", *options.only, *map(loop_of, options.only)}
+    notes = []
+    if not any(map(importlib.util.find_spec, ("lightning", "pytorch_lightning"))):
+        chosen.discard("lightning")
+        missing = f"{sys.executable} does not have it; pip install lightning"
+        notes.append(f"Lightning is not compared: {missing}")
+    rounds = play(
+        [name for name in NAMES if name in chosen],
+        lambda name: measure("contestants.py", replace(job, contestant=name), variables)[0],
         1 if options.quick else options.rounds,
         options.seconds,
         options.lines,
     )
-    check(rounds)
+    check_losses(rounds, "loop", ratio=0.1)
     device = device_of(options.device)
-    known = (tflop for name, tflop in PEAK_TFLOPS.items() if name in device)
+    known = (tflops for name, tflops in PEAK_TFLOPS.items() if name in device)
     peak = options.peak_tflops or next(known, None)
     if peak is None:
-        left_out.append("The MFU is not known: give the GPU's --peak-tflops.")
-    page.publish({"bench-gpu": markdown(job, rounds, device, left_out, peak)})
-
-
-def contestants() -> tuple[list[str], list[str]]:
-    """Return those that can run here, and a line for each that cannot."""
-    if any(map(importlib.util.find_spec, ("lightning", "pytorch_lightning"))):
-        return list(NAMES), []
-    line = f"Lightning is not compared: {sys.executable} does not have it; pip install lightning"
-    return [name for name in NAMES if name != "lightning"], [line]
-
-
-def measure(job: Job, name: str) -> Reading:
-    """Return what a contestant's process found."""
-    job = replace(job, contestant=name)
-    variables = ONE_THREAD if job.device == "cpu" else {}
-    found: list[Reading] = measured("contestants.py", job, variables, timeout=TIMEOUT)
-    return found[0]
-
-
-def check(rounds: Rounds) -> None:
-    """All must have come near the loop's loss, or they did not do the same work."""
-    named = {NAMES[name]: results for name, results in rounds.items()}
-    side_by_side.check_losses(named, NAMES["loop"], part=0.1)
+        notes.append("The MFU is not known: give the GPU's --peak-tflops.")
+    page.publish({"bench-gpu": markdown(job, rounds, device, notes, peak)})
 
 
 def markdown(
-    job: Job, rounds: Rounds, device: str, left_out: list[str], peak_tflops: float | None
+    job: Job, rounds: Rounds, device: str, notes: list[str], peak_tflops: float | None
 ) -> str:
     """Return the table, and whether it is what is aimed at."""
-    now = datetime.datetime.now(datetime.UTC)
     count = len(rounds["loop"])
-    versions = report.versions("torch", "lightning", "pytorch-lightning")
-    facts = [f"{now:%Y-%m-%d %H:%M} UTC", device, f"Python {platform.python_version()}", *versions]
     head = ["", "step", "beside the loop", "tokens a second", "MFU", "peak memory"]
     is_smoke = job.warmup == QUICK.warmup
     return "\n".join(
         [
-            f"{', '.join(facts)}.",
+            report.machine("torch", "lightning", "pytorch-lightning", device=device),
             f"{job.batch} sequences of {job.size.context} tokens a step, bf16-mixed, fused AdamW, "
             f"clipped; medians of {count} round{'s' if count > 1 else ''} of {job.steps} steps.",
             "",
             report.table([*head, "beside the loop"], _rows(job, rounds, peak_tflops)),
             "",
             *(["A smoke run: its numbers say nothing."] if is_smoke else verdicts(rounds)),
-            *left_out,
+            *notes,
             "",
         ]
     )
 
 
 def _rows(job: Job, rounds: Rounds, peak_tflops: float | None) -> Iterator[list[str]]:
-    for name, results in rounds.items():
-        step, peak = (middle(results, key) for key in AIMS)
-        step_of_loop, peak_of_loop = (middle(rounds[_loop_of(name)], key) for key in AIMS)
+    for name, readings in rounds.items():
+        step, peak = (middle(readings, key) for key in AIMS)
+        step_more, peak_more = (more_than_loop(rounds, name, key) for key in AIMS)
         tokens = job.batch * job.size.context / step * 1e3
-        part = tokens * job.size.flops_per_token / peak_tflops / 1e12 if peak_tflops else None
-        yield [
-            NAMES[name],
-            f"{step:.2f} ms",
-            f"{step / step_of_loop - 1:+.1%}",
-            f"{tokens:,.0f}",
-            "" if part is None else f"{part:.1%}",
-            f"{peak:.0f} MiB",
-            f"{peak / peak_of_loop - 1:+.1%}",
-        ]
+        used_tflops = tokens * job.size.flops_per_token / 1e12
+        mfu = f"{used_tflops / peak_tflops:.1%}" if peak_tflops else ""
+        cells = [f"{step:.2f} ms", f"{step_more:+.1%}", f"{tokens:,.0f}", mfu]
+        yield [NAMES[name], *cells, f"{peak:.0f} MiB", f"{peak_more:+.1%}"]
 
 
-def _loop_of(name: str) -> str:
+def loop_of(name: str) -> str:
     """The hand-written loop beside which a contestant is shown: compiled, if it is."""
     return "loop_compiled" if name.endswith("_compiled") else "loop"
 
 
-def verdicts(rounds: Rounds) -> list[str]:
+def more_than_loop(rounds: Rounds, name: str, key: str) -> float:
+    """By which ratio a contestant has more than its hand-written loop."""
+    return middle(rounds[name], key) / middle(rounds[loop_of(name)], key) - 1
+
+
+def verdicts(rounds: Rounds) -> Iterator[str]:
     """Return a line for each aim, eager and compiled."""
-    lines = []
-    for key, (what, aim) in AIMS.items():
-        for name in [each for each in ("bundled", "bundled_compiled") if each in rounds]:
-            more = middle(rounds[name], key) / middle(rounds[_loop_of(name)], key) - 1
-            word = "reached" if more <= aim else "**missed**"
-            shown = f"{what}{', compiled' if name != 'bundled' else ''}"
-            lines.append(f"- {shown}: {more:+.1%}; the aim of at most {aim:+.0%} is {word}.")
-    return lines
+    for key, (subject, aim) in AIMS.items():
+        for name, shown in (("bundled", subject), ("bundled_compiled", f"{subject}, compiled")):
+            if name in rounds:
+                more = more_than_loop(rounds, name, key)
+                word = "reached" if more <= aim else "**missed**"
+                yield f"- {shown}: {more:+.1%}; the aim of at most {aim:+.0%} is {word}."
 
 
 def device_of(kind: str) -> str:
     """Return the name of what is measured; a process of its own asks, which leaves no context."""
     if kind == "cpu":
         return f"{platform.machine()} CPU (a smoke run)"
-    done = subprocess.run(
-        [sys.executable, "-c", FACTS], capture_output=True, text=True, check=True, timeout=TIMEOUT
-    )
+    command = [sys.executable, "-c", FACTS]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=TIMEOUT)
     return done.stdout.strip()
 
 

@@ -1,7 +1,5 @@
 """What is measured. Imports nothing heavy: refusals come at once, and the first step is timed."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 
@@ -44,14 +42,10 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Job:
-    """One measurement of one contestant: who trains what, and for how long.
+    """One measurement of one of contestants.py: who trains what of subjects.py, and for how long.
 
-    Args:
-        contestant: see contestants.py.
-        variant: what it does besides training: `"bare"`, `"logging"`, …
-        subject: see subjects.py.
-        epoch: steps in one; the bundled trainer saves at the end of each.
-        mixed: in bf16, with clipping.
+    A variant is what it does besides training: `"bare"`, `"logging"`, … The bundled trainer saves
+    at the end of each epoch of so many steps. `mixed` is in bf16, with clipping.
     """
 
     contestant: str

@@ -1,7 +1,5 @@
 """Clocks and memory of a process. Imports nothing heavy: the time to the first step counts too."""
 
-from __future__ import annotations
-
 import os
 import time
 from dataclasses import dataclass
@@ -40,15 +38,13 @@ class Meter:
         self.job = job
         self.count = 0
         self.readings: dict[int, Reading] = {}
-        self._due = sorted({2, job.warmup + 1, job.total}, reverse=True)
-        self._next = self._due.pop()
+        self._marks = frozenset({2, job.warmup + 1, job.total})
 
     def tick(self) -> None:
         """Count a step."""
         self.count += 1
-        if self.count == self._next:
+        if self.count in self._marks:
             self.readings[self.count] = self.read()
-            self._next = self._due.pop() if self._due else 0
 
     def read(self) -> Reading:
         """Read the clocks; on a device, when it has done what was asked of it."""
@@ -74,13 +70,13 @@ class Meter:
 
 def resident() -> float:
     """MiB of this process that are in memory now."""
-    return _status("VmRSS:")
+    return mib_in("/proc/self/status", "VmRSS:")
 
 
 def peak() -> float:
     """Most MiB that were in memory since `forget_peak`."""
     # Not `ru_maxrss`, which may be the parent's, before exec.
-    return _status("VmHWM:")
+    return mib_in("/proc/self/status", "VmHWM:")
 
 
 def forget_peak() -> None:
@@ -88,8 +84,15 @@ def forget_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
-def _status(name: str) -> float:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(name):
-            return int(line.split()[1]) / 1024
-    raise OSError(f"no {name} in /proc/self/status")
+def mib_in(file: str, name: str) -> float:
+    """MiB in the line of a file of /proc that begins with a name."""
+    lines = Path(file).read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(name))
+
+
+def require_memory(needed: float, fewer: str) -> None:
+    """Refuse what would fill the memory of this machine; `fewer`: what to give instead."""
+    free = mib_in("/proc/meminfo", "MemAvailable:") * 2**20
+    if free < needed:
+        needs = f"this needs {needed / 1e9:.3g} GB of memory, and {free / 1e9:.3g} GB are free"
+        raise SystemExit(f"{needs}: give fewer {fewer}")

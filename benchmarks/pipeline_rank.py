@@ -1,12 +1,5 @@
-"""One rank of several measurements of pipelines, each of which it trains once.
+"""One rank of several measurements of pipelines, each of which it trains once."""
 
-python benchmarks/pipeline_rank.py '[{"subject": "sleep"}]'
-"""
-
-from __future__ import annotations
-
-import json
-import sys
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 import meter
-from child import end_with
+from child import argument, end_with
 from subjects import load_lazily_loaded
 
 WARMUP = 1
@@ -26,15 +19,10 @@ WARMUP = 1
 
 @dataclass(frozen=True)
 class Job:
-    """What is measured.
+    """What is measured: layers that sleep, or a convolutional network for `"images"`.
 
-    Args:
-        subject: `"sleep"`, layers that sleep, or `"images"`, a convolutional network.
-        options: of the strategy.
-        devices: number of processes; with one it is the whole model.
-        batch_size: samples of a batch.
-        steps: measured steps.
-        seconds: that the forward of a sleeping layer takes; its backward takes twice as long.
+    The forward of a sleeping layer takes so many seconds, and its backward twice as long. With one
+    device it is the whole model.
     """
 
     subject: str
@@ -58,16 +46,12 @@ class Busy:
         cls.seconds += time.monotonic() - started
 
 
-class _SleepInBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(context: Any, value: Tensor, seconds: float) -> Tensor:
-        context.seconds = seconds
-        return value.view_as(value)
-
-    @staticmethod
-    def backward(context: Any, *gradients: Any) -> Any:
-        Busy.sleep(context.seconds)
-        return gradients[0], None
+def sleep_in_backward(value: Tensor, seconds: float) -> Tensor:
+    """The same value, whose gradient takes so long."""
+    value = value.view_as(value)
+    if value.requires_grad:
+        value.register_hook(lambda _: Busy.sleep(seconds))
+    return value
 
 
 class Sleep(nn.Module):
@@ -80,8 +64,7 @@ class Sleep(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         Busy.sleep(self.seconds)
-        weight = _SleepInBackward.apply(self.weight, self.seconds)
-        return _SleepInBackward.apply(x, self.seconds) + weight
+        return sleep_in_backward(x, self.seconds) + sleep_in_backward(self.weight, self.seconds)
 
 
 class Sleeping(trainer.TrainingModule):
@@ -174,7 +157,7 @@ def measure(job: Job) -> dict[str, Any]:
 def main() -> None:
     torch.set_num_threads(1)
     load_lazily_loaded()
-    end_with([measure(Job(**job)) for job in json.loads(sys.argv[1])])
+    end_with([measure(Job(**job)) for job in argument()])
 
 
 if __name__ == "__main__":

@@ -1,12 +1,8 @@
 """Compares what `plan` says of a rank's memory with what is measured, and writes docs/plan.csv.
 
-PYTHONPATH=PROJECT/src python benchmarks/plan.py          all of it: an hour on two cores
-PYTHONPATH=PROJECT/src python benchmarks/plan.py --only LongGPT --ranks 2 --strategies fsdp
-
-It measures as benchmarks/memory.py does, in the environment of a rendered project.
+It measures as benchmarks/memory.py does, in the environment of a rendered project: `make
+bench-plan`. All of it takes an hour on two cores; `--only LongGPT --ranks 2 --strategies fsdp`.
 """
-
-from __future__ import annotations
 
 import argparse
 import csv
@@ -22,7 +18,6 @@ from child import HERE
 from memory import ENTRIES, available, measure
 from report import DOCS, writable
 
-MiB = 2**20
 # Under other options than the usual ones, a strategy of each kind.
 FEW = ("ddp", "fsdp", "deepspeed_stage_2")
 FIELDS = ("model", "ranks", "strategy", "planned", "measured", "ratio", "mark")
@@ -52,9 +47,7 @@ CASES = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", default=[case.model for case in CASES])
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--strategies", nargs="+", choices=ENTRIES, default=[*ENTRIES])
@@ -69,7 +62,8 @@ def main() -> None:
             plan = planned(case, ranks)
             for strategy in strategies:
                 if case.name == case.model or strategy in FEW:
-                    row = row_of(rows, case, ranks, strategy, plan[strategy])
+                    row = row_of(rows, case, ranks, strategy)
+                    compare(row, plan[strategy])
                     print(", ".join(row[field] for field in FIELDS), file=sys.stderr, flush=True)
                     write(path, rows)
     near = sum(abs(float(row["ratio"]) - 1) <= 0.1 for row in rows)
@@ -77,7 +71,7 @@ def main() -> None:
 
 
 def planned(case: Case, ranks: int) -> dict[str, dict[str, Any]]:
-    """The rows of a plan by strategy."""
+    """The memory of a plan by strategy."""
     command = [sys.executable, "-m", "my_project", "plan", "--json", "--accelerator", "cpu"]
     command += ["--devices", str(ranks), "--memory", "64G", "--seconds", "300"]
     command += ["--model", f"memory_rank.{case.model}", "--trainer.max_steps", "5"]
@@ -92,20 +86,22 @@ def planned(case: Case, ranks: int) -> dict[str, dict[str, Any]]:
     return {row["name"]: row["memory"] for row in json.loads(done.stdout)["rows"]}
 
 
-def row_of(
-    rows: list[dict[str, str]], case: Case, ranks: int, strategy: str, plan: dict[str, Any]
-) -> dict[str, str]:
-    """The row of a cell with what is planned now; it is measured if it has not been before."""
+def row_of(rows: list[dict[str, str]], case: Case, ranks: int, strategy: str) -> dict[str, str]:
+    """The row of a cell; it is measured if it has not been before."""
     key = {"model": case.name, "ranks": str(ranks), "strategy": strategy}
-    row = next((row for row in rows if key.items() <= row.items()), {})
-    if not row:
-        measured = measure(strategy, ranks, steps=1, **asdict(case))["peak"]
-        row |= {**key, "measured": f"{measured:.0f}"}
-        rows.append(row)
-    own = plan["peak"] / MiB
-    row |= {"planned": f"{own:.0f}", "mark": plan["mark"]}
-    row["ratio"] = f"{own / float(row['measured']):.3f}"
-    return row
+    for row in rows:
+        if key.items() <= row.items():
+            return row
+    peak = measure(strategy, ranks, steps=1, **asdict(case))["peak"]
+    rows.append({**key, "measured": f"{peak:.0f}"})
+    return rows[-1]
+
+
+def compare(row: dict[str, str], plan: dict[str, Any]) -> None:
+    """Add what is planned now."""
+    peak = plan["peak"] / 2**20
+    row |= {"planned": f"{peak:.0f}", "mark": plan["mark"]}
+    row["ratio"] = f"{peak / float(row['measured']):.3f}"
 
 
 def write(path: Path, rows: list[dict[str, str]]) -> None:

@@ -1,7 +1,5 @@
 """Rounds of measurements side by side, and ratios within a round, with their spread."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys
@@ -43,34 +41,34 @@ def play(
             print(f"{number} rounds: no time for another (--seconds)", file=sys.stderr, flush=True)
             break
         for name in ordered(names, number):
-            result = measure(name)
-            rounds[name].append(result)
+            reading = measure(name)
+            rounds[name].append(reading)
             if lines is not None:
                 with lines.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps({"round": number + 1, "name": name, **result}) + "\n")
-            shown = ", ".join(f"{key} {value:.3f}" for key, value in result.items())
+                    file.write(json.dumps({"round": number + 1, "name": name, **reading}) + "\n")
+            shown = ", ".join(f"{key} {value:.3f}" for key, value in reading.items())
             print(f"{number + 1}: {name}: {shown}", file=sys.stderr, flush=True)
     return rounds
 
 
-def column(results: Sequence[Reading], key: str) -> list[float]:
+def column(readings: Sequence[Reading], key: str) -> list[float]:
     """One number of each round."""
-    return [result[key] for result in results]
+    return [reading[key] for reading in readings]
 
 
-def middle(results: Sequence[Reading], key: str) -> float:
+def middle(readings: Sequence[Reading], key: str) -> float:
     """The median of one number."""
-    return median(column(results, key))
+    return median(column(readings, key))
 
 
-def ratios(mine: Sequence[float], others: Sequence[float]) -> list[float]:
+def ratios(values: Sequence[float], bases: Sequence[float]) -> list[float]:
     """Within each round."""
-    return [own / other for own, other in zip(mine, others, strict=True)]
+    return [value / base for value, base in zip(values, bases, strict=True)]
 
 
-def differences(mine: Sequence[float], others: Sequence[float]) -> list[float]:
+def differences(values: Sequence[float], bases: Sequence[float]) -> list[float]:
     """Within each round."""
-    return [own - other for own, other in zip(mine, others, strict=True)]
+    return [value - base for value, base in zip(values, bases, strict=True)]
 
 
 def spread(values: Sequence[float], digits: int, sign: bool = False) -> str:
@@ -80,18 +78,14 @@ def spread(values: Sequence[float], digits: int, sign: bool = False) -> str:
 
 
 def check_losses(
-    rounds: Mapping[Name, Sequence[Reading]], base: Name, part: float, more: float = 0.0
+    rounds: Mapping[Name, Sequence[Reading]], base: Name, ratio: float, more: float = 0.0
 ) -> None:
-    """All must have come near one contestant's loss, or they did not do the same work.
+    """All must have come near the loss of `base`, up to this ratio of it and `more`.
 
-    Args:
-        rounds: of all contestants.
-        base: the one beside which the others are shown.
-        part: of its loss, by which another's may differ.
-        more: what is added to this.
+    Otherwise they did not do the same work.
     """
-    for name, results in rounds.items():
-        for mine, other in zip(results, rounds.get(base, []), strict=False):
-            loss, expected = mine["loss"], other["loss"]
-            if abs(loss - expected) > part * expected + more:
-                raise SystemExit(f"{name} ends at {loss:.3f}, not near {expected:.3f}")
+    for name, readings in rounds.items():
+        for reading, expected in zip(readings, rounds.get(base, []), strict=False):
+            if abs(reading["loss"] - expected["loss"]) > ratio * expected["loss"] + more:
+                losses = f"{reading['loss']:.3f}, not near {expected['loss']:.3f}"
+                raise SystemExit(f"{name} ends at {losses}")

@@ -4,8 +4,6 @@ Each rank writes what it has used after its first step, when it has trained for 
 at its end: operations of the store by kind, threads, descriptors, memory and processor time.
 """
 
-from __future__ import annotations
-
 import atexit
 import collections
 import json
@@ -71,15 +69,15 @@ def _passed_on(kind: str) -> Any:
         counted[kind] += 1
         if kind == "compare_set":  # it is given bytes, and takes texts
             arguments = tuple(
-                each.decode() if isinstance(each, bytes) else each for each in arguments
+                value.decode() if isinstance(value, bytes) else value for value in arguments
             )
         return getattr(self.store, kind)(*arguments)
 
     return operation
 
 
-for each in KINDS:
-    setattr(Counting, each, _passed_on(each))
+for name in KINDS:
+    setattr(Counting, name, _passed_on(name))
 Counting.deleteKey = Counting.delete_key  # type: ignore[attr-defined]  # as C++ calls it
 
 
@@ -90,9 +88,6 @@ def count_operations() -> None:
         setattr(dist, name, lambda *a, create=create, **k: Counting(create(*a, **k)))
 
 
-# --- what is trained ------------------------------------------------------------------------------
-
-
 def entries(folder: str) -> int:
     """Number of entries of a folder, such as that of a process' descriptors in /proc."""
     return sum(1 for _ in Path(folder).iterdir())
@@ -100,16 +95,15 @@ def entries(folder: str) -> int:
 
 def reading() -> dict[str, Any]:
     """What this process has used until now."""
-    rollup = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    (own,) = (int(line.split()[1]) / 1024 for line in rollup if line.startswith("Pss:"))
     return {
         "at": time.monotonic(),
         "cpu_s": time.process_time(),
-        "operations": dict(counted),
+        "operations": counted.total(),
+        "kinds": dict(counted),
         "threads": entries("/proc/self/task"),
         "descriptors": entries("/proc/self/fd"),
         "resident_mib": meter.resident(),
-        "own_mib": own,
+        "own_mib": meter.mib_in("/proc/self/smaps_rollup", "Pss:"),
     }
 
 
@@ -120,33 +114,31 @@ class Tiny(TrainingModule):
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1))
         self.job, self.folder = job, folder
-        self.found: dict[str, Any] = {}
+        self.readings: dict[str, Any] = {}
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         time.sleep(SECONDS_OF_A_STEP)
         return self.layers(batch[0]).square().mean()
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if "steady" in self.found:
-            return
-        step = self.global_step
-        name = {1: "first", WARMUP: "warm"}.get(step)
-        warm = self.found.get("warm")
-        if warm and step > WARMUP and time.monotonic() >= warm["at"] + self.job.seconds:
-            name = "steady"
-        if name:
-            self.found[name] = {"step": step, **reading()}
-        if name == "steady":
-            self.path = self.folder / f"rank-{self.global_rank}.json"
-            self.write()
-            atexit.register(self.write_end)
+        if self.global_step in (1, WARMUP):
+            self.read("first" if self.global_step == 1 else "warm")
+        is_due = "warm" in self.readings and "steady" not in self.readings
+        if is_due and time.monotonic() >= self.readings["warm"]["at"] + self.job.seconds:
+            self.read("steady")
+            path = self.folder / f"rank-{self.global_rank}.json"
+            self.write(path)
+            atexit.register(self.write_end, path)
 
-    def write(self) -> None:
-        files.write_atomically(self.path, json.dumps(self.found))
+    def read(self, moment: str) -> None:
+        self.readings[moment] = {"step": self.global_step, **reading()}
 
-    def write_end(self) -> None:
-        self.found["end"] = reading()
-        self.write()
+    def write(self, path: Path) -> None:
+        files.write_atomically(path, json.dumps(self.readings))
+
+    def write_end(self, path: Path) -> None:
+        self.readings["end"] = reading()
+        self.write(path)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), 0.001)

@@ -1,16 +1,16 @@
-"""How batch size, epochs and learning rate interact: many short fits, with their plot as SVG.
+"""How batch size, epochs and learning rate interact: many short fits.
 
 usage: python benchmarks/study.py FOLDER [--quick]    in a project's environment; `make study`
   --quick   two batch sizes, one seed, one and two processes
 
 Each fit trains the digits for the same number of epochs. The learning rate is chosen for the batch
 of 32, and `learning_rate_scaling` changes it for larger ones. A second part trains one of them on
-1, 2, 4 and 8 processes with the same global batch.
+1, 2, 4 and 8 processes with the same global batch. FOLDER/study.csv has the fits; the table of
+docs/study.md is printed.
 """
 
 import csv
 import itertools
-import json
 import os
 import statistics
 import sys
@@ -24,11 +24,11 @@ from my_project_trainer import Trainer
 
 from my_project.tasks.digits import Digits
 from my_project.tasks.image_classifier import ImageClassifier
-from plots import GRAY, Curve, Panel, panels
+from report import table
 
 Rule = Literal["none", "sqrt", "linear"]
+RULES: tuple[Rule, ...] = ("none", "sqrt", "linear")
 BATCHES = (32, 64, 128, 256, 512, 1024)
-RULES: dict[Rule, str] = {"none": GRAY, "sqrt": "#e07b00", "linear": "#0068b5"}
 WARMUPS = (0.0, 0.25)  # of the steps of a fit
 SEEDS = (1, 2, 3)
 PROCESSES = (1, 2, 4, 8)
@@ -104,48 +104,38 @@ def unscaled(fit: Fit) -> Fit:
     return fit._replace(rule="none", warmup=0.0)
 
 
-def accuracy(found: Mapping[Fit, Result], fits: Sequence[Fit]) -> float:
-    """The median of fits that differ in their seed."""
-    return statistics.median(found.get(fit, found[unscaled(fit)]).accuracy for fit in fits)
-
-
-def plot(found: Mapping[Fit, Result]) -> str:
-    """Print accuracy by batch size; return it as an SVG, a panel per optimizer and warm-up."""
-    batches, seeds = ({getattr(fit, name) for fit in found} for name in ("batch", "seed"))
-    percent = {part / 100: f"{part} %" for part in (0, 50, 100)}
-    shown = []
-    for optimizer, warmup in itertools.product(RATES, WARMUPS):
-        curves = []
-        for rule, color in RULES.items():
-            fits = {n: [Fit(optimizer, warmup, rule, n, seed) for seed in seeds] for n in batches}
-            points = [(batch, accuracy(found, fits[batch])) for batch in sorted(batches)]
-            curves.append(Curve(color, points))
-            print(f"{optimizer:6} {warmup:4} {rule:7}", *(f"{value:6.3f}" for _, value in points))
-        title = f"{optimizer}, {'with' if warmup else 'without'} warm-up"
-        shown.append(Panel(title, "batch size", sorted(batches), percent, curves))
-    return panels(shown, {str(rule): color for rule, color in RULES.items()}, columns=2)
+def accuracies(results: Mapping[Fit, Result], batches: Sequence[int], seeds: Sequence[int]) -> str:
+    """The table of accuracy in percent by batch size, the median of the seeds."""
+    rows = []
+    for optimizer, warmup, rule in itertools.product(RATES, WARMUPS, RULES):
+        if rule == "none" and warmup:
+            continue
+        row = [optimizer, rule, "yes" if warmup else "no"]
+        for batch in batches:
+            fits = [Fit(optimizer, warmup, rule, batch, seed) for seed in seeds]
+            reached = [results.get(fit, results[unscaled(fit)]).accuracy for fit in fits]
+            row.append(f"{100 * statistics.median(reached):.1f}")
+        rows.append(row)
+    return table(["optimizer", "rule", "warm-up", *map(str, batches)], rows)
 
 
 def main(folder: Path, quick: bool) -> None:
-    """Run the study; write study.csv, study.svg and processes.json."""
+    """Run the study; write study.csv, and print the table and losses by number of processes."""
     batches, seeds = (BATCHES[::5], SEEDS[:1]) if quick else (BATCHES, SEEDS)
     folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
-    found: dict[Fit, Result] = {}
+    results: dict[Fit, Result] = {}
     with (folder / "study.csv").open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow([*Fit._fields, *Result._fields])
         for fit, result in study(batches, seeds):
             writer.writerow([*fit, *(f"{value:.6g}" for value in result)])
-            found[fit] = result
-    (folder / "study.svg").write_text(plot(found))
-    one = Fit("SGD", 0.25, "linear", 64, 1)
-    same = {
-        number: train(one, devices=number, strategy="ddp_fork" if number > 1 else "auto").loss
-        for number in (PROCESSES[:2] if quick else PROCESSES)
-    }
-    (folder / "processes.json").write_text(json.dumps(same))
-    print("same global batch:", same)
+            results[fit] = result
+    print(accuracies(results, batches, seeds))
+    fit = Fit("SGD", 0.25, "linear", 64, 1)
+    for number in PROCESSES[:2] if quick else PROCESSES:
+        loss = train(fit, devices=number, strategy="ddp_fork" if number > 1 else "auto").loss
+        print(f"{number} processes, the same global batch: loss {loss:.7f}")
 
 
 if __name__ == "__main__":

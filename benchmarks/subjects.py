@@ -1,7 +1,5 @@
 """What is trained: models that give their loss, and data made up for them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 
@@ -30,18 +28,17 @@ class Net(nn.Module):
 class MLP(Net):
     """So small that what is measured is what stands around it."""
 
-    def __init__(self, width: int = 32, classes: int = 10) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.width, self.classes = width, classes
-        hidden = [nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()]
-        self.layers = nn.Sequential(*hidden, nn.Linear(width, classes))
+        hidden = [nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU()]
+        self.layers = nn.Sequential(*hidden, nn.Linear(32, 10))
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(self.layers(x), y)
 
     def samples(self, count: int, generator: Generator) -> Batch:
-        x = torch.randn(count, self.width, generator=generator)
-        return x, x[:, : self.classes].argmax(1)
+        x = torch.randn(count, 32, generator=generator)
+        return x, x[:, :10].argmax(1)
 
 
 class GPT(Net):
@@ -55,8 +52,8 @@ class GPT(Net):
         self.blocks = nn.ModuleList(Block(size) for _ in range(size.depth))
         self.norm = nn.LayerNorm(size.width)
         if size.tied:  # as GPT-2's
-            for each in (self.tokens, self.places):
-                nn.init.normal_(each.weight, std=0.02)
+            for embedding in (self.tokens, self.places):
+                nn.init.normal_(embedding.weight, std=0.02)
         else:
             self.head = nn.Linear(size.width, size.vocabulary, bias=False)
 

@@ -40,7 +40,7 @@ def test_a_folder_that_is_not_there_is_refused_before_anything_is_measured(tmp_p
         *[("checkpoints", "checkpoints"), ("scale", "scale")],
     ],
 )
-def test_a_page_has_the_parts_that_its_script_writes(gpu: Any, script: str, page: str) -> None:
+def test_a_page_has_the_sections_that_its_script_writes(gpu: Any, script: str, page: str) -> None:
     """The other scripts start in a project's environment only; all check folder and page first."""
     code = (BENCHMARKS / f"{script}.py").read_text(encoding="utf-8")
     parser, checked = (
@@ -48,25 +48,26 @@ def test_a_page_has_the_parts_that_its_script_writes(gpu: Any, script: str, page
     )
     assert parser < checked < code.index("page.publish(")
     text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
-    assert re.findall(r"<!-- (?!test-gpu)(.+): begin -->", text) == list(gpu.report.PARTS[page])
-    assert re.findall(r"<!-- (?!test-gpu)(.+): end -->", text) == list(gpu.report.PARTS[page])
-    for part in gpu.report.PARTS[page]:
-        assert f'"{part}"' in code or f"def {part}(" in code
+    sections = list(gpu.report.SECTIONS[page])
+    assert re.findall(r"<!-- (?!test-gpu)(.+): begin -->", text) == sections
+    assert re.findall(r"<!-- (?!test-gpu)(.+): end -->", text) == sections
+    for section in sections:
+        assert f'"{section}"' in code
     if script != "gpu":
         assert f"`make bench{'' if script == 'run' else f'-{script}'}`" in text
         assert f"(`python benchmarks/{script}.py`)" in text
 
 
-def test_parts_are_written_between_their_marks(gpu: Any, tmp_path: Path) -> None:
+def test_sections_are_written_between_their_marks(gpu: Any, tmp_path: Path) -> None:
     page = tmp_path / "memory.md"
     options = argparse.Namespace(quick=False, out=tmp_path)
     for text in ("one", "two"):
         gpu.report.Page(options, page.stem).publish({"machine": text}, "<svg/>")
     assert page.with_suffix(".svg").read_text(encoding="utf-8") == "<svg/>"
     before = (ROOT / "docs" / page.name).read_text(encoding="utf-8")
-    for part in gpu.report.PARTS["memory"]:
-        begin, end = map(re.escape, gpu.report.marks(part))
-        by = "two" if part == "machine" else "Not measured."
+    for section in gpu.report.SECTIONS["memory"]:
+        begin, end = map(re.escape, gpu.report.marks(section))
+        by = "two" if section == "machine" else "Not measured."
         before = re.sub(f"({begin}).*({end})", rf"\g<1>{by}\n\g<2>", before, flags=re.DOTALL)
     assert page.read_text(encoding="utf-8") == before
 
@@ -94,7 +95,7 @@ def test_the_gpu_benchmark_says_what_it_found_and_what_it_left_out(gpu: Any) -> 
         "loop_compiled": results(50, 50, 50, peak=500),
         "bundled_compiled": results(60, 60, 60, peak=500),
     }
-    gpu.check(rounds)
+    gpu.check_losses(rounds, "loop", ratio=0.1)
     # 8,192 tokens a step of 860 million operations each: 70.4 TFLOPS in 100 ms.
     size = gpu.FULL.size
     assert (size.parameters, size.flops_per_token) == (124_475_904, 860_101_632)
@@ -111,8 +112,8 @@ def test_the_gpu_benchmark_says_what_it_found_and_what_it_left_out(gpu: Any) -> 
     assert "- Its peak memory: +4.0%; the aim of at most +3% is **missed**." in lines
     assert lines[-1] == "Lightning is not compared: …"
     rounds["bundled"][1]["loss"] = 5.0
-    with pytest.raises(SystemExit, match=r"this trainer ends at 5\.000, not near 4\.000"):
-        gpu.check(rounds)
+    with pytest.raises(SystemExit, match=r"bundled ends at 5\.000, not near 4\.000"):
+        gpu.check_losses(rounds, "loop", ratio=0.1)
 
 
 def test_the_gpu_benchmark_keeps_each_measurement_and_ends_in_time(
@@ -121,11 +122,10 @@ def test_the_gpu_benchmark_keeps_each_measurement_and_ends_in_time(
     clock = iter([0.0, 100.0, 250.0])
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
     lines = tmp_path / "bench.jsonl"
-    play = gpu.side_by_side.play
-    rounds = play(["loop", "bundled"], lambda name: {"step_ms": 1.0}, 7, 350, lines)
+    rounds = gpu.play(["loop", "bundled"], lambda name: {"step_ms": 1.0}, 7, 350, lines)
     # After two rounds in 250 s, a third would end at 375 s.
-    assert {name: len(found) for name, found in rounds.items()} == {"loop": 2, "bundled": 2}
+    assert {name: len(readings) for name, readings in rounds.items()} == {"loop": 2, "bundled": 2}
     kept = [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()]
-    assert [(each["round"], each["name"]) for each in kept] == [
+    assert [(line["round"], line["name"]) for line in kept] == [
         *((1, "loop"), (1, "bundled"), (2, "bundled"), (2, "loop")),
     ]

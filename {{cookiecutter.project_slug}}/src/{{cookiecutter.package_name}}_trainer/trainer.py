@@ -75,11 +75,6 @@ class Trainer(current_run.RunProperties, current_run.OptionNames):
         console.warn_of_hidden_gpus(self._plan)
         randomness.seed_generators(options.seed)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if hasattr(Options, name):
-            raise AttributeError(f"{name} cannot be changed: give it to Trainer({name}=…)")
-        super().__setattr__(name, value)
-
     def building(self) -> AbstractContextManager[object]:
         """Context in which to create a module: with ``meta_device``, on the meta device.
 

@@ -82,6 +82,11 @@ class OptionNames:
     enable_progress_bar: bool
     metrics: Any
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if hasattr(Options, name) and not {"plan", "_plan"}.isdisjoint(vars(self)):
+            raise AttributeError(f"{name} cannot be changed: give it to Trainer({name}=…)")
+        super().__setattr__(name, value)
+
     @property
     def callback_metrics(self) -> dict[str, Tensor]:
         """The latest logged values as tensors, as Lightning has them."""

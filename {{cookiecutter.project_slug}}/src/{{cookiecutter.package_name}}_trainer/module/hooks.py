@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from ..errors import missing, nearest
+from ..errors import missing, nearest, shown
 
 Loader = Iterable[Any]
 Loaders = Loader | Mapping[str, Loader]
@@ -205,14 +205,18 @@ def problems_of_signatures(owner: object, base: type) -> list[str]:
     for name, hook in vars(base).items():
         if name.startswith("_") or not callable(hook) or not is_overridden(owner, base, name):
             continue
+        if not callable(method := getattr(owner, name)):
+            what = f"is {shown(method)}, not a method: define one that returns it"
+            lines.append(f"{type(owner).__name__}.{name} {what}")
+            continue
         expected = list(inspect.signature(hook).parameters)[1:]
-        signature = inspect.signature(getattr(owner, name))
+        signature = inspect.signature(method)
         try:
             signature.bind(*expected)
         except TypeError:
-            shown = signature.replace(return_annotation=signature.empty)
+            taken = signature.replace(return_annotation=signature.empty)
             lines.append(
-                f"{type(owner).__name__}.{name} takes {shown}; it is called with "
+                f"{type(owner).__name__}.{name} takes {taken}; it is called with "
                 f"({', '.join(expected)})"
             )
     return lines

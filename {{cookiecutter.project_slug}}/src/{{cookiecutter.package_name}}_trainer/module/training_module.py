@@ -67,6 +67,15 @@ class TrainingModule(RunProperties, Hooks, nn.Module):
             elif len(parameters) == 2 and kinds == {inspect.Parameter.POSITIONAL_OR_KEYWORD}:
                 setattr(cls, name, _with_index(step))
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        try:
+            super().__setattr__(name, value)
+        except AttributeError:
+            if isinstance(getattr(TrainingModule, name, None), property):
+                line = f"{type(self).__name__}.{name} is set by the trainer: use another name"
+                raise AttributeError(line) from None
+            raise
+
     # --- steps -----------------------------------------------------------------------------
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor | Mapping[str, Any] | None:

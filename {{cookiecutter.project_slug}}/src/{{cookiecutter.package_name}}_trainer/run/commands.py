@@ -10,10 +10,13 @@ from ..launch import files
 from ..loop import evaluation, trials
 from ..memory import activation_checkpointing
 from ..module import TrainingModule
+from ..module.hooks import Hooks, is_overridden
 from . import initial_weights
 from .rank import RankRun
 
 Evaluation = Literal["validation", "test", "predict"]
+_HOOKS = ("on_fit_start", "on_train", "on_before", "on_after")
+"""What the hooks of a fit's steps begin with."""
 
 
 def evaluate(
@@ -58,9 +61,17 @@ def _place(run: RankRun, module: TrainingModule, checkpoint: str | None, average
         ) from None
 
 
+def _note_hooks(run: RankRun, module: TrainingModule, command: str) -> None:
+    names = [name for name in vars(Hooks) if name.startswith(_HOOKS)]
+    hooks = [name for name in names if is_overridden(module, Hooks, name)]
+    if hooks:
+        run.console.note(f"{command} does not call {type(module).__name__}.{', '.join(hooks)}")
+
+
 def find_batch_size(run: RankRun, module: TrainingModule, data: Data) -> int:
     """The largest batch that a device can train on, the same on all ranks."""
     with run.running(module, "fit", data):
+        _note_hooks(run, module, "find_batch_size")
         loader = sources.training_loader(data, module)
         run.training_feed(loader)
         device, precision = run.plan.device, run.plan.precision.name
@@ -77,6 +88,7 @@ def find_learning_rate(
     """The rate at which the loss falls most steeply, the same on all ranks."""
     options, request = run.plan.options, run.plan.request
     with run.running(module, "fit", data):
+        _note_hooks(run, module, "find_learning_rate")
         run.start_from_weights(module)
         feed = run.training_feed(sources.training_loader(data, module))
         with activation_checkpointing.applied(module, run.checkpointing):

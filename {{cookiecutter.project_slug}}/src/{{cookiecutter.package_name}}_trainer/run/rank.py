@@ -35,13 +35,13 @@ class RankRun(Run):
     """
 
     def __init__(self, plan: Plan, configuration: str | None, is_started: bool) -> None:
-        options, self.plan, self.strategy = plan.options, plan, plan.strategy
-        self.callbacks = plan.callbacks
+        options, self.strategy, self.callbacks = plan.options, plan.strategy, plan.callbacks
         self.seed, self.checkpointing = options.seed, options.activation_checkpointing
         self.configuration = configuration
         self.console = Console(plan, is_command=configuration is not None)
         self.position = Position()
         self.weights = plan.strategy.weights
+        self.plan = plan  # no option can be set any more
         self.metrics: dict[str, float] = {}
         self.total_steps = plan.total_steps or plan.options.max_steps
         self._module: TrainingModule

@@ -202,7 +202,7 @@ class Trainer(current_run.RunProperties, current_run.OptionNames):
         """
         sources.check(module, "training_step", "configure_optimizers")
         sources.check_given(data, is_training=True)
-        if self._plan.strategy.limits.compiles_steps:
+        if "compile" in self._plan.strategy.limits.always:
             raise ConfigurationError(
                 f"find_batch_size: strategy={self._plan.strategy_name!r} compiles a step for each "
                 "batch size, and shows what fits only when it runs; try global_batch_size with fit"
@@ -305,7 +305,7 @@ class Trainer(current_run.RunProperties, current_run.OptionNames):
     def _launch_alone(self, module: TrainingModule, command: Command) -> RunResult:
         own = self._plan
         reports.make_outcome_absolute(own.started_in)
-        processes, launcher = own.local_processes, own.strategy.launcher
+        processes, launcher = own.local_processes, own.strategy.limits.launcher
         if processes == 1 or own.layout.started_outside:
             return _run(own, self.configuration, command, is_started=False)
         from .launch import start

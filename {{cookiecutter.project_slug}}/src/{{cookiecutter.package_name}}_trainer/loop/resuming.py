@@ -36,7 +36,7 @@ def resume(fit: FitParts, checkpoint: Checkpoint, layout: Layout, same_run: bool
             own, data = checkpoint.own(layout.rank), fit.strategy.data
             shared = data.random_rank
             random = own if shared == layout.rank else checkpoint.own(shared)
-            fit.strategy.load_rank_local_state(part(own, "strategy"))
+            fit.strategy.rank_local.load(part(own, "strategy"))
             randomness.set_full_state(part(random, "random"), data.devices)
             if of_module := part(own, "module"):
                 fit.module.load_rank_state(from_tensors(of_module, OF_MODULE))

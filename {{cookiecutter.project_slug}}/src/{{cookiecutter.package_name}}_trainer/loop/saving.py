@@ -84,7 +84,7 @@ def rank_local_state(fit: FitParts) -> dict[str, Tensor]:
         "log": fit.outputs.recorder.state(),
         "torchmetrics": _metrics_state(fit.module, fit.outputs.recorder.metrics),
         "module": to_tensors(own, OF_MODULE) if own else {},
-        "strategy": fit.strategy.rank_local_state(),
+        "strategy": fit.strategy.rank_local.state(),
         "gradients": manual.gradients(lambda each: not is_sharded(each)) if manual else {},
         "loader": fit.feed.state(fit.position.batch, ends_epoch=fit.position.epoch_done),
     }

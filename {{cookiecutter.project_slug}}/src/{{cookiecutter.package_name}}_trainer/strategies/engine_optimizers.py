@@ -20,6 +20,7 @@ from ..data import randomness
 from ..errors import ConfigurationError, UserError, one_line
 from ..module import TrainingModule
 from .optimizer_state import STEPS_SHARD
+from .precision import Precision
 
 Cut = Literal["elements", "parameters"]
 T = TypeVar("T", bound=Optimizer)
@@ -205,11 +206,18 @@ class Noise:
             yield
 
 
-@contextmanager
-def drawing_nothing(optimizer: Optimizer, device: torch.device) -> Iterator[None]:
-    """Context of a step that raises UserError if it has drawn random numbers, of any generator."""
+def step_alone(
+    optimizer: Optimizer,
+    precision: Precision,
+    device: torch.device,
+    has_copies: Callable[[Optimizer], bool],
+) -> None:
+    """Step an optimizer; UserError if it draws random numbers, and others hold its parameters."""
+    if type(optimizer).step.__module__.startswith("torch.") or not has_copies(optimizer):
+        precision.step(optimizer)
+        return
     before = randomness.full_state([device])
-    yield
+    precision.step(optimizer)
     after = randomness.full_state([device])
     if not all(torch.equal(each, after[name]) for name, each in before.items()):
         raise UserError(

@@ -16,8 +16,8 @@ from typing import Any
 from ..errors import ConfigurationError, Problems, nearest, shown
 from ..launch import cluster, devices
 from ..options import class_paths, values
-from .base import Launcher, Strategy
-from .limits import Limits
+from .base import Strategy
+from .limits import Launcher, Limits
 
 # First in the help, because they need no package but torch.
 _FIRST = ("replicated", "fsdp")
@@ -39,7 +39,7 @@ class Entry:
         base: The name under which users can set these options.
         lacks: Options that it does not have (of other strategies, older names), each with an
             alternative.
-        launcher: How processes are started; ``None``: the launcher of the class.
+        launcher: How processes are started; ``None``: as the class' limits say.
         max_nodes: Largest number of nodes; ``None``: the limit of the class.
     """
 
@@ -69,13 +69,12 @@ class Entry:
         """Create the strategy with the preset and the user's options."""
         make: Callable[..., Strategy] = self.cls
         made = make(**self.preset, **options)
-        if self.launcher is not None:
-            made.launcher = self.launcher
         made.limits = self._limited(made.limits)
         return made
 
     def _limited(self, limits: Limits) -> Limits:
-        return limits if self.max_nodes is None else replace(limits, max_nodes=self.max_nodes)
+        launcher, most = self.launcher or limits.launcher, self.max_nodes or limits.max_nodes
+        return replace(limits, launcher=launcher, max_nodes=most)
 
     def below(self, package: str) -> "Entry":
         """The same entry with the full path of its class."""

@@ -24,8 +24,8 @@ from ...launch.devices import choose_accelerator
 from ...module import TrainingModule
 from ...options import Options
 from ...options.values import PositiveInt
-from ..base import Stage, StepModule, StepOutput
-from ..engine_optimizers import EngineGroups
+from ..base import STAGES, RankLocal, Stage, StepModule, StepOutput
+from ..engine_optimizers import EngineGroups, Noise
 from ..gradients import sparse
 from ..gradients.same_use import SameUse, trained
 from ..limits import Limits
@@ -185,9 +185,8 @@ class DeepSpeed(ProcessGroupStrategy):
             parameter.__class__ = nn.Parameter if type(parameter) is Freed else type(parameter)
             parameter.data = parameter.data.contiguous()  # DeepSpeed broadcasts no others
         super().place(module)
-
-    def _make_step_module(self, module: TrainingModule) -> StepModule:
-        return _AutocastStep(module, self.precision)
+        self._step_module = _AutocastStep(module, self.precision)
+        self.steps = dict.fromkeys(STAGES, self._run_step)
 
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         self.place(module)
@@ -212,7 +211,7 @@ class DeepSpeed(ProcessGroupStrategy):
         return Optimization([optimizer], [*found.schedulers, *configured])
 
     def _initialize(self, config: dict[str, Any], found: Optimization) -> Any:
-        deepspeed = process.load(self.device, self._layout)
+        deepspeed = process.load(self.device, self.layout)
         scalars = [each for each in self.module.parameters() if each.dim() == 0]
         self.start_equal(scalars)
         try:
@@ -241,7 +240,10 @@ class DeepSpeed(ProcessGroupStrategy):
         """Locate the shards of DeepSpeed, and the optimizer that steps them."""
         self.zero = self.engine.optimizer if self.stage else None
         optimizer: Optimizer = self.engine.basic_optimizer
+        if self.one_bit_adam is not None:
+            self.rank_local = RankLocal(self._errors, self._load_errors)
         if self.zero is None:
+            self._draws = Noise(module, [self.device])
             self.engine.enable_backward_allreduce = False  # average_used does it
             # Without ZeRO, the engine scales losses and steps with it.
             self.engine.torch_autocast_z0_gradscaler = self.precision.scaler
@@ -303,7 +305,13 @@ class DeepSpeed(ProcessGroupStrategy):
         finally:
             torch.backends.mha.set_fastpath_enabled(fast)
 
-    def _call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
+    def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
+        outputs = super().forward(stage, batch, batch_idx)
+        if stage == "training" and self.same_use is not None and self.module.may_skip_batches:
+            self.same_use.note("ends its forward")  # peers may wait in a layer, and not skip
+        return outputs
+
+    def _run_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         if self.same_use is not None:
             self.same_use.begin(stage)
         # Stage 3's engine gathers parameters in evaluation too; without training there is none.
@@ -343,7 +351,7 @@ class DeepSpeed(ProcessGroupStrategy):
         if self.zero is not None:
             self.slices.take_weights()
         (optimizer,) = optimization.optimizers
-        with nullcontext() if self.zero is not None else self._drawing(optimizer):
+        with nullcontext() if self.zero is not None else self._draws.alike(optimizer):
             self.engine.step()  # which resets the gradients
         if self.zero is not None:
             adapt_scale(self.precision.scaler, self.zero.overflow)
@@ -376,7 +384,7 @@ class DeepSpeed(ProcessGroupStrategy):
         found = self.engine.basic_optimizer if self.engine is not None else None
         return found if isinstance(found, OneBitAdam) else None
 
-    def rank_local_state(self) -> dict[str, Tensor]:
+    def _errors(self) -> dict[str, Tensor]:
         found, names = self.one_bit_adam, parameter_names(self.module)
         return {
             f"{names[id(parameter)]}/{part}": getattr(errors, part)
@@ -384,7 +392,7 @@ class DeepSpeed(ProcessGroupStrategy):
             for part in ("sent", "served")
         }
 
-    def load_rank_local_state(self, state: Mapping[str, Tensor]) -> None:
+    def _load_errors(self, state: Mapping[str, Tensor]) -> None:
         for name, parameter in self.module.named_parameters():
             if (found := self.one_bit_adam) is not None and f"{name}/sent" in state:
                 errors = found.errors[parameter] = CompressionErrors(parameter.detach())

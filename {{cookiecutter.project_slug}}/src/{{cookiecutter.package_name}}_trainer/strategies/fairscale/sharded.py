@@ -15,7 +15,7 @@ from ...errors import UserError, refuse
 from ...launch.cluster import Layout
 from ...module import TrainingModule
 from ...options import Options
-from ..base import StepOutput
+from ..base import StepModule, StepOutput
 from ..clipping import clip_gradients
 from ..engine_optimizers import EngineGroups, problems_of, sharded_optimizer
 from ..gradients import sparse
@@ -54,7 +54,7 @@ class DDPSharded(ProcessGroupStrategy):
         },
         packages={"fairscale": "make fairscale, or pip install '.[fairscale]'"},
     )
-    _wrapped: "Replica | None" = None
+    wrapped: "Replica | None" = None
 
     def __init__(
         self, find_unused_parameters: bool = False, timeout_seconds: float = 600.0
@@ -101,9 +101,10 @@ class DDPSharded(ProcessGroupStrategy):
             self.averaged = GradientAverage(module.parameters())
         else:
             optimization = given.replaced(partial(sharded_optimizer, OSS))
-            self._wrapped = Replica(self._step_module, optimization.optimizers)
+            self.wrapped = Replica(StepModule(module), optimization.optimizers)
+            self.steps["training"] = self.wrapped
             self.same_use = SameUse(lambda: trained(module), _ADVICE, self.timeout_seconds)
-            if self._layout.world_size > 1:
+            if self.layout.world_size > 1:
                 instead = f"set gradient_clip_val instead, or {_ADVICE}"
                 self.around_hooks = HookGuard(module, instead, gradients="some")
         self._sharded = list(optimization.optimizers)
@@ -116,8 +117,8 @@ class DDPSharded(ProcessGroupStrategy):
         if self.same_use is not None:
             self.same_use.begin("training")
         found = super().forward_backward(batch, batch_idx, weight=weight, synchronize=synchronize)
-        if self._wrapped is not None and synchronize:
-            for parameter in self._wrapped.not_averaged():
+        if self.wrapped is not None and synchronize:
+            for parameter in self.wrapped.not_averaged():
                 raise UserError(
                     f"{parameter_names(self.module)[id(parameter)]} was used in a micro-batch of "
                     "this step but not in its last, in which FairScale averages gradients; use "
@@ -129,18 +130,18 @@ class DDPSharded(ProcessGroupStrategy):
         if self.same_use is not None and synchronize:
             self.same_use.check(loss)
         super().backward(loss, synchronize=synchronize)
-        if self._wrapped is not None:
-            self._wrapped.finish()
+        if self.wrapped is not None:
+            self.wrapped.finish()
 
     def clip(self, optimization: Optimization, value: float, algorithm: str) -> Tensor | None:
-        if self._wrapped is None:  # each process has all gradients
+        if self.wrapped is None:  # each process has all gradients
             return super().clip(optimization, value, algorithm)
         self.precision.unscale(optimization.optimizers)
         return clip_gradients(optimization.parameters, value, algorithm, lambda _: True)
 
     def teardown(self) -> None:
         # Remaining references to the process group would keep gloo's threads alive.
-        wrapped, self._wrapped = self._wrapped, None
+        wrapped, self.wrapped = self.wrapped, None
         if wrapped is not None:
             wrapped.drop_group()
         for optimizer in self._sharded:

@@ -26,12 +26,13 @@ from torch.utils.hooks import RemovableHandle
 
 from ...checkpoint import dtensors
 from ...errors import UserError, one_line
+from ...launch import collectives
 from ...memory import meta_device
 from ...module import TrainingModule
 from ...options import Options
-from ..base import Stage
+from ..base import STAGES, Stage
 from ..clipping import clip_gradients, is_first_holder
-from ..engine_optimizers import drawing_nothing
+from ..engine_optimizers import step_alone
 from ..gradients import sparse
 from ..gradients.averaging import GradientAverage
 from ..gradients.same_use import OPTION, SameUse, trained, unused, with_zeros
@@ -160,6 +161,7 @@ class FSDP(ProcessGroupStrategy):
             module, dist.get_rank(), dist.get_world_size(), self.device
         )
         self._step_module = sharded_state.HeldBatchStep(module)
+        self.steps = dict.fromkeys(STAGES, self._step_module.run)
         sharded_state.move_rest(module, self.device)
         before = dict(module.named_parameters(remove_duplicate=False))
         self.shard_units(module)
@@ -190,7 +192,8 @@ class FSDP(ProcessGroupStrategy):
 
     def watch_gradients(self) -> None:
         """Prepare what compares and averages gradients."""
-        self.same_use = SameUse(self._leaves, _ADVICE, self.timeout_seconds, self.compile_seconds)
+        seconds = self.timeout_seconds, collectives.compile_seconds
+        self.same_use = SameUse(self._leaves, _ADVICE, *seconds)
         units, named = set(self._units()), self.module.named_modules()
         self._parameter_groups = [group for unit in units for group in _groups(unit)]
         self.same_use.watch({name: each for name, each in named if each in units})
@@ -214,14 +217,14 @@ class FSDP(ProcessGroupStrategy):
 
     def new_mesh(self, sizes: Mapping[str, int]) -> DeviceMesh:
         """Create a mesh of all processes; neighboring ranks are along its last dimension."""
-        ranks = torch.arange(self._layout.world_size).view(*sizes.values())
+        ranks = torch.arange(self.layout.world_size).view(*sizes.values())
         pairs = zip(ranks.shape, ranks.stride(), strict=True)
         groups = [self.new_group(size, stride) for size, stride in pairs]
         return DeviceMesh.from_group(groups, self.device.type, ranks, mesh_dim_names=tuple(sizes))
 
     def new_group(self, size: int, stride: int) -> dist.ProcessGroup:
         """Create groups of ranks, each a stride above the one before; return this process'."""
-        ranks = torch.arange(self._layout.world_size).view(-1, size, stride)
+        ranks = torch.arange(self.layout.world_size).view(-1, size, stride)
         lines = ranks.movedim(1, -1).reshape(-1, size).tolist()
         # Not by split_group, which would split NCCL's communicator once for all of them: torch 2.13
         # crashes in gloo's part of it, in the second process group of a process.
@@ -262,11 +265,14 @@ class FSDP(ProcessGroupStrategy):
         reduced = self.reduce_dtype or (torch.float32 if half else None)
         return MixedPrecisionPolicy(half, reduced, cast_forward_inputs=False)
 
-    def _call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
+    def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         if self.same_use is not None:
             self.same_use.begin(stage)
         with explain_sharded_use(self.half):
-            return self._step_module(stage, lambda: batch, batch_idx)
+            outputs = super().forward(stage, batch, batch_idx)
+        if stage == "training" and self.same_use is not None and self.module.may_skip_batches:
+            self.same_use.note("ends its forward")  # peers may wait in a unit, and not skip
+        return outputs
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
         for group in self._parameter_groups:
@@ -333,10 +339,10 @@ class FSDP(ProcessGroupStrategy):
         self.precision.unscale(optimization.optimizers)
         return clip_gradients(optimization.parameters, value, algorithm, is_first_holder)
 
-    def _step_optimizer(self, optimizer: Optimizer) -> None:
+    def step_optimizer(self, optimizer: Optimizer) -> None:
         try:
             with groups_split(optimizer):
-                super()._step_optimizer(optimizer)
+                step_alone(optimizer, self.precision, self.device, self._has_copies)
         except (LookupError, RuntimeError, UserError) as error:
             if not re.search("DTensor|placement|sharding strategy|sharded", str(error)):
                 raise
@@ -345,18 +351,16 @@ class FSDP(ProcessGroupStrategy):
                 "use AdamW, or strategy='ddp'"
             ) from error
 
-    def _drawing(self, optimizer: Optimizer) -> contextlib.AbstractContextManager[None]:
+    def _has_copies(self, optimizer: Optimizer) -> bool:
+        """Whether other processes hold what it steps, too."""
         own: list[Any] = [each for group in optimizer.param_groups for each in group["params"]]
-        size = self._layout.world_size
-        has_copies = any(
+        size = self.layout.world_size
+        return size > 1 and any(
             not dtensors.is_sharded(each)
             or each.device_mesh.size() != size
             or any(place.is_replicate() for place in each.placements)
             for each in own
         )
-        if size == 1 or not has_copies:
-            return contextlib.nullcontext()
-        return drawing_nothing(optimizer, self.device)
 
     def weights(self) -> LocalWeights:
         def reshard() -> None:
@@ -375,7 +379,7 @@ class FSDP(ProcessGroupStrategy):
             getattr(self.mesh, "_pg_registry", {}).clear()
             forbid_calls(self.module)
         self._step_module, self.roots = None, ()
-        if self._layout.world_size == 1:  # otherwise a program could read a number of a shard
+        if self.layout.world_size == 1:  # otherwise a program could read a number of a shard
             sharded_state.HANDLERS.pop(sharded_state.READ, None)
         super().teardown()
 

@@ -30,6 +30,10 @@ class HeldBatchStep(StepModule):
         """Run ``training_step``, ``validation_step``, … on what a function returns."""
         return super().forward(stage, batch(), batch_idx)
 
+    def run(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
+        """Run a step on a batch, with the hooks of units."""
+        return self(stage, lambda: batch, batch_idx)
+
 
 def hooked(module: nn.Module) -> list[str]:
     """One line for each parameter with hooks of its gradient, which its shard would not have."""

@@ -71,7 +71,7 @@ class Horovod(ProcessGroupStrategy):
                 "strategy_options={scale_learning_rate: false} to scale otherwise"
             )
             refused = {**self.limits.refused, "learning_rate_scaling": twice}
-            self.limits = replace(self.limits, refused=refused, scales_learning_rate=True)
+            self.limits = replace(self.limits, refused=refused, always=("learning_rate_scaling",))
 
     def memory(self, sizes: Sizes) -> Memory:
         # Gradients are copied before they are averaged, and gathered in a buffer for that.
@@ -170,9 +170,9 @@ class Horovod(ProcessGroupStrategy):
             with leaving_out_unused(parameters):  # also of those that were frozen since
                 optimizer.synchronize()
 
-    def _step_optimizer(self, optimizer: Any) -> None:
+    def step_optimizer(self, optimizer: Any) -> None:
         with optimizer.skip_synchronize():
-            super()._step_optimizer(optimizer)
+            super().step_optimizer(optimizer)
 
     def teardown(self) -> None:
         for hook in self._hooks:

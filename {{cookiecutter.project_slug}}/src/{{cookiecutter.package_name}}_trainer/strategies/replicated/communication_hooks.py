@@ -57,8 +57,10 @@ def state(powersgd: Any) -> dict[str, Tensor]:
     return found
 
 
-def load_state(powersgd: Any, state: Mapping[str, Tensor], device: torch.device) -> None:
+def load_state(powersgd: Any, device: torch.device, state: Mapping[str, Tensor]) -> None:
     """Restore a state of :func:`state`, on the device of the gradients."""
+    if "iteration" not in state:  # of another strategy
+        return
     powersgd.iter, position = state["iteration"].tolist()
     keys = state["random"].numpy().astype(np.uint32)
     powersgd.rng.set_state(("MT19937", keys, position, 0, 0.0))

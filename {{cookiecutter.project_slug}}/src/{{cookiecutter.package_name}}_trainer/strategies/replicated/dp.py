@@ -18,7 +18,7 @@ from ...data import moving
 from ...data.samples import Splitter, batch_length, counts_of, part_sizes
 from ...errors import UserError, one_line
 from ...module import TrainingModule
-from ..base import Stage, StepModule, Strategy, read_loss, refuse_others
+from ..base import STAGES, Stage, StepModule, Strategy, read_loss, refuse_others
 from ..limits import Limits
 from ..memory import Memory, Sizes, memory
 from .ddp import DDP
@@ -104,16 +104,15 @@ class ReplicatedStep(StepModule):
 class _Scatters(Strategy):
     """What ``dp`` and ``ddp2`` have in common: ``step`` scatters a batch over the devices."""
 
-    _step_module: ReplicatedStep
-    _moves: bool
+    def place(self, module: TrainingModule) -> None:
+        super().place(module)
+        devices, dtype = self.data.devices, self.precision.parameter_dtype
+        self.scattered = ReplicatedStep(module, devices, dtype)
+        self.steps = dict.fromkeys(STAGES, self.scattered.forward)
 
-    def _make_step_module(self, module: TrainingModule) -> ReplicatedStep:
-        self._moves = False  # batches are scattered by the step
-        return ReplicatedStep(module, self._devices, self.precision.parameter_dtype)
-
-    def _call_steps(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
+    def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         try:
-            return super()._call_steps(stage, batch, batch_idx)
+            return super().forward(stage, batch, batch_idx)
         except TypeError as error:
             if "cat()" not in str(error):
                 raise
@@ -122,8 +121,8 @@ class _Scatters(Strategy):
                 f"along dim 0 already: leave torch.cat out ({one_line(error)})"
             ) from error
 
-    def _read_loss(self, outputs: Any) -> Tensor:
-        return self._step_module.read_loss(outputs)
+    def read_loss(self, outputs: Any) -> Tensor:
+        return self.scattered.read_loss(outputs)
 
 
 class DP(_Scatters):
@@ -150,7 +149,9 @@ class DDP2(_Scatters, DDP):
     """
 
     limits: Limits = Limits(one_process_per_node=True, refused=_REFUSED)
-    _step_module: ReplicatedStep
+
+    def step_module(self, module: TrainingModule) -> StepModule:
+        return self.scattered
 
     def memory(self, sizes: Sizes) -> Memory:
         return dataclasses.replace(super().memory(of_first_device(sizes)), mark="unverified")

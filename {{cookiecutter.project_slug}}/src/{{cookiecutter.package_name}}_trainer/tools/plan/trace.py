@@ -247,7 +247,7 @@ def _fake_group(strategy: FSDP, on_gpus: bool) -> Iterator[None]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     mesh = unset_fake_temporarily()(strategy.make_mesh)
-    own: dict[str, Any] = {"whole_blocks": on_gpus, "_skips": lambda _: False, "make_mesh": mesh}
+    own: dict[str, Any] = {"whole_blocks": on_gpus, "agree": lambda asks: asks, "make_mesh": mesh}
     with (
         mock.patch.dict("os.environ", {"TRAINER_BACKEND": "fake"}),
         mock.patch.object(rendezvous, "connect_store", return_value=FakeStore()),

@@ -105,7 +105,7 @@ class Mesh(FSDP):
 
     @property
     def data(self) -> DataLayout:
-        rank, tensor = self._layout.rank, self.sizes.tensor
+        rank, tensor = self.layout.rank, self.sizes.tensor
         return replace(
             super().data,
             replicas=self.sizes.replicas,
@@ -143,7 +143,7 @@ class Mesh(FSDP):
         # torch's cache of compiled code takes a backward that slices a DTensor for the same on all
         # ranks: ranks would load that of another, and so have its slices as gradients.
         cache: Any = torch.compiler.config
-        tag = f"{cache.cache_key_tag} rank {self._layout.rank}"
+        tag = f"{cache.cache_key_tag} rank {self.layout.rank}"
         stack.enter_context(cache.patch(cache_key_tag=tag))
         metrics = [
             each
@@ -152,7 +152,7 @@ class Mesh(FSDP):
         ]
         if metrics:  # are reduced over one rank of each tensor group
             tensor = self.sizes.tensor
-            group = self.new_group(self._layout.world_size // tensor, tensor)
+            group = self.new_group(self.layout.world_size // tensor, tensor)
         for metric in metrics:
             metric.process_group = group
             stack.callback(setattr, metric, "process_group", None)
@@ -173,8 +173,8 @@ class Mesh(FSDP):
         outputs = super().forward(stage, batch, batch_idx)
         return tree_map(dtensors.whole, outputs) if stage == "predict" else outputs
 
-    def _read_loss(self, outputs: Any) -> Tensor:
-        loss: Tensor = dtensors.whole(super()._read_loss(outputs))
+    def read_loss(self, outputs: Any) -> Tensor:
+        loss: Tensor = dtensors.whole(super().read_loss(outputs))
         return loss
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:

@@ -312,7 +312,7 @@ class Strategy:
         # After it: an engine may have gathered parameters until then.
         names = parameter_names(self.module)
         optimizers = optimization.optimizers if optimization else []
-        return {"model": model, "optimizers": [optimizer_state(each, names) for each in optimizers]}
+        return {"model": model, "optimizers": [optimizer_state(opt, names) for opt in optimizers]}
 
     def load_state(self, state: Mapping[str, Any], optimization: Optimization | None) -> None:
         """Load a state of :meth:`state` of any strategy, after :meth:`setup`.
@@ -354,9 +354,9 @@ def read_loss(outputs: Any) -> Tensor:
         )
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
     if not isinstance(loss, Tensor) or loss.numel() != 1:
-        found = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)[:80]
+        what = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)[:80]
         raise UserError(
-            f"training_step must return a scalar loss, or a dict with 'loss'; it gave {found}"
+            f"training_step must return a scalar loss, or a dict with 'loss'; it gave {what}"
         )
     refuse_others(outputs)
     return loss

@@ -67,9 +67,9 @@ class Limits:
             if importlib.util.find_spec(package) is None
         ]
         lines += [
-            f"strategy={name!r} does not support {FEATURES.get(each, repr(each))}: {reason}"
-            for each, reason in self.refused.items()
-            if each == precision or each in features
+            f"strategy={name!r} does not support {FEATURES.get(feature, repr(feature))}: {reason}"
+            for feature, reason in self.refused.items()
+            if feature == precision or feature in features
         ]
         if accelerator not in self.accelerators:
             on = " or ".join(self.accelerators)

@@ -39,17 +39,17 @@ def backends(requested: str | None, device_type: str) -> str:
     by_type = {"cpu": "gloo"} | ({"cuda": "nccl"} if device_type == "cuda" else {})
     if requested is None and device_type != "cuda":
         return "gloo"
-    parts = [part.strip() for part in (requested or "").lower().split(",") if part]
-    if parts and ":" not in parts[0]:
-        types = dist.Backend.backend_capability.get(parts[0], ["cpu", "cuda"])
+    entries = [entry.strip() for entry in (requested or "").lower().split(",") if entry]
+    if entries and ":" not in entries[0]:
+        types = dist.Backend.backend_capability.get(entries[0], ["cpu", "cuda"])
         if "cpu" in types:
-            return parts[0]
-        parts = [f"{each}:{parts[0]}" for each in types]
-    for part in parts:
-        each, _, backend = part.partition(":")
-        if each in ("cpu", device_type):
-            by_type[each] = backend
-    return ",".join(f"{each}:{backend}" for each, backend in by_type.items())
+            return entries[0]
+        entries = [f"{kind}:{entries[0]}" for kind in types]
+    for entry in entries:
+        kind, _, backend = entry.partition(":")
+        if kind in ("cpu", device_type):
+            by_type[kind] = backend
+    return ",".join(f"{kind}:{backend}" for kind, backend in by_type.items())
 
 
 class ProcessGroupStrategy(Strategy):
@@ -158,9 +158,9 @@ class ProcessGroupStrategy(Strategy):
         super().step(optimization, ends=ends)
 
     def teardown(self) -> None:
-        for each in (self.same_use, self.averaged):
-            if each is not None:
-                each.close()
+        for hooks in (self.same_use, self.averaged):
+            if hooks is not None:
+                hooks.close()
         self.same_use = self.averaged = self.engine_groups = None
         self.steps = {}
         hangs.timer.disarm()

@@ -112,13 +112,13 @@ class ParameterServer(ProcessGroupStrategy):
             for parameter in self._parameters
         }
         self._names |= {id(copies[key]): self._names[key] for key in copies if key in self._names}
-        groups = [group for each in optimization.optimizers for group in each.param_groups]
+        groups = [group for opt in optimization.optimizers for group in opt.param_groups]
         shown = [group["params"] for group in groups]
         self.engine_groups = EngineGroups(optimization.optimizers, shown)
         for group in groups:
-            group["params"] = [copies[id(each)] for each in group["params"]]
+            group["params"] = [copies[id(parameter)] for parameter in group["params"]]
         for optimizer in optimization.optimizers:
-            state = [(copies[id(each)], values) for each, values in optimizer.state.items()]
+            state = [(copies[id(old)], values) for old, values in optimizer.state.items()]
             optimizer.state.clear()
             optimizer.state.update(state)
         size, most = self.layout.world_size, self.max_staleness
@@ -181,7 +181,7 @@ class ParameterServer(ProcessGroupStrategy):
         self._check_weights()
         if self.engine_groups is not None:
             self.engine_groups.check()
-        gradients = [each.grad for each in self._parameters]
+        gradients = [parameter.grad for parameter in self._parameters]
         self._signal = self._server.step(self.layout.rank, gradients, self._clipping)
         self._has_pulled = self._has_latest = self._has_averaged = False
         for parameter in self._parameters:

@@ -69,11 +69,11 @@ class DDPSharded(ProcessGroupStrategy):
 
     def memory(self, sizes: Sizes) -> Memory:
         share = sizes.largest_share(in_order=True)
-        own = divided(sizes, gradients=share, optimizer=share)
+        sharded = divided(sizes, gradients=share, optimizer=share)
         # How many gradients wait to be reduced depends on the network: all of them at most.
-        step = own.gradients + sizes.step_of(share)
+        step = sharded.gradients + sizes.step_of(share)
         note = "at most: gradients wait for the network"
-        return memory(own, work=sizes.work(), step=step, note=note)
+        return memory(sharded, work=sizes.work(), step=step, note=note)
 
     def connect(
         self, layout: Layout, devices: Sequence[torch.device], precision: Precision
@@ -91,16 +91,16 @@ class DDPSharded(ProcessGroupStrategy):
 
         self.place(module)
         self.start_equal((*module.parameters(), *module.buffers()))
-        given = configure()
-        _check(given, parameter_names(module))
-        refuse(problems_of(given.optimizers, "parameters", "ddp_sharded"))
+        configured = configure()
+        _check(configured, parameter_names(module))
+        refuse(problems_of(configured.optimizers, "parameters", "ddp_sharded"))
         if self.find_unused_parameters or not module.automatic_optimization:
             # OSS broadcasts those that are trainable when it is created; others may be unfrozen.
-            with requiring_grad(given.parameters, True):
-                optimization = given.replaced(partial(sharded_optimizer, OSS))
+            with requiring_grad(configured.parameters, True):
+                optimization = configured.replaced(partial(sharded_optimizer, OSS))
             self.averaged = GradientAverage(module.parameters())
         else:
-            optimization = given.replaced(partial(sharded_optimizer, OSS))
+            optimization = configured.replaced(partial(sharded_optimizer, OSS))
             self.wrapped = Replica(StepModule(module), optimization.optimizers)
             self.steps["training"] = self.wrapped
             self.same_use = SameUse(lambda: trained(module), _ADVICE, self.timeout_seconds)
@@ -116,7 +116,7 @@ class DDPSharded(ProcessGroupStrategy):
     ) -> StepOutput:
         if self.same_use is not None:
             self.same_use.begin("training")
-        found = super().forward_backward(batch, batch_idx, weight=weight, synchronize=synchronize)
+        output = super().forward_backward(batch, batch_idx, weight=weight, synchronize=synchronize)
         if self.wrapped is not None and synchronize:
             for parameter in self.wrapped.not_averaged():
                 raise UserError(
@@ -124,7 +124,7 @@ class DDPSharded(ProcessGroupStrategy):
                     "this step but not in its last, in which FairScale averages gradients; use "
                     "accumulate_grad_batches=1, or strategy='ddp'"
                 )
-        return found
+        return output
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
         if self.same_use is not None and synchronize:
@@ -154,13 +154,13 @@ def _check(optimization: Optimization, names: Mapping[int, str]) -> None:
     steps = [Optimization([one], []).parameters for one in optimization.optimizers]
     counted = Counter(id(parameter) for parameters in steps for parameter in parameters)
     lines = [
-        f"configure_optimizers: {names.get(each, 'a parameter')} is in two optimizers; FairScale "
+        f"configure_optimizers: {names.get(key, 'a parameter')} is in two optimizers; FairScale "
         "gives a parameter to one process, by its one optimizer; use strategy='ddp_zero1'"
-        for each, count in counted.items()
+        for key, count in counted.items()
         if count > 1
     ]
     for optimizer, parameters in zip(optimization.optimizers, steps, strict=True):
-        dtypes = sorted({str(each.dtype) for each in parameters if each.requires_grad})
+        dtypes = sorted({str(tensor.dtype) for tensor in parameters if tensor.requires_grad})
         if len(dtypes) > 1:
             lines.append(
                 f"configure_optimizers: {type(optimizer).__name__} has parameters of "

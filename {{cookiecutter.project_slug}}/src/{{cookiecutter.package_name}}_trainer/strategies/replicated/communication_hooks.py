@@ -47,14 +47,14 @@ def _bf16(state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor
 def state(powersgd: Any) -> dict[str, Tensor]:
     """This rank's error feedback of the compression."""
     words = powersgd.rng.get_state(legacy=False)["state"]
-    found = {
+    tensors = {
         "iteration": torch.tensor([powersgd.iter, words["pos"]]),
         "random": torch.from_numpy(words["key"].astype(np.int64)),
     }
     for name in _MEMORIES:
         for bucket, memory in getattr(powersgd, name).items():
-            found[f"{name}/{bucket}"] = memory
-    return found
+            tensors[f"{name}/{bucket}"] = memory
+    return tensors
 
 
 def load_state(powersgd: Any, device: torch.device, state: Mapping[str, Tensor]) -> None:

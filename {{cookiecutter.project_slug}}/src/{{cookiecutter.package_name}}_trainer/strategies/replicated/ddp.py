@@ -82,14 +82,14 @@ class DDP(ProcessGroupStrategy):
     def _exclude(self, module: TrainingModule, step: StepModule) -> Sequence[Tensor]:
         """Exclude sparse and complex gradients from DDP: not all backends and hooks reduce them."""
         unfit = sparse_parameters(module)
-        found = {
+        excluded = {
             name: parameter
             for name, parameter in module.named_parameters()
             if parameter.requires_grad and (name in unfit or parameter.is_complex())
         }
-        self.start_equal(found.values())
-        self._ignored = list(found.values())
-        names = [f"module.{name}" for name in found]
+        self.start_equal(excluded.values())
+        self._ignored = list(excluded.values())
+        names = [f"module.{name}" for name in excluded]
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(step, names)
         return self._ignored
 
@@ -137,8 +137,8 @@ class DDP(ProcessGroupStrategy):
             # The reducer must not outlive the group: its destructor would join gloo's threads while
             # holding the GIL, and one of them may wait for the GIL to free a tensor.
             del wrapped.reducer, wrapped.logger
-        for each in self._ignored:
-            del each._ddp_ignored  # set by torch; in another fit, DDP may average it
+        for parameter in self._ignored:
+            del parameter._ddp_ignored  # set by torch; in another fit, DDP may average it
         self._ignored = []
         super().teardown()
 
@@ -153,12 +153,12 @@ def _rebuild_buckets(wrapped: DistributedDataParallel) -> None:
     """
     ignored = wrapped.parameters_to_ignore
     parameters: list[Tensor] = [
-        each
-        for name, each in wrapped.module.named_parameters()
-        if each.requires_grad and name not in ignored
+        parameter
+        for name, parameter in wrapped.module.named_parameters()
+        if parameter.requires_grad and name not in ignored
     ]
     wrapped.reducer.prepare_for_backward([])
-    torch.stack([each.sum() * 0 for each in parameters]).sum().backward()
+    torch.stack([parameter.sum() * 0 for parameter in parameters]).sum().backward()
     # Gradients are views of the first buckets and would keep them in memory.
     for parameter in parameters:
         parameter.grad = None

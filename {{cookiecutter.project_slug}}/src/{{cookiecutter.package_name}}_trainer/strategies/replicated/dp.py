@@ -238,7 +238,7 @@ def gather(outputs: Sequence[Any], device: torch.device) -> Any:
         return {key: gather([output[key] for output in outputs], device) for key in first}
     if isinstance(first, list | tuple):
         columns = enumerate(zip(*outputs, strict=True))
-        return moving.like(first, {key: gather(each, device) for key, each in columns})
+        return moving.like(first, {key: gather(column, device) for key, column in columns})
     return None if first is None else list(outputs)
 
 
@@ -246,21 +246,21 @@ def join_rows(outputs: Sequence[Any], sizes: Sequence[int], device: torch.device
     """Join the predictions of a batch's parts: in one process, they would be those of the batch."""
     columns = list(zip(*map(moving.leaves, outputs), strict=False))
     if len({len(moving.leaves(output)) for output in outputs}) > 1 or not all(
-        all(each is None for each in column) or _are_rows(column, sizes) for column in columns
+        all(value is None for value in column) or _are_rows(column, sizes) for column in columns
     ):
         raise UserError(
             "predict_step returned what the devices of a batch cannot join: return tensors with a "
             "row of one shape for each sample, or use strategy='ddp', or one device"
         )
-    found = (
-        column[0] if column[0] is None else torch.cat([each.to(device) for each in column])
+    joined = (
+        column[0] if column[0] is None else torch.cat([value.to(device) for value in column])
         for column in columns
     )
-    return moving.mapped(outputs[0], lambda _: next(found))
+    return moving.mapped(outputs[0], lambda _: next(joined))
 
 
 def _are_rows(values: Sequence[Any], sizes: Sequence[int]) -> bool:
     return all(isinstance(value, Tensor) and value.ndim for value in values) and (
-        [len(each) for each in values] == list(sizes)
-        and len({each.shape[1:] for each in values}) == 1
+        [len(value) for value in values] == list(sizes)
+        and len({value.shape[1:] for value in values}) == 1
     )

@@ -93,9 +93,9 @@ class XLA(ProcessGroupStrategy):
     def connect(
         self, layout: Layout, devices: Sequence[torch.device], precision: Precision
     ) -> None:
-        own = devices[0]
-        device = _start(layout, None if own.type == "cpu" else own.index)
-        self._is_cpu = own.type == "cpu"
+        first = devices[0]
+        device = _start(layout, None if first.type == "cpu" else first.index)
+        self._is_cpu = first.type == "cpu"
         # The process group is of the hosts: gloo.
         host = [torch.device("cpu")]
         super().connect(layout, host, Precision(precision.name, device.type))
@@ -141,7 +141,7 @@ def _gather(tensor: Tensor, group: Any = None) -> list[Tensor]:
     """Gather a metric's state from all ranks: as torchmetrics does, on the hosts."""
     from torchmetrics.utilities.distributed import gather_all_tensors
 
-    return [each.to(tensor.device) for each in gather_all_tensors(tensor.cpu(), group)]
+    return [state.to(tensor.device) for state in gather_all_tensors(tensor.cpu(), group)]
 
 
 def _start(layout: Layout, chip: int | None) -> torch.device:
@@ -196,5 +196,5 @@ def _sum_over_devices(tensor: Tensor) -> Tensor:
 
 def _on_cpu(state: dict[str, Any]) -> dict[str, Any]:
     _sync_outside_steps()
-    copied: dict[str, Any] = tree_map_only(Tensor, lambda each: each.cpu(), state)
+    copied: dict[str, Any] = tree_map_only(Tensor, lambda tensor: tensor.cpu(), state)
     return copied

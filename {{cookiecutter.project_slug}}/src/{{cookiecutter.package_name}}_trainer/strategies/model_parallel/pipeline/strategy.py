@@ -98,11 +98,11 @@ class Sequential(ProcessGroupStrategy):
 
     def memory(self, sizes: memory.Sizes) -> memory.Memory:
         # Of stages of the same size, with all micro-batches in one.
-        part = 1 / sizes.ranks
-        own = memory.divided(sizes, parameters=part, gradients=part, optimizer=part).computing(part)
-        own = replace(own, step=sizes.step_of(part))
-        work = own.gradients + own.activations
-        return memory.memory(own, work=work, mark="unverified", note="stages of the same size")
+        cut = 1 / sizes.ranks
+        mine = memory.divided(sizes, parameters=cut, gradients=cut, optimizer=cut).computing(cut)
+        mine = replace(mine, step=sizes.step_of(cut))
+        work = mine.gradients + mine.activations
+        return memory.memory(mine, work=work, mark="unverified", note="stages of the same size")
 
     def problems(self, options: Options, module: TrainingModule | None) -> list[str]:
         if module is None:
@@ -135,8 +135,8 @@ class Sequential(ProcessGroupStrategy):
         if self.processes.count > 1:
             refuse(problems_of(optimization.optimizers, "parameters", "sequential"))
         for optimizer in optimization.optimizers:
-            for each in [each for each in optimizer.state if not self.ownership.is_own(each)]:
-                del optimizer.state[each]
+            for p in [p for p in optimizer.state if not self.ownership.is_own(p)]:
+                del optimizer.state[p]
         self._divide(module)
         if self.processes.count > 1:
             self.around_hooks = self._guard
@@ -171,31 +171,31 @@ class Sequential(ProcessGroupStrategy):
         if self.layout.is_main:
             piece = Splitter().split(batch, self._part_sizes(batch_length(batch)))[0]
             step = functools.partial(module.training_step, piece, 0)
-            found = measure(module, step, self.precision.autocast, self.device)
-            sizes = self.shape.measured_sizes(found, stages)
+            measured = measure(module, step, self.precision.autocast, self.device)
+            sizes = self.shape.measured_sizes(measured, stages)
         found_sizes: list[int] = collectives.broadcast(sizes)
         return found_sizes
 
     def _divide(self, module: TrainingModule) -> None:
         """Free the other processes' part, and connect the stages."""
         self.ownership.free_others(self.device)
-        part = self.ownership.part()
-        self._stage = OwnStage(module, part, self.processes, self.precision, self.device)
+        layers = self.ownership.part()
+        self._stage = OwnStage(module, layers, self.processes, self.precision, self.device)
         module.trainer_state = replace(module.trainer_state, device=self.device)
         self._guard = HookGuard(module, _INSTEAD, self.ownership.is_own, "some")
 
     def forward_backward(
         self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
     ) -> StepOutput:
-        run, found = self.module.trainer_state.run, StepOutput([], [])
+        run, output = self.module.trainer_state.run, StepOutput([], [])
 
-        def scaled_loss(piece: Any, part: float) -> Tensor:
+        def scaled_loss(piece: Any, share: float) -> Tensor:
             outputs = self._forward("training", piece, batch_idx)
             loss = self.read_loss(outputs)
             check_loss(loss, "training_step")
-            found.losses.append(loss.detach())
-            found.outputs.append(outputs)
-            return self.precision.scale(loss * (weight * part))
+            output.losses.append(loss.detach())
+            output.outputs.append(outputs)
+            return self.precision.scale(loss * (weight * share))
 
         sizes = self._part_sizes(batch_length(batch, run.batch_samples if run else None))
         pieces = self._splitter.split(batch, sizes)
@@ -212,32 +212,32 @@ class Sequential(ProcessGroupStrategy):
         self._stage.train(self.shape.schedule, steps, self._shapes(pieces[0]))
         if synchronize:
             self._reduce_gradients()
-        return found
+        return output
 
     def _reduce_gradients(self) -> None:
         # A parameter that several stages use, or that is outside of them, is on several processes:
         # each computes a part of its gradient.
-        for own, group, _ in self._shared:
-            reduce_used(own, group, 1)
+        for tensors, group, _ in self._shared:
+            reduce_used(tensors, group, 1)
         if (replicas := self.processes.across_replicas()) is not None:
-            own = list(filter(self.ownership.is_own, self.module.parameters()))
-            reduce_used(own, replicas, replicas.size())
+            tensors = list(filter(self.ownership.is_own, self.module.parameters()))
+            reduce_used(tensors, replicas, replicas.size())
 
     def _shapes(self, piece: Any) -> Hashable:
         """What the shapes of tensors between stages depend on."""
-        found: list[Hashable] = [self.module.training]
-        found += [parameter.requires_grad for parameter in self.module.parameters()]
+        shapes: list[Hashable] = [self.module.training]
+        shapes += [parameter.requires_grad for parameter in self.module.parameters()]
 
         def note(value: Any) -> None:
             if hasattr(value, "shape"):
-                found.append((tuple(value.shape), value.dtype))
+                shapes.append((tuple(value.shape), value.dtype))
             elif isinstance(value, str | bytes | int | float | None):
-                found.append(float if isinstance(value, float) else value)
+                shapes.append(float if isinstance(value, float) else value)
             else:  # unlike any other
-                found.append(object())
+                shapes.append(object())
 
         moving.mapped(piece, note)
-        return tuple(found)
+        return tuple(shapes)
 
     def _part_sizes(self, samples: int) -> list[int]:
         return part_sizes(samples, self.shape.count(samples))
@@ -271,9 +271,9 @@ class Sequential(ProcessGroupStrategy):
 
     def step(self, optimization: Optimization, *, ends: bool = True) -> None:
         super().step(optimization, ends=ends)
-        for each in itertools.chain.from_iterable(own for own, _, _ in self._shared):
-            if not self.ownership.counts_here(each):
-                each.grad = None  # of one that no optimizer steps; the sum remains on one process
+        for tensor in itertools.chain.from_iterable(tensors for tensors, _, _ in self._shared):
+            if not self.ownership.counts_here(tensor):
+                tensor.grad = None  # of one that no optimizer steps; the sum remains on one process
 
     def step_optimizer(self, optimizer: Optimizer) -> None:
         has_copies = bool(self._shared) or self.processes.replicas > 1
@@ -287,43 +287,43 @@ class Sequential(ProcessGroupStrategy):
     def reduce(self, tensor: Tensor, how: How) -> Tensor:
         if how != "mean":
             return super().reduce(tensor, how)
-        own = tensor if self.processes.has_last else torch.zeros_like(tensor)
-        return collectives.all_reduce(own) / self.processes.replicas
+        counted = tensor if self.processes.has_last else torch.zeros_like(tensor)
+        return collectives.all_reduce(counted) / self.processes.replicas
 
     def state(self, optimization: Optimization | None) -> dict[str, Any]:
         # Of what several stages have, the last one's.
-        found, others = super().state(optimization), self._others(self.ownership.counts_here)
-        model = {name: each for name, each in found["model"].items() if name not in others}
+        saved, others = super().state(optimization), self._others(self.ownership.counts_here)
+        model = {name: value for name, value in saved["model"].items() if name not in others}
         return {
             "model": ShardedDict(model),
             "optimizers": [
-                {**each, "state": ShardedDict(self._own(each["state"], self.ownership.counts_here))}
-                for each in found["optimizers"]
+                {**item, "state": ShardedDict(self._own(item["state"], self.ownership.counts_here))}
+                for item in saved["optimizers"]
             ],
         }
 
     def load_state(self, state: Mapping[str, Any], optimization: Optimization | None) -> None:
         # What other processes have keeps its place: names are compared on all.
         others = self._others(self.ownership.is_own)
-        model = {name: others.get(name, each) for name, each in state["model"].items()}
+        model = {name: others.get(name, value) for name, value in state["model"].items()}
         saved = state["optimizers"] if optimization else []
-        own = [{**each, "state": self._own(each["state"], self.ownership.is_own)} for each in saved]
-        super().load_state({"model": model, "optimizers": own}, optimization)
+        new = [{**item, "state": self._own(item["state"], self.ownership.is_own)} for item in saved]
+        super().load_state({"model": model, "optimizers": new}, optimization)
 
     def _own(self, values: Mapping[str, Any], holds: Callable[[Tensor], bool]) -> dict[str, Any]:
         """An optimizer's state of the parameters that this process holds."""
-        own = {name for name, parameter in self.module.named_parameters() if holds(parameter)}
-        return {name: each for name, each in values.items() if name in own}
+        held = {name for name, parameter in self.module.named_parameters() if holds(parameter)}
+        return {name: value for name, value in values.items() if name in held}
 
     def _others(self, holds: Callable[[Tensor], bool]) -> dict[str, Tensor]:
         """What this process does not hold, by name."""
         named = self.module.state_dict(keep_vars=True).items()
-        return {name: each for name, each in named if isinstance(each, Tensor) and not holds(each)}
+        return {name: item for name, item in named if isinstance(item, Tensor) and not holds(item)}
 
     def weights(self) -> LocalWeights:
         named = self.module.named_parameters(remove_duplicate=False)
-        own = [(name, each) for name, each in named if self.ownership.is_own(each)]
-        return LocalWeights(own, is_sharded=True)
+        held = [(name, parameter) for name, parameter in named if self.ownership.is_own(parameter)]
+        return LocalWeights(held, is_sharded=True)
 
     def teardown(self) -> None:
         if hasattr(self, "_stage"):

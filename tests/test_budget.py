@@ -20,7 +20,7 @@ LINES = {
     "cli": 1178,
     "data": 2053,
     "errors.py": 190,
-    "launch": 2867,
+    "launch": 2868,
     "legacy": 586,
     "logging": 1408,
     "loop": 2394,
@@ -28,15 +28,15 @@ LINES = {
     "module": 809,
     "options": 1100,
     "run": 1853,
-    "strategies/*.py": 2436,
+    "strategies/*.py": 2423,
     "strategies/asynchronous": 436,
-    "strategies/deepspeed": 1708,
-    "strategies/fairscale": 263,
-    "strategies/fsdp": 721,
-    "strategies/gradients": 449,
+    "strategies/deepspeed": 1716,
+    "strategies/fairscale": 264,
+    "strategies/fsdp": 729,
+    "strategies/gradients": 447,
     "strategies/horovod": 224,
-    "strategies/model_parallel": 1925,
-    "strategies/replicated": 580,
+    "strategies/model_parallel": 1918,
+    "strategies/replicated": 582,
     "strategies/xla": 281,
     "tools/__init__.py": 6,
     "tools/doctor": 680,
@@ -83,8 +83,8 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
     components = sum(count(folder) for folder in folders if folder.is_dir())
     assert count(TRAINER / "tools") <= 2500
     # To be 27,600 and 19,100, with 1,100 for everyday faults, clusters, disks and files.
-    assert count(TRAINER) <= 29_221
-    assert count(TRAINER) - components <= 21_299
+    assert count(TRAINER) <= 29_219
+    assert count(TRAINER) - components <= 21_295
 
 
 def test_the_tests_are_few() -> None:

@@ -129,7 +129,7 @@ def measure(case: Case, world: int) -> dict[str, Any]:
         run = SimpleNamespace(seed=0, current_epoch=0, batch_samples=8)
         optimization = strategy.setup(module, lambda: configured(module))
         if isinstance(strategy, ddp.DDP):  # the fake group's work has no result
-            strategy._wrapped.register_comm_hook(None, _unchanged)
+            strategy.wrapped.register_comm_hook(None, _unchanged)
         module.trainer_state = replace(module.trainer_state, run=run)  # type: ignore[arg-type]
         found: dict[str, Any] = {}
         for number in range(2):

@@ -9,6 +9,7 @@ from typing import Any
 import my_project_trainer as trainer
 import torch
 import torch.distributed as dist
+from my_project_trainer.strategies import Limits
 from my_project_trainer.strategies.replicated import ddp
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
@@ -170,7 +171,7 @@ class Mine(ddp.DDP):
 class MineSpawned(Mine):
     """The same, in processes that are spawned."""
 
-    launcher = "spawn"
+    limits = Limits(launcher="spawn")
 
 
 class NoStrategy:

@@ -99,7 +99,7 @@ class Reordered(ddp.DDP):
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
         super().backward(loss, synchronize=synchronize)
-        groups = self.groups[::-1] if self._layout.rank == 1 else self.groups
+        groups = self.groups[::-1] if self.layout.rank == 1 else self.groups
         for work in [dist.all_reduce(loss.detach(), group=g, async_op=True) for g in groups]:
             work.wait()
 

@@ -268,4 +268,4 @@ def legacy_data() -> Any:
 def test_methods_are_called_in_spawned_processes_too() -> None:
     given = {"accelerator": "ddp_spawn", "gpus": 2, "plugins": Extended()}
     made = translate(**given)["strategy"]
-    assert (made.launcher, made.limits.max_nodes) == ("spawn", 1)
+    assert (made.limits.launcher, made.limits.max_nodes) == ("spawn", 1)

@@ -74,8 +74,8 @@ def set_up(
 def test_torch_s_ddp_has_the_options(options: dict[str, Any], expected: dict[str, Any]) -> None:
     strategy = DDP(**options)
     with set_up(strategy, Layers()):
-        assert strategy._wrapped is not None
-        told = strategy._wrapped._get_ddp_logging_data()
+        assert strategy.wrapped is not None
+        told = strategy.wrapped._get_ddp_logging_data()
         assert {name: told.get(name) for name in expected} == expected
 
 

@@ -1,10 +1,15 @@
-"""The contract of strategies: how many names it has, and the way of a step through it."""
+"""The contract of strategies: its names, what is private, and the way of a step through it."""
 
+import inspect
 import json
+import re
+from itertools import combinations
 from pathlib import Path
 
+import pytest
+from my_project_trainer import strategies
 from my_project_trainer.strategies import Strategy
-from tests.project import succeed
+from tests.project import ROOT, succeed
 
 from processes import at_root
 
@@ -46,13 +51,25 @@ options = {"max_steps": 10, "log_every_n_steps": 1000, "enable_progress_bar": Fa
 trainer.Trainer(strategy="ddp", accelerator="cpu", devices=1, **options).fit(Net())
 print(json.dumps(calls))
 """
-MOST_NAMES, MOST_CALLS, MOST_FILES, MOST_RETURNS = 28, 36, 15, 8
+MOST_NAMES, MOST_CALLS, MOST_FILES, MOST_RETURNS = 28, 34, 15, 8
+PRIVATE = re.compile(r"(?:\bself\.|\bsuper\(\)\.|def |\n    )(_[a-z]\w*)")
 
 
-def test_the_contract_is_small():
+def test_the_contract_is_small_and_its_table_whole():
     names = {*vars(Strategy), *Strategy.__annotations__}
-    public = sorted(name for name in names if not name.startswith("_"))
+    public = {name for name in names if not name.startswith("_")}
     assert len(public) <= MOST_NAMES, public
+    page = (ROOT / "docs" / "design.md").read_text()
+    table = re.split("The contract of strategies\n|These are", page)[1]
+    cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    assert set(re.findall(r"`(\w+)", "".join(cells))) == public
+
+
+@pytest.mark.parametrize("name", strategies.names())
+def test_no_strategy_overrides_or_uses_what_is_private_to_another(name: str):
+    for one, base in combinations(strategies.find(name).cls.__mro__[:-1], 2):
+        own, others = (set(PRIVATE.findall(inspect.getsource(each))) for each in (one, base))
+        assert not own & others, (one, base)
 
 
 def test_a_step_of_ddp_can_be_followed(tmp_path: Path):

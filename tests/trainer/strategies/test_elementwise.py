@@ -5,6 +5,7 @@ So are gradients of gradients that cannot be right, and noise that ranks would d
 
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import torch
 from my_project_trainer.errors import UserError
 from my_project_trainer.strategies import engine_optimizers
+from my_project_trainer.strategies.precision import Precision
 from tests.project import missing, require
 
 import optimizer_subject
@@ -220,11 +222,9 @@ def test_a_draw_from_any_generator_is_noticed(
     states = iter(range(2))  # of a GPU's generator, which moves if nothing else does
     module = SimpleNamespace(get_rng_state=lambda _: torch.tensor(next(states) * (draw is None)))
     monkeypatch.setattr(torch, "get_device_module", lambda _: module)
-    optimizer = torch.optim.SGD([torch.zeros(1)])
-    if draw is None and device == "cpu":
-        with engine_optimizers.drawing_nothing(optimizer, torch.device(device)):
-            pass
-        return
-    noticed = pytest.raises(UserError, match=r"SGD\.step draws random numbers")
-    with noticed, engine_optimizers.drawing_nothing(optimizer, torch.device(device)):
-        (draw or int)()
+    kind: Any = type("Draws", (torch.optim.SGD,), {"step": lambda _: (draw or int)()})
+    where = (kind([torch.zeros(1)]), Precision("32-true", device), torch.device(device))
+    engine_optimizers.step_alone(*where, lambda _: False)
+    noticed = pytest.raises(UserError, match=r"Draws\.step draws random numbers")
+    with noticed if draw or device == "cuda" else nullcontext():
+        engine_optimizers.step_alone(*where, lambda _: True)

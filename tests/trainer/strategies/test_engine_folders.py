@@ -157,22 +157,9 @@ def test_sources_are_asked_in_their_order():
 
 # --- a strategy that is added ---------------------------------------------------------------------
 
-SIGN = '''
-from .registry import Entry, Registration
-from .replicated.ddp import DDP
-
-
-class SignDDP(DDP):
-    """``ddp`` that steps by the signs of gradients."""
-
-    def step(self, optimization, *, ends=True):
-        for parameter in optimization.parameters:
-            parameter.grad.sign_()
-        return super().step(optimization, ends=ends)
-
-
-REGISTRATION = Registration({"sign": Entry(SignDDP)})
-'''
+# The one that the page about writing a strategy shows.
+PAGE = (ROOT / "docs" / "how-to" / "strategy.md").read_text()
+SIGN = PAGE.split("**1. One file")[1].split("```python\n")[1].split("```")[0]
 FOLDER = """
 from ..registry import Entry, Registration
 
@@ -210,7 +197,7 @@ def test_a_strategy_is_added_by_a_file_or_a_folder(tmp_path):
     found = told(tmp_path, "sign", "lazy", "lazy_slow")
 
     assert set(found["made"]) - set(strategies.names()) == {"sign", "lazy", "lazy_slow"}
-    assert found["made"]["sign"] == "SignDDP"
+    assert found["made"]["sign"] == "SignSGD"
     assert found["made"]["lazy"] == found["made"]["lazy_slow"] == "Lazy"
     assert {"sign", "lazy", "lazy_slow"} <= set(found["overview"])
     # From weight 0 the gradient is -2: its sign, all of it, and half of it, at a rate of 0.25.
@@ -229,8 +216,8 @@ def test_two_folders_cannot_declare_one_name(tmp_path):
 def test_a_preset_is_part_of_what_its_name_makes():
     spawned: Any = strategies.create("ddp_spawn", {"bucket_cap_mb": 1.0})
     plain = strategies.create("ddp", {})
-    assert (spawned.launcher, spawned.limits.max_nodes) == ("spawn", 1)
-    assert (plain.launcher, plain.limits.max_nodes) == ("subprocess", None)
+    assert (spawned.limits.launcher, spawned.limits.max_nodes) == ("spawn", 1)
+    assert (plain.limits.launcher, plain.limits.max_nodes) == ("subprocess", None)
     assert spawned.bucket_cap_mb == 1.0
     assert type(spawned) is type(plain)
 

@@ -105,7 +105,7 @@ def test_nccl_is_bound_to_its_gpu_and_reports_after_our_timer(
 def form_pipelines(strategy: Any) -> None:
     """Form the groups of a pipeline, and of its replicas."""
     with mock.patch.object(process_group.ProcessGroupStrategy, "init_process_group"):
-        strategy.init_process_group(strategy._layout, strategy.device)
+        strategy.init_process_group(strategy.layout, strategy.device)
     strategy.processes.among([0, 1])
     strategy.processes.across_replicas()
 
@@ -122,7 +122,7 @@ def test_every_group_reports_after_our_timer(
     monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any], form: Callable[[Any], Any]
 ) -> None:
     strategy: Any = strategies.create(name, {"timeout_seconds": 600, **options})
-    strategy._layout, strategy.device = Layout(0, 0, 8, 8), torch.device("cuda:0")
+    strategy.layout, strategy.device = Layout(0, 0, 8, 8), torch.device("cuda:0")
     strategy.replicas(8, 1)
     timeouts = []
 
@@ -177,11 +177,9 @@ def test_ddp_is_given_no_devices(device: str) -> None:
 
 
 def test_what_powersgd_has_left_out_comes_back_to_the_device_of_the_gradients() -> None:
-    saved, loaded = (ddp.DDP(communication_hook="powersgd") for _ in range(2))
-    for each in (saved, loaded):
-        each.device = torch.device("meta")
-        each._powersgd = communication_hooks.register(mock.Mock(), "powersgd", 1, 1000)
-    saved._powersgd.error_dict[0] = torch.ones(3)
-    loaded.load_rank_local_state(saved.rank_local_state())
-    assert loaded._powersgd.error_dict[0].device.type == "meta"
-    assert list(loaded._powersgd.error_dict[0].shape) == [3]
+    made = [communication_hooks.register(mock.Mock(), "powersgd", 1, 1000) for _ in range(2)]
+    made[0].error_dict[0] = torch.ones(3)
+    saved = communication_hooks.state(made[0])
+    communication_hooks.load_state(made[1], torch.device("meta"), saved)
+    assert made[1].error_dict[0].device.type == "meta"
+    assert list(made[1].error_dict[0].shape) == [3]

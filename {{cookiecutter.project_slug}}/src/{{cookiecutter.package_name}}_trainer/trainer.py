@@ -197,7 +197,7 @@ class Trainer(current_run.RunProperties, current_run.OptionNames):
         """
         sources.check(module, "training_step", "configure_optimizers")
         sources.check_given(data, is_training=True)
-        if self._plan.strategy.limits.compiles_steps:
+        if "compile" in self._plan.strategy.limits.always:
             raise ConfigurationError(
                 f"find_batch_size: strategy={self._plan.strategy_name!r} compiles a step for each "
                 "batch size, and shows what fits only when it runs; try global_batch_size with fit"
@@ -300,7 +300,7 @@ class Trainer(current_run.RunProperties, current_run.OptionNames):
     def _launch_alone(self, module: TrainingModule, command: Command) -> RunResult:
         plan = self._plan
         reports.make_outcome_absolute(plan.started_in)
-        processes, launcher = plan.local_processes, plan.strategy.launcher
+        processes, launcher = plan.local_processes, plan.strategy.limits.launcher
         if processes == 1 or plan.layout.started_outside:
             return _run(plan, self.configuration, command, is_started=False)
         from .launch import start

@@ -16,6 +16,7 @@ How = Literal["mean", "sum", "min", "max"]
 BACKENDS = ("TRAINER_BACKEND", "PL_TORCH_DISTRIBUTED_BACKEND")
 timeout_seconds = 600.0
 """Timeout of the latest process group: if a rank does not join, collectives fail on its peers."""
+compile_seconds = 0.0  # how long peers wait for a rank that compiles, beside it
 
 
 def is_active() -> bool:

@@ -108,7 +108,7 @@ class DDPPlugin(Plugin):
             return current
         named = create(strategy, current["strategy_options"])  # reports invalid options
         made = PluginDDP(self, current["strategy_options"])
-        made.launcher, made.limits = named.launcher, named.limits
+        made.limits = named.limits
         return {"strategy": made}
 
 

@@ -139,7 +139,7 @@ class NonfinitePolicy:
         self._scaler = strategy.precision.scaler
         self._losses: LossRecord | None = None
         if self._policy == "stop" and self._scaler is None:
-            block = 1 if strategy.limits.compiles_steps else None
+            block = 1 if "compile" in strategy.limits.always else None
             self._losses = LossRecord(strategy.device, position, block)
         self.note_loss = self._losses.note if self._losses is not None else None
         """Records a loss without synchronization; ``None`` if losses are not checked."""

@@ -333,7 +333,7 @@ class FitLoop(AbstractContextManager["FitLoop"]):
         if self.fit.optimization.schedulers:
             self._last_rates = self.fit.optimization.first_rates()
         if context.is_recorded:
-            if self.fit.strategy.limits.steps_together:
+            if "asynchronous" not in self.fit.strategy.limits.always:
                 self._nonfinite.check()
             values = self._step_values()
             if self._is_logged(step):

@@ -63,7 +63,7 @@ class StepHashes:
         """
         options, limits = self._fit.options, self._fit.strategy.limits
         # A strategy that compiles its steps would compile another one for those with hashes.
-        by_default = not (options.fast_dev_run or limits.compiles_steps)
+        by_default = not (options.fast_dev_run or "compile" in limits.always)
         self.is_open = by_default if options.record_hashes is None else options.record_hashes
         self._path = run / DIRECTORY / f"rank-{collectives.rank():05}.jsonl"
         self.last = total_steps

@@ -36,7 +36,7 @@ def resume(fit: FitParts, checkpoint: Checkpoint, layout: Layout, same_run: bool
             local, data = checkpoint.rank_local_state(layout.rank), fit.strategy.data
             shared = data.random_rank
             random = local if shared == layout.rank else checkpoint.rank_local_state(shared)
-            fit.strategy.load_rank_local_state(section(local, "strategy"))
+            fit.strategy.rank_local.load(section(local, "strategy"))
             randomness.set_full_state(section(random, "random"), data.devices)
             if of_module := section(local, "module"):
                 fit.module.load_rank_state(from_tensors(of_module, OF_MODULE))

@@ -38,29 +38,29 @@ def applied(
     may be nested. Without gradients nothing is recomputed. ``names``: as in :func:`select`.
     ``compiled``: compiles the forward of a class; parts that contain other parts are not compiled.
     """
-    parts = [part for part in select(module, names) if not _is_applied(part)]
-    for part in parts:
-        vars(part)["forward"] = MethodType(forward, part)
+    layers = [layer for layer in select(module, names) if not _is_applied(layer)]
+    for layer in layers:
+        vars(layer)["forward"] = MethodType(forward, layer)
     if compiled is not None:
-        _computed_by.update({own: compiled(own) for own in _innermost(parts)})
+        _computed_by.update({call: compiled(call) for call in _innermost(layers)})
     try:
         yield
     finally:
         if compiled is not None:
             _computed_by.clear()
-        for part in parts:
-            del vars(part)["forward"]
+        for layer in layers:
+            del vars(layer)["forward"]
 
 
-def _innermost(parts: Sequence[nn.Module]) -> set[Callable[..., Any]]:
+def _innermost(layers: Sequence[nn.Module]) -> set[Callable[..., Any]]:
     """The forwards of parts that contain no other parts, in any instance of their class."""
-    known = set(map(id, parts))
+    known = set(map(id, layers))
     outer = {
-        type(part).forward
-        for part in parts
-        if any(id(module) in known for module in part.modules() if module is not part)
+        type(layer).forward
+        for layer in layers
+        if any(id(module) in known for module in layer.modules() if module is not layer)
     }
-    return {type(part).forward for part in parts} - outer
+    return {type(layer).forward for layer in layers} - outer
 
 
 def check_names(names: Any, option: str = "activation_checkpointing") -> None:
@@ -81,22 +81,22 @@ def select(
     # A part may have several paths.
     paths = dict(module.named_modules(remove_duplicate=False))
     del paths[""]
-    found: dict[int, nn.Module] = {}
+    selected: dict[int, nn.Module] = {}
     problems = []
     for name in names:
         meant = [p for path, p in paths.items() if type(p).__name__ == name or matches(path, name)]
-        called = [part for part in meant if type(part).forward is not nn.Module.forward]
+        called = [layer for layer in meant if type(layer).forward is not nn.Module.forward]
         if not called:
             problems.append(f"{option}: {_problem(name, paths, meant)}")
-        found |= {id(part): part for part in called}
+        selected |= {id(layer): layer for layer in called}
     problems += [
-        f"{option}: a forward of its own was given to a {type(part).__name__}, "
+        f"{option}: a forward of its own was given to a {type(layer).__name__}, "
         "which cannot be replaced; name the parts inside it"
-        for part in found.values()
-        if "forward" in vars(part) and not _is_applied(part)
+        for layer in selected.values()
+        if "forward" in vars(layer) and not _is_applied(layer)
     ]
     refuse(problems)
-    return list(found.values())
+    return list(selected.values())
 
 
 def matches(path: str, pattern: str) -> bool:
@@ -109,7 +109,7 @@ def _problem(name: str, paths: dict[str, nn.Module], meant: Sequence[nn.Module])
     if meant:
         kind = type(meant[0]).__name__
         return f"{name!r} is a {kind}, which is never called itself; name what is in it: '{name}.*'"
-    classes = {type(part).__name__ for part in paths.values()}
+    classes = {type(layer).__name__ for layer in paths.values()}
     known = classes | paths.keys()
     # A large model has too many paths to list them all.
     hint = nearest(name, known if difflib.get_close_matches(name, known) else classes)
@@ -121,50 +121,50 @@ def repeated_blocks(module: nn.Module) -> list[nn.Module]:
 
     Nested blocks come after the blocks that contain them.
     """
-    found = dict[nn.Module, None]()
-    for container in (each for each in module.modules() if isinstance(each, _CONTAINERS)):
+    kept = dict[nn.Module, None]()
+    for container in (child for child in module.modules() if isinstance(child, _CONTAINERS)):
         blocks = list(container.children())
         is_repetition = len(blocks) > 1 and len(set(map(type, blocks))) == 1
         if is_repetition and not isinstance(blocks[0], _CONTAINERS):
-            found |= dict.fromkeys(blocks) if all(any(block.children()) for block in blocks) else {}
-    return list(found)
+            kept |= dict.fromkeys(blocks) if all(any(block.children()) for block in blocks) else {}
+    return list(kept)
 
 
-def _is_applied(part: nn.Module) -> bool:
-    return getattr(vars(part).get("forward"), "__func__", None) is forward
+def _is_applied(layer: nn.Module) -> bool:
+    return getattr(vars(layer).get("forward"), "__func__", None) is forward
 
 
 # Must be called "forward": a pickled method is looked up by its name in the class.
 def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Replaces the ``forward`` of a part."""
-    own = _computed_by.get(type(self).forward, type(self).forward)
+    call = _computed_by.get(type(self).forward, type(self).forward)
     if not torch.is_grad_enabled():
-        return own(self, *args, **kwargs)
+        return call(self, *args, **kwargs)
     names, count = list(kwargs), len(args)
 
     def run(*values: Any) -> Any:
-        return own(self, *values[:count], **dict(zip(names, values[count:], strict=True)))
+        return call(self, *values[:count], **dict(zip(names, values[count:], strict=True)))
 
     return recomputed(self, run, *args, *kwargs.values())
 
 
-def recomputed(part: nn.Module, run: Callable[..., Any], *args: Any) -> Any:
+def recomputed(layer: nn.Module, run: Callable[..., Any], *args: Any) -> Any:
     """Call a function of a part, and call it again in backward instead of keeping activations."""
     # Positional arguments: torch looks only there for devices whose random state it must save.
     return checkpoint(
         run,
         *args,
         use_reentrant=False,
-        context_fn=lambda: (contextlib.nullcontext(), buffers_kept(part)),
+        context_fn=lambda: (contextlib.nullcontext(), buffers_kept(layer)),
     )
 
 
 @contextlib.contextmanager
-def buffers_kept(part: nn.Module) -> Iterator[None]:
+def buffers_kept(layer: nn.Module) -> Iterator[None]:
     """Apply changes of a part's buffers in this context to copies."""
     kept = [
         (module._buffers, name, buffer)  # of a ScriptModule, which has no update
-        for module in part.modules()
+        for module in layer.modules()
         for name, buffer in module._buffers.items()
     ]
     for buffers, name, buffer in kept:

@@ -48,19 +48,19 @@ class Initializer:
         self, module: TrainingModule, rank: int = 0, ranks: int = 1, device: Any = "cpu"
     ) -> None:
         self._module, self._device = module, device if ranks > 1 else "cpu"
-        self._names = {each: name for name, each in module.named_modules()}
+        self._names = {layer: name for name, layer in module.named_modules()}
         self._sources = _sources(module, ranks)
         self._ahead: dict[int, nn.Parameter] = {}
         self._on_demand = ranks == 1
         if not self._on_demand:
-            for layer in [each for each, source in self._sources.items() if source == rank]:
+            for layer in [layer for layer, source in self._sources.items() if source == rank]:
                 empty = dict(layer._parameters)
                 _allocate(layer, self._ahead, {}, "cpu")
                 self._initialize(layer)
                 layer._parameters.update(empty)
 
     def materialize(
-        self, part: nn.Module, has: Callable[[nn.Module], bool] = lambda _: True
+        self, module: nn.Module, has: Callable[[nn.Module], bool] = lambda _: True
     ) -> dict[int, int]:
         """Allocate the meta parameters of layers in a part of the module.
 
@@ -69,25 +69,25 @@ class Initializer:
         """
         made: dict[int, nn.Parameter] = {}
         sources: dict[int, int] = {}
-        for layer in filter(has, part.modules()):
+        for layer in filter(has, module.modules()):
             if any(parameter.is_meta for parameter in layer.parameters(recurse=False)):
                 _allocate(layer, made, self._ahead, self._device)
                 if self._on_demand:
                     self._initialize(layer)
-                own = layer.parameters(recurse=False)
-                sources |= {id(each): self._sources[layer] for each in own}
+                parameters = layer.parameters(recurse=False)
+                sources |= {id(parameter): self._sources[layer] for parameter in parameters}
         return sources
 
     def _initialize(self, layer: nn.Module) -> None:
         """Set values; those that are ``None`` in ``weights`` are overwritten by a checkpoint."""
         weights = self._module.trainer_state.weights
         name = self._names[layer]
-        own = dict(layer.named_parameters(name, recurse=False))
-        if not own.keys() <= weights.keys():
+        parameters = dict(layer.named_parameters(name, recurse=False))
+        if not parameters.keys() <= weights.keys():
             seed = randomness.mix(self._module.trainer.seed, zlib.crc32(name.encode()))
             with randomness.Stream(seed):
                 self._module.initialize(name, layer)
-        for key, parameter in own.items():
+        for key, parameter in parameters.items():
             if (value := weights.get(key)) is not None:
                 fill(parameter.detach(), value)
 
@@ -97,16 +97,16 @@ def _sources(module: nn.Module, ranks: int) -> dict[nn.Module, int]:
 
     Layers that share a parameter overwrite it in their order: one rank initializes all of these.
     """
-    uses = Counter(id(each) for _, each in module.named_parameters(remove_duplicate=False))
-    found: dict[nn.Module, int] = {}
+    uses = Counter(id(tensor) for _, tensor in module.named_parameters(remove_duplicate=False))
+    sources: dict[nn.Module, int] = {}
     load = [0] * ranks
     for layer in module.modules():
-        own = [parameter for parameter in layer.parameters(recurse=False) if parameter.is_meta]
-        if own:
-            is_shared = any(uses[id(each)] > 1 for each in own)
-            found[layer] = 0 if is_shared else load.index(min(load))
-            load[found[layer]] += sum(each.numel() for each in own)
-    return found
+        empty = [parameter for parameter in layer.parameters(recurse=False) if parameter.is_meta]
+        if empty:
+            is_shared = any(uses[id(parameter)] > 1 for parameter in empty)
+            sources[layer] = 0 if is_shared else load.index(min(load))
+            load[sources[layer]] += sum(parameter.numel() for parameter in empty)
+    return sources
 
 
 def _allocate(

@@ -40,8 +40,6 @@ from ..strategies.precision import Precision
 from . import environment, placement
 from .placement import Placement
 
-# The first compile of a rank may take so much longer than that of its peers.
-_COMPILE_SECONDS = 3600.0
 _NO_VALIDATION = "this fit has no validation"
 
 
@@ -196,7 +194,6 @@ def _check_strategy(
     problems.lines += strategy.limits.problems(name, *asked, features)
     with problems:
         problems.lines += strategy.problems(options, None)
-    strategy.compile_seconds = _COMPILE_SECONDS if options.compile else 0.0
 
 
 def _check_placed(options: Options, where: Placement, problems: Problems) -> None:
@@ -205,7 +202,7 @@ def _check_placed(options: Options, where: Placement, problems: Problems) -> Non
     unused: dict[str, str] = {}
     if options.learning_rate_scaling == "none":
         unused["reference_batch_size"] = "learning_rate_scaling is 'none'"
-        if not strategy.limits.scales_learning_rate:
+        if "learning_rate_scaling" not in strategy.limits.always:
             unused["learning_rate_warmup_steps"] = "learning_rate_scaling is 'none'"
     if options.gradient_clip_val is None:
         unused["gradient_clip_algorithm"] = "gradient_clip_val is not given"

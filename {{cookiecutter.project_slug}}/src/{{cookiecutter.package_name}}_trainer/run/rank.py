@@ -57,6 +57,8 @@ class RankRun(Run):
         self.console.note(*plan.notes)
         planned = plan.precision  # a gradient scaler of an earlier fit has its scale
         precision = Precision(planned.name, planned.device_type)
+        # The first compile of a rank may take so much longer than that of its peers.
+        collectives.compile_seconds = 3600.0 if plan.options.compile else 0.0
         strategy.connect(plan.layout, plan.devices, precision)
         # Each rank draws its own dropout masks, unless it computes the same as another one.
         data = strategy.data
@@ -64,7 +66,7 @@ class RankRun(Run):
         self.recorder = Recorder(
             strategy.reduce,
             strategy.device,
-            steps_together=strategy.limits.steps_together,
+            steps_together="asynchronous" not in strategy.limits.always,
             counts=data.counts,
         )
         self.log, self.has_skipped_step = self.recorder.log, strategy.precision.has_skipped_step
@@ -105,7 +107,7 @@ class RankRun(Run):
 
     def teardown_may_hang(self) -> bool:
         """Whether a pending save, or a server of this rank, waits for its peers."""
-        alone = not self.strategy.limits.steps_together
+        alone = "asynchronous" in self.strategy.limits.always
         return self.loop is not None and (alone or self.loop.checkpoints.waits_for_peers)
 
     def _fit_loop(self, name: str) -> FitLoop:
@@ -170,7 +172,7 @@ class RankRun(Run):
         names = ("count_samples", "count_weight")
         named = [name for name in names if is_overridden(module, TrainingModule, name)]
         hooks = {name: getattr(module, name) for name in named}
-        together = self.strategy.limits.steps_together
+        together = "asynchronous" not in self.strategy.limits.always
         return Share(self.data_index, self.data_replicas, self.seed, together=together, **hooks)
 
     def training_feed(self, loader: Loader, resumed: Checkpoint | None = None) -> Feed:
@@ -187,7 +189,7 @@ class RankRun(Run):
             limit=BatchLimit(limit, getattr(options, limit)),
             repeats=bool(options.overfit_batches),
         )
-        if not (feed.has_plan or self.strategy.limits.steps_together):
+        if "asynchronous" in self.strategy.limits.always and not feed.has_plan:
             raise UserError(
                 f"strategy={self.plan.strategy_name!r} does not compare the batches of ranks, and "
                 "the training loader is read as it is; use a map-style dataset, torch's own "

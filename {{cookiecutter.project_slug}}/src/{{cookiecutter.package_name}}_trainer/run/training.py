@@ -159,7 +159,8 @@ class _Fit:
 
     def _rate_factor(self) -> Callable[[int], float] | None:
         """Factor of the learning rates at a step, counted from 0; ``None``: always 1."""
-        options, scales = self._plan.options, self._plan.strategy.limits.scales_learning_rate
+        options, always = self._plan.options, self._plan.strategy.limits.always
+        scales = "learning_rate_scaling" in always
         if options.learning_rate_scaling == "none" and not scales:
             return None
         batch_size, replicas = self._feed.samples_per_step, self._plan.strategy.data.replicas

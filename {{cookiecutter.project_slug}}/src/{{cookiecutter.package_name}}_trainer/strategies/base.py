@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from .engine_optimizers import Noise
     from .memory import Memory, Sizes
 
-Launcher = Literal["subprocess", "spawn", "fork"]
 Stage = Literal["training", "validation", "test", "predict"]
+STAGES: tuple[Stage, ...] = get_args(Stage)
 _BESIDE_LOSS = {
     "weight": "used: override count_weight(batch) in the module, which weighs losses and logged "
     "means",
@@ -78,6 +78,13 @@ class BatchSkipped(Exception):
     """Every rank skips a batch, because ``training_step`` returned ``None`` on at least one."""
 
 
+class RankLocal(NamedTuple):
+    """State of this rank alone, such as of a gradient compression; one to load may be another's."""
+
+    state: Callable[[], dict[str, Tensor]]
+    load: Callable[[Mapping[str, Tensor]], None]
+
+
 class StepModule(nn.Module):
     """A module whose ``forward`` is the user's step, for engines that wrap a ``forward``."""
 
@@ -95,14 +102,10 @@ class Strategy:
 
     The trainer calls :meth:`connect` and :meth:`setup`; for each micro-batch
     :meth:`forward_backward`; for each step :meth:`clip` and :meth:`step`; at the end
-    :meth:`teardown`.
+    :meth:`teardown`. Subclasses override and use what is public.
     """
 
     limits: Limits = Limits(one_process_per_node=True)
-    launcher: Launcher = "subprocess"
-    """How several processes are started, if nothing has started them."""
-    compile_seconds = 0.0
-    """How long peers wait for a rank that compiles, beside the timeout of collectives."""
     around_hooks: Callable[[str], AbstractContextManager[None]] | None = None
     """Context in which a hook of this name is called, if hooks may not find all weights and
     gradients in the parameters."""
@@ -110,13 +113,11 @@ class Strategy:
     device: torch.device
     precision: Precision
     module: TrainingModule
-    _layout: Layout
+    steps: dict[Stage, Callable[[Stage, Any, int], Any]]
+    """What runs the user's step of a stage: such as an engine's wrapper, in training."""
+    rank_local = RankLocal(dict, lambda _: None)
     _devices: Sequence[torch.device]
-    _step_module: StepModule
-    """Runs the user's steps."""
     _noise: "Noise | None" = None
-    _wrapped: Any = None
-    """The engine's wrapper of it, which runs training steps; without it, this process does."""
 
     # --- before any process is started ------------------------------------------------------------
 
@@ -154,18 +155,20 @@ class Strategy:
 
         ``devices``: of this process; several if it drives all devices of its node.
         """
-        self._layout, self._devices, self.precision = layout, devices, precision
-        self.device = devices[0]
-        self._moves = self.device.type != "cpu" or precision.parameter_dtype is not None
+        self._devices, self.device, self.precision = devices, devices[0], precision
         if self.device.type != "cpu":
             torch.get_device_module(self.device).set_device(self.device)
 
     @property
     def data(self) -> DataLayout:
         """Which part of each global batch this process reads."""
-        rank, own = self._layout.rank, self._devices
         return DataLayout(
-            replicas=1, index=0, is_first=True, random_rank=rank, counts=True, devices=own
+            replicas=1,
+            index=0,
+            is_first=True,
+            random_rank=collectives.rank(),
+            counts=True,
+            devices=self._devices,
         )
 
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
@@ -186,10 +189,7 @@ class Strategy:
         self.precision.cast(module)
         self.module = module.to(self.device)
         module.trainer_state = replace(module.trainer_state, device=self.device)
-        self._step_module = self._make_step_module(module)
-
-    def _make_step_module(self, module: TrainingModule) -> StepModule:
-        return StepModule(module)
+        self.steps = dict.fromkeys(STAGES, StepModule(module).forward)
 
     # --- a micro-batch -------------------------------------------------------------------------
 
@@ -210,39 +210,30 @@ class Strategy:
             UserError: The loss has no gradient, or is not a scalar.
         """
         outputs = self.forward("training", batch, batch_idx)
-        if self.module.may_skip_batches and self._skips(outputs is None):
-            raise BatchSkipped
-        loss = self._read_loss(outputs)
+        if self.module.may_skip_batches:
+            # On the CPU, so that the host does not wait for the device.
+            asks = torch.tensor([outputs is None], dtype=torch.int32)
+            if self.agree(asks).item() > 0:
+                raise BatchSkipped
+        loss = self.read_loss(outputs)
         check_loss(loss, "training_step")
         self.backward(loss if weight == 1.0 else loss * weight, synchronize=synchronize)
         return StepOutput([loss], [outputs])
 
-    def _skips(self, asks: bool) -> bool:
-        """Whether all ranks skip a batch, since one asks for it."""
-        if self._layout.world_size == 1:
-            return asks
-        # On the CPU, so that the host does not wait for the device.
-        return collectives.all_reduce(torch.tensor([asks], dtype=torch.int32), "max").item() > 0
-
     def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         """Run a step of a stage, and its ``*_step_end`` hook."""
-        if self._moves:
-            batch = moving.move(batch, self.device, self.precision.parameter_dtype)
+        dtype = self.precision.parameter_dtype
+        # Several devices share a batch, which the step divides.
+        if len(self._devices) == 1 and (self.device.type != "cpu" or dtype is not None):
+            batch = moving.move(batch, self.device, dtype)
+        end = _as_it_is if stage == "predict" else getattr(self.module, f"{stage}_step_end")
         if self.precision.dtype is None:
-            return self._call_steps(stage, batch, batch_idx)
+            return end(self.steps[stage](stage, batch, batch_idx))
         with self.precision.autocast():
-            return self._call_steps(stage, batch, batch_idx)
+            return end(self.steps[stage](stage, batch, batch_idx))
 
-    def _call_steps(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
-        outputs = self._call_step(stage, batch, batch_idx)
-        return outputs if stage == "predict" else getattr(self.module, f"{stage}_step_end")(outputs)
-
-    def _call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
-        if stage == "training" and self._wrapped is not None:
-            return self._wrapped(stage, batch, batch_idx)
-        return self._step_module.forward(stage, batch, batch_idx)  # no engine's hooks are to call
-
-    def _read_loss(self, outputs: Any) -> Tensor:
+    def read_loss(self, outputs: Any) -> Tensor:
+        """The loss in what ``training_step``, or ``training_step_end``, returned."""
         return read_loss(outputs)
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
@@ -280,28 +271,28 @@ class Strategy:
         step without any.
         """
         for optimizer in optimization.optimizers:
-            self._step_optimizer(optimizer)
+            self.step_optimizer(optimizer)
         if ends:
             if self.precision.scaler is not None:
                 self.precision.update()
             for optimizer in optimization.optimizers:
                 optimizer.zero_grad()
 
-    def _step_optimizer(self, optimizer: Optimizer) -> None:
+    def step_optimizer(self, optimizer: Optimizer) -> None:
+        """Step one of the optimizers, unless the gradient scaler skips it.
+
+        One that is not torch's may draw random numbers: replicas draw the same.
+        """
         has_scaler = self.precision.scaler is not None
         step = partial(self.precision.step, optimizer) if has_scaler else optimizer.step
         if type(optimizer).step.__module__.startswith("torch."):
             step()
-        else:
-            with self._drawing(optimizer):
-                step()
-
-    def _drawing(self, optimizer: Optimizer) -> AbstractContextManager[None]:
-        """Context of a step that may draw random numbers: replicas draw the same."""
+            return
         from .engine_optimizers import Noise
 
         self._noise = self._noise or Noise(self.module, self._devices)
-        return self._noise.alike(optimizer)
+        with self._noise.alike(optimizer):
+            step()
 
     # --- all processes -------------------------------------------------------------------------
 
@@ -310,47 +301,29 @@ class Strategy:
         return collectives.all_reduce(tensor, how)
 
     def agree(self, request: Tensor) -> Tensor:
-        """The maximum over ranks of what they ask for after a step, see ``launch/signals.py``."""
+        """The maximum over ranks of what they ask for: to skip a batch; to stop after a step."""
         return collectives.all_reduce(request, "max")
 
     # --- checkpoints ---------------------------------------------------------------------------
 
     def state(self, optimization: Optimization | None) -> dict[str, Any]:
         """State of model and optimizers by parameter name: the same form with every strategy."""
+        model = dict(self.module.state_dict())
+        # After it: an engine may have gathered parameters until then.
+        names = parameter_names(self.module)
         optimizers = optimization.optimizers if optimization else []
-        return {
-            "model": self._model_state(),
-            "optimizers": [self._optimizer_state(optimizer) for optimizer in optimizers],
-        }
+        return {"model": model, "optimizers": [optimizer_state(opt, names) for opt in optimizers]}
 
     def load_state(self, state: Mapping[str, Any], optimization: Optimization | None) -> None:
         """Load a state of :meth:`state` of any strategy, after :meth:`setup`.
 
         Its tensors may be ``Stored``, not read yet. Without optimizers, only the model is loaded.
         """
-        self._load_model(state["model"])
+        fill_module(self.module, state["model"])
         if optimization is not None:
+            names = parameter_names(self.module)
             for optimizer, saved in zip(optimization.optimizers, state["optimizers"], strict=True):
-                self._load_optimizer(optimizer, saved)
-
-    def _model_state(self) -> dict[str, Any]:
-        return dict(self.module.state_dict())
-
-    def _load_model(self, saved: Mapping[str, Any]) -> None:
-        fill_module(self.module, saved)
-
-    def _optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        return optimizer_state(optimizer, parameter_names(self.module))
-
-    def _load_optimizer(self, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
-        load_optimizer_state(optimizer, saved, parameter_names(self.module))
-
-    def rank_local_state(self) -> dict[str, Tensor]:
-        """Rank-local state, for example of a gradient compression."""
-        return {}
-
-    def load_rank_local_state(self, state: Mapping[str, Tensor]) -> None:
-        """Load this rank's :meth:`rank_local_state`."""
+                load_optimizer_state(optimizer, saved, names)
 
     def weights(self) -> LocalWeights:
         """The parameters in this process, to average them; called after :meth:`setup`."""
@@ -366,6 +339,10 @@ class SingleDevice(Strategy):
     limits: Limits = Limits(max_devices=1, max_nodes=1)
 
 
+def _as_it_is(outputs: Any) -> Any:
+    return outputs
+
+
 def read_loss(outputs: Any) -> Tensor:
     """Get the loss from the output of a training step; refuse values to log beside it."""
     if isinstance(outputs, Tensor) and outputs.numel() == 1:
@@ -377,9 +354,9 @@ def read_loss(outputs: Any) -> Tensor:
         )
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
     if not isinstance(loss, Tensor) or loss.numel() != 1:
-        found = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)[:80]
+        what = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)[:80]
         raise UserError(
-            f"training_step must return a scalar loss, or a dict with 'loss'; it gave {found}"
+            f"training_step must return a scalar loss, or a dict with 'loss'; it gave {what}"
         )
     refuse_others(outputs)
     return loss

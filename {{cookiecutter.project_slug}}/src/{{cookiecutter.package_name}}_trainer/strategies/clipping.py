@@ -25,20 +25,20 @@ def clip_gradients(
         The norm before clipping, on the device; by value ``None``. An infinite norm changes no
         gradient.
     """
-    own = [_with_local_gradient(parameter) for parameter in parameters]
+    shards = [_with_local_gradient(parameter) for parameter in parameters]
     if algorithm == "value":
-        clip_grad_value_(own, value)
+        clip_grad_value_(shards, value)
         return None
     counted = [
-        each.grad
-        for each, whole in zip(own, parameters, strict=True)
-        if each.grad is not None and (counts is None or counts(whole))
+        shard.grad
+        for shard, parameter in zip(shards, parameters, strict=True)
+        if shard.grad is not None and (counts is None or counts(parameter))
     ]
     norm = get_total_norm(counted)
     if counts is not None:  # torch computes norms on one mesh only
         norm = collectives.all_reduce((norm.float() ** 2).to(parameters[0].device)).sqrt()
     if value < math.inf:
-        clip_grads_with_norm_(own, value, norm)
+        clip_grads_with_norm_(shards, value, norm)
     return norm
 
 

@@ -20,6 +20,7 @@ from ..data import randomness
 from ..errors import ConfigurationError, UserError, one_line
 from ..module import TrainingModule
 from .optimizer_state import STEPS_SHARD
+from .precision import Precision
 
 Cut = Literal["elements", "parameters"]
 T = TypeVar("T", bound=Optimizer)
@@ -54,7 +55,7 @@ class EngineGroups:
     ) -> None:
         self._optimizers, self._shown, self._grows = optimizers, shown, grows
         self._groups = [list(optimizer.param_groups) for optimizer in optimizers]
-        self._noted = [len(own) if shown else own for own in self._parameters()]
+        self._noted = [len(ids) if shown else ids for ids in self._parameters()]
 
     def _parameters(self) -> list[list[int]]:
         groups = (group for optimizer in self._optimizers for group in optimizer.param_groups)
@@ -62,9 +63,9 @@ class EngineGroups:
 
     def check(self) -> None:
         """Raise UserError if groups have changed; of ``shown`` ones, outside of :meth:`showing`."""
-        found: list[Any] = self._parameters()
-        found = found[: len(self._noted)] if self._grows else found
-        if len(found) != len(self._noted) or (self._shown is None and found != self._noted):
+        ids: list[Any] = self._parameters()
+        ids = ids[: len(self._noted)] if self._grows else ids
+        if len(ids) != len(self._noted) or (self._shown is None and ids != self._noted):
             raise self._changed()
 
     def _changed(self) -> UserError:
@@ -82,16 +83,16 @@ class EngineGroups:
         """Context of a hook, in which groups have parameters, not what an engine steps."""
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         stepped = [group["params"] for group in groups] if self._shown else []
-        for group, own in zip(groups, self._shown or (), strict=False):
-            group["params"] = list(own)
+        for group, parameters in zip(groups, self._shown or (), strict=False):
+            group["params"] = list(parameters)
         try:
             yield
-            shown = [[*map(id, own)] for own in self._shown or ()]
+            shown = [[*map(id, parameters)] for parameters in self._shown or ()]
             if self._shown is not None and self._parameters() != shown:
                 raise self._changed()
         finally:
-            for group, given in zip(groups, stepped, strict=False):
-                group["params"] = given
+            for group, parameters in zip(groups, stepped, strict=False):
+                group["params"] = parameters
 
 
 def sharded_optimizer(sharded: Callable[..., T], optimizer: Optimizer) -> T:
@@ -137,7 +138,7 @@ def problems_of(
 
     ``strategy``: its name; ``examined``: a pattern of packages whose classes are known by name.
     """
-    kinds = {type(each): None for found in optimizers for each in _with_inner(found)}
+    kinds = {type(inner): None for optimizer in optimizers for inner in _with_inner(optimizer)}
     fits = {kind.__name__: _fits(kind, cut, examined) for kind in kinds}
     return [
         f"configure_optimizers gave {name}, "
@@ -164,18 +165,18 @@ def _with_inner(optimizer: Optimizer) -> Iterator[Optimizer]:
 
 def _fits(kind: Any, cut: Cut, examined: str) -> bool | None:
     """Whether its step is right for this cut; ``None`` if nothing is known of its step."""
-    for index, each in enumerate(kind.__mro__):
-        own = vars(each)
-        if {"is_elementwise", "is_parameterwise"} & own.keys():
-            by_parameter = cut == "parameters" and own.get("is_parameterwise")
-            return bool(own.get("is_elementwise") or by_parameter)
-        if re.match(rf"({examined})\b", each.__module__):
+    for index, cls in enumerate(kind.__mro__):
+        members = vars(cls)
+        if {"is_elementwise", "is_parameterwise"} & members.keys():
+            by_parameter = cut == "parameters" and members.get("is_parameterwise")
+            return bool(members.get("is_elementwise") or by_parameter)
+        if re.match(rf"({examined})\b", cls.__module__):
             known = _OF_ALL if cut == "parameters" else f"{_OF_ALL}|{_OF_PARAMETER}"
             names = (base.__name__.lower() for base in kind.__mro__[index:])
             return not any(re.fullmatch(known, name) for name in names)
         # torch wraps the step of each class that it creates, also an inherited one.
-        inherited: Any = getattr(super(each, kind), "step", None)
-        if "step" in own and inspect.unwrap(own["step"]) is not inspect.unwrap(inherited):
+        inherited: Any = getattr(super(cls, kind), "step", None)
+        if "step" in members and inspect.unwrap(members["step"]) is not inspect.unwrap(inherited):
             return None
     return None
 
@@ -205,13 +206,20 @@ class Noise:
             yield
 
 
-@contextmanager
-def drawing_nothing(optimizer: Optimizer, device: torch.device) -> Iterator[None]:
-    """Context of a step that raises UserError if it has drawn random numbers, of any generator."""
+def step_alone(
+    optimizer: Optimizer,
+    precision: Precision,
+    device: torch.device,
+    has_copies: Callable[[Optimizer], bool],
+) -> None:
+    """Step an optimizer; UserError if it draws random numbers, and others hold its parameters."""
+    if type(optimizer).step.__module__.startswith("torch.") or not has_copies(optimizer):
+        precision.step(optimizer)
+        return
     before = randomness.full_state([device])
-    yield
+    precision.step(optimizer)
     after = randomness.full_state([device])
-    if not all(torch.equal(each, after[name]) for name, each in before.items()):
+    if not all(torch.equal(state, after[name]) for name, state in before.items()):
         raise UserError(
             f"{type(optimizer).__name__}.step draws random numbers, and processes that hold copies "
             "of the same weights would draw others; use strategy='ddp'"

@@ -3,6 +3,9 @@
 import importlib.util
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
+
+Launcher = Literal["subprocess", "spawn", "fork"]
 
 
 @dataclass(frozen=True)
@@ -15,6 +18,7 @@ class Limits:
         accelerators: Accelerators on which it runs.
         refused: Unsupported precisions and :data:`FEATURES`, each with a reason and an
             alternative.
+        launcher: How several processes are started, if nothing has started them.
         launched_by: The only command that can start several processes of it, and so determines
             their number; ``None``: any launcher.
         sources: Sources of the layout that belong to this command.
@@ -22,28 +26,26 @@ class Limits:
         one_process_per_node: One process drives all devices of a node, instead of one each.
         shards_parameters: Parameters are sharded over processes. Then all processes take part in
             every forward, and after a fit the weights are in its checkpoints.
-        steps_together: All ranks take each step together. If not, nothing waits for other ranks
-            between the ends of epochs, validations and checkpoints but in the first step, and the
-            logged values of a step are those of the main rank.
-        compiles_steps: All operations of a step are compiled together, so that they must be the
-            same ones in each step.
+        always: What it always does. ``"compile"``: all operations of a step together, so that they
+            must be the same ones in each step. ``"learning_rate_scaling"``: by the number of
+            replicas. ``"asynchronous"``: steps without other ranks: nothing waits for them between
+            the ends of epochs, validations and checkpoints but in the first step, and the logged
+            values of a step are those of the main rank.
         needs_optimizers: The module must have a ``configure_optimizers``.
-        scales_learning_rate: The strategy multiplies learning rates by the number of replicas.
     """
 
     max_devices: int | None = None
     max_nodes: int | None = None
     accelerators: tuple[str, ...] = ("cpu", "cuda")
     refused: Mapping[str, str] = field(default_factory=dict)
+    launcher: Launcher = "subprocess"
     launched_by: str | None = None
     sources: tuple[str, ...] = ()
     packages: Mapping[str, str] = field(default_factory=dict)
     one_process_per_node: bool = False
     shards_parameters: bool = False
-    steps_together: bool = True
-    compiles_steps: bool = False
+    always: tuple[Literal["compile", "learning_rate_scaling", "asynchronous"], ...] = ()
     needs_optimizers: bool = True
-    scales_learning_rate: bool = False
 
     def local_processes(self, devices: int) -> int:
         """Number of processes per node for a number of devices per node."""
@@ -65,9 +67,9 @@ class Limits:
             if importlib.util.find_spec(package) is None
         ]
         lines += [
-            f"strategy={name!r} does not support {FEATURES.get(each, repr(each))}: {reason}"
-            for each, reason in self.refused.items()
-            if each == precision or each in features
+            f"strategy={name!r} does not support {FEATURES.get(feature, repr(feature))}: {reason}"
+            for feature, reason in self.refused.items()
+            if feature == precision or feature in features
         ]
         if accelerator not in self.accelerators:
             on = " or ".join(self.accelerators)

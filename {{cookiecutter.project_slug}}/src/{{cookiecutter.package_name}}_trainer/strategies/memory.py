@@ -72,11 +72,11 @@ class Sizes:
 
     def computing(self, share: float) -> "Sizes":
         """The sizes of a rank that computes a share of the activations."""
-        return replace(self, moments=[(own, round(other * share)) for own, other in self.moments])
+        return replace(self, moments=[(grad, round(other * share)) for grad, other in self.moments])
 
     def work(self, share: float = 1.0) -> int:
         """The most bytes in forward and backward, if each rank keeps a share of each gradient."""
-        return max((int(share * own) + other for own, other in self.moments), default=0)
+        return max((int(share * grad) + other for grad, other in self.moments), default=0)
 
     def largest_share(self, *, in_order: bool = False) -> float:
         """The largest share of a rank, if whole parameters are dealt out to all ranks.

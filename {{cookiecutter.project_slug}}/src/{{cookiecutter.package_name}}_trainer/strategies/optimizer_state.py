@@ -32,26 +32,26 @@ def group_names(optimizer: Optimizer, names: Mapping[int, str]) -> list[list[str
 
     A parameter that the module does not own is named by its index in the optimizer: ``"#3"``.
     """
-    found: list[list[str]] = []
+    groups: list[list[str]] = []
     place = 0
     for group in optimizer.param_groups:
-        own = enumerate(group["params"], place)
-        found.append([names.get(id(parameter), f"#{index}") for index, parameter in own])
+        numbered = enumerate(group["params"], place)
+        groups.append([names.get(id(parameter), f"#{index}") for index, parameter in numbered])
         place += len(group["params"])
-    return found
+    return groups
 
 
 def named_groups(
     groups: Sequence[Mapping[str, Any]], names: Sequence[Sequence[str]]
 ) -> list[dict[str, Any]]:
     """Parameter groups with parameter names, as in a checkpoint."""
-    return [{**group, "params": list(own)} for group, own in zip(groups, names, strict=True)]
+    return [{**group, "params": list(params)} for group, params in zip(groups, names, strict=True)]
 
 
 def check_groups(saved: Sequence[Mapping[str, Any]], names: Sequence[Sequence[str]]) -> None:
     """Check that a checkpoint's groups have the parameters of an optimizer's, in any order."""
     theirs = [set(group["params"]) for group in saved]
-    ours = [set(own) for own in names]
+    ours = [set(members) for members in names]
     if set().union(*theirs) != set().union(*ours):
         strange = ", ".join(sorted(set().union(*theirs) ^ set().union(*ours))[:3])
         raise ConfigurationError(
@@ -69,12 +69,12 @@ def optimizer_state(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str,
     groups = group_names(optimizer, names)
     if STEPS_SHARD in vars(optimizer):
         inner: Any = vars(optimizer)["optim"]
-        own = {names[id(each)]: dict(values) for each, values in inner.state.items()}
+        shard = {names[id(parameter)]: dict(values) for parameter, values in inner.state.items()}
         return {
-            "state": ShardedDict(own),
+            "state": ShardedDict(shard),
             "param_groups": named_groups(optimizer.param_groups, groups),
         }
-    by_index = [name for own in groups for name in own]
+    by_index = [name for group in groups for name in group]
     try:
         state = optimizer.state_dict()
     except KeyError:  # torch's, of a parameter's id
@@ -83,8 +83,8 @@ def optimizer_state(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str,
             "groups: remove it from optimizer.state, too"
         ) from None
     values = {  # an optimizer may keep more, by names of its own
-        by_index[key] if isinstance(key, int) else key: copy.copy(each)
-        for key, each in state["state"].items()
+        by_index[key] if isinstance(key, int) else key: copy.copy(value)
+        for key, value in state["state"].items()
     }
     named = named_groups(state["param_groups"], groups)
     return {**state, "state": values, "param_groups": named}
@@ -100,14 +100,14 @@ def load_optimizer_state(
     is_shard = STEPS_SHARD in vars(optimizer)
     own_names = group_names(optimizer, names)
     check_groups(state["param_groups"], own_names)
-    indices = {name: index for index, name in enumerate(each for own in own_names for each in own)}
+    indices = {name: index for index, name in enumerate(name for row in own_names for name in row)}
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     saved_groups = stored_tensors.read_all(state["param_groups"])
     pairs = zip(optimizer.param_groups, saved_groups, own_names, strict=True)
     groups = [
         # torch matches parameters by position, so the order must be that of this optimizer.
-        {**saved, **implementation(group), "params": [indices[name] for name in own]}
-        for group, saved, own in pairs
+        {**saved, **implementation(group), "params": [indices[name] for name in members]}
+        for group, saved, members in pairs
     ]
     by_index = {
         indices.get(name, name): _state_like(parameters[indices[name]], values)
@@ -118,8 +118,8 @@ def load_optimizer_state(
     options = [set(group) for group in optimizer.param_groups]
     rest = stored_tensors.read_all({key: state[key] for key in state.keys() - _OF_TORCH})
     optimizer.load_state_dict({**rest, "state": by_index, "param_groups": groups})
-    for own, group in zip(options, optimizer.param_groups, strict=True):
-        if missing := own - group.keys():
+    for before, group in zip(options, optimizer.param_groups, strict=True):
+        if missing := before - group.keys():
             raise ConfigurationError(
                 f"its optimizer is not {type(optimizer).__name__}: it has no {min(missing)!r}; use "
                 "the optimizer of the checkpoint, or start a new run with weights=PATH"
@@ -131,23 +131,23 @@ def load_optimizer_state(
 
 
 def _state_like(parameter: Tensor, values: Mapping[str, Any]) -> dict[str, Any]:
-    is_sharded, found = dtensors.is_sharded(parameter), dict[str, Any]()
+    is_sharded, state = dtensors.is_sharded(parameter), dict[str, Any]()
     for key, value in values.items():
         # torch decides where the step count is kept, which has no dimensions.
         has_elements = isinstance(value, Tensor | Stored) and len(value.shape) > 0
         if not has_elements or not (is_sharded or isinstance(value, Stored)):
-            found[key] = stored_tensors.read_all(value)
+            state[key] = stored_tensors.read_all(value)
         elif value.shape == parameter.shape:
-            found[key] = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)
-            fill(found[key], value)
+            state[key] = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)
+            fill(state[key], value)
         elif is_sharded:
             raise ConfigurationError(
                 f"the optimizer's {key!r} has another shape than its parameter, and cannot be "
                 "sharded like it; load the checkpoint under strategy='ddp'"
             )
         else:
-            found[key] = value.read()
-    return found
+            state[key] = value.read()
+    return state
 
 
 def implementation(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,11 +156,11 @@ def implementation(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _load_shard(inner: Optimizer, saved: Mapping[str, Any], names: Mapping[int, str]) -> None:
-    own = {names[id(parameter)] for group in inner.param_groups for parameter in group["params"]}
+    held = {names[id(parameter)] for group in inner.param_groups for parameter in group["params"]}
     share = {
-        "state": {name: values for name, values in saved["state"].items() if name in own},
+        "state": {name: values for name, values in saved["state"].items() if name in held},
         "param_groups": [
-            {**group, "params": [name for name in group["params"] if name in own]}
+            {**group, "params": [name for name in group["params"] if name in held]}
             for group in saved["param_groups"]
         ],
     }

@@ -81,7 +81,7 @@ class Optimization:
         made = {id(optimizer): make(optimizer) for optimizer in self.optimizers}
         for entry in self.schedulers:
             _replace_optimizers(entry.scheduler, made)
-        return Optimization([made[id(each)] for each in self.optimizers], self.schedulers)
+        return Optimization([made[id(optimizer)] for optimizer in self.optimizers], self.schedulers)
 
     def step_schedulers(
         self, interval: Literal["step", "epoch"], values: Mapping[str, float]
@@ -94,7 +94,7 @@ class Optimization:
     @property
     def plateaus(self) -> list[SchedulerConfig]:
         """The schedulers that act on a logged value."""
-        return [each for each in self.schedulers if isinstance(each.scheduler, ReduceLROnPlateau)]
+        return [item for item in self.schedulers if isinstance(item.scheduler, ReduceLROnPlateau)]
 
     def step_plateaus(self, values: Mapping[str, float]) -> None:
         """Step by values of a validation those that would see them only after the next step."""
@@ -124,12 +124,12 @@ class Optimization:
     def too_short(self, steps: int | None) -> list[str]:
         """One line for each schedule that ends before a fit of these optimizer steps."""
         return [
-            f"OneCycleLR ends after total_steps={each.scheduler.total_steps}, and this fit makes "
+            f"OneCycleLR ends after total_steps={config.scheduler.total_steps}, and this fit makes "
             f"{steps} steps: give it self.trainer.total_steps; in a resume, with "
             "resume_options='code'"
-            for each in self.schedulers
-            if isinstance(each.scheduler, OneCycleLR) and each.interval == "step"
-            if steps is not None and steps > each.scheduler.total_steps
+            for config in self.schedulers
+            if isinstance(config.scheduler, OneCycleLR) and config.interval == "step"
+            if steps is not None and steps > config.scheduler.total_steps
         ]
 
     @contextlib.contextmanager
@@ -150,13 +150,13 @@ class Optimization:
 def requiring_grad(parameters: Iterable[Tensor], value: bool) -> Iterator[None]:
     """Set ``requires_grad`` of parameters in this context."""
     changed = [parameter for parameter in parameters if parameter.requires_grad is not value]
-    for each in changed:
-        each.requires_grad_(value)
+    for parameter in changed:
+        parameter.requires_grad_(value)
     try:
         yield
     finally:
-        for each in changed:
-            each.requires_grad_(not value)
+        for parameter in changed:
+            parameter.requires_grad_(not value)
 
 
 def rates_to_log(rates: Sequence[float | Tensor], factor: float) -> dict[str, float]:
@@ -168,18 +168,18 @@ def rates_to_log(rates: Sequence[float | Tensor], factor: float) -> dict[str, fl
 
 def described(optimization: Optimization) -> dict[str, Any]:
     """Options of each optimizer and constants of each scheduler, by the name that is shown."""
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for index, optimizer in enumerate(optimization.optimizers):
-        found[f"optimizer {index}"] = type(optimizer).__name__
+        options[f"optimizer {index}"] = type(optimizer).__name__
         groups = optimizer.param_groups
         groups = [{**group, "lr": group.get("initial_lr", group["lr"])} for group in groups]
         for key in sorted(groups[0].keys() - _NOT_COMPARED):
-            values = [_plain(each.get(key)) for each in groups]
+            values = [_plain(group.get(key)) for group in groups]
             is_one = all(value == values[0] for value in values)
-            found[f"{key} of optimizer {index}"] = values[0] if is_one else values
+            options[f"{key} of optimizer {index}"] = values[0] if is_one else values
     for index, entry in enumerate(optimization.schedulers):
-        found.update(_constants(entry.scheduler, f"scheduler {index}"))
-    return found
+        options.update(_constants(entry.scheduler, f"scheduler {index}"))
+    return options
 
 
 def _constants(scheduler: Any, name: str) -> Iterator[tuple[str, Any]]:
@@ -195,9 +195,9 @@ def _plain(value: Any) -> Any:
     """A value that a checkpoint can contain, and that can be compared."""
     value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     return value if isinstance(value, str | int | float | None) else type(value).__name__
 
 
@@ -210,10 +210,10 @@ def _replace_optimizers(scheduler: Any, optimizers: Mapping[int, Optimizer]) -> 
 
 def replace_kept(module: TrainingModule, replaced: Mapping[int, Any]) -> None:
     """Replace objects, by their ids, in attributes of modules and in containers that these are."""
-    for part in module.modules() if replaced else ():
-        for name, value in list(vars(part).items()):
+    for owner in module.modules() if replaced else ():
+        for name, value in list(vars(owner).items()):
             if any(id(leaf) in replaced for leaf in tree_leaves(value)):
-                vars(part)[name] = tree_map(lambda each: replaced.get(id(each), each), value)
+                vars(owner)[name] = tree_map(lambda item: replaced.get(id(item), item), value)
 
 
 def configured(module: TrainingModule) -> Optimization:
@@ -222,24 +222,24 @@ def configured(module: TrainingModule) -> Optimization:
     is_unknown = run is not None and run.total_steps is None
     before = {id(parameter) for parameter in module.parameters()}
     try:
-        found = read_optimization(module.configure_optimizers())
+        optimization = read_optimization(module.configure_optimizers())
     except (TypeError, ValueError) as error:
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
         if is_unknown and any(_STEPS & {*frame.f_code.co_names} for frame in frames):
             what = f"{type(error).__name__}: {one_line(error)}"
             raise ConfigurationError(f"configure_optimizers: {what}; {_UNKNOWN}") from None
         raise
-    schedulers = [scheduler.scheduler for scheduler in found.schedulers]
-    for each in schedulers if is_unknown else ():
-        if None in (getattr(each, name, 0) for name in ("T_max", "total_iters")):
-            raise ConfigurationError(f"{type(each).__name__} has no number of steps: {_UNKNOWN}")
+    schedulers = [scheduler.scheduler for scheduler in optimization.schedulers]
+    for item in schedulers if is_unknown else ():
+        if None in (getattr(item, name, 0) for name in ("T_max", "total_iters")):
+            raise ConfigurationError(f"{type(item).__name__} has no number of steps: {_UNKNOWN}")
     if run is not None:
-        run.optimizers, run.schedulers = found.optimizers, schedulers
-    made = [name for name, each in module.named_parameters() if id(each) not in before]
+        run.optimizers, run.schedulers = optimization.optimizers, schedulers
+    made = [name for name, parameter in module.named_parameters() if id(parameter) not in before]
     lines = [f"creates {name}, which no strategy knows: do so in __init__" for name in made]
-    if lines := lines + _without_effect(found, module):
+    if lines := lines + _without_effect(optimization, module):
         raise ConfigurationError([f"configure_optimizers: {line}" for line in lines])
-    return found
+    return optimization
 
 
 def read_optimization(returned: Any) -> Optimization:
@@ -247,49 +247,49 @@ def read_optimization(returned: Any) -> Optimization:
     # torch's warning about the order of optimizer and scheduler steps is wrong where another
     # optimizer has replaced the scheduler's, and where a gradient scaler skips the first step.
     warnings.filterwarnings("ignore", "(Seems like|Detected call)", module=_STEPPING)
-    found = _read(returned)
-    for each in found.optimizers:
-        closure = inspect.signature(type(each).step).parameters.get("closure")
+    optimization = _read(returned)
+    for opt in optimization.optimizers:
+        closure = inspect.signature(type(opt).step).parameters.get("closure")
         if closure is not None and closure.default is inspect.Parameter.empty:
             raise ConfigurationError(
-                f"configure_optimizers gave {type(each).__name__}, whose step needs a closure: it "
+                f"configure_optimizers gave {type(opt).__name__}, whose step needs a closure: it "
                 "computes the loss several times per step, which is not supported; use another "
                 "optimizer, such as torch.optim.AdamW"
             )
-        if {"state", "param_groups"} - each.state_dict().keys():
+        if {"state", "param_groups"} - opt.state_dict().keys():
             raise ConfigurationError(
-                f"configure_optimizers gave {type(each).__name__}, whose state_dict has no 'state' "
+                f"configure_optimizers gave {type(opt).__name__}, whose state_dict has no 'state' "
                 "and 'param_groups', so that no checkpoint can hold it: keep its tensors by "
                 "parameter in self.state, as torch's optimizers do"
             )
-    return found
+    return optimization
 
 
-def _without_effect(found: Optimization, module: TrainingModule) -> list[str]:
+def _without_effect(optimization: Optimization, module: TrainingModule) -> list[str]:
     """One line for each optimizer or scheduler that does not do what it seems to."""
-    own, lines = {id(parameter) for parameter in module.parameters()}, []
+    known, lines = {id(parameter) for parameter in module.parameters()}, []
     stepped: dict[int, int] = {}
-    for index, optimizer in enumerate(found.optimizers):
+    for index, optimizer in enumerate(optimization.optimizers):
         name = f"optimizer {index} ({type(optimizer).__name__})"
-        given = [each for group in optimizer.param_groups for each in group["params"]]
-        if foreign := [each for each in given if id(each) not in own]:
+        params = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if foreign := [parameter for parameter in params if id(parameter) not in known]:
             lines.append(
                 f"{name} has a parameter of shape {tuple(foreign[0].shape)} that is not one of "
                 f"{type(module).__name__}, and is neither moved nor saved: make it an attribute"
             )
-        others = {stepped.get(id(each)) for each in given} - {None}
+        others = {stepped.get(id(parameter)) for parameter in params} - {None}
         if others and module.automatic_optimization:
             lines.append(
                 f"{name} has parameters of optimizer {others.pop()} too, and both would step them: "
                 "give each parameter to one optimizer, or use manual optimization"
             )
-        stepped |= {id(each): index for each in given}
-    groups = {id(group) for each in found.optimizers for group in each.param_groups}
+        stepped |= {id(parameter): index for parameter in params}
+    groups = {id(group) for opt in optimization.optimizers for group in opt.param_groups}
     lines += [
-        f"{type(each.scheduler).__name__} is of an optimizer that is not returned, and changes no "
+        f"{type(item.scheduler).__name__} is of an optimizer that is not returned, and changes no "
         "rate: return both"
-        for each in found.schedulers
-        if not {id(group) for group in each.scheduler.optimizer.param_groups} <= groups
+        for item in optimization.schedulers
+        if not {id(group) for group in item.scheduler.optimizer.param_groups} <= groups
     ]
     return lines
 
@@ -300,21 +300,21 @@ def _read(returned: Any) -> Optimization:
     if isinstance(returned, Mapping):
         returned = [returned]
     if isinstance(returned, Sequence) and returned:
-        if all(isinstance(each, Optimizer) for each in returned):
+        if all(isinstance(item, Optimizer) for item in returned):
             return Optimization(list(returned), [])
-        if all(isinstance(each, Mapping) for each in returned):
+        if all(isinstance(item, Mapping) for item in returned):
             known = {"optimizer", "lr_scheduler", "monitor"}
-            unknown = {key for each in returned for key in each} - known
+            unknown = {key for item in returned for key in item} - known
             if unknown:
                 names = ", ".join(sorted(map(repr, unknown)))
                 raise ConfigurationError(
                     f"configure_optimizers gave {names}; give 'optimizer' and 'lr_scheduler': a "
                     "scheduler, or a dict of 'scheduler', 'interval' and 'monitor'"
                 )
-            scheduled = [each for each in returned if "lr_scheduler" in each]
-            schedulers = [_fields(each["lr_scheduler"], each.get("monitor")) for each in scheduled]
-            return _pair([each.get("optimizer") for each in returned], schedulers)
-        if len(returned) == 2 and all(isinstance(each, Sequence) for each in returned):
+            scheduled = [item for item in returned if "lr_scheduler" in item]
+            schedulers = [_fields(item["lr_scheduler"], item.get("monitor")) for item in scheduled]
+            return _pair([item.get("optimizer") for item in returned], schedulers)
+        if len(returned) == 2 and all(isinstance(item, Sequence) for item in returned):
             return _pair(*returned)
     raise ConfigurationError(
         f"configure_optimizers returned {type(returned).__name__}; return an optimizer, a list of "
@@ -333,8 +333,8 @@ def _pair(optimizers: Sequence[Any], schedulers: Sequence[Any]) -> Optimization:
 
 def _fields(entry: Any, monitor: Any) -> Any:
     """A scheduler, with the ``monitor`` that may stand beside it."""
-    given = entry if isinstance(entry, Mapping) else {"scheduler": entry}
-    return entry if monitor is None else {"monitor": monitor, **given}
+    fields = entry if isinstance(entry, Mapping) else {"scheduler": entry}
+    return entry if monitor is None else {"monitor": monitor, **fields}
 
 
 def _read_scheduler(entry: Any) -> SchedulerConfig:

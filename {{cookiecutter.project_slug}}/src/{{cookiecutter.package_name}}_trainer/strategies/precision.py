@@ -46,9 +46,9 @@ class _Scaler(torch.amp.GradScaler):
             for parameter in group["params"]:
                 by_mesh[getattr(parameter, "device_mesh", None)].append(parameter)
         overflows: dict[torch.device, Tensor] = {}
-        for own in by_mesh.values():
-            part: Any = SimpleNamespace(param_groups=[{"params": own}])
-            for device, overflow in super()._unscale_grads_(part, *arguments).items():
+        for parameters in by_mesh.values():
+            stand_in: Any = SimpleNamespace(param_groups=[{"params": parameters}])
+            for device, overflow in super()._unscale_grads_(stand_in, *arguments).items():
                 overflows[device] = torch.maximum(overflow, overflows.get(device, overflow))
         return overflows
 
@@ -162,8 +162,8 @@ class Precision:
     def _has_gradients(self, optimizer: Optimizer) -> bool:
         """Whether an optimizer has gradients on any rank, if ranks skip together."""
         groups = optimizer.param_groups
-        found = (parameter.grad is not None for group in groups for parameter in group["params"])
-        return self._is_together or any(found)
+        has = (parameter.grad is not None for group in groups for parameter in group["params"])
+        return self._is_together or any(has)
 
     def note_skipped_step(self) -> None:
         """Note that the loop skips a step."""

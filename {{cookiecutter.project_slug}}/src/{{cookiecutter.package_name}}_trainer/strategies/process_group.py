@@ -39,17 +39,17 @@ def backends(requested: str | None, device_type: str) -> str:
     by_type = {"cpu": "gloo"} | ({"cuda": "nccl"} if device_type == "cuda" else {})
     if requested is None and device_type != "cuda":
         return "gloo"
-    parts = [part.strip() for part in (requested or "").lower().split(",") if part]
-    if parts and ":" not in parts[0]:
-        types = dist.Backend.backend_capability.get(parts[0], ["cpu", "cuda"])
+    entries = [entry.strip() for entry in (requested or "").lower().split(",") if entry]
+    if entries and ":" not in entries[0]:
+        types = dist.Backend.backend_capability.get(entries[0], ["cpu", "cuda"])
         if "cpu" in types:
-            return parts[0]
-        parts = [f"{each}:{parts[0]}" for each in types]
-    for part in parts:
-        each, _, backend = part.partition(":")
-        if each in ("cpu", device_type):
-            by_type[each] = backend
-    return ",".join(f"{each}:{backend}" for each, backend in by_type.items())
+            return entries[0]
+        entries = [f"{kind}:{entries[0]}" for kind in types]
+    for entry in entries:
+        kind, _, backend = entry.partition(":")
+        if kind in ("cpu", device_type):
+            by_type[kind] = backend
+    return ",".join(f"{kind}:{backend}" for kind, backend in by_type.items())
 
 
 class ProcessGroupStrategy(Strategy):
@@ -67,6 +67,9 @@ class ProcessGroupStrategy(Strategy):
     """Averages the gradients that no engine averages."""
     engine_groups: EngineGroups | None = None
     """The optimizers' groups, if the strategy has taken them over."""
+    wrapped: Any = None
+    """An engine's wrapper of a module, whose ``no_sync`` accumulates gradients."""
+    layout: Layout
     _has_run = False
     _has_prefix = False  # whether torch prefixes errors of this process with its rank
 
@@ -77,6 +80,7 @@ class ProcessGroupStrategy(Strategy):
         self, layout: Layout, devices: Sequence[torch.device], precision: Precision
     ) -> None:
         super().connect(layout, devices, precision)
+        self.layout = layout
         collectives.timeout_seconds = self.timeout_seconds
         self.init_process_group(layout, self.device)
         reports.watch_for_hangs(self.timeout_seconds)
@@ -87,8 +91,9 @@ class ProcessGroupStrategy(Strategy):
 
         With ``compile``, the timer of ``launch.hangs`` ends ranks that hang after a first batch.
         """
+        seconds = self.timeout_seconds + collectives.compile_seconds
         margin = hangs.NCCL_SECONDS if self.device.type == "cuda" else 0.0
-        return datetime.timedelta(seconds=self.timeout_seconds + margin + self.compile_seconds)
+        return datetime.timedelta(seconds=seconds + margin)
 
     def init_process_group(self, layout: Layout, device: torch.device) -> None:
         """Initialize the process group; an override uses ``launch.rendezvous.connect_store``."""
@@ -121,8 +126,8 @@ class ProcessGroupStrategy(Strategy):
 
     @property
     def data(self) -> DataLayout:
-        layout = self._layout
-        return replace(super().data, replicas=layout.world_size, index=layout.rank)
+        size, rank = self.layout.world_size, self.layout.rank
+        return replace(super().data, replicas=size, index=rank, random_rank=rank)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -134,19 +139,14 @@ class ProcessGroupStrategy(Strategy):
         self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
     ) -> StepOutput:
         # In forward, the engine decides whether the following backward averages gradients.
-        waits = self._wrapped is not None and not synchronize
-        with self._wrapped.no_sync() if waits else nullcontext():
+        waits = self.wrapped is not None and not synchronize
+        with self.wrapped.no_sync() if waits else nullcontext():
             return super().forward_backward(
                 batch, batch_idx, weight=weight, synchronize=synchronize
             )
 
-    def _skips(self, asks: bool) -> bool:
-        if self.same_use is not None:  # peers may wait in a unit that this rank does not call
-            self.same_use.note("ends its forward")
-        return super()._skips(asks)
-
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
-        is_checked, self._has_run = self._wrapped is None or self._has_run, True
+        is_checked, self._has_run = self.wrapped is None or self._has_run, True
         with nullcontext() if is_checked else accumulated_once(self.module):
             super().backward(loss, synchronize=synchronize)
         if synchronize and self.averaged is not None:
@@ -158,10 +158,11 @@ class ProcessGroupStrategy(Strategy):
         super().step(optimization, ends=ends)
 
     def teardown(self) -> None:
-        for each in (self.same_use, self.averaged):
-            if each is not None:
-                each.close()
+        for hooks in (self.same_use, self.averaged):
+            if hooks is not None:
+                hooks.close()
         self.same_use = self.averaged = self.engine_groups = None
+        self.steps = {}
         hangs.timer.disarm()
         if dist.is_initialized():
             dist.destroy_process_group()

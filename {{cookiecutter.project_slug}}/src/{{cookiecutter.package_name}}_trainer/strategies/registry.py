@@ -16,8 +16,8 @@ from typing import Any
 from ..errors import ConfigurationError, Problems, nearest, shown
 from ..launch import cluster, devices
 from ..options import class_paths, values
-from .base import Launcher, Strategy
-from .limits import Limits
+from .base import Strategy
+from .limits import Launcher, Limits
 
 # First in the help, because they need no package but torch.
 _FIRST = ("replicated", "fsdp")
@@ -39,7 +39,7 @@ class Entry:
         base: The name under which users can set these options.
         lacks: Options that it does not have (of other strategies, older names), each with an
             alternative.
-        launcher: How processes are started; ``None``: the launcher of the class.
+        launcher: How processes are started; ``None``: as the class' limits say.
         max_nodes: Largest number of nodes; ``None``: the limit of the class.
     """
 
@@ -57,8 +57,8 @@ class Entry:
         if not isinstance(self.strategy, str):
             return self.strategy
         module, _, name = self.strategy.partition(":")
-        found: type[Strategy] = getattr(importlib.import_module(module), name)
-        return found
+        kind: type[Strategy] = getattr(importlib.import_module(module), name)
+        return kind
 
     @property
     def limits(self) -> Limits:
@@ -69,13 +69,12 @@ class Entry:
         """Create the strategy with the preset and the user's options."""
         make: Callable[..., Strategy] = self.cls
         made = make(**self.preset, **options)
-        if self.launcher is not None:
-            made.launcher = self.launcher
         made.limits = self._limited(made.limits)
         return made
 
     def _limited(self, limits: Limits) -> Limits:
-        return limits if self.max_nodes is None else replace(limits, max_nodes=self.max_nodes)
+        launcher, most = self.launcher or limits.launcher, self.max_nodes or limits.max_nodes
+        return replace(limits, launcher=launcher, max_nodes=most)
 
     def below(self, package: str) -> "Entry":
         """The same entry with the full path of its class."""
@@ -144,16 +143,16 @@ def find(name: object) -> Entry:
 
 def options_of(cls: type[Strategy]) -> list[str]:
     """The options of a strategy; those of its base classes too, if it takes ``**options``."""
-    found: list[str] = []
-    for each in cls.__mro__:
-        if "__init__" in vars(each):
-            parameters = list(inspect.signature(each).parameters.values())
+    options: list[str] = []
+    for base in cls.__mro__:
+        if "__init__" in vars(base):
+            parameters = list(inspect.signature(base).parameters.values())
             kinds = {parameter.kind for parameter in parameters}
             named = (p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL))
-            found += named
+            options += named
             if inspect.Parameter.VAR_KEYWORD not in kinds:
                 break
-    return found
+    return options
 
 
 def create(name: object, options: dict[str, Any]) -> Strategy:
@@ -162,13 +161,13 @@ def create(name: object, options: dict[str, Any]) -> Strategy:
     cls = entry.cls
     known = options_of(cls)
     problems = Problems()
-    for option in (each for each in options if each not in known):
+    for option in (option for option in options if option not in known):
         hint = nearest(str(option), known) if known else "; it has none"
         hint = f": {entry.lacks[option]}" if option in entry.lacks else hint
         problems.add(f"strategy_options: {name} has no option {option!r}{hint}")
     expected: dict[str, Any] = {}
-    for each in reversed(cls.__mro__):
-        expected |= values.hints(each) if "__init__" in vars(each) else {}
+    for base in reversed(cls.__mro__):
+        expected |= values.hints(base) if "__init__" in vars(base) else {}
     options = {option: value for option, value in options.items() if option in known}
     wrong = values.check(expected, options, problems, "strategy_options.")
     for option, value in options.items():
@@ -181,7 +180,7 @@ def create(name: object, options: dict[str, Any]) -> Strategy:
             f"strategy_options.timeout_seconds={shown(timeout)}: give a number above 0, of at most "
             f"{_LONGEST_TIMEOUT}"
         )
-    for option in (each for each in entry.preset if each in options):
+    for option in (option for option in entry.preset if option in options):
         problems.add(
             f"strategy_options.{option} is set by the strategy's name; use "
             f"strategy={entry.base!r} to choose it"
@@ -196,13 +195,13 @@ def create(name: object, options: dict[str, Any]) -> Strategy:
 def discover(package: str, path: list[str]) -> None:
     """Add the strategies that the folders and files of a package declare."""
     folder = Path(path[0])
-    found = [
-        each.name
-        for each in pkgutil.iter_modules(path)
-        if each.ispkg or _DECLARATION in (folder / f"{each.name}.py").read_text("utf-8")
+    modules = [
+        info.name
+        for info in pkgutil.iter_modules(path)
+        if info.ispkg or _DECLARATION in (folder / f"{info.name}.py").read_text("utf-8")
     ]
     last = len(_FIRST)
-    for name in sorted(found, key=lambda each: _FIRST.index(each) if each in _FIRST else last):
+    for name in sorted(modules, key=lambda name: _FIRST.index(name) if name in _FIRST else last):
         module = importlib.import_module(f"{package}.{name}")
         declared = getattr(module, "REGISTRATION", None)
         if isinstance(declared, Registration):

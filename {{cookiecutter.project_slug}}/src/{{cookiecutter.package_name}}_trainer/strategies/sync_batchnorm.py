@@ -15,10 +15,10 @@ def convert(module: nn.Module, accelerator: str) -> nn.Module:
     With ``accelerator="cuda"``, PyTorch's SyncBatchNorm is used, which does not run on the CPU.
     """
     kind = _FusedSyncBatchNorm if accelerator == "cuda" else SyncBatchNorm
-    for each in module.modules():
+    for layer in module.modules():
         # A SyncBatchNorm over a subgroup is kept, and raises its own error on the CPU.
-        if isinstance(each, _BatchNorm) and getattr(each, "process_group", None) is None:
-            each.__class__ = kind  # references to it stay valid
+        if isinstance(layer, _BatchNorm) and getattr(layer, "process_group", None) is None:
+            layer.__class__ = kind  # references to it stay valid
     return module
 
 
@@ -31,10 +31,10 @@ class _FusedSyncBatchNorm(nn.SyncBatchNorm):
         if input.numel():
             return super().forward(input)
         # Other ranks exchange at least float32; torch would exchange half precision here.
-        part = input.to(torch.promote_types(input.dtype, torch.float32))
+        batch = input.to(torch.promote_types(input.dtype, torch.float32))
         # torch would leave out the gradients, for which peers may wait.
-        zeros = sum(each.sum() for each in (part, *self.parameters()))
-        return (super().forward(part) + zeros).to(input.dtype)
+        zeros = sum(tensor.sum() for tensor in (batch, *self.parameters()))
+        return (super().forward(batch) + zeros).to(input.dtype)
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -50,18 +50,18 @@ class SyncBatchNorm(_BatchNorm):
             return super().forward(input)
         self._check_input_dim(input)
         # Like the fused kernels: input and output in half precision, sums in float32.
-        part = input.to(torch.promote_types(input.dtype, torch.float32))
-        dims = [dim for dim in range(part.ndim) if dim != 1]
-        shape = [-1 if dim == 1 else 1 for dim in range(part.ndim)]
-        values = part.new_tensor([part[:, 0].numel()])
-        sums, count = _over_ranks(torch.cat([part.sum(dims), values])).split([part.shape[1], 1])
+        batch = input.to(torch.promote_types(input.dtype, torch.float32))
+        dims = [dim for dim in range(batch.ndim) if dim != 1]
+        shape = [-1 if dim == 1 else 1 for dim in range(batch.ndim)]
+        values = batch.new_tensor([batch[:, 0].numel()])
+        sums, count = _over_ranks(torch.cat([batch.sum(dims), values])).split([batch.shape[1], 1])
         if count < 2:
             raise ValueError(
                 f"BatchNorm needs at least 2 values per channel in training, not {int(count)}"
             )
         mean = sums / count
         # Compute the mean first: E[x²] - E[x]² would lose precision.
-        centered = part - mean.view(shape)
+        centered = batch - mean.view(shape)
         variance = _over_ranks(centered.square().sum(dims)) / count
         self._track(mean.detach(), variance.detach() * count / (count - 1))
         output: Tensor = centered * torch.rsqrt(variance + self.eps).view(shape)

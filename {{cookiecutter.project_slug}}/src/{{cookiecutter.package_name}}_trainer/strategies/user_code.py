@@ -28,9 +28,9 @@ _AGAIN = "create the module again, and load them: load_weights(module, trainer.r
 
 def refuse_sharded(module: nn.Module) -> None:
     """Raise UserError if a fit has left parameters of a module sharded, or without memory."""
-    for each in module.parameters():
-        is_freed = each.numel() > 1 and each.layout == torch.strided and not any(each.stride())
-        if dtensors.is_sharded(each) or is_freed:
+    for p in module.parameters():
+        is_freed = p.numel() > 1 and p.layout == torch.strided and not any(p.stride())
+        if dtensors.is_sharded(p) or is_freed:
             raise UserError(
                 f"{type(module).__name__} is still sharded from a previous fit; create it again, "
                 "and give a checkpoint, as in test(module, checkpoint=trainer.run_directory)"
@@ -43,7 +43,7 @@ def forbid_calls(module: nn.Module, *, only_empty: bool = False) -> None:
     ``only_empty``: only where parameters are freed, and any use of these, until they are loaded.
     """
     for layer in module.modules():
-        if any(not (only_empty and each.numel()) for each in layer.parameters(recurse=False)):
+        if any(not (only_empty and tensor.numel()) for tensor in layer.parameters(recurse=False)):
             layer.register_forward_pre_hook(partial(_refuse_call, only_empty))
     for parameter in module.parameters():
         if only_empty and type(parameter) is nn.Parameter and not parameter.numel():
@@ -51,7 +51,7 @@ def forbid_calls(module: nn.Module, *, only_empty: bool = False) -> None:
 
 
 def _refuse_call(only_empty: bool, layer: nn.Module, _: Any) -> None:
-    if not only_empty or not all(each.numel() for each in layer.parameters(recurse=False)):
+    if not only_empty or not all(tensor.numel() for tensor in layer.parameters(recurse=False)):
         what = f"a {type(layer).__name__} is called after the fit that has sharded its weights"
         raise UserError(f"{what}; {_AGAIN}")
 
@@ -85,26 +85,26 @@ class HookGuard:
     def __call__(self, hook: str) -> Iterator[None]:
         """Context of the call of a hook."""
         parameters: list[Any] = list(self._module.parameters())
-        memory = [(each, each.data) for each in parameters if self.is_held(each)]
-        found = self._replaced(parameters) if hook == "on_before_optimizer_step" else []
+        memory = [(p, p.data) for p in parameters if self.is_held(p)]
+        replaced = self._replaced(parameters) if hook == "on_before_optimizer_step" else []
         try:
             with self.weights(hook):
                 yield
-            for each, _, stand_in in found:
-                if each.grad is not stand_in and self._stand_in is _Hidden:
+            for p, _, stand_in in replaced:
+                if p.grad is not stand_in and self._stand_in is _Hidden:
                     raise self.error("gradients")
         except (AttributeError, TypeError) as error:
             if hook != "on_before_optimizer_step" or "NoneType" not in str(error):
                 raise
             raise UserError(f"{self.error('gradients')} ({error})") from error  # another has it
         finally:
-            for each, gradient, stand_in in found:
-                if each.grad is not None:  # the user may have removed it
-                    each.grad = gradient if each.grad is stand_in else each.grad.as_subclass(Tensor)
-        for each, own in memory:  # ``each.data = …``, of which the engine would not know
-            if each.data_ptr() != own.data_ptr() and each.shape == own.shape:
-                own.copy_(each.data)
-                each.data = own
+            for p, gradient, stand_in in replaced:
+                if p.grad is not None:  # the user may have removed it
+                    p.grad = gradient if p.grad is stand_in else p.grad.as_subclass(Tensor)
+        for p, data in memory:  # ``p.data = …``, of which the engine would not know
+            if p.data_ptr() != data.data_ptr() and p.shape == data.shape:
+                data.copy_(p.data)
+                p.data = data
 
     @contextmanager
     def weights(self, name: str) -> Iterator[None]:
@@ -112,28 +112,28 @@ class HookGuard:
         self._hook, _Guarded.guard = name, self
         tensors: Any = (*self._module.parameters(), *self._module.buffers())
         missing = [(tensor, type(tensor)) for tensor in tensors if not self.is_held(tensor)]
-        for each, _ in missing:
-            each.__class__ = _Missing
+        for tensor, _ in missing:
+            tensor.__class__ = _Missing
         try:
             yield
         finally:
-            for each, kind in missing:
-                each.__class__ = kind
+            for tensor, kind in missing:
+                tensor.__class__ = kind
 
     def _replaced(self, parameters: list[Any]) -> list[tuple[Any, Any, Any]]:
         """Replace gradients by stand-ins; the parameters with both."""
-        found: list[tuple[Any, Any, Any]] = []
-        for each in parameters if self._stand_in is not None else ():
-            gradient = each.grad
-            if self._stand_in is _Hidden and each.requires_grad:
-                stand_in = torch.empty((), dtype=each.dtype, device=each.device).expand(each.shape)
+        replaced: list[tuple[Any, Any, Any]] = []
+        for p in parameters if self._stand_in is not None else ():
+            gradient = p.grad
+            if self._stand_in is _Hidden and p.requires_grad:
+                stand_in = torch.empty((), dtype=p.dtype, device=p.device).expand(p.shape)
             elif gradient is not None:
                 stand_in = gradient
             else:
                 continue
-            each.grad = stand_in = stand_in.as_subclass(self._stand_in)
-            found.append((each, gradient, stand_in))
-        return found
+            p.grad = stand_in = stand_in.as_subclass(self._stand_in)
+            replaced.append((p, gradient, stand_in))
+        return replaced
 
 
 class _Guarded:
@@ -146,9 +146,9 @@ class _Missing(_Guarded, nn.Parameter):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func not in _ALLOWED:
-            given = tree_leaves((args, kwargs))
-            own = (each for each in given if isinstance(each, _Missing))
-            if not all(map(cls.guard.is_held, own)):
+            leaves = tree_leaves((args, kwargs))
+            missing = (leaf for leaf in leaves if isinstance(leaf, _Missing))
+            if not all(map(cls.guard.is_held, missing)):
                 raise cls.guard.error("weights")
         call: Any = super().__torch_function__  # a parameter's calls the function plainly
         return call(func, types, args, kwargs or {})
@@ -168,15 +168,15 @@ class _Some(_Guarded, Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         call: Any = super().__torch_function__
-        found = call(func, types, args, kwargs or {})
-        for leaf in tree_leaves(found):
+        result = call(func, types, args, kwargs or {})
+        for leaf in tree_leaves(result):
             is_number = leaf.ndim == 0 if isinstance(leaf, Tensor) else isinstance(leaf, float)
-            if is_number and all(leaf is not given for given in tree_leaves(args)):
+            if is_number and all(leaf is not argument for argument in tree_leaves(args)):
                 raise cls.guard.error("gradients")
-        return found
+        return result
 
 
 class Freed(_Missing):
     """A parameter that a fit has freed, until it is loaded."""
 
-    guard = HookGuard(nn.Module(), _AGAIN, lambda each: each.numel() > 0)
+    guard = HookGuard(nn.Module(), _AGAIN, lambda tensor: tensor.numel() > 0)

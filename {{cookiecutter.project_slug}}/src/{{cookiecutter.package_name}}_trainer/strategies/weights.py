@@ -26,10 +26,10 @@ class LocalWeights:
         self.parameters: dict[str, Tensor] = {}
         self._names: dict[str, list[str]] = {}
         first: dict[int, str] = {}
-        for name, each in named:
-            own = first.setdefault(id(each), name)
-            self.parameters[own] = each
-            self._names.setdefault(own, []).append(name)
+        for name, parameter in named:
+            key = first.setdefault(id(parameter), name)
+            self.parameters[key] = parameter
+            self._names.setdefault(key, []).append(name)
         self._before_put = before_put
         self._is_sharded = is_sharded
 
@@ -48,8 +48,8 @@ class LocalWeights:
             torch._foreach_copy_(self.shards(values), list(values.values()))
 
     def state(self, shards: Mapping[str, Tensor]) -> dict[str, Any]:
-        whole = {own: self._whole(own, shard) for own, shard in shards.items()}
-        kept = {name: each for own, each in whole.items() for name in self._names[own]}
+        tensors = {key: self._whole(key, shard) for key, shard in shards.items()}
+        kept = {name: tensor for key, tensor in tensors.items() for name in self._names[key]}
         return ShardedDict(kept) if self._is_sharded else kept
 
     def _whole(self, name: str, shard: Tensor) -> Tensor:
@@ -58,8 +58,8 @@ class LocalWeights:
             return shard
         mesh, sizes = like.device_mesh, {"shape": like.shape, "stride": like.stride()}
         if shard.device.type == mesh.device_type:
-            whole: Tensor = like.from_local(shard, mesh, like.placements, run_check=False, **sizes)
-            return whole
+            tensor: Tensor = like.from_local(shard, mesh, like.placements, run_check=False, **sizes)
+            return tensor
         # Offloaded shards: from_local would move them to the device of the mesh.
         copy = torch.empty_like(like, dtype=shard.dtype, requires_grad=False)
         dtensors.local(copy).copy_(shard)

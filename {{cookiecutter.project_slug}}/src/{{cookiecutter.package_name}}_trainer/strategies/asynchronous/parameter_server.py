@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from ...errors import UserError
 from ...launch import collectives
@@ -72,7 +71,9 @@ class ParameterServer(ProcessGroupStrategy):
     ) -> None:
         super().__init__(timeout_seconds)
         self.max_staleness = max_staleness
-        self.limits = replace(self.limits, steps_together=max_staleness == 0)
+        self.is_synchronous = max_staleness == 0
+        if not self.is_synchronous:
+            self.limits = replace(self.limits, always=("asynchronous",))
 
     def problems(self, options: Options, module: TrainingModule | None) -> list[str]:
         return sparse.problems_of(module, "workers send whole gradients") if module else []
@@ -84,7 +85,7 @@ class ParameterServer(ProcessGroupStrategy):
 
     @property
     def group_timeout(self) -> timedelta:
-        return super().group_timeout if self.limits.steps_together else MOST_TO_MEET
+        return super().group_timeout if self.is_synchronous else MOST_TO_MEET
 
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         self.place(module)
@@ -96,7 +97,7 @@ class ParameterServer(ProcessGroupStrategy):
         self._clipping: Clipping = (0.0, 0.0)
         # Not the default one, which rank 0 uses while its server's threads use this one.
         group = dist.new_group(backend="gloo", timeout=MOST_TO_MEET)
-        if self._layout.is_main:
+        if self.layout.is_main:
             self._server = self._make_server(optimization)
             self._server.serve(group)
         else:
@@ -111,18 +112,18 @@ class ParameterServer(ProcessGroupStrategy):
             for parameter in self._parameters
         }
         self._names |= {id(copies[key]): self._names[key] for key in copies if key in self._names}
-        groups = [group for each in optimization.optimizers for group in each.param_groups]
+        groups = [group for opt in optimization.optimizers for group in opt.param_groups]
         shown = [group["params"] for group in groups]
         self.engine_groups = EngineGroups(optimization.optimizers, shown)
         for group in groups:
-            group["params"] = [copies[id(each)] for each in group["params"]]
+            group["params"] = [copies[id(parameter)] for parameter in group["params"]]
         for optimizer in optimization.optimizers:
-            state = [(copies[id(each)], values) for each, values in optimizer.state.items()]
+            state = [(copies[id(old)], values) for old, values in optimizer.state.items()]
             optimizer.state.clear()
             optimizer.state.update(state)
-        size, most = self._layout.world_size, self.max_staleness
+        size, most = self.layout.world_size, self.max_staleness
         server = Server(optimization, size, most, self.timeout_seconds)
-        server.changed_weights = self._parameters if self.limits.steps_together else ()
+        server.changed_weights = self._parameters if self.is_synchronous else ()
         return server
 
     def teardown(self) -> None:
@@ -136,7 +137,7 @@ class ParameterServer(ProcessGroupStrategy):
     ) -> StepOutput:
         if not self._has_pulled:
             self._check_weights()
-            content = self._server.pull(self._layout.rank, self._received)
+            content = self._server.pull(self.layout.rank, self._received)
             if not self._has_latest:
                 self._load(unpack(content, self._parameters))
             self._has_pulled = True
@@ -150,7 +151,7 @@ class ParameterServer(ProcessGroupStrategy):
 
     def _note_weights(self) -> None:
         """Note that this worker has the latest weights, or, if there is none, which it has."""
-        self._has_latest = self.limits.steps_together
+        self._has_latest = self.is_synchronous
         self._loaded = None if self._has_latest else pack(self._parameters)
 
     def _check_weights(self) -> None:
@@ -163,10 +164,10 @@ class ParameterServer(ProcessGroupStrategy):
 
     @contextmanager
     def around_hooks(self, hook: str) -> Iterator[None]:
-        if self.limits.steps_together:  # otherwise a worker's gradient is a step of its own
+        if self.is_synchronous:  # otherwise a worker's gradient is a step of its own
             self._refresh()
             if hook == "on_before_optimizer_step" and not self._has_averaged:
-                reduce_used(self._parameters, None, self._layout.world_size)
+                reduce_used(self._parameters, None, self.layout.world_size)
                 self._has_averaged = True
         with self.engine_groups.showing() if self.engine_groups is not None else nullcontext():
             yield
@@ -180,8 +181,8 @@ class ParameterServer(ProcessGroupStrategy):
         self._check_weights()
         if self.engine_groups is not None:
             self.engine_groups.check()
-        gradients = [each.grad for each in self._parameters]
-        self._signal = self._server.step(self._layout.rank, gradients, self._clipping)
+        gradients = [parameter.grad for parameter in self._parameters]
+        self._signal = self._server.step(self.layout.rank, gradients, self._clipping)
         self._has_pulled = self._has_latest = self._has_averaged = False
         for parameter in self._parameters:
             parameter.grad = None
@@ -207,19 +208,18 @@ class ParameterServer(ProcessGroupStrategy):
 
     def state(self, optimization: Optimization | None) -> dict[str, Any]:
         self._refresh()
-        return super().state(optimization)
+        optimizers = optimization.optimizers if optimization else []
+        states = [optimizer_state(optimizer, self._names) for optimizer in optimizers]
+        return {**super().state(None), "optimizers": states}
 
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Any], optimization: Optimization | None) -> None:
-        super().load_state(state, optimization)
+        super().load_state(state, None)
+        of_all = (optimization.optimizers, state["optimizers"]) if optimization else ([], [])
+        for optimizer, saved in zip(*of_all, strict=True):
+            values = saved["state"] if isinstance(self._server, Server) else {}
+            load_optimizer_state(optimizer, {**saved, "state": values}, self._names)
         for copy, parameter in zip(self._server.parameters, self._parameters, strict=True):
             copy.copy_(parameter)
         self._note_weights()
         collectives.barrier()  # then the server has loaded it
-
-    def _optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        return optimizer_state(optimizer, self._names)
-
-    def _load_optimizer(self, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
-        state = saved["state"] if isinstance(self._server, Server) else {}
-        load_optimizer_state(optimizer, {**saved, "state": state}, self._names)

@@ -87,7 +87,7 @@ class Server:
         step; with a bound of 0 these are all. Without any, a gradient is a step.
         """
         computing = self._computing.items()
-        needed = {each for each, version in computing if self._version - version >= self._bound}
+        needed = {worker for worker, version in computing if self._version - version >= self._bound}
         if self._bound == 0:
             needed = set(range(len(self._started)))
         if not needed:
@@ -95,14 +95,14 @@ class Server:
         return sorted(needed) if needed <= self._waiting.keys() else []
 
     def _step_with(self, ranks: Sequence[int], clipping: Clipping) -> None:
-        for own, changed in zip(self.parameters, self.changed_weights, strict=False):
-            own.data.copy_(changed.detach())
+        for parameter, changed in zip(self.parameters, self.changed_weights, strict=False):
+            parameter.data.copy_(changed.detach())
         gradients = zip(*(self._waiting.pop(rank) for rank in ranks), strict=True)
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = _average(gradient)
         for rank in ranks:
             del self._computing[rank]
-        if all(each.grad is None for each in self.parameters):
+        if all(parameter.grad is None for parameter in self.parameters):
             return
         for bound, algorithm in zip(clipping, ("norm", "value"), strict=True):
             if bound:
@@ -130,9 +130,9 @@ class Server:
             while self._received(signal, rank, group) != _LEAVES:
                 dist.send(self.pull(rank, int(signal)), rank, group)
                 norm, value, *used = self._received(numbers, rank, group).tolist()
-                found = unpack(self._received(content, rank, group), self.parameters)
-                pairs = zip(found, used, strict=True)
-                gradients = [each if is_used else None for each, is_used in pairs]
+                tensors = unpack(self._received(content, rank, group), self.parameters)
+                pairs = zip(tensors, used, strict=True)
+                gradients = [tensor if is_used else None for tensor, is_used in pairs]
                 answer = self.step(rank, gradients, (norm, value))
                 dist.send(torch.tensor([answer]), rank, group)
         except Exception as error:
@@ -162,7 +162,7 @@ class RemoteServer:
         dist.send(torch.tensor([*clipping, *used], dtype=torch.float64), 0, self._group)
         pairs = zip(gradients, self.parameters, strict=True)
         # A parameter that was not used is sent in place of its gradient, and not read.
-        content = pack([each if own is None else own for own, each in pairs])
+        content = pack([tensor if gradient is None else gradient for gradient, tensor in pairs])
         dist.send(content, 0, self._group)
         answer = torch.tensor([0])
         dist.recv(answer, 0, self._group)
@@ -186,9 +186,9 @@ def pack(tensors: Sequence[Tensor]) -> Tensor:
 
 def unpack(content: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """The tensors in the bytes of :func:`pack`, with the shapes and data types of others."""
-    parts = content.split([each.nbytes for each in like])
+    pieces = content.split([tensor.nbytes for tensor in like])
     # Copies, which are aligned.
     return [
-        part.clone().view(each.dtype).view(each.shape)
-        for part, each in zip(parts, like, strict=True)
+        piece.clone().view(tensor.dtype).view(tensor.shape)
+        for piece, tensor in zip(pieces, like, strict=True)
     ]

@@ -24,8 +24,8 @@ from ...launch.devices import choose_accelerator
 from ...module import TrainingModule
 from ...options import Options
 from ...options.values import PositiveInt
-from ..base import Stage, StepModule, StepOutput
-from ..engine_optimizers import EngineGroups
+from ..base import STAGES, RankLocal, Stage, StepModule, StepOutput
+from ..engine_optimizers import EngineGroups, Noise
 from ..gradients import sparse
 from ..gradients.same_use import SameUse, trained
 from ..limits import Limits
@@ -102,17 +102,17 @@ class DeepSpeed(ProcessGroupStrategy):
         timeout_seconds: float = 600.0,
     ) -> None:
         super().__init__(timeout_seconds)
-        own = settings.read(config)
-        self.is_configured = own is not None
-        if own is None:
-            own = settings.defaults(
+        chosen = settings.read(config)
+        self.is_configured = chosen is not None
+        if chosen is None:
+            chosen = settings.defaults(
                 2 if stage is None else stage,
                 offload_optimizer,
                 offload_parameters,
                 reduce_bucket_size,
                 allgather_bucket_size,
             )
-        self.config = own
+        self.config = chosen
         self.stage = settings.stage(self.config)
         self._named_stage = self.stage if stage is None else stage
         refused = dict(self.limits.refused)
@@ -165,10 +165,10 @@ class DeepSpeed(ProcessGroupStrategy):
             )
             if is_unfit
         ]
-        dtypes = {str(each.dtype) for _, each in trained(module) if not each.is_complex()}
+        dtypes = {str(tensor.dtype) for _, tensor in trained(module) if not tensor.is_complex()}
         if self.stage == 3 and len(dtypes) > 1:
-            found = " and ".join(sorted(dtypes))
-            unfit.append(f"stage 3 needs parameters of one dtype, not {found}; use strategy='ddp'")
+            listed = " and ".join(sorted(dtypes))
+            unfit.append(f"stage 3 needs parameters of one dtype, not {listed}; use strategy='ddp'")
         return sparse.problems_of(module, "ZeRO flattens gradients") + unfit
 
     def connect(
@@ -185,16 +185,15 @@ class DeepSpeed(ProcessGroupStrategy):
             parameter.__class__ = nn.Parameter if type(parameter) is Freed else type(parameter)
             parameter.data = parameter.data.contiguous()  # DeepSpeed broadcasts no others
         super().place(module)
-
-    def _make_step_module(self, module: TrainingModule) -> StepModule:
-        return _AutocastStep(module, self.precision)
+        self._step_module = _AutocastStep(module, self.precision)
+        self.steps = dict.fromkeys(STAGES, self._run_step)
 
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         self.place(module)
         named = dict(module.named_parameters())
-        self._untouched = {name: set(vars(each)) for name, each in named.items()}
-        self._trains = [(name, each, each.requires_grad) for name, each in named.items()]
-        found = optimizers.configured(self.config, module, configure)
+        self._untouched = {name: set(vars(tensor)) for name, tensor in named.items()}
+        self._trains = [(name, tensor, tensor.requires_grad) for name, tensor in named.items()]
+        made = optimizers.configured(self.config, module, configure)
         config = settings.completed(self.config)
         if not self.is_configured:
             elements = sum(parameter.numel() for parameter in module.parameters())
@@ -202,18 +201,18 @@ class DeepSpeed(ProcessGroupStrategy):
         config.pop("scheduler", None)  # the training loop steps it
         if settings.is_one_bit_adam(self.config):
             del config["optimizer"]
-            found = Optimization([optimizers.one_bit_adam(self.config, module)], [])
+            made = Optimization([optimizers.one_bit_adam(self.config, module)], [])
         names = parameter_names(module)
-        groups = [own for each in found.optimizers for own in group_names(each, names) if own]
-        self.engine = self._initialize(config, found)
+        groups = [group for opt in made.optimizers for group in group_names(opt, names) if group]
+        self.engine = self._initialize(config, made)
         # The configuration's optimizer steps all trained parameters.
         optimizer = self._find_shards(module, groups or [[name for name, _ in trained(module)]])
         configured = optimizers.configured_scheduler(self.config, optimizer)
-        return Optimization([optimizer], [*found.schedulers, *configured])
+        return Optimization([optimizer], [*made.schedulers, *configured])
 
-    def _initialize(self, config: dict[str, Any], found: Optimization) -> Any:
-        deepspeed = process.load(self.device, self._layout)
-        scalars = [each for each in self.module.parameters() if each.dim() == 0]
+    def _initialize(self, config: dict[str, Any], optimization: Optimization) -> Any:
+        deepspeed = process.load(self.device, self.layout)
+        scalars = [parameter for parameter in self.module.parameters() if parameter.dim() == 0]
         self.start_equal(scalars)
         try:
             # DeepSpeed and the compiler of its extensions write to standard output.
@@ -222,7 +221,7 @@ class DeepSpeed(ProcessGroupStrategy):
                     # Index of the GPU, which need not be the local rank.
                     args=SimpleNamespace(device_rank=self.device.index or 0),
                     model=self._step_module,
-                    optimizer=found.optimizers[0] if found.optimizers else None,
+                    optimizer=optimization.optimizers[0] if optimization.optimizers else None,
                     model_parameters=[parameter for _, parameter in trained(self.module)],
                     config=config,
                     dist_init_required=False,
@@ -241,27 +240,30 @@ class DeepSpeed(ProcessGroupStrategy):
         """Locate the shards of DeepSpeed, and the optimizer that steps them."""
         self.zero = self.engine.optimizer if self.stage else None
         optimizer: Optimizer = self.engine.basic_optimizer
+        if self.one_bit_adam is not None:
+            self.rank_local = RankLocal(self._errors, self._load_errors)
         if self.zero is None:
+            self._draws = Noise(module, [self.device])
             self.engine.enable_backward_allreduce = False  # average_used does it
             # Without ZeRO, the engine scales losses and steps with it.
             self.engine.torch_autocast_z0_gradscaler = self.precision.scaler
             return optimizer
         optimizer = self.zero.optimizer  # an Adagrad is created again
-        whole, is_3 = list(module.parameters()), self.stage == 3
-        self.slices = ParameterSlices(self.zero, whole) if is_3 else FlatSlices(self.zero)
-        stepped = [each for _, each in trained(module)]
+        parameters, is_3 = list(module.parameters()), self.stage == 3
+        self.slices = ParameterSlices(self.zero, parameters) if is_3 else FlatSlices(self.zero)
+        stepped = [parameter for _, parameter in trained(module)]
         self._unused = UnusedParameters(optimizer, self.slices, stepped)
         process.reduce_in_order(self.zero, stepped, self._unused.note)
         self.sharded = ShardedState(module, self.slices, optimizer, groups)
         self.same_use = SameUse(lambda: trained(module), ELSEWHERE, self.timeout_seconds)
         self._guard = HookGuard(module, _INSTEAD, self.slices.has_whole, "hidden")
         named = dict(module.named_parameters())
-        shown = [[named[name] for name in own] for own in groups]
+        shown = [[named[name] for name in group] for group in groups]
         self.engine_groups = EngineGroups([optimizer], shown)
         self.around_hooks = self._around_hook
         if self.stage == 3:
-            found = module.named_modules()
-            layers = {name: layer for name, layer in found if [*layer.parameters(recurse=False)]}
+            modules = module.named_modules()
+            layers = {name: layer for name, layer in modules if [*layer.parameters(recurse=False)]}
             self.same_use.watch(layers, process.is_gathered)
             process.note_uses(module, self.same_use.note)
         return optimizer
@@ -284,9 +286,9 @@ class DeepSpeed(ProcessGroupStrategy):
         return super().forward_backward(batch, batch_idx, weight=weight, synchronize=synchronize)
 
     def _check_trained(self) -> None:
-        for name, each, was_trained in self._trains:
-            if each.requires_grad != was_trained:
-                changed = "trained" if each.requires_grad else "frozen"
+        for name, parameter, was_trained in self._trains:
+            if parameter.requires_grad != was_trained:
+                changed = "trained" if parameter.requires_grad else "frozen"
                 raise UserError(
                     f"{name} is {changed} since the fit began, and DeepSpeed steps what was "
                     "trained then; set requires_grad before fit, or use strategy='fsdp'"
@@ -303,7 +305,13 @@ class DeepSpeed(ProcessGroupStrategy):
         finally:
             torch.backends.mha.set_fastpath_enabled(fast)
 
-    def _call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
+    def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
+        outputs = super().forward(stage, batch, batch_idx)
+        if stage == "training" and self.same_use is not None and self.module.may_skip_batches:
+            self.same_use.note("ends its forward")  # peers may wait in a layer, and not skip
+        return outputs
+
+    def _run_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         if self.same_use is not None:
             self.same_use.begin(stage)
         # Stage 3's engine gathers parameters in evaluation too; without training there is none.
@@ -343,7 +351,7 @@ class DeepSpeed(ProcessGroupStrategy):
         if self.zero is not None:
             self.slices.take_weights()
         (optimizer,) = optimization.optimizers
-        with nullcontext() if self.zero is not None else self._drawing(optimizer):
+        with nullcontext() if self.zero is not None else self._draws.alike(optimizer):
             self.engine.step()  # which resets the gradients
         if self.zero is not None:
             adapt_scale(self.precision.scaler, self.zero.overflow)
@@ -362,8 +370,8 @@ class DeepSpeed(ProcessGroupStrategy):
         if self.sharded is not None:
             self.sharded.load(state)
             if self.stage == 3:
-                for each in self.module.parameters():  # its second copy, of zero_hpz_partition_size
-                    vars(each)["ds_secondary_tensor"] = None
+                for p in self.module.parameters():  # its second copy, of zero_hpz_partition_size
+                    vars(p)["ds_secondary_tensor"] = None
             return
         for name, parameter in self.module.named_parameters():
             if parameter.numel() == 0 and name in state["model"]:  # freed by stage 3
@@ -373,21 +381,21 @@ class DeepSpeed(ProcessGroupStrategy):
     @property
     def one_bit_adam(self) -> OneBitAdam | None:
         """The optimizer, if it is 1-bit Adam."""
-        found = self.engine.basic_optimizer if self.engine is not None else None
-        return found if isinstance(found, OneBitAdam) else None
+        optimizer = self.engine.basic_optimizer if self.engine is not None else None
+        return optimizer if isinstance(optimizer, OneBitAdam) else None
 
-    def rank_local_state(self) -> dict[str, Tensor]:
-        found, names = self.one_bit_adam, parameter_names(self.module)
+    def _errors(self) -> dict[str, Tensor]:
+        adam, names = self.one_bit_adam, parameter_names(self.module)
         return {
-            f"{names[id(parameter)]}/{part}": getattr(errors, part)
-            for parameter, errors in (found.errors.items() if found is not None else ())
-            for part in ("sent", "served")
+            f"{names[id(parameter)]}/{kind}": getattr(errors, kind)
+            for parameter, errors in (adam.errors.items() if adam is not None else ())
+            for kind in ("sent", "served")
         }
 
-    def load_rank_local_state(self, state: Mapping[str, Tensor]) -> None:
+    def _load_errors(self, state: Mapping[str, Tensor]) -> None:
         for name, parameter in self.module.named_parameters():
-            if (found := self.one_bit_adam) is not None and f"{name}/sent" in state:
-                errors = found.errors[parameter] = CompressionErrors(parameter.detach())
+            if (adam := self.one_bit_adam) is not None and f"{name}/sent" in state:
+                errors = adam.errors[parameter] = CompressionErrors(parameter.detach())
                 errors.sent.copy_(state[f"{name}/sent"])
                 errors.served.copy_(state[f"{name}/served"])
 

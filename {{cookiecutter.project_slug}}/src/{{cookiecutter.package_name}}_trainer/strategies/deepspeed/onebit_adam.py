@@ -101,7 +101,7 @@ def compressed_average(tensor: Tensor, errors: CompressionErrors) -> Tensor:
     Each process is responsible for one chunk: it receives the signs of that chunk and the scales of
     all processes, averages them, and sends the signs and the scale of the average to all.
     """
-    world, own = collectives.world_size(), collectives.rank()
+    world, rank = collectives.world_size(), collectives.rank()
     lengths = _lengths(tensor.numel())
     size = _chunk(tensor.numel())
     corrected = tensor.flatten() + errors.sent
@@ -113,8 +113,8 @@ def compressed_average(tensor: Tensor, errors: CompressionErrors) -> Tensor:
     dist.all_to_all_single(received, packed)  # every process' bytes of this process' chunk
     scales = collectives.all_gather_equal(scale)
     parts = [
-        _restore(_unpack(part, lengths[own]), each)
-        for part, each in zip(received.chunk(world), scales, strict=True)
+        _restore(_unpack(chunk, lengths[rank]), scale)
+        for chunk, scale in zip(received.chunk(world), scales, strict=True)
     ]
     corrected = torch.stack(parts).mean(0) + errors.served
     signs, scale = _compress(corrected)
@@ -123,8 +123,8 @@ def compressed_average(tensor: Tensor, errors: CompressionErrors) -> Tensor:
     chunks = collectives.all_gather_equal(_pack(signs, size))
     scales = collectives.all_gather_equal(scale)
     result = [
-        _restore(_unpack(chunk, length), each)
-        for chunk, length, each in zip(chunks, lengths, scales, strict=True)
+        _restore(_unpack(chunk, length), scale)
+        for chunk, length, scale in zip(chunks, lengths, scales, strict=True)
     ]
     return torch.cat(result).view_as(tensor)
 

@@ -30,51 +30,51 @@ def configured(
     config: Mapping[str, Any], module: TrainingModule, configure: Callable[[], Optimization]
 ) -> Optimization:
     """Check the module's optimizers; empty if the configuration has an optimizer."""
-    found, named = Optimization([], []), settings.kind(config, "optimizer")
+    optimization, named = Optimization([], []), settings.kind(config, "optimizer")
     has_none = type(module).configure_optimizers is TrainingModule.configure_optimizers
     if named is None or not has_none:
-        found = configure()
-        refuse(problems_of(found, config))
+        optimization = configure()
+        refuse(problems_of(optimization, config))
     if named is not None:
         return Optimization([], [])
     if settings.kind(config, "scheduler") is not None:
-        return Optimization(found.optimizers, [])
-    return found
+        return Optimization(optimization.optimizers, [])
+    return optimization
 
 
-def problems_of(found: Optimization, config: Mapping[str, Any]) -> list[str]:
+def problems_of(optimization: Optimization, config: Mapping[str, Any]) -> list[str]:
     """One line for each property of optimizers and schedulers that DeepSpeed does not support."""
     lines = [
-        f"configure_optimizers gave {len(given)} {what}, and DeepSpeed steps one optimizer with "
+        f"configure_optimizers gave {len(items)} {what}, and DeepSpeed steps one optimizer with "
         f"one scheduler; {instead}, or use strategy='ddp'"
-        for given, what, instead in (
-            (found.optimizers, "optimizers", "put their parameters into groups of one"),
-            (found.schedulers, "schedulers", "chain them in a SequentialLR"),
+        for items, what, instead in (
+            (optimization.optimizers, "optimizers", "put their parameters into groups of one"),
+            (optimization.schedulers, "schedulers", "chain them in a SequentialLR"),
         )
-        if len(given) > 1
+        if len(items) > 1
     ]
     has_own = settings.kind(config, "optimizer") is not None
-    if has_own and found.schedulers and settings.kind(config, "scheduler") is None:
+    if has_own and optimization.schedulers and settings.kind(config, "scheduler") is None:
         lines.append(
             "the DeepSpeed configuration's optimizer replaces the one whose rates the scheduler of "
             "configure_optimizers sets; give a scheduler there too, or leave the optimizer out"
         )
     if settings.stage(config) and not has_own:
-        lines += _not_sliced(found.optimizers, config)
+        lines += _not_sliced(optimization.optimizers, config)
     return lines
 
 
-def _not_sliced(found: Sequence[Optimizer], config: Mapping[str, Any]) -> list[str]:
+def _not_sliced(made: Sequence[Optimizer], config: Mapping[str, Any]) -> list[str]:
     """One line for each optimizer that cannot step slices of parameters."""
     is_tested = not config.get("zero_allow_untested_optimizer")
     examined, what = f"{engine_optimizers.EXAMINED}|deepspeed", "ZeRO (strategy='deepspeed')"
-    unknown = engine_optimizers.problems_of(found, "elements", what, examined) if is_tested else []
+    unknown = engine_optimizers.problems_of(made, "elements", what, examined) if is_tested else []
     return unknown or [
-        f"configure_optimizers gave {type(each).__name__}, which has a state before its first "
+        f"configure_optimizers gave {type(opt).__name__}, which has a state before its first "
         "step, and ZeRO replaces its parameters by slices; create the state in step, or use "
         "strategy='ddp'"
-        for each in found
-        if _has_tensors(each) and type(each) is not torch.optim.Adagrad  # which it creates again
+        for opt in made
+        if _has_tensors(opt) and type(opt) is not torch.optim.Adagrad  # which it creates again
     ]
 
 
@@ -82,17 +82,17 @@ def _has_tensors(optimizer: Optimizer) -> bool:
     """Whether it, or an optimizer in it, keeps tensors beside parameters, such as copies."""
     names = vars(optimizer).keys() - {"param_groups", "defaults"}
     kept = tree_leaves([vars(optimizer)[name] for name in names])
-    inner = any(_has_tensors(each) for each in kept if isinstance(each, Optimizer))
-    return inner or any(isinstance(each, Tensor) and each.ndim for each in kept)
+    inner = any(_has_tensors(value) for value in kept if isinstance(value, Optimizer))
+    return inner or any(isinstance(value, Tensor) and value.ndim for value in kept)
 
 
 def one_bit_adam(config: Mapping[str, Any], module: TrainingModule) -> Optimizer:
     """Create the optimizer of a configuration with type ``OneBitAdam``."""
-    given = dict(settings.section(config["optimizer"], "params"))
+    options = dict(settings.section(config["optimizer"], "params"))
     for name in ("cuda_aware", "comm_backend_name"):  # options of DeepSpeed's own communication
-        given.pop(name, None)
+        options.pop(name, None)
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    made: Optimizer = _made("OneBitAdam", OneBitAdam, trained, given)
+    made: Optimizer = _made("OneBitAdam", OneBitAdam, trained, options)
     return made
 
 
@@ -126,12 +126,12 @@ def _note_common_counts() -> None:
 
 def average_used(engine: Any, named: Sequence[tuple[str, Tensor]], *, averages: bool) -> None:
     """Without ZeRO, average gradients; or not, if the optimizer averages its momentum instead."""
-    with leaving_out_unused([each for _, each in named]):
+    with leaving_out_unused([tensor for _, tensor in named]):
         if averages:
             engine.allreduce_gradients()
             return
-        for _, each in named:
-            each.grad = torch.zeros_like(each) if each.grad is None else each.grad
+        for _, tensor in named:
+            tensor.grad = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
 
 
 class UnusedParameters:
@@ -162,21 +162,21 @@ class UnusedParameters:
         self._used_before, self._used = self._used, set()
 
     def _keep(self, optimizer: Optimizer, *_: Any) -> None:
-        self._kept = {key: part.clone() for key, part in self._parts(optimizer).items()}
+        self._kept = {key: tensor.clone() for key, tensor in self._parts(optimizer).items()}
 
     @torch.no_grad()
     def _restore(self, optimizer: Optimizer, *_: Any) -> None:
-        for key, part in self._parts(optimizer).items():
-            part.copy_(self._kept[key]) if key in self._kept else part.zero_()  # of a new state
+        for key, tensor in self._parts(optimizer).items():
+            tensor.copy_(self._kept[key]) if key in self._kept else tensor.zero_()  # of a new state
         self._kept = {}
 
     def _parts(self, optimizer: Optimizer) -> dict[tuple[Slice, str], Tensor]:
         """Slices of weights and states that have no gradient, in the tensors that have them."""
         unused = [parameter for parameter in self._parameters if id(parameter) not in self._used]
-        found = [place for each in unused if (place := self._slices.of(each)) and place.length]
+        places = [place for tensor in unused if (place := self._slices.of(tensor)) and place.length]
         return {
-            (place, name): place.within(each)
-            for place in found
-            for name, each in {"": place.flat, **optimizer.state.get(place.flat, {})}.items()
-            if isinstance(each, Tensor) and each.shape == place.flat.shape
+            (place, name): place.within(tensor)
+            for place in places
+            for name, tensor in {"": place.flat, **optimizer.state.get(place.flat, {})}.items()
+            if isinstance(tensor, Tensor) and tensor.shape == place.flat.shape
         }

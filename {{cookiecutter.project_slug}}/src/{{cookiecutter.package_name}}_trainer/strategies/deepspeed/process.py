@@ -91,10 +91,10 @@ def rejected(config: dict[str, Any], accelerator: str) -> list[str]:
         with contextlib.redirect_stdout(sys.stderr):
             deepspeed.DeepSpeedConfig(config)
     except (deepspeed.DeepSpeedConfigError, ValueError, TypeError, AssertionError) as error:
-        found = getattr(error, "errors", None)
-        if found is None:  # not a pydantic error
+        errors = getattr(error, "errors", None)
+        if errors is None:  # not a pydantic error
             return [f"{where}: {' '.join(str(error).split())}"]
-        return [f"{'.'.join(map(str, each['loc']))} in {where}: {each['msg']}" for each in found()]
+        return [f"{'.'.join(map(str, item['loc']))} in {where}: {item['msg']}" for item in errors()]
     finally:  # a check must not change the environment
         del os.environ[_ACCELERATOR]
         if before is not None:
@@ -143,9 +143,9 @@ def clean(module: nn.Module, untouched: Mapping[str, set[str]]) -> None:
         parameter.grad = None
         for attribute in vars(parameter).keys() - untouched[name]:
             delattr(parameter, attribute)
-    for each in module.modules():
-        for attribute in _OF_STAGE_3 & vars(each).keys():
-            delattr(each, attribute)
+    for layer in module.modules():
+        for attribute in _OF_STAGE_3 & vars(layer).keys():
+            delattr(layer, attribute)
     from deepspeed.runtime.zero.partition_parameters import (
         InsertPostInitMethodToModuleSubClasses as Overrides,
     )
@@ -177,13 +177,13 @@ def note_uses(module: nn.Module, note: Callable[[str], object]) -> None:
     """Call ``note`` before stage 3 gathers a parameter that a step uses outside of its module."""
     note = torch.compiler.disable(note)
 
-    def noted(name: str, gather: Callable[..., Any], *given: Any, **options: Any) -> Any:
+    def noted(name: str, gather: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         note(f"uses {name}")
-        return gather(*given, **options)
+        return gather(*arguments, **options)
 
     for name, parameter in module.named_parameters():
-        each: Any = parameter  # DeepSpeed's methods are its attributes
-        each.all_gather = partial(noted, name, each.all_gather)
+        holder: Any = parameter  # DeepSpeed's methods are its attributes
+        holder.all_gather = partial(noted, name, holder.all_gather)
 
 
 def reduce_in_order(
@@ -196,7 +196,7 @@ def reduce_in_order(
     reduce = zero.reduce_ready_partitions_and_remove_grads
     end = zero.independent_gradient_partition_epilogue
     order = FixedOrder(len(parameters))
-    places = {id(each): index for index, each in enumerate(parameters)}
+    places = {id(parameter): index for index, parameter in enumerate(parameters)}
 
     def note(parameter: Tensor, *group: int) -> None:
         noted(parameter)

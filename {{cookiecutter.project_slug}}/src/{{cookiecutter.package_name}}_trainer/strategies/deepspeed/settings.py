@@ -56,19 +56,19 @@ _NOT_TAKEN = {
 }
 
 
-def read(given: Mapping[str, Any] | str | os.PathLike[str] | None) -> dict[str, Any] | None:
+def read(config: Mapping[str, Any] | str | os.PathLike[str] | None) -> dict[str, Any] | None:
     """Read a dict or a JSON file, given or named by a variable; ``None`` if there is none."""
     name = "strategy_options.config"
-    if given is None:
-        variable = next((each for each in VARIABLES if os.environ.get(each)), None)
+    if config is None:
+        variable = next((key for key in VARIABLES if os.environ.get(key)), None)
         if variable is None:
             return None
-        given, name = os.environ[variable], variable
-    if isinstance(given, Mapping):
-        return copy.deepcopy(dict(given))
-    name += f"={str(given)!r}"
+        config, name = os.environ[variable], variable
+    if isinstance(config, Mapping):
+        return copy.deepcopy(dict(config))
+    name += f"={str(config)!r}"
     try:
-        content = files.read_json(Path(given), _MOST_BYTES)
+        content = files.read_json(Path(config), _MOST_BYTES)
     except OSError as error:
         raise ConfigurationError(f"{name}: {error.strerror}; give DeepSpeed's JSON file") from None
     except ValueError as error:
@@ -99,28 +99,28 @@ def defaults(
         "offload_optimizer": {"device": "cpu"} if offload_optimizer else None,
         "offload_param": {"device": "cpu"} if offload_parameters else None,
     }
-    given = {name: value for name, value in zero.items() if value is not None}
-    return {"zero_optimization": given}
+    options = {name: value for name, value in zero.items() if value is not None}
+    return {"zero_optimization": options}
 
 
 def section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """A section of a configuration; empty if it does not exist."""
-    found = config.get(name)
-    return found if isinstance(found, Mapping) else {}
+    value = config.get(name)
+    return value if isinstance(value, Mapping) else {}
 
 
 def stage(config: Mapping[str, Any]) -> int:
     """The ZeRO stage; 0 without ZeRO."""
     if config.get("zero_optimization") is True:  # DeepSpeed's older spelling
         return 1
-    found = section(config, "zero_optimization").get("stage", 0)
-    return found if isinstance(found, int) else 0
+    value = section(config, "zero_optimization").get("stage", 0)
+    return value if isinstance(value, int) else 0
 
 
 def kind(config: Mapping[str, Any], name: str) -> str | None:
     """The type of the ``optimizer`` or ``scheduler``; ``None`` if there is none."""
-    found = section(config, name).get("type")
-    return found if isinstance(found, str) else None
+    value = section(config, name).get("type")
+    return value if isinstance(value, str) else None
 
 
 def is_one_bit_adam(config: Mapping[str, Any]) -> bool:
@@ -137,15 +137,15 @@ def contradictions(config: Mapping[str, Any], options: Options) -> list[str]:
         if config.get(name) not in (None, {}, 1, True, "mean", AUTO)
         and section(config, name).get("enabled") is not False
     ]
-    for name, argument, own in (
+    for name, argument, val in (
         ("gradient_clipping", "gradient_clip_val", options.gradient_clip_val),
         ("gradient_accumulation_steps", "accumulate_grad_batches", options.accumulate_grad_batches),
         ("train_batch_size", "global_batch_size", options.global_batch_size),
     ):
         value = config.get(name, AUTO)
-        if value not in (AUTO, 0 if own is None else own):
+        if value not in (AUTO, 0 if val is None else val):
             lines.append(
-                f"{name}={value!r} in {where}, but {argument}={own!r}; leave it out there, or give "
+                f"{name}={value!r} in {where}, but {argument}={val!r}; leave it out there, or give "
                 f"{argument}={value!r}"
             )
     lines += _contradictions_of_precision(config, str(options.precision))
@@ -153,11 +153,11 @@ def contradictions(config: Mapping[str, Any], options: Options) -> list[str]:
         ("optimizer", _OPTIMIZERS),
         ("scheduler", (*_SCHEDULERS, *vars(torch.optim.lr_scheduler))),
     ):
-        found = kind(config, name)
-        if name in config and found is None:
+        named = kind(config, name)
+        if name in config and named is None:
             lines.append(f"{name} in {where}: give an object with 'type' and 'params'")
-        elif found and found.lower() not in map(str.lower, known):
-            lines.append(f"{name} {found!r} in {where} is not one of those{nearest(found, known)}")
+        elif named and named.lower() not in map(str.lower, known):
+            lines.append(f"{name} {named!r} in {where} is not one of those{nearest(named, known)}")
     lines += [
         f"{name} to {device!r} in {where}: checkpoints do not support it; use 'cpu'"
         for name in ("offload_optimizer", "offload_param")
@@ -175,20 +175,20 @@ def contradictions(config: Mapping[str, Any], options: Options) -> list[str]:
     return lines
 
 
-def _contradictions_of_precision(config: Mapping[str, Any], own: str) -> list[str]:
+def _contradictions_of_precision(config: Mapping[str, Any], ours: str) -> list[str]:
     where, lines = "the DeepSpeed configuration", []
     for name, precision in _PRECISIONS.items():
-        found = {key: each for key, each in section(config, name).items() if each != AUTO}
-        enabled = found.pop("enabled", None)
-        if enabled not in (None, own == precision):
+        extra = {key: item for key, item in section(config, name).items() if item != AUTO}
+        enabled = extra.pop("enabled", None)
+        if enabled not in (None, ours == precision):
             lines.append(
-                f"{name}.enabled={enabled!r} in {where}, but precision={own!r}; leave it out "
+                f"{name}.enabled={enabled!r} in {where}, but precision={ours!r}; leave it out "
                 f"there, or give precision={precision if enabled else '32-true'!r}"
             )
         other = [
-            f"{name}.{key}={each!r}" for key, each in found.items() if each != _DONE.get(key, False)
+            f"{name}.{key}={item!r}" for key, item in extra.items() if item != _DONE.get(key, False)
         ]
-        if other and own == precision:
+        if other and ours == precision:
             lines.append(
                 f"{', '.join(other)} in {where}: the trainer scales gradients by itself; leave it "
                 "out"
@@ -198,14 +198,14 @@ def _contradictions_of_precision(config: Mapping[str, Any], own: str) -> list[st
 
 def completed(config: Mapping[str, Any]) -> dict[str, Any]:
     """Complete the configuration: required settings, and those that the trainer controls."""
-    whole: dict[str, Any] = {
+    complete: dict[str, Any] = {
         key: value
         for key, value in config.items()
         if value != AUTO and key not in _PRECISIONS and key != "train_batch_size"
     }
     # Its timer synchronizes with the device twice per step.
-    whole.setdefault("timers", {"throughput": {"enabled": False}})
-    return whole | {
+    complete.setdefault("timers", {"throughput": {"enabled": False}})
+    return complete | {
         # Used only for DeepSpeed's own throughput numbers.
         "train_micro_batch_size_per_gpu": 1,
         # The trainer determines the last micro-batch of a step, and weights the losses.
@@ -224,15 +224,15 @@ def sized(config: Mapping[str, Any], device_type: str, elements: int) -> dict[st
     On CPUs, a bucket is about one of ddp's. On GPUs, DeepSpeed's defaults are used, but at least
     four buckets, so that communication overlaps with backward. ``elements``: of all parameters.
     """
-    given, on_cpu = section(config, "zero_optimization"), device_type == "cpu"
+    options, on_cpu = section(config, "zero_optimization"), device_type == "cpu"
     quarter = max(_SMALL_BUCKET, elements // 4)
     zero: dict[str, Any] = {
         "overlap_comm": not on_cpu,
         "reduce_bucket_size": _SMALL_BUCKET if on_cpu else min(_LARGE_BUCKET, quarter),
         "allgather_bucket_size": _SMALL_GATHER if on_cpu else _LARGE_BUCKET,
-        **given,
+        **options,
     }
-    if on_cpu or "allgather_bucket_size" in given:
+    if on_cpu or "allgather_bucket_size" in options:
         gathered = zero["allgather_bucket_size"]
         zero["stage3_prefetch_bucket_size"] = gathered
         zero["stage3_max_live_parameters"] = zero["stage3_max_reuse_distance"] = 2 * gathered
@@ -246,17 +246,17 @@ def zero_memory(sizes: Sizes, stage: int, zero: Mapping[str, Any]) -> Memory:
     # A rank steps one flat copy, in float32, of its part of the parameters.
     if stage == 0:
         return memory(sizes, work=sizes.gradients + sizes.activations, mark="unverified")
-    part = 1 / sizes.ranks
-    own = divided(
+    share = 1 / sizes.ranks
+    mine = divided(
         sizes,
-        parameters=part if stage == 3 else 1.0,
-        gradients=1.0 if stage == 1 else part,
-        optimizer=part,
+        parameters=share if stage == 3 else 1.0,
+        gradients=1.0 if stage == 1 else share,
+        optimizer=share,
     )
-    own = replace(own, optimizer=own.optimizer + round(_FLOAT32 * sizes.elements * part))
-    flat = round(sizes.gradients * part)
+    mine = replace(mine, optimizer=mine.optimizer + round(_FLOAT32 * sizes.elements * share))
+    flat = round(sizes.gradients * share)
     together = sizes.largest if sizes.is_on_host else sizes.gradients
-    step = flat + round(sizes.step * part * sizes.gradients / max(together, 1))
+    step = flat + round(sizes.step * share * sizes.gradients / max(together, 1))
     bucket = _FLOAT32 * min(int(zero.get("reduce_bucket_size", 5 * 10**8)), sizes.elements)
     if stage != 2:
         bucket = max(bucket, sizes.largest)  # reduced alone, in a copy
@@ -271,33 +271,33 @@ def zero_memory(sizes: Sizes, stage: int, zero: Mapping[str, Any]) -> Memory:
         gathered = sizes.parameters if sizes.is_on_host and sizes.ranks > 1 else 0
         step, buckets = max(step, 2 * flat, gathered), 0
         bucket *= 1 + bool(zero.get("overlap_comm", False))
-        if own.gradients == sizes.gradients:
+        if mine.gradients == sizes.gradients:
             # Stage 1 reduces them after backward, or while it runs if communication overlaps.
             work = max(sizes.work(), sizes.gradients + bucket)
         else:
             # A gradient of its own part is copied from the bucket; others are freed.
-            work = sizes.work(part) + bucket + sizes.largest
-    found = memory(own, work=work, step=step, buckets=buckets, gathered=gathered, mark="unverified")
+            work = sizes.work(share) + bucket + sizes.largest
+    need = memory(mine, work=work, step=step, buckets=buckets, gathered=gathered, mark="unverified")
     if sizes.is_on_host:  # where the host is the device, nothing is offloaded
-        return replace(found, peak=found.peak + _PROCESS, mark="derived")
-    return _offloaded(found, own, sizes, zero)
+        return replace(need, peak=need.peak + _PROCESS, mark="derived")
+    return _offloaded(need, mine, sizes, zero)
 
 
-def _offloaded(found: Memory, own: Sizes, sizes: Sizes, zero: Mapping[str, Any]) -> Memory:
+def _offloaded(need: Memory, mine: Sizes, sizes: Sizes, zero: Mapping[str, Any]) -> Memory:
     """Move to the host what the configuration offloads."""
     steps, holds = (
         (zero.get(name) or {}).get("device", "none") != "none"
         for name in ("offload_optimizer", "offload_param")
     )
     if not (steps or holds):
-        return found
+        return need
     host = 0
     if steps:
         flat = round(sizes.gradients / sizes.ranks)
-        host += own.optimizer + flat
+        host += mine.optimizer + flat
         # What is left on the device for a step is the copy of the new parameters.
-        found = replace(found, optimizer=0, peak=found.peak - own.optimizer)
+        need = replace(need, optimizer=0, peak=need.peak - mine.optimizer)
     if holds:
-        host += own.parameters
-        found = replace(found, parameters=0, peak=found.peak - own.parameters)
-    return replace(found, host=host * sizes.devices, mark="unverified")
+        host += mine.parameters
+        need = replace(need, parameters=0, peak=need.peak - mine.parameters)
+    return replace(need, host=host * sizes.devices, mark="unverified")

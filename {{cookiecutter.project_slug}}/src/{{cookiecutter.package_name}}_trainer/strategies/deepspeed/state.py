@@ -42,9 +42,9 @@ class Slice:
         """The part, in a tensor with the shape of ``flat``."""
         return tensor.narrow(0, self.start, self.length)
 
-    def cut(self, whole: Tensor | Stored) -> Tensor:
+    def cut(self, tensor: Tensor | Stored) -> Tensor:
         """The part, in a full parameter; no more of a stored one is read."""
-        return flat_part(whole, self.offset, self.length)
+        return flat_part(tensor, self.offset, self.length)
 
 
 class _Slices:
@@ -108,17 +108,17 @@ class FlatSlices(_Slices):
         if id(parameter) not in self._groups:
             return None
         flat = self._flats[self._groups[id(parameter)]]
-        found = parameter._hp_mapping
-        if found is None:
+        mapping = parameter._hp_mapping
+        if mapping is None:
             return Slice(flat, 0, 0, 0)
-        here, there = found.hp_fragment_address, found.lp_fragment_address
+        here, there = mapping.hp_fragment_address, mapping.lp_fragment_address
         return Slice(flat, here.start, there.start, here.numel)
 
     @torch.no_grad()
     def take_weights(self) -> None:
         rank, parts = dist.get_rank(), self._zero.parallel_partitioned_bit16_groups
-        for flat, part in zip(self._flats, parts, strict=True):
-            flat.copy_(part[rank])
+        for flat, shards in zip(self._flats, parts, strict=True):
+            flat.copy_(shards[rank])
 
     def forget_gradients(self) -> None:
         super().forget_gradients()
@@ -225,34 +225,34 @@ class ShardedState:
         state = dict(self._module.state_dict())
         if isinstance(self._slices, FlatSlices):
             return state
-        own = ShardedDict()
+        weights = ShardedDict()
         for index, (name, parameter) in enumerate(self._parameters.items()):
-            part = self._slices.weights(parameter)
-            whole = _gather(index, part, part.flat, self._slices.shape(parameter))
-            if whole is not None:
-                own.update({alias: whole for alias, of in self._aliases.items() if of == name})
+            shard = self._slices.weights(parameter)
+            tensor = _gather(index, shard, shard.flat, self._slices.shape(parameter))
+            if tensor is not None:
+                weights.update({alias: tensor for alias, of in self._aliases.items() if of == name})
         if collectives.rank() == 0:
-            own.update({name: state[name] for name in state if name not in self._aliases})
-        return own
+            weights.update({name: state[name] for name in state if name not in self._aliases})
+        return weights
 
     def _values(self) -> ShardedDict:
-        own = ShardedDict()
+        states = ShardedDict()
         names = itertools.chain.from_iterable(self._groups)
-        for index, (name, part) in enumerate(self._trained(names)):
+        for index, (name, shard) in enumerate(self._trained(names)):
             shape = self._slices.shape(self._parameters[name])
-            values: dict[str, Any] = self._optimizer.state.get(part.flat, {})
-            whole = {key: values[key] for key in sorted(values)}
-            for key, value in whole.items():
-                if isinstance(value, Tensor) and value.shape == part.flat.shape:
-                    whole[key] = _gather(index, part, value, shape)
-            if whole and _keeps(index):
-                own[name] = whole
-        return own
+            values: dict[str, Any] = self._optimizer.state.get(shard.flat, {})
+            state = {key: values[key] for key in sorted(values)}
+            for key, value in state.items():
+                if isinstance(value, Tensor) and value.shape == shard.flat.shape:
+                    state[key] = _gather(index, shard, value, shape)
+            if state and _keeps(index):
+                states[name] = state
+        return states
 
     def _trained(self, names: Iterable[str]) -> Iterator[tuple[str, Slice]]:
         for name in names:
-            if (part := self._slices.of(self._parameters[name])) is not None:
-                yield name, part
+            if (shard := self._slices.of(self._parameters[name])) is not None:
+                yield name, shard
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Load a state of any strategy."""
@@ -260,13 +260,13 @@ class ShardedState:
             self._load_parts(state["model"], self._slices)
         else:
             fill_module(self._module, state["model"])
-            for name, part in self._trained(self._parameters):
-                part.within(part.flat.data).copy_(part.cut(self._parameters[name].data))
+            for name, shard in self._trained(self._parameters):
+                shard.within(shard.flat.data).copy_(shard.cut(self._parameters[name].data))
         (saved,) = state["optimizers"]
         check_groups(saved["param_groups"], self._groups)
         for group, values in zip(self._optimizer.param_groups, saved["param_groups"], strict=True):
-            given = {key: read_all(values[key]) for key in values if key != "params"}
-            group.update(given | implementation(group))
+            options = {key: read_all(values[key]) for key in values if key != "params"}
+            group.update(options | implementation(group))
         self._load_values(saved["state"])
 
     def _load_parts(self, model: Mapping[str, Any], slices: ParameterSlices) -> None:
@@ -274,41 +274,41 @@ class ShardedState:
         # For their names only: the tensors have no elements outside of a step.
         fill_module(self._module, {name: parameters.get(name, model[name]) for name in model})
         for name, parameter in self._parameters.items():
-            whole, shape = model[name], slices.shape(parameter)
-            if whole.shape != shape:
+            saved, shape = model[name], slices.shape(parameter)
+            if saved.shape != shape:
                 raise ConfigurationError(
-                    f"{name} has the shape {tuple(whole.shape)} in the checkpoint and "
+                    f"{name} has the shape {tuple(saved.shape)} in the checkpoint and "
                     f"{tuple(shape)} here"
                 )
             weights = slices.weights(parameter)
-            own = weights.cut(whole)
-            for part in (weights, slices.of(parameter)):
-                if part is not None:
-                    part.within(part.flat.data).copy_(own)
+            values = weights.cut(saved)
+            for shard in (weights, slices.of(parameter)):
+                if shard is not None:
+                    shard.within(shard.flat.data).copy_(values)
             if parameter.shape == shape:  # small parameters are also kept in full
-                parameter.data.copy_(whole)
+                parameter.data.copy_(saved)
 
     def _load_values(self, saved: Mapping[str, Any]) -> None:
         self._optimizer.state.clear()
         # In stage 3, an optimizer's groups contain their parameters only during a step.
         for group, names in zip(self._optimizer.param_groups, self._groups, strict=True):
-            for name, part in self._trained(names):
+            for name, shard in self._trained(names):
                 shape = self._slices.shape(self._parameters[name])
                 for key, value in saved.get(name, {}).items():
-                    self._load_value(part, key, value, shape)
-                if _STEPS in (values := self._optimizer.state[part.flat]):
-                    values[_STEPS] = step_of(self._optimizer, group, values[_STEPS], part.flat)
+                    self._load_value(shard, key, value, shape)
+                if _STEPS in (values := self._optimizer.state[shard.flat]):
+                    values[_STEPS] = step_of(self._optimizer, group, values[_STEPS], shard.flat)
         self._slices.relink()
 
-    def _load_value(self, part: Slice, key: str, value: Any, shape: torch.Size) -> None:
-        values = self._optimizer.state[part.flat]
+    def _load_value(self, shard: Slice, key: str, value: Any, shape: torch.Size) -> None:
+        values = self._optimizer.state[shard.flat]
         is_tensor = isinstance(value, Tensor | Stored) and key != _STEPS
         if not is_tensor or value.shape != shape:
             values[key] = read_all(value)
             return
         if key not in values:
-            values[key] = torch.zeros_like(part.flat.data, dtype=value.dtype)
-        part.within(values[key]).copy_(part.cut(value))
+            values[key] = torch.zeros_like(shard.flat.data, dtype=value.dtype)
+        shard.within(values[key]).copy_(shard.cut(value))
 
 
 def _keeps(index: int) -> bool:
@@ -316,12 +316,12 @@ def _keeps(index: int) -> bool:
     return index % collectives.world_size() == collectives.rank()
 
 
-def _gather(index: int, part: Slice, flat: Tensor, shape: torch.Size) -> Tensor | None:
+def _gather(index: int, shard: Slice, flat: Tensor, shape: torch.Size) -> Tensor | None:
     """Gather a full tensor from all slices, on the process that keeps it; ``None`` elsewhere."""
-    whole = flat.new_zeros(shape.numel())
-    whole.narrow(0, part.offset, part.length).copy_(part.within(flat))
-    dist.reduce(whole, dst=index % collectives.world_size())
-    return whole.view(shape).cpu() if _keeps(index) else None
+    tensor = flat.new_zeros(shape.numel())
+    tensor.narrow(0, shard.offset, shard.length).copy_(shard.within(flat))
+    dist.reduce(tensor, dst=index % collectives.world_size())
+    return tensor.view(shape).cpu() if _keeps(index) else None
 
 
 def step_of(optimizer: Optimizer, group: Mapping[str, Any], step: Any, flat: Tensor) -> Any:

@@ -58,7 +58,7 @@ class Replica(ShardedDataParallel):  # type: ignore[misc]
     def not_averaged(self) -> list[Tensor]:
         """Parameters whose gradients the last backward did not average."""
         pairs = zip(self._grad_to_be_reduced, self._trainable_params, strict=True)
-        return [each for waits, each in pairs if waits and each.grad is not None]
+        return [parameter for waits, parameter in pairs if waits and parameter.grad is not None]
 
     def drop_group(self) -> None:
         """Drop the reference to the process group, whose threads would otherwise stay alive."""

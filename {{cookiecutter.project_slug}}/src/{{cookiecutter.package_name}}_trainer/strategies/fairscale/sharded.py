@@ -15,7 +15,7 @@ from ...errors import UserError, refuse
 from ...launch.cluster import Layout
 from ...module import TrainingModule
 from ...options import Options
-from ..base import StepOutput
+from ..base import StepModule, StepOutput
 from ..clipping import clip_gradients
 from ..engine_optimizers import EngineGroups, problems_of, sharded_optimizer
 from ..gradients import sparse
@@ -54,7 +54,7 @@ class DDPSharded(ProcessGroupStrategy):
         },
         packages={"fairscale": "make fairscale, or pip install '.[fairscale]'"},
     )
-    _wrapped: "Replica | None" = None
+    wrapped: "Replica | None" = None
 
     def __init__(
         self, find_unused_parameters: bool = False, timeout_seconds: float = 600.0
@@ -69,11 +69,11 @@ class DDPSharded(ProcessGroupStrategy):
 
     def memory(self, sizes: Sizes) -> Memory:
         share = sizes.largest_share(in_order=True)
-        own = divided(sizes, gradients=share, optimizer=share)
+        sharded = divided(sizes, gradients=share, optimizer=share)
         # How many gradients wait to be reduced depends on the network: all of them at most.
-        step = own.gradients + sizes.step_of(share)
+        step = sharded.gradients + sizes.step_of(share)
         note = "at most: gradients wait for the network"
-        return memory(own, work=sizes.work(), step=step, note=note)
+        return memory(sharded, work=sizes.work(), step=step, note=note)
 
     def connect(
         self, layout: Layout, devices: Sequence[torch.device], precision: Precision
@@ -91,19 +91,20 @@ class DDPSharded(ProcessGroupStrategy):
 
         self.place(module)
         self.start_equal((*module.parameters(), *module.buffers()))
-        given = configure()
-        _check(given, parameter_names(module))
-        refuse(problems_of(given.optimizers, "parameters", "ddp_sharded"))
+        configured = configure()
+        _check(configured, parameter_names(module))
+        refuse(problems_of(configured.optimizers, "parameters", "ddp_sharded"))
         if self.find_unused_parameters or not module.automatic_optimization:
             # OSS broadcasts those that are trainable when it is created; others may be unfrozen.
-            with requiring_grad(given.parameters, True):
-                optimization = given.replaced(partial(sharded_optimizer, OSS))
+            with requiring_grad(configured.parameters, True):
+                optimization = configured.replaced(partial(sharded_optimizer, OSS))
             self.averaged = GradientAverage(module.parameters())
         else:
-            optimization = given.replaced(partial(sharded_optimizer, OSS))
-            self._wrapped = Replica(self._step_module, optimization.optimizers)
+            optimization = configured.replaced(partial(sharded_optimizer, OSS))
+            self.wrapped = Replica(StepModule(module), optimization.optimizers)
+            self.steps["training"] = self.wrapped
             self.same_use = SameUse(lambda: trained(module), _ADVICE, self.timeout_seconds)
-            if self._layout.world_size > 1:
+            if self.layout.world_size > 1:
                 instead = f"set gradient_clip_val instead, or {_ADVICE}"
                 self.around_hooks = HookGuard(module, instead, gradients="some")
         self._sharded = list(optimization.optimizers)
@@ -115,32 +116,32 @@ class DDPSharded(ProcessGroupStrategy):
     ) -> StepOutput:
         if self.same_use is not None:
             self.same_use.begin("training")
-        found = super().forward_backward(batch, batch_idx, weight=weight, synchronize=synchronize)
-        if self._wrapped is not None and synchronize:
-            for parameter in self._wrapped.not_averaged():
+        output = super().forward_backward(batch, batch_idx, weight=weight, synchronize=synchronize)
+        if self.wrapped is not None and synchronize:
+            for parameter in self.wrapped.not_averaged():
                 raise UserError(
                     f"{parameter_names(self.module)[id(parameter)]} was used in a micro-batch of "
                     "this step but not in its last, in which FairScale averages gradients; use "
                     "accumulate_grad_batches=1, or strategy='ddp'"
                 )
-        return found
+        return output
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
         if self.same_use is not None and synchronize:
             self.same_use.check(loss)
         super().backward(loss, synchronize=synchronize)
-        if self._wrapped is not None:
-            self._wrapped.finish()
+        if self.wrapped is not None:
+            self.wrapped.finish()
 
     def clip(self, optimization: Optimization, value: float, algorithm: str) -> Tensor | None:
-        if self._wrapped is None:  # each process has all gradients
+        if self.wrapped is None:  # each process has all gradients
             return super().clip(optimization, value, algorithm)
         self.precision.unscale(optimization.optimizers)
         return clip_gradients(optimization.parameters, value, algorithm, lambda _: True)
 
     def teardown(self) -> None:
         # Remaining references to the process group would keep gloo's threads alive.
-        wrapped, self._wrapped = self._wrapped, None
+        wrapped, self.wrapped = self.wrapped, None
         if wrapped is not None:
             wrapped.drop_group()
         for optimizer in self._sharded:
@@ -153,13 +154,13 @@ def _check(optimization: Optimization, names: Mapping[int, str]) -> None:
     steps = [Optimization([one], []).parameters for one in optimization.optimizers]
     counted = Counter(id(parameter) for parameters in steps for parameter in parameters)
     lines = [
-        f"configure_optimizers: {names.get(each, 'a parameter')} is in two optimizers; FairScale "
+        f"configure_optimizers: {names.get(key, 'a parameter')} is in two optimizers; FairScale "
         "gives a parameter to one process, by its one optimizer; use strategy='ddp_zero1'"
-        for each, count in counted.items()
+        for key, count in counted.items()
         if count > 1
     ]
     for optimizer, parameters in zip(optimization.optimizers, steps, strict=True):
-        dtypes = sorted({str(each.dtype) for each in parameters if each.requires_grad})
+        dtypes = sorted({str(tensor.dtype) for tensor in parameters if tensor.requires_grad})
         if len(dtypes) > 1:
             lines.append(
                 f"configure_optimizers: {type(optimizer).__name__} has parameters of "

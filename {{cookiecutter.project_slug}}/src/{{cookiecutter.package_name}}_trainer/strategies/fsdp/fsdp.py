@@ -26,12 +26,13 @@ from torch.utils.hooks import RemovableHandle
 
 from ...checkpoint import dtensors
 from ...errors import UserError, one_line
+from ...launch import collectives
 from ...memory import meta_device
 from ...module import TrainingModule
 from ...options import Options
-from ..base import Stage
+from ..base import STAGES, Stage
 from ..clipping import clip_gradients, is_first_holder
-from ..engine_optimizers import drawing_nothing
+from ..engine_optimizers import step_alone
 from ..gradients import sparse
 from ..gradients.averaging import GradientAverage
 from ..gradients.same_use import OPTION, SameUse, trained, unused, with_zeros
@@ -123,13 +124,13 @@ class FSDP(ProcessGroupStrategy):
                 "strategy_options.find_unused_parameters does not support manual optimization with "
                 "FSDP; use strategy='ddp', which needs no such option for it"
             )
-        holders = Counter(id(each) for root in outer_modules(module) for each in root.parameters())
+        holders = Counter(id(p) for root in outer_modules(module) for p in root.parameters())
         return lines + [
-            f"{name} is in {holders[id(each)] or 'none'} of the model's children; a model with "
+            f"{name} is in {holders[id(tensor)] or 'none'} of the model's children; a model with "
             "manual optimization is sharded child by child, so move it into one, or use "
             "strategy='ddp'"
-            for name, each in module.named_parameters()
-            if can_shard(each) and holders[id(each)] != 1
+            for name, tensor in module.named_parameters()
+            if can_shard(tensor) and holders[id(tensor)] != 1
         ]
 
     def memory(self, sizes: Sizes) -> Memory:
@@ -137,18 +138,18 @@ class FSDP(ProcessGroupStrategy):
 
     def sharded_memory(self, sizes: Sizes, shards: int) -> Memory:
         """The memory of a rank that holds one of so many shards."""
-        part = 1 / shards
+        share = 1 / shards
         # In backward a unit is gathered, and the one before it; its gradient is copied.
-        own = replace(sizes, step=round(sizes.step * part))
-        own = divided(own, parameters=part, gradients=part, optimizer=part)
+        mine = replace(sizes, step=round(sizes.step * share))
+        mine = divided(mine, parameters=share, gradients=share, optimizer=share)
         gathered = 4 * sizes.unit if self.reshard_after_forward else sizes.parameters
-        found = memory(own, work=sizes.work(part) + gathered, gathered=gathered, mark="unverified")
+        need = memory(mine, work=sizes.work(share) + gathered, gathered=gathered, mark="unverified")
         if not self.offload or sizes.is_on_host:
-            return found
-        host = own.parameters + own.gradients + own.optimizer + own.step
+            return need
+        host = mine.parameters + mine.gradients + mine.optimizer + mine.step
         peak = sizes.activations + gathered
         return replace(
-            found, peak=peak, parameters=0, gradients=0, optimizer=0, host=host * sizes.devices
+            need, peak=peak, parameters=0, gradients=0, optimizer=0, host=host * sizes.devices
         )
 
     def place(self, module: TrainingModule) -> None:
@@ -160,6 +161,7 @@ class FSDP(ProcessGroupStrategy):
             module, dist.get_rank(), dist.get_world_size(), self.device
         )
         self._step_module = sharded_state.HeldBatchStep(module)
+        self.steps = dict.fromkeys(STAGES, self._step_module.run)
         sharded_state.move_rest(module, self.device)
         before = dict(module.named_parameters(remove_duplicate=False))
         self.shard_units(module)
@@ -167,8 +169,8 @@ class FSDP(ProcessGroupStrategy):
         sources = self._initializer.materialize(module)
         rest = (*self.whole_parameters(), *module.buffers())
         self.precision.cast_all(rest)
-        for each in rest:
-            each.data = each.data.to(self.device)
+        for tensor in rest:
+            tensor.data = tensor.data.to(self.device)
         self.start_equal(rest, sources)
         sharded_state.follow(module, before)
         sharded_state.HANDLERS[sharded_state.READ] = sharded_state.read_number
@@ -190,18 +192,19 @@ class FSDP(ProcessGroupStrategy):
 
     def watch_gradients(self) -> None:
         """Prepare what compares and averages gradients."""
-        self.same_use = SameUse(self._leaves, _ADVICE, self.timeout_seconds, self.compile_seconds)
+        seconds = self.timeout_seconds, collectives.compile_seconds
+        self.same_use = SameUse(self._leaves, _ADVICE, *seconds)
         units, named = set(self._units()), self.module.named_modules()
         self._parameter_groups = [group for unit in units for group in _groups(unit)]
-        self.same_use.watch({name: each for name, each in named if each in units})
+        self.same_use.watch({name: module for name, module in named if module in units})
         self.averaged = GradientAverage(self.whole_parameters())
 
     def _choose_units(self, module: TrainingModule) -> dict[str, nn.Module]:
         if self.find_unused_parameters:
             return {}  # a rank that does not call a unit would not gather it
-        whole = self.device.type != "cpu" if self.whole_blocks is None else self.whole_blocks
+        blocks = self.device.type != "cpu" if self.whole_blocks is None else self.whole_blocks
         classes, smallest = self.unit_classes, self.unit_parameters
-        return dict(choose_units(module, classes, smallest, whole_blocks=whole))
+        return dict(choose_units(module, classes, smallest, whole_blocks=blocks))
 
     def whole_parameters(self) -> list[nn.Parameter]:
         """The parameters that every process holds."""
@@ -214,29 +217,29 @@ class FSDP(ProcessGroupStrategy):
 
     def new_mesh(self, sizes: Mapping[str, int]) -> DeviceMesh:
         """Create a mesh of all processes; neighboring ranks are along its last dimension."""
-        ranks = torch.arange(self._layout.world_size).view(*sizes.values())
+        ranks = torch.arange(self.layout.world_size).view(*sizes.values())
         pairs = zip(ranks.shape, ranks.stride(), strict=True)
         groups = [self.new_group(size, stride) for size, stride in pairs]
         return DeviceMesh.from_group(groups, self.device.type, ranks, mesh_dim_names=tuple(sizes))
 
     def new_group(self, size: int, stride: int) -> dist.ProcessGroup:
         """Create groups of ranks, each a stride above the one before; return this process'."""
-        ranks = torch.arange(self._layout.world_size).view(-1, size, stride)
+        ranks = torch.arange(self.layout.world_size).view(-1, size, stride)
         lines = ranks.movedim(1, -1).reshape(-1, size).tolist()
         # Not by split_group, which would split NCCL's communicator once for all of them: torch 2.13
         # crashes in gloo's part of it, in the second process group of a process.
         group, _ = dist.new_subgroups_by_enumeration(lines, timeout=self.group_timeout)
-        own: dist.ProcessGroup = group
-        return own
+        made: dist.ProcessGroup = group
+        return made
 
-    def materialize(self, part: nn.Module) -> None:
+    def materialize(self, module: nn.Module) -> None:
         """Create, cast and move the parameters of a part of the module that is to be sharded."""
-        sources = self._initializer.materialize(part)
-        self.precision.cast(part)
-        whole = [parameter for parameter in part.parameters() if not dtensors.is_sharded(parameter)]
-        for each in whole:
-            each.data = each.data.to(self.device).contiguous()  # torch shards no others
-        self.start_equal(whole, sources)
+        sources = self._initializer.materialize(module)
+        self.precision.cast(module)
+        new = [parameter for parameter in module.parameters() if not dtensors.is_sharded(parameter)]
+        for tensor in new:
+            tensor.data = tensor.data.to(self.device).contiguous()  # torch shards no others
+        self.start_equal(new, sources)
 
     def _shard(self, unit: nn.Module) -> None:
         self.materialize(unit)
@@ -251,22 +254,25 @@ class FSDP(ProcessGroupStrategy):
         )
 
     def _policy(self, unit: nn.Module) -> MixedPrecisionPolicy:
-        own = [p for p in unit.parameters() if not dtensors.is_sharded(p) and can_shard(p)]
-        if len(found := sorted({str(each.dtype) for each in own if each.requires_grad})) > 1:
+        parameters = [p for p in unit.parameters() if not dtensors.is_sharded(p) and can_shard(p)]
+        if len(dtypes := sorted({str(p.dtype) for p in parameters if p.requires_grad})) > 1:
             raise UserError(
-                f"a unit of FSDP has parameters of {' and '.join(found)}; give those of one dtype "
+                f"a unit of FSDP has parameters of {' and '.join(dtypes)}; give those of one dtype "
                 "a module, and name its class in strategy_options.unit_classes, or use "
                 "strategy='ddp'"
             )
-        half = self.half if all(each.dtype == torch.float32 for each in own) else None
+        half = self.half if all(p.dtype == torch.float32 for p in parameters) else None
         reduced = self.reduce_dtype or (torch.float32 if half else None)
         return MixedPrecisionPolicy(half, reduced, cast_forward_inputs=False)
 
-    def _call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
+    def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         if self.same_use is not None:
             self.same_use.begin(stage)
         with explain_sharded_use(self.half):
-            return self._step_module(stage, lambda: batch, batch_idx)
+            outputs = super().forward(stage, batch, batch_idx)
+        if stage == "training" and self.same_use is not None and self.module.may_skip_batches:
+            self.same_use.note("ends its forward")  # peers may wait in a unit, and not skip
+        return outputs
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
         for group in self._parameter_groups:
@@ -297,15 +303,15 @@ class FSDP(ProcessGroupStrategy):
 
     def _leaves(self) -> list[tuple[str, Tensor]]:
         """The parameters used in forward, by name: full parameters, if they are gathered."""
-        found: list[tuple[str, Tensor]] = []
+        used: list[tuple[str, Tensor]] = []
         for unit in self._units():
             for group in _groups(unit):
-                for each in group.fsdp_params:
-                    if each.sharded_param.requires_grad:
-                        name = self._names.get(id(each.sharded_param), str(each._param_fqn))
-                        found.append((name, getattr(each, "_unsharded_param", each.sharded_param)))
+                for param in group.fsdp_params:
+                    if param.sharded_param.requires_grad:
+                        name = self._names.get(id(param.sharded_param), str(param._param_fqn))
+                        used.append((name, getattr(param, "_unsharded_param", param.sharded_param)))
         rest = self.whole_parameters()
-        return found + [(self._names[id(each)], each) for each in rest if each.requires_grad]
+        return used + [(self._names[id(p)], p) for p in rest if p.requires_grad]
 
     def _leave_out_unused(self) -> None:
         """Do not step parameters that no rank has used, as in one process."""
@@ -333,10 +339,10 @@ class FSDP(ProcessGroupStrategy):
         self.precision.unscale(optimization.optimizers)
         return clip_gradients(optimization.parameters, value, algorithm, is_first_holder)
 
-    def _step_optimizer(self, optimizer: Optimizer) -> None:
+    def step_optimizer(self, optimizer: Optimizer) -> None:
         try:
             with groups_split(optimizer):
-                super()._step_optimizer(optimizer)
+                step_alone(optimizer, self.precision, self.device, self._has_copies)
         except (LookupError, RuntimeError, UserError) as error:
             if not re.search("DTensor|placement|sharding strategy|sharded", str(error)):
                 raise
@@ -345,18 +351,16 @@ class FSDP(ProcessGroupStrategy):
                 "use AdamW, or strategy='ddp'"
             ) from error
 
-    def _drawing(self, optimizer: Optimizer) -> contextlib.AbstractContextManager[None]:
-        own: list[Any] = [each for group in optimizer.param_groups for each in group["params"]]
-        size = self._layout.world_size
-        has_copies = any(
-            not dtensors.is_sharded(each)
-            or each.device_mesh.size() != size
-            or any(place.is_replicate() for place in each.placements)
-            for each in own
+    def _has_copies(self, optimizer: Optimizer) -> bool:
+        """Whether other processes hold what it steps, too."""
+        parameters: list[Any] = [p for group in optimizer.param_groups for p in group["params"]]
+        size = self.layout.world_size
+        return size > 1 and any(
+            not dtensors.is_sharded(parameter)
+            or parameter.device_mesh.size() != size
+            or any(place.is_replicate() for place in parameter.placements)
+            for parameter in parameters
         )
-        if size == 1 or not has_copies:
-            return contextlib.nullcontext()
-        return drawing_nothing(optimizer, self.device)
 
     def weights(self) -> LocalWeights:
         def reshard() -> None:
@@ -375,7 +379,7 @@ class FSDP(ProcessGroupStrategy):
             getattr(self.mesh, "_pg_registry", {}).clear()
             forbid_calls(self.module)
         self._step_module, self.roots = None, ()
-        if self._layout.world_size == 1:  # otherwise a program could read a number of a shard
+        if self.layout.world_size == 1:  # otherwise a program could read a number of a shard
             sharded_state.HANDLERS.pop(sharded_state.READ, None)
         super().teardown()
 
@@ -387,7 +391,7 @@ class FSDP(ProcessGroupStrategy):
 def _groups(unit: FSDPModule) -> list[Any]:
     state: Any = unit._get_fsdp_state()
     many = getattr(state, "_fsdp_param_groups", None)  # a single group before torch 2.12
-    return [each for each in (many or [state._fsdp_param_group]) if each is not None]
+    return [group for group in (many or [state._fsdp_param_group]) if group is not None]
 
 
 def drop_groups(unit: FSDPModule) -> None:

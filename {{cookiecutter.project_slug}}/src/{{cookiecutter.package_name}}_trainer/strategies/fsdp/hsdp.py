@@ -26,8 +26,8 @@ class HSDP(FSDP):
 
     def make_mesh(self) -> DeviceMesh:
         """The mesh (replicas, shards); neighboring ranks hold the shards of one replica."""
-        world = self._layout.world_size
-        size = self.shard_size or self._layout.local_world_size
+        world = self.layout.world_size
+        size = self.shard_size or self.layout.local_world_size
         if world % size:
             raise UserError(
                 f"strategy_options.shard_size={size}: {world} processes are not divisible by it"

@@ -30,6 +30,10 @@ class HeldBatchStep(StepModule):
         """Run ``training_step``, ``validation_step``, … on what a function returns."""
         return super().forward(stage, batch(), batch_idx)
 
+    def run(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
+        """Run a step on a batch, with the hooks of units."""
+        return self(stage, lambda: batch, batch_idx)
+
 
 def hooked(module: nn.Module) -> list[str]:
     """One line for each parameter with hooks of its gradient, which its shard would not have."""
@@ -51,10 +55,10 @@ def follow(module: TrainingModule, before: Mapping[str, Any]) -> None:
     replace_kept(module, shards)
 
 
-def read_number(operation: Callable[[Tensor], Any], given: tuple[Any, ...], _: Any) -> Any:
+def read_number(operation: Callable[[Tensor], Any], arguments: tuple[Any, ...], _: Any) -> Any:
     """Refuse to read a number of a DTensor that is not whole, of which torch gives a part."""
-    if all(placement.is_replicate() for placement in given[0].placements):
-        return operation(given[0].to_local())
+    if all(placement.is_replicate() for placement in arguments[0].placements):
+        return operation(arguments[0].to_local())
     raise UserError(
         "item(), float() or if of a sharded tensor: call full_tensor() on all ranks, or read the "
         "checkpoint after a fit"
@@ -82,7 +86,7 @@ def groups_split(optimizer: Optimizer) -> Iterator[None]:
     """
     groups = optimizer.param_groups
     parts = [_split(group) for group in groups]
-    if all(len(own) <= 1 for own in parts):
+    if all(len(pieces) <= 1 for pieces in parts):
         yield
         return
     names = {"foreach", "fused"}
@@ -104,7 +108,7 @@ def _split(group: dict[str, Any]) -> list[dict[str, Any]]:
     by_mesh: dict[Any, list[Tensor]] = defaultdict(list)
     for parameter in group["params"]:
         by_mesh[getattr(parameter, "device_mesh", None)].append(parameter)
-    return [{**group, "params": own} for own in by_mesh.values()]
+    return [{**group, "params": parameters} for parameters in by_mesh.values()]
 
 
 def cast_calls(module: nn.Module, half: torch.dtype) -> list[RemovableHandle]:
@@ -127,8 +131,8 @@ def cast_calls(module: nn.Module, half: torch.dtype) -> list[RemovableHandle]:
     outer = [module] if _has_own(module) else outer_modules(module)
     layers = filter(_has_own, module.modules())
     return [
-        *(each.register_forward_pre_hook(enter, with_kwargs=True) for each in layers),
-        *(each.register_forward_hook(leave) for each in outer),
+        *(layer.register_forward_pre_hook(enter, with_kwargs=True) for layer in layers),
+        *(child.register_forward_hook(leave) for child in outer),
     ]
 
 
@@ -137,8 +141,8 @@ def _has_own(module: nn.Module) -> bool:
 
 
 def _cast(value: Any, source: torch.dtype, target: torch.dtype) -> Any:
-    def cast(each: Any) -> Any:
-        is_cast = isinstance(each, Tensor | PackedSequence) and each.data.dtype == source
-        return each.to(target) if is_cast else each
+    def cast(leaf: Any) -> Any:
+        is_cast = isinstance(leaf, Tensor | PackedSequence) and leaf.data.dtype == source
+        return leaf.to(target) if is_cast else leaf
 
     return moving.mapped(value, cast)

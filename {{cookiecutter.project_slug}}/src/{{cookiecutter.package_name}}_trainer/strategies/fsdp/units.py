@@ -28,9 +28,9 @@ def unsharded(module: nn.Module, half: torch.dtype | None) -> list[nn.Parameter]
     With ``half``, in which others are gathered, also those of layers with running statistics
     (BatchNorm), which must have these' data type.
     """
-    norms = [each for each in module.modules() if half and hasattr(each, "running_mean")]
-    whole = {id(parameter) for norm in norms for parameter in norm.parameters(recurse=False)}
-    return [each for each in module.parameters() if id(each) in whole or not can_shard(each)]
+    norms = [layer for layer in module.modules() if half and hasattr(layer, "running_mean")]
+    of_norms = {id(parameter) for norm in norms for parameter in norm.parameters(recurse=False)}
+    return [p for p in module.parameters() if id(p) in of_norms or not can_shard(p)]
 
 
 def choose_units(
@@ -43,31 +43,31 @@ def choose_units(
     minimum number of parameters, without those of inner units, and with ``whole_blocks`` no unit is
     inside a repeated block: a few large units are faster, but need more memory.
     """
-    known = {type(each).__name__ for each in module.modules() if each is not module}
+    known = {type(child).__name__ for child in module.modules() if child is not module}
     if lines := [
-        f"strategy_options.unit_classes: the model has no module of class {each!r}"
-        f"{nearest(each, known)}"
-        for each in classes or ()
-        if each not in known
+        f"strategy_options.unit_classes: the model has no module of class {name!r}"
+        f"{nearest(name, known)}"
+        for name in classes or ()
+        if name not in known
     ]:
         raise UserError(lines)
     blocks = repeated_blocks(module) if whole_blocks else []
-    inside = {id(part) for block in blocks for part in block.modules()} - set(map(id, blocks))
-    uses = Counter(id(each) for _, each in module.named_parameters(remove_duplicate=False))
+    inside = {id(inner) for block in blocks for inner in block.modules()} - set(map(id, blocks))
+    uses = Counter(id(p) for _, p in module.named_parameters(remove_duplicate=False))
     units: list[tuple[str, nn.Module]] = []
     taken: set[int] = set()
-    for name, each in _inner_first(module):
-        own = [p for p in each.parameters() if id(p) not in taken]
+    for name, candidate in _inner_first(module):
+        parameters = [p for p in candidate.parameters() if id(p) not in taken]
         is_unit = (
-            type(each).__name__ in classes
+            type(candidate).__name__ in classes
             if classes is not None
-            else id(each) not in inside and sum(p.numel() for p in own) >= smallest
+            else id(candidate) not in inside and sum(p.numel() for p in parameters) >= smallest
         )
-        within = Counter(id(p) for _, p in each.named_parameters(remove_duplicate=False))
+        within = Counter(id(p) for _, p in candidate.named_parameters(remove_duplicate=False))
         is_closed = all(uses[key] == count for key, count in within.items())
-        if own and is_unit and is_closed and not _is_container(each):
-            units.append((name, each))
-            taken.update(map(id, own))
+        if parameters and is_unit and is_closed and not _is_container(candidate):
+            units.append((name, candidate))
+            taken.update(map(id, parameters))
     return units
 
 
@@ -77,14 +77,14 @@ def _inner_first(module: nn.Module) -> list[tuple[str, nn.Module]]:
     Attention uses the weight of its output layer without calling the layer, so it is gathered as
     one. So do torch's transformer layers, unless a unit, which has hooks, is inside them.
     """
-    attention = [each for each in module.modules() if isinstance(each, nn.MultiheadAttention)]
-    inside = {id(part) for each in attention for part in each.modules() if part is not each}
-    found = [
-        (name, each)
-        for name, each in module.named_modules()
-        if each is not module and id(each) not in inside
+    attention = [layer for layer in module.modules() if isinstance(layer, nn.MultiheadAttention)]
+    inside = {id(inner) for layer in attention for inner in layer.modules() if inner is not layer}
+    candidates = [
+        (name, layer)
+        for name, layer in module.named_modules()
+        if layer is not module and id(layer) not in inside
     ]
-    return sorted(found, key=lambda entry: -entry[0].count("."))
+    return sorted(candidates, key=lambda entry: -entry[0].count("."))
 
 
 def _is_container(module: nn.Module) -> bool:
@@ -94,13 +94,13 @@ def _is_container(module: nn.Module) -> bool:
 
 def outer_modules(module: nn.Module) -> list[nn.Module]:
     """The outermost modules in it that have parameters and a ``forward``."""
-    found: list[nn.Module] = []
+    outer: list[nn.Module] = []
     for child in module.children():
         if _is_container(child):
-            found += outer_modules(child)
+            outer += outer_modules(child)
         elif next(child.parameters(), None) is not None:
-            found.append(child)
-    return found
+            outer.append(child)
+    return outer
 
 
 @contextlib.contextmanager
@@ -117,9 +117,9 @@ def explain_sharded_use(half: torch.dtype | None = None) -> Iterator[None]:
                 "for the whole step, or with manual optimization use strategy='ddp_zero1'"
             ) from error
         frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if not Path(frame.filename).is_relative_to(_TORCH)]
-        at = f"{Path(own[-1].filename).name}, line {own[-1].lineno}"
-        if half is not None and any(part in str(error) for part in _OTHER_DTYPE):
+        outside = [frame for frame in frames if not Path(frame.filename).is_relative_to(_TORCH)]
+        at = f"{Path(outside[-1].filename).name}, line {outside[-1].lineno}"
+        if half is not None and any(words in str(error) for words in _OTHER_DTYPE):
             raise UserError(
                 f"an operation mixes float32 and half precision ({at}): {one_line(error)}; layers "
                 "have weights in half precision, without autocast: cast the other tensor to the "

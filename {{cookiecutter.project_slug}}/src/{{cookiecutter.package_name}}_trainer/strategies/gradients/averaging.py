@@ -43,9 +43,7 @@ class GradientAverage:
     ) -> None:
         self._group = group
         self._add_up = add_up
-        self._parameters = [
-            each for each in parameters if each.is_floating_point() or each.is_complex()
-        ]
+        self._parameters = [p for p in parameters if p.is_floating_point() or p.is_complex()]
         self._averaged: set[int] = set()
         self._hooks: list[RemovableHandle] = []
         for index, parameter in enumerate(self._parameters):
@@ -68,7 +66,7 @@ class GradientAverage:
 
     def average(self) -> None:
         """Average over all processes; a process that did not use a parameter contributes zero."""
-        if not any(each.requires_grad for each in self._parameters):  # as on every process
+        if not any(p.requires_grad for p in self._parameters):  # as on every process
             return
         waiting = [self._pending(index) for index in range(len(self._parameters))]
         waiting = collectives.all_reduce(torch.tensor(waiting), "max", self._group).tolist()
@@ -78,8 +76,8 @@ class GradientAverage:
             if kind == _DENSE:
                 dense.append(parameter)
             elif kind == _SPARSE:
-                own = sparse.zeros(parameter) if parameter.grad is None else parameter.grad
-                parameter.grad = sparse.average(own)
+                gradient = sparse.zeros(parameter) if parameter.grad is None else parameter.grad
+                parameter.grad = sparse.average(gradient)
         add_up = self._add_up or partial(collectives.sum_in_place, group=self._group)
         reduce_dense(dense, add_up, dist.get_world_size(self._group))
 
@@ -100,12 +98,12 @@ def reduce_dense(
             parameter.grad = torch.zeros_like(parameter)
         elif parameter.grad.is_sparse:  # another process has a dense gradient
             parameter.grad = parameter.grad.to_dense()
-        own = dtensors.local(parameter.grad)
-        same_type[own.dtype, own.device].append(own)
+        gradient = dtensors.local(parameter.grad)
+        same_type[gradient.dtype, gradient.device].append(gradient)
     for gradients in same_type.values():
-        flat = add_up(torch.cat([each.flatten() for each in gradients])).div_(divisor)
+        flat = add_up(torch.cat([gradient.flatten() for gradient in gradients])).div_(divisor)
         reduced = flat.split([gradient.numel() for gradient in gradients])
-        shaped = [each.view_as(own) for own, each in zip(gradients, reduced, strict=True)]
+        shaped = [mean.view_as(gradient) for gradient, mean in zip(gradients, reduced, strict=True)]
         torch._foreach_copy_(gradients, shaped)
 
 
@@ -114,7 +112,7 @@ def reduce_used(
 ) -> None:
     """Reduce the gradients of the parameters that any process of a group has used."""
     trained = [parameter for parameter in parameters if parameter.requires_grad]
-    used = [each for each, is_used in _used_anywhere(trained, group) if is_used]
+    used = [parameter for parameter, is_used in _used_anywhere(trained, group) if is_used]
     reduce_dense(used, partial(collectives.sum_in_place, group=group), divisor)
 
 
@@ -136,8 +134,8 @@ def _used_anywhere(
 ) -> list[tuple[Tensor, float]]:
     """Each parameter with 1.0 if any process of a group has its gradient, otherwise with 0.0."""
     has = torch.tensor([float(parameter.grad is not None) for parameter in parameters])
-    found = collectives.all_reduce(has, "max", group).tolist() if parameters else []
-    return list(zip(parameters, found, strict=True))
+    used = collectives.all_reduce(has, "max", group).tolist() if parameters else []
+    return list(zip(parameters, used, strict=True))
 
 
 @contextmanager

@@ -29,18 +29,18 @@ _PART_OF_TIMEOUT = 0.25
 
 def unused(loss: Tensor, parameters: Named) -> dict[str, Tensor]:
     """Parameters, by name, for which a backward of a loss computes no gradient."""
-    left = {id(each): (name, each) for name, each in parameters}
+    left = {id(parameter): (name, parameter) for name, parameter in parameters}
     seen, stack = set(), [loss.grad_fn]
     while stack and left:
         node = stack.pop()
-        for each, _ in node.next_functions if node is not None else ():
-            if each is None or each in seen:
+        for child, _ in node.next_functions if node is not None else ():
+            if child is None or child in seen:
                 continue
-            seen.add(each)
-            if type(each).__name__ == "AccumulateGrad":
-                left.pop(id(each.variable), None)  # type: ignore[attr-defined]
+            seen.add(child)
+            if type(child).__name__ == "AccumulateGrad":
+                left.pop(id(child.variable), None)  # type: ignore[attr-defined]
             else:
-                stack.append(each)
+                stack.append(child)
     return dict(left.values())
 
 
@@ -122,11 +122,11 @@ class SameUse:
 
     def _ask_peers(self, event: Event, expected: Event | None) -> None:
         store = dist.PrefixStore("same_use", dist.distributed_c10d._get_default_store())
-        key, own = self._asked, [self._count, event, collectives.rank()]
+        key, ours = self._asked, [self._count, event, collectives.rank()]
         self._asked += 1
-        first = json.loads(store.compare_set(f"{key}/first", "", json.dumps(own)))
+        first = json.loads(store.compare_set(f"{key}/first", "", json.dumps(ours)))
         if first[:2] != [self._count, [*event]]:
-            store.set(f"{key}/answer", json.dumps(own))
+            store.set(f"{key}/answer", json.dumps(ours))
             raise self._difference(event, first[1], f"rank {first[2]}")
         if store.add(f"{key}/count", 1) == collectives.world_size():
             for name in ("first", "count", "answer"):  # all ranks have read the previous ones
@@ -143,10 +143,10 @@ class SameUse:
         if answer := json.loads(store.get(f"{key}/answer")):
             raise self._difference(event, answer[1], f"rank {answer[2]}")
 
-    def _difference(self, own: Sequence[str], theirs: Sequence[str], peer: str) -> UserError:
-        sides = [(f"rank {collectives.rank()}", own, theirs), (peer, theirs, own)]
-        found = [(who, sorted({*this} - {*that})) for who, this, that in sides]
-        parts = [f"{who} {_shown(extra)}" for who, extra in found if extra]
+    def _difference(self, ours: Sequence[str], theirs: Sequence[str], peer: str) -> UserError:
+        sides = [(f"rank {collectives.rank()}", ours, theirs), (peer, theirs, ours)]
+        extras = [(who, sorted({*this} - {*that})) for who, this, that in sides]
+        parts = [f"{who} {_shown(extra)}" for who, extra in extras if extra]
         return UserError(
             f"ranks use different parameters in a step: {', '.join(parts)}; {self._advice}"
         )
@@ -159,7 +159,7 @@ def _shown(names: Sequence[str]) -> str:
 
 def trained(module: nn.Module) -> list[tuple[str, Tensor]]:
     """Trainable parameters by name."""
-    return [(name, each) for name, each in module.named_parameters() if each.requires_grad]
+    return [(name, p) for name, p in module.named_parameters() if p.requires_grad]
 
 
 def left_out(names: Sequence[str], advice: str) -> UserError:

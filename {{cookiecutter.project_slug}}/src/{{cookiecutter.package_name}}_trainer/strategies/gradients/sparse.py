@@ -13,14 +13,14 @@ from ...launch import collectives
 
 def sparse_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     """Parameters with sparse gradients, by name: of embeddings created with ``sparse=True``."""
-    found = {}
+    sparse = {}
     for name, parameter in module.named_parameters():
         path, _, last = name.rpartition(".")
         owner = module.get_submodule(path)
         is_embedding = isinstance(owner, nn.Embedding | nn.EmbeddingBag)
         if last == "weight" and is_embedding and owner.sparse:
-            found[name] = parameter
-    return found
+            sparse[name] = parameter
+    return sparse
 
 
 def problems_of(module: nn.Module, reason: str) -> list[str]:
@@ -56,21 +56,21 @@ def _made(indices: Tensor, values: Tensor, shape: torch.Size) -> Tensor:
 
 def split_sparse(gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Convert gradients for a checkpoint: a sparse one becomes two dense tensors."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name, gradient in gradients.items():
         if gradient.is_sparse:
             # Not coalesced: later gradients would be added to sums, in another order of rounding.
-            found |= {f"{name}/rows": gradient._indices(), f"{name}/values": gradient._values()}
+            tensors |= {f"{name}/rows": gradient._indices(), f"{name}/values": gradient._values()}
         else:
-            found[name] = gradient
-    return found
+            tensors[name] = gradient
+    return tensors
 
 
 def join_sparse(saved: Mapping[str, Tensor], module: nn.Module) -> dict[str, Tensor]:
     """Undo :func:`split_sparse`, for the parameters of a module."""
-    found = {name: tensor for name, tensor in saved.items() if "/" not in name}
+    tensors = {name: tensor for name, tensor in saved.items() if "/" not in name}
     for name, parameter in module.named_parameters():
         if f"{name}/rows" in saved:
             rows, values = saved[f"{name}/rows"], saved[f"{name}/values"]
-            found[name] = _made(rows, values, parameter.shape).to(parameter.device)
-    return found
+            tensors[name] = _made(rows, values, parameter.shape).to(parameter.device)
+    return tensors

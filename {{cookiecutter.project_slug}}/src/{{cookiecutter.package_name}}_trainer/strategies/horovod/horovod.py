@@ -71,7 +71,7 @@ class Horovod(ProcessGroupStrategy):
                 "strategy_options={scale_learning_rate: false} to scale otherwise"
             )
             refused = {**self.limits.refused, "learning_rate_scaling": twice}
-            self.limits = replace(self.limits, refused=refused, scales_learning_rate=True)
+            self.limits = replace(self.limits, refused=refused, always=("learning_rate_scaling",))
 
     def memory(self, sizes: Sizes) -> Memory:
         # Gradients are copied before they are averaged, and gathered in a buffer for that.
@@ -111,19 +111,19 @@ class Horovod(ProcessGroupStrategy):
         for parameter in (*module.parameters(), *module.buffers()):
             parameter.data = parameter.data.contiguous()  # Horovod reduces and broadcasts no others
         hvd.broadcast_parameters(module.state_dict(), root_rank=0)
-        given = configure()  # it may freeze parameters
+        configured = configure()  # it may freeze parameters
         self._hooks = [
-            each.register_post_accumulate_grad_hook(self._copy_gradient)
-            for each in module.parameters()
-            if each.requires_grad
+            parameter.register_post_accumulate_grad_hook(self._copy_gradient)
+            for parameter in module.parameters()
+            if parameter.requires_grad
         ]
         # They may be unfrozen later, and have no hook of Horovod's.
-        frozen = [each for each in module.parameters() if not each.requires_grad]
-        found = sparse_parameters(module).values()
-        self._sparse = [each for each in found if each.requires_grad]
+        frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad]
+        sparse = sparse_parameters(module).values()
+        self._sparse = [parameter for parameter in sparse if parameter.requires_grad]
         self.averaged = GradientAverage([*frozen, *self._sparse])
         names = parameter_names(module)
-        self._optimization = given.replaced(lambda each: self._wrap(each, names))
+        self._optimization = configured.replaced(lambda optimizer: self._wrap(optimizer, names))
         self.engine_groups = EngineGroups(self._optimization.optimizers)
         return self._optimization
 
@@ -166,13 +166,13 @@ class Horovod(ProcessGroupStrategy):
         super().backward(loss, synchronize=synchronize)
         optimizers: list[Any] = self._optimization.optimizers if synchronize else []
         for optimizer in optimizers:  # wait for the averages
-            parameters = [each for group in optimizer.param_groups for each in group["params"]]
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
             with leaving_out_unused(parameters):  # also of those that were frozen since
                 optimizer.synchronize()
 
-    def _step_optimizer(self, optimizer: Any) -> None:
+    def step_optimizer(self, optimizer: Any) -> None:
         with optimizer.skip_synchronize():
-            super()._step_optimizer(optimizer)
+            super().step_optimizer(optimizer)
 
     def teardown(self) -> None:
         for hook in self._hooks:

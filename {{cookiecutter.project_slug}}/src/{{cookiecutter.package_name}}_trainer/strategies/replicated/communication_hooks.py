@@ -47,18 +47,20 @@ def _bf16(state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor
 def state(powersgd: Any) -> dict[str, Tensor]:
     """This rank's error feedback of the compression."""
     words = powersgd.rng.get_state(legacy=False)["state"]
-    found = {
+    tensors = {
         "iteration": torch.tensor([powersgd.iter, words["pos"]]),
         "random": torch.from_numpy(words["key"].astype(np.int64)),
     }
     for name in _MEMORIES:
         for bucket, memory in getattr(powersgd, name).items():
-            found[f"{name}/{bucket}"] = memory
-    return found
+            tensors[f"{name}/{bucket}"] = memory
+    return tensors
 
 
-def load_state(powersgd: Any, state: Mapping[str, Tensor], device: torch.device) -> None:
+def load_state(powersgd: Any, device: torch.device, state: Mapping[str, Tensor]) -> None:
     """Restore a state of :func:`state`, on the device of the gradients."""
+    if "iteration" not in state:  # of another strategy
+        return
     powersgd.iter, position = state["iteration"].tolist()
     keys = state["random"].numpy().astype(np.uint32)
     powersgd.rng.set_state(("MT19937", keys, position, 0, 0.0))

@@ -3,7 +3,8 @@
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ...module import TrainingModule
 from ...options.values import PositiveInt
-from ..base import StepModule
+from ..base import RankLocal, StepModule
 from ..gradients.averaging import GradientAverage
 from ..gradients.same_use import OPTION, left_out, trained, unused
 from ..gradients.sparse import sparse_parameters
@@ -36,7 +37,7 @@ class DDP(ProcessGroupStrategy):
         timeout_seconds: Timeout of collectives: if a rank does not join, they fail on its peers.
     """
 
-    _wrapped: DistributedDataParallel | None = None
+    wrapped: DistributedDataParallel | None = None
 
     def __init__(
         self,
@@ -53,14 +54,14 @@ class DDP(ProcessGroupStrategy):
         self.communication_hook = communication_hook
         self.powersgd_rank = powersgd_rank
         self.powersgd_start_step = powersgd_start_step
-        self._powersgd: Any = None
         self._ignored: list[Any] = []
         self._trained: list[tuple[str, Tensor]] = []
 
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         self.place(module)
         if module.automatic_optimization:
-            excluded = self._exclude(module)
+            step = self.step_module(module)
+            excluded = self._exclude(module, step)
             # They may be unfrozen later, which DDP does not notice.
             frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad]
             if rest := [*frozen, *excluded]:
@@ -68,26 +69,28 @@ class DDP(ProcessGroupStrategy):
             # DDP raises an error for a module without trainable parameters.
             self._trained = trained(module)
             if not excluded or len(excluded) < len(self._trained):
-                self._wrapped = self.wrap(self._step_module)
+                self.wrapped = self.steps["training"] = self.wrap(step)
         else:
             self.start_equal((*module.parameters(), *module.buffers()))
             self.averaged = GradientAverage(module.parameters())
         return configure()
 
-    def _exclude(self, module: TrainingModule) -> Sequence[Tensor]:
+    def step_module(self, module: TrainingModule) -> StepModule:
+        """The module that torch's DDP wraps, whose forward is the user's step."""
+        return StepModule(module)
+
+    def _exclude(self, module: TrainingModule, step: StepModule) -> Sequence[Tensor]:
         """Exclude sparse and complex gradients from DDP: not all backends and hooks reduce them."""
         unfit = sparse_parameters(module)
-        found = {
+        excluded = {
             name: parameter
             for name, parameter in module.named_parameters()
             if parameter.requires_grad and (name in unfit or parameter.is_complex())
         }
-        self.start_equal(found.values())
-        self._ignored = list(found.values())
-        names = [f"module.{name}" for name in found]
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
-            self._step_module, names
-        )
+        self.start_equal(excluded.values())
+        self._ignored = list(excluded.values())
+        names = [f"module.{name}" for name in excluded]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(step, names)
         return self._ignored
 
     def memory(self, sizes: Sizes) -> Memory:
@@ -109,37 +112,33 @@ class DDP(ProcessGroupStrategy):
         )
         if not self.find_unused_parameters:
             _rebuild_buckets(wrapped)
-        self._powersgd = hooks.register(
+        made = hooks.register(
             wrapped, self.communication_hook, self.powersgd_rank, self.powersgd_start_step
         )
+        if made is not None:
+            load = partial(hooks.load_state, made, self.device)
+            self.rank_local = RankLocal(partial(hooks.state, made), load)
         return wrapped
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
         super().backward(loss, synchronize=synchronize)
-        if not synchronize or self._wrapped is None:
+        if not synchronize or self.wrapped is None:
             return
         try:  # now: DDP itself raises in the next step, if it still waits for gradients
-            self._wrapped.reducer._check_reducer_finalized()
+            self.wrapped.reducer._check_reducer_finalized()
         except RuntimeError:
             names = unused(loss, self._trained)
             instead = f"where a step may leave parameters out, or freezes them later, set {OPTION}"
             raise left_out(list(names), instead) from None
 
-    def rank_local_state(self) -> dict[str, Tensor]:
-        return {} if self._powersgd is None else hooks.state(self._powersgd)
-
-    def load_rank_local_state(self, state: Mapping[str, Tensor]) -> None:
-        if self._powersgd is not None and "iteration" in state:  # otherwise of another strategy
-            hooks.load_state(self._powersgd, state, self.device)
-
     def teardown(self) -> None:
-        wrapped, self._wrapped = self._wrapped, None
+        wrapped, self.wrapped = self.wrapped, None
         if wrapped is not None:
             # The reducer must not outlive the group: its destructor would join gloo's threads while
             # holding the GIL, and one of them may wait for the GIL to free a tensor.
             del wrapped.reducer, wrapped.logger
-        for each in self._ignored:
-            del each._ddp_ignored  # set by torch; in another fit, DDP may average it
+        for parameter in self._ignored:
+            del parameter._ddp_ignored  # set by torch; in another fit, DDP may average it
         self._ignored = []
         super().teardown()
 
@@ -154,12 +153,12 @@ def _rebuild_buckets(wrapped: DistributedDataParallel) -> None:
     """
     ignored = wrapped.parameters_to_ignore
     parameters: list[Tensor] = [
-        each
-        for name, each in wrapped.module.named_parameters()
-        if each.requires_grad and name not in ignored
+        parameter
+        for name, parameter in wrapped.module.named_parameters()
+        if parameter.requires_grad and name not in ignored
     ]
     wrapped.reducer.prepare_for_backward([])
-    torch.stack([each.sum() * 0 for each in parameters]).sum().backward()
+    torch.stack([parameter.sum() * 0 for parameter in parameters]).sum().backward()
     # Gradients are views of the first buckets and would keep them in memory.
     for parameter in parameters:
         parameter.grad = None

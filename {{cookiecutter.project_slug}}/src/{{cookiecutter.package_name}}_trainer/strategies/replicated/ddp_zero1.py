@@ -32,5 +32,5 @@ class DDPZeRO1(DDP):
 
     def memory(self, sizes: Sizes) -> Memory:
         share = sizes.largest_share()
-        own = replace(divided(sizes, optimizer=share), step=sizes.step_of(share))
-        return super().memory(own)
+        sharded = replace(divided(sizes, optimizer=share), step=sizes.step_of(share))
+        return super().memory(sharded)

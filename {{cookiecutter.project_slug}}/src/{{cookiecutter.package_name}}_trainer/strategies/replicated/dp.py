@@ -18,7 +18,7 @@ from ...data import moving
 from ...data.samples import Splitter, batch_length, counts_of, part_sizes
 from ...errors import UserError, one_line
 from ...module import TrainingModule
-from ..base import Stage, StepModule, Strategy, read_loss, refuse_others
+from ..base import STAGES, Stage, StepModule, Strategy, read_loss, refuse_others
 from ..limits import Limits
 from ..memory import Memory, Sizes, memory
 from .ddp import DDP
@@ -104,16 +104,15 @@ class ReplicatedStep(StepModule):
 class _Scatters(Strategy):
     """What ``dp`` and ``ddp2`` have in common: ``step`` scatters a batch over the devices."""
 
-    _step_module: ReplicatedStep
-    _moves: bool
+    def place(self, module: TrainingModule) -> None:
+        super().place(module)
+        devices, dtype = self.data.devices, self.precision.parameter_dtype
+        self.scattered = ReplicatedStep(module, devices, dtype)
+        self.steps = dict.fromkeys(STAGES, self.scattered.forward)
 
-    def _make_step_module(self, module: TrainingModule) -> ReplicatedStep:
-        self._moves = False  # batches are scattered by the step
-        return ReplicatedStep(module, self._devices, self.precision.parameter_dtype)
-
-    def _call_steps(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
+    def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         try:
-            return super()._call_steps(stage, batch, batch_idx)
+            return super().forward(stage, batch, batch_idx)
         except TypeError as error:
             if "cat()" not in str(error):
                 raise
@@ -122,8 +121,8 @@ class _Scatters(Strategy):
                 f"along dim 0 already: leave torch.cat out ({one_line(error)})"
             ) from error
 
-    def _read_loss(self, outputs: Any) -> Tensor:
-        return self._step_module.read_loss(outputs)
+    def read_loss(self, outputs: Any) -> Tensor:
+        return self.scattered.read_loss(outputs)
 
 
 class DP(_Scatters):
@@ -150,7 +149,9 @@ class DDP2(_Scatters, DDP):
     """
 
     limits: Limits = Limits(one_process_per_node=True, refused=_REFUSED)
-    _step_module: ReplicatedStep
+
+    def step_module(self, module: TrainingModule) -> StepModule:
+        return self.scattered
 
     def memory(self, sizes: Sizes) -> Memory:
         return dataclasses.replace(super().memory(of_first_device(sizes)), mark="unverified")
@@ -238,7 +239,7 @@ def gather(outputs: Sequence[Any], device: torch.device) -> Any:
         return {key: gather([output[key] for output in outputs], device) for key in first}
     if isinstance(first, list | tuple):
         columns = enumerate(zip(*outputs, strict=True))
-        return moving.like(first, {key: gather(each, device) for key, each in columns})
+        return moving.like(first, {key: gather(column, device) for key, column in columns})
     return None if first is None else list(outputs)
 
 
@@ -246,21 +247,21 @@ def join_rows(outputs: Sequence[Any], sizes: Sequence[int], device: torch.device
     """Join the predictions of a batch's parts: in one process, they would be those of the batch."""
     columns = list(zip(*map(moving.leaves, outputs), strict=False))
     if len({len(moving.leaves(output)) for output in outputs}) > 1 or not all(
-        all(each is None for each in column) or _are_rows(column, sizes) for column in columns
+        all(value is None for value in column) or _are_rows(column, sizes) for column in columns
     ):
         raise UserError(
             "predict_step returned what the devices of a batch cannot join: return tensors with a "
             "row of one shape for each sample, or use strategy='ddp', or one device"
         )
-    found = (
-        column[0] if column[0] is None else torch.cat([each.to(device) for each in column])
+    joined = (
+        column[0] if column[0] is None else torch.cat([value.to(device) for value in column])
         for column in columns
     )
-    return moving.mapped(outputs[0], lambda _: next(found))
+    return moving.mapped(outputs[0], lambda _: next(joined))
 
 
 def _are_rows(values: Sequence[Any], sizes: Sequence[int]) -> bool:
     return all(isinstance(value, Tensor) and value.ndim for value in values) and (
-        [len(each) for each in values] == list(sizes)
-        and len({each.shape[1:] for each in values}) == 1
+        [len(value) for value in values] == list(sizes)
+        and len({value.shape[1:] for value in values}) == 1
     )

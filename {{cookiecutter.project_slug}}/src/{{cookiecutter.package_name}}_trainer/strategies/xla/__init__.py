@@ -34,8 +34,8 @@ def count_chips() -> int | None:
     from torch_xla._internal import tpu
 
     # It counts them on the PCI bus, and opens none: a chip belongs to one process at a time.
-    found: int = tpu.num_available_chips()
-    return found
+    chips: int = tpu.num_available_chips()
+    return chips
 
 
 def mismatch() -> str | None:

@@ -21,7 +21,7 @@ from ...launch.cluster import Layout
 from ...logging import torchmetrics_state
 from ...module import TrainingModule
 from ...options import Options
-from ..base import Stage
+from ..base import RankLocal, Stage
 from ..gradients import sparse
 from ..gradients.averaging import GradientAverage
 from ..limits import Limits
@@ -33,6 +33,20 @@ from . import DEVICE, INSTALL, PACKAGE, problems_of
 
 _SEEDS = 2**63
 _NO_FLOAT16 = "TPUs have no float16 and no gradient scaler; use 'bf16-mixed' or 'bf16-true'"
+
+
+def _generator_state() -> dict[str, Tensor]:
+    from torch_xla.core import xla_model
+
+    state = xla_model.get_rng_state() % 2**64 - _SEEDS
+    return {"generator": torch.tensor(state, dtype=torch.int64)}
+
+
+def _load_generator(state: Mapping[str, Tensor]) -> None:
+    if "generator" in state:
+        from torch_xla.core import xla_model
+
+        xla_model.set_rng_state(int(state["generator"]) + _SEEDS)
 
 
 class XLA(ProcessGroupStrategy):
@@ -63,8 +77,9 @@ class XLA(ProcessGroupStrategy):
             ),
         },
         packages={PACKAGE: INSTALL},
-        compiles_steps=True,
+        always=("compile",),
     )
+    rank_local = RankLocal(_generator_state, _load_generator)
 
     def problems(self, options: Options, module: TrainingModule | None) -> list[str]:
         if module is not None:
@@ -78,19 +93,19 @@ class XLA(ProcessGroupStrategy):
     def connect(
         self, layout: Layout, devices: Sequence[torch.device], precision: Precision
     ) -> None:
-        own = devices[0]
-        device = _start(layout, None if own.type == "cpu" else own.index)
-        self._is_cpu = own.type == "cpu"
+        first = devices[0]
+        device = _start(layout, None if first.type == "cpu" else first.index)
+        self._is_cpu = first.type == "cpu"
         # The process group is of the hosts: gloo.
         host = [torch.device("cpu")]
         super().connect(layout, host, Precision(precision.name, device.type))
-        self.device, self._moves = device, True
+        self.device = device
 
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         self.place(module)
         self.start_equal((*module.parameters(), *module.buffers()))
         add_up = None if self._is_cpu else _sum_over_devices
-        if self._layout.world_size > 1:
+        if self.layout.world_size > 1:
             self.averaged = GradientAverage(module.parameters(), add_up=add_up)
         return configure()
 
@@ -114,34 +129,19 @@ class XLA(ProcessGroupStrategy):
         if not synchronize:
             _sync()  # a graph for each micro-batch, so that all are the same
 
-    def _step_optimizer(self, optimizer: Optimizer) -> None:
-        super()._step_optimizer(optimizer)
+    def step_optimizer(self, optimizer: Optimizer) -> None:
+        super().step_optimizer(optimizer)
         _sync()
 
-    def _model_state(self) -> dict[str, Any]:
-        return _on_cpu(super()._model_state())
-
-    def _optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        return _on_cpu(super()._optimizer_state(optimizer))
-
-    def rank_local_state(self) -> dict[str, Tensor]:
-        from torch_xla.core import xla_model
-
-        state = xla_model.get_rng_state() % 2**64 - _SEEDS
-        return {"generator": torch.tensor(state, dtype=torch.int64)}
-
-    def load_rank_local_state(self, state: Mapping[str, Tensor]) -> None:
-        if "generator" in state:
-            from torch_xla.core import xla_model
-
-            xla_model.set_rng_state(int(state["generator"]) + _SEEDS)
+    def state(self, optimization: Optimization | None) -> dict[str, Any]:
+        return _on_cpu(super().state(optimization))
 
 
 def _gather(tensor: Tensor, group: Any = None) -> list[Tensor]:
     """Gather a metric's state from all ranks: as torchmetrics does, on the hosts."""
     from torchmetrics.utilities.distributed import gather_all_tensors
 
-    return [each.to(tensor.device) for each in gather_all_tensors(tensor.cpu(), group)]
+    return [state.to(tensor.device) for state in gather_all_tensors(tensor.cpu(), group)]
 
 
 def _start(layout: Layout, chip: int | None) -> torch.device:
@@ -196,5 +196,5 @@ def _sum_over_devices(tensor: Tensor) -> Tensor:
 
 def _on_cpu(state: dict[str, Any]) -> dict[str, Any]:
     _sync_outside_steps()
-    copied: dict[str, Any] = tree_map_only(Tensor, lambda each: each.cpu(), state)
+    copied: dict[str, Any] = tree_map_only(Tensor, lambda tensor: tensor.cpu(), state)
     return copied

@@ -276,7 +276,7 @@ class _Planning:
         options, plan, effective = self.plan.options, self.plan, feed.samples_per_step
         per_device = effective and effective // (self.replicas * feed.accumulate)
         target = scaled_rate(options, effective, per_device)
-        target *= self.replicas if plan.strategy.limits.scales_learning_rate else 1
+        target *= self.replicas if "learning_rate_scaling" in plan.strategy.limits.always else 1
         rates, peak = sorted(set(alone.rates)), options.peak_flops
         flops *= samples * options.accumulate_grad_batches
         return {

@@ -247,12 +247,12 @@ def _fake_group(strategy: FSDP, on_gpus: bool) -> Iterator[None]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     mesh = unset_fake_temporarily()(strategy.make_mesh)
-    attrs: dict[str, Any] = {"whole_blocks": on_gpus, "_skips": lambda _: False, "make_mesh": mesh}
+    mocks: dict[str, Any] = {"whole_blocks": on_gpus, "agree": lambda asks: asks, "make_mesh": mesh}
     with (
         mock.patch.dict("os.environ", {"TRAINER_BACKEND": "fake"}),
         mock.patch.object(rendezvous, "connect_store", return_value=FakeStore()),
         mock.patch.object(hangs, "limited", contextlib.nullcontext),
-        mock.patch.multiple(strategy, **attrs),
+        mock.patch.multiple(strategy, **mocks),
         # They would ask the peers: by the store, and with copies of some gradients.
         mock.patch.object(SameUse, "note"),
         mock.patch.object(GradientAverage, "average"),

@@ -85,14 +85,14 @@ class Sizes:
         """The sizes on a number of processes, without -1; refused if they do not multiply to it."""
         known = math.prod(size for _, size in self if size != -1)
         free = next((name for name, size in self if size == -1), None)
-        whole = self if free is None else replace(self, **{free: processes // known})
-        if math.prod(size for _, size in whole) == processes:
-            return whole
-        given = " x ".join(f"{name}={size}" for name, size in self if size != 1 or name == "data")
-        line = f"{given}: {processes} processes are not divisible by {known}"
+        sizes = self if free is None else replace(self, **{free: processes // known})
+        if math.prod(size for _, size in sizes) == processes:
+            return sizes
+        shown = " x ".join(f"{name}={size}" for name, size in self if size != 1 or name == "data")
+        line = f"{shown}: {processes} processes are not divisible by {known}"
         if free is None:
             line = (
-                f"{given} is a mesh of {known} processes, and there are {processes}; make one size "
+                f"{shown} is a mesh of {known} processes, and there are {processes}; make one size "
                 "-1, or change devices"
             )
         raise ConfigurationError(f"strategy_options: {line}")
@@ -143,9 +143,9 @@ def layers(module: TrainingModule, sizes: Sizes) -> list[Layer]:
     """The modules that the plan of a module names, in its order."""
     named = dict(module.named_modules())
     return [
-        Layer(key, name, each, style)
+        Layer(key, name, layer, style)
         for key, style in _read(module, sizes).items()
-        for name, each in named.items()
+        for name, layer in named.items()
         if activation_checkpointing.matches(name, key)
     ]
 
@@ -155,7 +155,7 @@ def problems_of(module: TrainingModule, sizes: Sizes) -> list[str]:
     if sizes.tensor == 1:
         return []
     try:
-        plan, found = _read(module, sizes), layers(module, sizes)
+        plan, planned = _read(module, sizes), layers(module, sizes)
     except UserError as error:
         return error.problems
     lines = [
@@ -169,19 +169,19 @@ def problems_of(module: TrainingModule, sizes: Sizes) -> list[str]:
         f"{ATTRIBUTE} names {key!r}, and {type(module).__name__} has no such module"
         f"{nearest(key, names)}"
         for key in plan
-        if key not in {layer.key for layer in found}
+        if key not in {layer.key for layer in planned}
     ]
     by_key: dict[str, str] = {}  # the first of each pattern
-    for layer in found:
+    for layer in planned:
         if line := _of_layer(layer, sizes.tensor):
             by_key.setdefault(layer.key, line)
     lines += by_key.values()
-    if not lines and not any(layer.parameters for layer in found):
+    if not lines and not any(layer.parameters for layer in planned):
         lines.append(
             f"{ATTRIBUTE} of {type(module).__name__} shards no parameter: give layers a style such "
             "as ColwiseParallel(), or use strategy='ddp'"
         )
-    return lines + _of_shared(module, found)
+    return lines + _of_shared(module, planned)
 
 
 def problems_of_compiling(module: TrainingModule, sizes: Sizes) -> list[str]:
@@ -205,8 +205,8 @@ def _of_layer(layer: Layer, size: int) -> str:
                 f"{ATTRIBUTE}: {layer.name} computes its weight from {name}, as when it is pruned, "
                 "and torch shards no such layer: leave it out, or use strategy='fsdp'"
             )
-    for each, kind, dimension in _DIMENSIONS:
-        if isinstance(style, each) and isinstance(layer.module, kind):
+    for expected, kind, dimension in _DIMENSIONS:
+        if isinstance(style, expected) and isinstance(layer.module, kind):
             shape = tuple(layer.module.weight.shape)
             if shape[dimension] % size == 0:
                 return ""
@@ -220,24 +220,24 @@ def _of_layer(layer: Layer, size: int) -> str:
     )
 
 
-def _of_shared(module: nn.Module, found: list[Layer]) -> list[str]:
+def _of_shared(module: nn.Module, planned: list[Layer]) -> list[str]:
     """One line for each parameter with several names that a plan would separate."""
-    sharded = {id(parameter) for layer in found for parameter in layer.parameters}
-    uses = Counter(id(each) for _, each in module.named_parameters(remove_duplicate=False))
+    sharded = {id(parameter) for layer in planned for parameter in layer.parameters}
+    uses = Counter(id(tensor) for _, tensor in module.named_parameters(remove_duplicate=False))
     return [
-        f"{name} is used in {uses[id(each)]} places, and {ATTRIBUTE} would separate them; leave "
+        f"{name} is used in {uses[id(tensor)]} places, and {ATTRIBUTE} would separate them; leave "
         "it out of the plan, or use strategy='fsdp'"
-        for name, each in module.named_parameters()
-        if uses[id(each)] > 1 and id(each) in sharded
+        for name, tensor in module.named_parameters()
+        if uses[id(tensor)] > 1 and id(tensor) in sharded
     ]
 
 
-def apply(found: list[Layer], mesh: DeviceMesh, materialize: Callable[[nn.Module], None]) -> None:
+def apply(planned: list[Layer], mesh: DeviceMesh, materialize: Callable[[nn.Module], None]) -> None:
     """Shard layers over a tensor group; ``materialize`` creates and moves a layer's parameters."""
-    for layer in found:
+    for layer in planned:
         if layer.parameters:
             materialize(layer.module)
-        trains = {name: each.requires_grad for name, each in layer.module.named_parameters()}
+        trains = {name: p.requires_grad for name, p in layer.module.named_parameters()}
         if layer.inner is not None:
             _watch_lengths(layer.name, layer.module, layer.inner, mesh.size())
         # The parameters are equal already: each rank takes its shard of its own.
@@ -255,8 +255,8 @@ def _watch_lengths(name: str, module: nn.Module, style: ParallelStyle, size: int
     of ranks for the whole length. Ranks would disagree about it, and wait until the timeout.
     """
 
-    def check(what: str, tensors: Iterable[Any], given: _Layouts, wanted: _Layouts) -> None:
-        for tensor, before, after in zip(tensors, given, wanted, strict=False):
+    def check(what: str, tensors: Iterable[Any], actual: _Layouts, wanted: _Layouts) -> None:
+        for tensor, before, after in zip(tensors, actual, wanted, strict=False):
             if not isinstance(tensor, Tensor) or not isinstance(after, Shard) or before == after:
                 continue
             if tensor.shape[after.dim] % size:
@@ -270,8 +270,8 @@ def _watch_lengths(name: str, module: nn.Module, style: ParallelStyle, size: int
         if isinstance(style, PrepareModuleInput):
             check("input", inputs, style.input_layouts or (), style.desired_input_layouts or ())
             for key, wanted in style.desired_input_kwarg_layouts.items():
-                given = style.input_kwarg_layouts.get(key)
-                check(f"input {key}", [named.get(key)], [given], [wanted])
+                actual = style.input_kwarg_layouts.get(key)
+                check(f"input {key}", [named.get(key)], [actual], [wanted])
         elif isinstance(style, SequenceParallel) and dtensors.is_sharded(inputs[0]):
             # A plain tensor is a shard already.
             check("input", inputs[:1], inputs[0].placements, style.sequence_sharding)
@@ -296,9 +296,9 @@ def _first_order(output: Any) -> Any:
 
     torch moves gradients between ranks by operations without one; compiled code refuses by itself.
     """
-    for each in () if torch.compiler.is_compiling() else tree_leaves(output):
-        if isinstance(each, Tensor) and each.requires_grad:
-            each.register_hook(_refuse_second_order)
+    for tensor in () if torch.compiler.is_compiling() else tree_leaves(output):
+        if isinstance(tensor, Tensor) and tensor.requires_grad:
+            tensor.register_hook(_refuse_second_order)
     return output
 
 
@@ -318,18 +318,18 @@ def compare_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
     for name, parameter in module.named_parameters():
         mesh: Any = getattr(parameter, "device_mesh", None)
         if mesh is None or "tensor" not in mesh.mesh_dim_names:
-            own = torch.zeros(()) if parameter.grad is None else dtensors.local(parameter.grad)
-            norms[name] = torch.linalg.vector_norm(own, dtype=torch.float64).cpu()
+            gradient = torch.zeros(()) if parameter.grad is None else dtensors.local(parameter.grad)
+            norms[name] = torch.linalg.vector_norm(gradient, dtype=torch.float64).cpu()
     if not norms:
         return
     stacked = torch.stack(list(norms.values()))
     largest = collectives.all_reduce(stacked, "max", group)
     differ = largest - collectives.all_reduce(stacked, "min", group) > _TOLERANCE * largest
-    found = [name for name, is_other in zip(norms, differ.tolist(), strict=True) if is_other]
-    if found:
-        rest = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    other = [name for name, is_other in zip(norms, differ.tolist(), strict=True) if is_other]
+    if other:
+        rest = f" (and {len(other) - 1} more)" if len(other) > 1 else ""
         raise UserError(
-            f"the gradients of {found[0]} differ on the ranks of a tensor group: parallelize_plan "
+            f"the gradients of {other[0]} differ on the ranks of a tensor group: parallelize_plan "
             "shards activations where it is used; give its module a style, such as "
             "SequenceParallel(), or replicate its input and output. If they differ by dropout, "
             "give the module that draws it ShardedRandomness() only where activations are "

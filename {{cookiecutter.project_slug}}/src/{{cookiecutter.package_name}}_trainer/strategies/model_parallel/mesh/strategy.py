@@ -94,18 +94,18 @@ class Mesh(FSDP):
         return self.sizes.replicas
 
     def memory(self, sizes: memory.Sizes) -> memory.Memory:
-        found = self.sizes.on(sizes.ranks)
-        part = 1 / found.tensor
-        own = memory.divided(sizes, parameters=part, gradients=part, optimizer=part)
-        own = own.computing(part)
+        mesh = self.sizes.on(sizes.ranks)
+        share = 1 / mesh.tensor
+        sharded = memory.divided(sizes, parameters=share, gradients=share, optimizer=share)
+        sharded = sharded.computing(share)
         if not self.has_units:
-            step = replace(own, step=round(sizes.step * part))
+            step = replace(sharded, step=round(sizes.step * share))
             return memory.memory(step, mark="unverified")
-        return self.sharded_memory(own, found.shard)
+        return self.sharded_memory(sharded, mesh.shard)
 
     @property
     def data(self) -> DataLayout:
-        rank, tensor = self._layout.rank, self.sizes.tensor
+        rank, tensor = self.layout.rank, self.sizes.tensor
         return replace(
             super().data,
             replicas=self.sizes.replicas,
@@ -131,28 +131,28 @@ class Mesh(FSDP):
         """Shard layers over a tensor group, and prepare what their DTensors do in steps."""
         if problems := plan.problems_of(module, self.sizes):  # not checked yet without training
             raise UserError(problems)
-        found, stack = plan.layers(module, self.sizes), self._until_teardown
-        plan.apply(found, mesh, self.materialize)
+        planned, stack = plan.layers(module, self.sizes), self._until_teardown
+        plan.apply(planned, mesh, self.materialize)
         if mesh.device_type != "cpu":  # which has no tracker
             # Generators are equal within a tensor group. By default, torch's first random operation
             # of a DTensor broadcasts rank 0's to all replicas.
             stack.callback(setattr, _random, "_rng_tracker", _random._rng_tracker)
             _random._rng_tracker = _random.OffsetBasedRNGTracker(mesh, run_state_sync=False)
-        if any(isinstance(layer.style, LossParallel) for layer in found):
+        if any(isinstance(layer.style, LossParallel) for layer in planned):
             stack.enter_context(loss_parallel())
         # torch's cache of compiled code takes a backward that slices a DTensor for the same on all
         # ranks: ranks would load that of another, and so have its slices as gradients.
         cache: Any = torch.compiler.config
-        tag = f"{cache.cache_key_tag} rank {self._layout.rank}"
+        tag = f"{cache.cache_key_tag} rank {self.layout.rank}"
         stack.enter_context(cache.patch(cache_key_tag=tag))
         metrics = [
-            each
-            for each in torchmetrics_state.metrics(module)
-            if getattr(each, "process_group", module) is None
+            metric
+            for metric in torchmetrics_state.metrics(module)
+            if getattr(metric, "process_group", module) is None
         ]
         if metrics:  # are reduced over one rank of each tensor group
             tensor = self.sizes.tensor
-            group = self.new_group(self._layout.world_size // tensor, tensor)
+            group = self.new_group(self.layout.world_size // tensor, tensor)
         for metric in metrics:
             metric.process_group = group
             stack.callback(setattr, metric, "process_group", None)
@@ -160,7 +160,7 @@ class Mesh(FSDP):
     def whole_parameters(self) -> list[nn.Parameter]:
         if self.has_units:
             return super().whole_parameters()
-        return [each for each in self.module.parameters() if not dtensors.is_sharded(each)]
+        return [p for p in self.module.parameters() if not dtensors.is_sharded(p)]
 
     def watch_gradients(self) -> None:
         if self.has_units:
@@ -173,8 +173,8 @@ class Mesh(FSDP):
         outputs = super().forward(stage, batch, batch_idx)
         return tree_map(dtensors.full, outputs) if stage == "predict" else outputs
 
-    def _read_loss(self, outputs: Any) -> Tensor:
-        loss: Tensor = dtensors.full(super()._read_loss(outputs))
+    def read_loss(self, outputs: Any) -> Tensor:
+        loss: Tensor = dtensors.full(super().read_loss(outputs))
         return loss
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
@@ -187,9 +187,9 @@ class Mesh(FSDP):
     def _complete_gradients(self) -> None:
         """Sum gradients that are still partial sums on the ranks of a tensor group."""
         parameters: list[Any] = list(self.module.parameters())
-        for each in parameters:
-            if dtensors.is_sharded(each.grad) and each.grad.placements != each.placements:
-                each.grad = each.grad.redistribute(placements=each.placements)
+        for tensor in parameters:
+            if dtensors.is_sharded(tensor.grad) and tensor.grad.placements != tensor.placements:
+                tensor.grad = tensor.grad.redistribute(placements=tensor.placements)
         if not self._is_checked:
             self._is_checked = True
             plan.compare_gradients(self.module, self.whole_mesh.get_group("tensor"))

@@ -44,13 +44,13 @@ class Spec(NamedTuple):
     def of(cls, output: Any, where: str) -> "Spec":
         """Describe the output of a stage, whose last child is at ``where``."""
         specs = []
-        for each in output if isinstance(output, tuple) else (output,):
-            if not isinstance(each, Tensor):
+        for value in output if isinstance(output, tuple) else (output,):
+            if not isinstance(value, Tensor):
                 raise UserError(
-                    f"{where} gives a {type(each).__name__} to the next stage; give a tensor or a "
+                    f"{where} gives a {type(value).__name__} to the next stage; give a tensor or a "
                     "tuple of tensors there, or divide sequential_module elsewhere (balance)"
                 )
-            specs.append(TensorSpec(tuple(each.shape), str(each.dtype)[6:], each.requires_grad))
+            specs.append(TensorSpec(tuple(value.shape), str(value.dtype)[6:], value.requires_grad))
         return cls(tuple(specs), isinstance(output, tuple))
 
     @classmethod
@@ -62,8 +62,8 @@ class Spec(NamedTuple):
     @property
     def dtype(self) -> torch.dtype:
         """Type of the packed tensor, which holds all values exactly."""
-        own = [tensor.dtype for tensor in self.tensors if tensor.requires_grad]
-        return functools.reduce(torch.promote_types, own) if own else torch.float32
+        dtypes = [tensor.dtype for tensor in self.tensors if tensor.requires_grad]
+        return functools.reduce(torch.promote_types, dtypes) if dtypes else torch.float32
 
     def empty(self, device: torch.device | str) -> Tensor:
         """A packed tensor without values."""
@@ -84,9 +84,9 @@ class Uses:
         """Whether each tensor is used; ``of``: which of them require a gradient."""
         if not self._is_read:
             return list(of)
-        found = [bool(each) for each in marks.tolist()]
-        self._is_read = found != list(of)
-        return found
+        used = [bool(mark) for mark in marks.tolist()]
+        self._is_read = used != list(of)
+        return used
 
 
 class _Joined(torch.autograd.Function):
@@ -101,7 +101,7 @@ class _Joined(torch.autograd.Function):
     def backward(context: Any, *gradients: Any) -> Any:
         *parts, marks = gradients[0].split(context.lengths)
         used = context.uses.read(marks, context.needs_input_grad[1:])
-        return None, *(part if is_used else None for part, is_used in zip(parts, used, strict=True))
+        return None, *(grad if is_used else None for grad, is_used in zip(parts, used, strict=True))
 
 
 class _Alias(torch.autograd.Function):
@@ -121,38 +121,38 @@ class _Alias(torch.autograd.Function):
 
 def alias(tensor: Tensor, *others: Tensor, gradient: float = 0.0) -> Tensor:
     """The same tensor, which a child may change in place; the others get a gradient with it."""
-    found: Tensor = _Alias.apply(gradient, tensor, *others)  # type: ignore[no-untyped-call]
-    return found
+    result: Tensor = _Alias.apply(gradient, tensor, *others)  # type: ignore[no-untyped-call]
+    return result
 
 
 def pack(output: Any, spec: Spec, device: torch.device, uses: Uses) -> Tensor:
     """Pack the output of a stage, as described."""
-    parts = []
-    for each in output if isinstance(output, tuple) else (output,):
-        if each.requires_grad:
-            part = each.to(spec.dtype).flatten()
+    pieces = []
+    for tensor in output if isinstance(output, tuple) else (output,):
+        if tensor.requires_grad:
+            piece = tensor.to(spec.dtype).flatten()
         else:
-            part = each.contiguous().flatten().view(torch.uint8)
-            padding = part.new_zeros(-len(part) % spec.dtype.itemsize)
-            part = torch.cat([part, padding]).view(spec.dtype)
-        parts.append(part.to(device))
-    packed: Tensor = _Joined.apply(uses, *parts)  # type: ignore[no-untyped-call]
+            piece = tensor.contiguous().flatten().view(torch.uint8)
+            padding = piece.new_zeros(-len(piece) % spec.dtype.itemsize)
+            piece = torch.cat([piece, padding]).view(spec.dtype)
+        pieces.append(piece.to(device))
+    packed: Tensor = _Joined.apply(uses, *pieces)  # type: ignore[no-untyped-call]
     return packed
 
 
 def unpack(flat: Tensor, spec: Spec) -> Any:
     """The output of a stage, from a packed tensor."""
-    found, start, marks = [], 0, len(flat) - len(spec.tensors)
+    tensors, start, marks = [], 0, len(flat) - len(spec.tensors)
     for number, tensor in enumerate(spec.tensors):
         length = tensor.length(spec.dtype)
         if tensor.requires_grad:
             mark = flat.narrow(0, marks + number, 1)
-            part = alias(flat.narrow(0, start, length), mark, gradient=1.0)
-            part = (part if tensor.dtype.is_complex else part.real).to(tensor.dtype)
+            piece = alias(flat.narrow(0, start, length), mark, gradient=1.0)
+            piece = (piece if tensor.dtype.is_complex else piece.real).to(tensor.dtype)
         else:
             # A copy: its first byte must be where an element of any type may begin.
-            part = flat.detach()[start : start + length].clone().view(torch.uint8)
-            part = part[: math.prod(tensor.shape) * tensor.dtype.itemsize].view(tensor.dtype)
-        found.append(part.view(tensor.shape))
+            piece = flat.detach()[start : start + length].clone().view(torch.uint8)
+            piece = piece[: math.prod(tensor.shape) * tensor.dtype.itemsize].view(tensor.dtype)
+        tensors.append(piece.view(tensor.shape))
         start += length
-    return tuple(found) if spec.is_tuple else found[0]
+    return tuple(tensors) if spec.is_tuple else tensors[0]

@@ -69,29 +69,29 @@ class Shape:
         # A shared parameter counts where it is first used.
         costs, seen = list[float](), set[int]()
         for child in getattr(module, ATTRIBUTE):
-            costs.append(sum(each.numel() for each in child.parameters() if id(each) not in seen))
+            costs.append(sum(p.numel() for p in child.parameters() if id(p) not in seen))
             seen.update(map(id, child.parameters()))
         return divide(total(costs), len(costs), stages)
 
-    def measured_sizes(self, found: Sequence[Measured], stages: int) -> list[int]:
+    def measured_sizes(self, measured: Sequence[Measured], stages: int) -> list[int]:
         """Number of children of each stage, by measurements of the children."""
         if self.balance == "time":
-            cost = total([each.seconds for each in found])
+            cost = total([child.seconds for child in measured])
         else:
-            cost = functools.partial(self._memory, found, stages)
-        return divide(cost, len(found), stages)
+            cost = functools.partial(self._memory, measured, stages)
+        return divide(cost, len(measured), stages)
 
-    def _memory(self, found: Sequence[Measured], stages: int, stage: int, indices: range) -> float:
+    def _memory(self, costs: Sequence[Measured], stages: int, stage: int, indices: range) -> float:
         """Bytes that a stage needs while it holds as many micro-batches as its schedule lets."""
         held = self.microbatches
         if self.schedule == "1f1b":
             held = min(held, stages - stage)
-        saved = sum(found[index].saved for index in indices)
+        saved = sum(costs[index].saved for index in indices)
         if self.checkpoint == "never":
             kept = saved * held
         else:
-            kept = saved + found[indices.start].inputs * held
-        return kept + sum(found[index].parameters for index in indices)
+            kept = saved + costs[indices.start].inputs * held
+        return kept + sum(costs[index].parameters for index in indices)
 
     def problems_with(self, run_processes: int) -> list[str]:
         """One line for each option that a number of processes contradicts."""
@@ -114,9 +114,9 @@ def problems_of_module(module: TrainingModule, shape: Shape, run_processes: int)
     name = type(module).__name__
     sequential = getattr(module, ATTRIBUTE, None)
     if not isinstance(sequential, nn.Sequential):
-        found = "has none" if sequential is None else f"has a {type(sequential).__name__}"
+        what = "has none" if sequential is None else f"has a {type(sequential).__name__}"
         return [
-            f"a pipeline divides the children of self.{ATTRIBUTE}, an nn.Sequential; {name} {found}"
+            f"a pipeline divides the children of self.{ATTRIBUTE}, an nn.Sequential; {name} {what}"
         ]
     lines = []
     count, stages = len(sequential), shape.processes(run_processes)
@@ -140,8 +140,8 @@ def problems_of_module(module: TrainingModule, shape: Shape, run_processes: int)
     return lines + [
         f"{name}.{path} synchronizes over all processes, and only the last stage updates it; log "
         "numbers instead, or use strategy='ddp'"
-        for path, each in module.named_modules()
-        if hasattr(each, "metric_state") and hasattr(each, "_update_count")
+        for path, layer in module.named_modules()
+        if hasattr(layer, "metric_state") and hasattr(layer, "_update_count")
     ]
 
 
@@ -157,8 +157,8 @@ def _is_chain(sequential: nn.Sequential) -> bool:
             super().__init__()
             self.index = index
 
-        def forward(self, given: object) -> object:
-            if given is not values[-1] or len(values) != self.index + 1:
+        def forward(self, value: object) -> object:
+            if value is not values[-1] or len(values) != self.index + 1:
                 raise ValueError
             values.append(object())
             return values[-1]
@@ -185,13 +185,13 @@ def divide(cost: Callable[[int, range], float], count: int, stages: int) -> list
         """The largest cost of the best division of the first children, and its sizes."""
         if not stages:
             return (math.inf if end else 0.0), ()
-        found: tuple[float, tuple[int, ...]] = math.inf, ()
+        choice: tuple[float, tuple[int, ...]] = math.inf, ()
         for start in range(stages - 1, end):
             before, sizes = best(stages - 1, start)
-            if before < found[0]:
+            if before < choice[0]:
                 largest = max(before, cost(stages - 1, range(start, end)))
-                found = min(found, (largest, (*sizes, end - start)), key=lambda each: each[0])
-        return found
+                choice = min(choice, (largest, (*sizes, end - start)), key=lambda option: option[0])
+        return choice
 
     return list(best(stages, count)[1])
 
@@ -212,32 +212,32 @@ def measure(
     meta_device.Initializer(module).materialize(module)
     sequential: Any = getattr(module, ATTRIBUTE)
     boundary = Boundary(module, torch.device("cpu"))
-    found, seen = [], dict[int, Tensor]()
+    results, seen = [], dict[int, Tensor]()
     with randomness.Stream(0), activation_checkpointing.buffers_kept(module):
         try:
             with torch.no_grad():
-                given = boundary.inputs(Step(run_step))
+                args = boundary.inputs(Step(run_step))
         finally:
             boundary.close()
         for index in range(len(sequential)):
-            part = copy.deepcopy(part_of(sequential, range(index, index + 1))).to(device)
+            stage = copy.deepcopy(part_of(sequential, range(index, index + 1))).to(device)
             inputs = tree_map_only(
-                Tensor, lambda x: x.detach().to(device).requires_grad_(x.is_floating_point()), given
+                Tensor, lambda x: x.detach().to(device).requires_grad_(x.is_floating_point()), args
             )
-            measured, output = _measure(part, inputs, seen, autocast)
-            found.append(measured)
-            given = arguments(part, output)
-    return found
+            measured, output = _measure(stage, inputs, seen, autocast)
+            results.append(measured)
+            args = arguments(stage, output)
+    return results
 
 
 def _measure(
-    part: nn.Sequential, inputs: tuple[Any, ...], seen: dict[int, Tensor], autocast: Context
+    stage: nn.Sequential, inputs: tuple[Any, ...], seen: dict[int, Tensor], autocast: Context
 ) -> tuple[Measured, Any]:
     """Measure a child; ``seen``: what earlier children have saved, by its address."""
 
     def run() -> Any:
         with autocast():
-            return part(*tree_map_only(Tensor, alias, inputs))
+            return stage(*tree_map_only(Tensor, alias, inputs))
 
     def pack(tensor: Tensor) -> Tensor:
         seen.setdefault(tensor.untyped_storage().data_ptr(), tensor.detach())
@@ -247,19 +247,19 @@ def _measure(
         started = time.perf_counter()
         outputs = [x for x in tree_leaves(run()) if isinstance(x, Tensor) and x.requires_grad]
         if outputs:
-            torch.autograd.backward(outputs, [torch.ones_like(each) for each in outputs])
+            torch.autograd.backward(outputs, [torch.ones_like(output) for output in outputs])
             if outputs[0].device.type != "cpu":
                 torch.get_device_module(outputs[0].device).synchronize()
         return time.perf_counter() - started
 
-    known = {*seen, *(parameter.untyped_storage().data_ptr() for parameter in part.parameters())}
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda each: each):
+    known = {*seen, *(parameter.untyped_storage().data_ptr() for parameter in stage.parameters())}
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         output = run()
-    saved = [each for pointer, each in seen.items() if pointer not in known]
+    saved = [tensor for pointer, tensor in seen.items() if pointer not in known]
     measured = Measured(
         min(seconds() for _ in range(_REPEATS)),
-        sum(each.untyped_storage().nbytes() for each in saved),
+        sum(tensor.untyped_storage().nbytes() for tensor in saved),
         sum(leaf.nbytes for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)),
-        _COPIES_OF_PARAMETERS * sum(each.nbytes for each in part.parameters()),
+        _COPIES_OF_PARAMETERS * sum(parameter.nbytes for parameter in stage.parameters()),
     )
     return measured, output

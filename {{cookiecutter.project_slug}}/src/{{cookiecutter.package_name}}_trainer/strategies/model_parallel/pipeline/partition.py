@@ -44,18 +44,18 @@ class Processes:
     def among(self, positions: Iterable[int]) -> dist.ProcessGroup | None:
         """Group of the processes at some positions, ``None`` on others; all call it at once."""
         key = tuple(sorted(positions))
-        group = self._group(key, [[own[place] for place in key] for own in self._ranks])
+        group = self._group(key, [[pipeline[place] for place in key] for pipeline in self._ranks])
         return group if self.position in key else None
 
     def across_replicas(self) -> dist.ProcessGroup | None:
         """Group of the processes with the same stages; ``None`` if there is one pipeline."""
         if self.replicas == 1:
             return None
-        return self._group((), [list(own) for own in zip(*self._ranks, strict=True)])
+        return self._group((), [list(ranks) for ranks in zip(*self._ranks, strict=True)])
 
     def _group(self, key: tuple[int, ...], ranks: list[list[int]]) -> dist.ProcessGroup:
         if key not in self._groups:
-            lines = [sorted(own) for own in ranks]
+            lines = [sorted(line) for line in ranks]
             self._groups[key], _ = dist.new_subgroups_by_enumeration(lines, timeout=self._timeout)
         return self._groups[key]
 
@@ -67,22 +67,22 @@ class Processes:
 def part_of(sequential: nn.Sequential, indices: range) -> nn.Sequential:
     """A copy of a sequential module with some of its children, which are shared with it."""
     taken = list(sequential._modules.items())[indices.start : indices.stop]
-    found = copy.copy(sequential)
-    vars(found)["_modules"] = dict(taken)
+    stage = copy.copy(sequential)
+    vars(stage)["_modules"] = dict(taken)
     for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
-        vars(found)[name] = OrderedDict()  # those of the whole run before and after the pipeline
-    vars(found).pop("forward", None)
-    return found
+        vars(stage)[name] = OrderedDict()  # those of the whole run before and after the pipeline
+    vars(stage).pop("forward", None)
+    return stage
 
 
-def arguments(part: nn.Sequential, given: Any) -> tuple[Any, ...]:
+def arguments(stage: nn.Sequential, values: Any) -> tuple[Any, ...]:
     """The arguments of a part for what the part before gives.
 
     A tuple is one argument, as for torch's own class, unless a class' forward takes ``*inputs``.
     """
-    parameters = inspect.signature(type(part).forward).parameters.values()
+    parameters = inspect.signature(type(stage).forward).parameters.values()
     takes_several = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
-    return given if isinstance(given, tuple) and takes_several else (given,)
+    return values if isinstance(values, tuple) and takes_several else (values,)
 
 
 class Ownership:
@@ -132,13 +132,13 @@ class Ownership:
 
     def shared(self, tensors: Iterable[Tensor]) -> list[Shared]:
         """This process' tensors that others have, too; all processes must call it at once."""
-        found: dict[frozenset[int], list[Tensor]] = defaultdict(list)
+        holders: dict[frozenset[int], list[Tensor]] = defaultdict(list)
         for tensor in tensors:
             if len(self._holding(tensor)) > 1:
-                found[self._holding(tensor)].append(tensor)
-        groups = [(key, self._processes.among(key)) for key in sorted(found, key=sorted)]
+                holders[self._holding(tensor)].append(tensor)
+        groups = [(key, self._processes.among(key)) for key in sorted(holders, key=sorted)]
         return [
-            (found[key], group, self._processes.rank_at(max(key)))
+            (holders[key], group, self._processes.rank_at(max(key)))
             for key, group in groups
             if group is not None
         ]
@@ -152,17 +152,17 @@ class Ownership:
             if parameter is not None and parameter.is_meta
         ]
         meta_device.Initializer(self._module).materialize(self._module, self._has_layer)
-        made = {id(old): own[name] for own, name, old in meta if own[name] is not old}
-        for own, name, old in meta:
+        made = {id(old): held[name] for held, name, old in meta if held[name] is not old}
+        for held, name, old in meta:
             empty = nn.Parameter(_without_memory(old, torch.device("cpu")), old.requires_grad)
-            own[name] = made.setdefault(id(old), empty)
+            held[name] = made.setdefault(id(old), empty)
         self._find_holders()  # other tensors than before
 
     def equalize(self, tensors: Sequence[Tensor]) -> None:
         """Broadcast tensors that several stages have, from the last of them; then :meth:`join`."""
         for shared, group, last in self.shared(tensors):
-            for each in shared:
-                dist.broadcast(each.detach(), last, group)
+            for tensor in shared:
+                dist.broadcast(tensor.detach(), last, group)
         self.join(tensors)
 
     def join(self, tensors: Iterable[Tensor]) -> None:

@@ -96,17 +96,17 @@ class Boundary:
 
     def inputs(self, step: Step) -> tuple[Any, ...]:
         """Run a step until it calls ``sequential_module``; return what it gives to it."""
-        logging = [each for each in self._module.modules() if isinstance(each, TrainingModule)]
-        for each in logging:  # the process with the last stage logs
-            vars(each)["log"] = lambda *_, **__: None
+        logging = [layer for layer in self._module.modules() if isinstance(layer, TrainingModule)]
+        for layer in logging:  # the process with the last stage logs
+            vars(layer)["log"] = lambda *_, **__: None
         inputs: tuple[Any, ...] = ()
         try:
             self.outputs(step, _stop)
         except _Reached as reached:
             inputs = reached.args
         finally:
-            for each in logging:
-                del vars(each)["log"]
+            for layer in logging:
+                del vars(layer)["log"]
         return inputs
 
     def outputs(self, step: Step, compute: Compute) -> Any:
@@ -133,9 +133,9 @@ class Boundary:
         """Draw the random numbers in this context from a seed."""
         with randomness.Stream(seed), ExitStack() as stack:
             if self._device.type != "cpu":
-                own: Any = torch.get_device_module(self._device)
-                stack.callback(own.set_rng_state, own.get_rng_state(self._device), self._device)
-                own.manual_seed(seed)
+                gpu: Any = torch.get_device_module(self._device)
+                stack.callback(gpu.set_rng_state, gpu.get_rng_state(self._device), self._device)
+                gpu.manual_seed(seed)
             yield
 
 
@@ -153,16 +153,16 @@ class OwnStage:
     def __init__(
         self,
         module: TrainingModule,
-        part: nn.Sequential,
+        layers: nn.Sequential,
         processes: Processes,
         precision: Precision,
         device: torch.device,
     ) -> None:
-        self._module, self._part, self._processes = module, part, processes
+        self._module, self._part, self._processes = module, layers, processes
         self._precision, self._device = precision, device
         self._boundary = Boundary(module, device)
         self._group = processes.among(range(processes.count))
-        self._name = f"{ATTRIBUTE}.{list(part._modules)[-1]}"
+        self._name = f"{ATTRIBUTE}.{list(layers._modules)[-1]}"
         self._schedules: dict[Hashable, tuple[Any, Spec | None, Spec | None]] = {}
         self._received: Spec | None = None
         self._given: Spec | None = None
@@ -220,33 +220,33 @@ class OwnStage:
     def _schedule(self, name: str, count: int) -> Any:
         from torch.distributed import pipelining  # takes a second
 
-        own, last = self._processes.position, self._processes.count - 1
-        received, given = (
+        position, last = self._processes.position, self._processes.count - 1
+        received, inputs = (
             None if spec is None else spec.empty("meta").requires_grad_()
             for spec in (self._received, self._given)
         )
         stage = pipelining.PipelineStage(
             _Module(self._module, self._next),
-            own,
+            position,
             self._processes.count,
             self._device,
             torch.zeros(1, dtype=torch.int64) if received is None else received,
-            torch.zeros(1) if given is None else given,
+            torch.zeros(1) if inputs is None else inputs,
             group=self._group,
         )
         # torch numbers the processes by their stages, and rank 0 has the last one.
-        stage.group_rank = own
+        stage.group_rank = position
         options: Any = {"loss_fn": lambda output, target: self._loss, "scale_grads": False}
         if count <= last:
             # All forwards, then all backwards; before 2.13 torch's gpipe needs more micro-batches.
-            found: Any = pipelining.ScheduleLoopedBFS([stage], count, **options)
+            schedule: Any = pipelining.ScheduleLoopedBFS([stage], count, **options)
         elif name == "gpipe":
-            found = pipelining.ScheduleGPipe(stage, count, **options)
+            schedule = pipelining.ScheduleGPipe(stage, count, **options)
         else:
-            found = pipelining.Schedule1F1B(stage, count, **options)
+            schedule = pipelining.Schedule1F1B(stage, count, **options)
         stage.group_rank = dist.get_rank(self._group)
         stage.stage_index_to_group_rank = {index: last - index for index in range(last + 1)}
-        return found
+        return schedule
 
     def _next(self, received: Tensor) -> Tensor:
         step = next(self._steps)
@@ -276,8 +276,8 @@ class OwnStage:
         self._given = spec = Spec.of(output, self._name)
         text = torch.frombuffer(bytearray(json.dumps(spec).encode()), dtype=torch.uint8)
         packed = pack(output, spec, self._device, Uses())
-        for each in (torch.tensor([len(text)]), text, packed.detach()):
-            dist.send(each, self._processes.rank_at(self._processes.position + 1), self._group)
+        for tensor in (torch.tensor([len(text)]), text, packed.detach()):
+            dist.send(tensor, self._processes.rank_at(self._processes.position + 1), self._group)
 
     def _receive(self) -> Tensor:
         source = self._processes.rank_at(self._processes.position - 1)
@@ -289,25 +289,25 @@ class OwnStage:
 
     def _run(self, received: Tensor, step: Step) -> Any:
         """Run the stage: return its output; of the last stage, the result of the user's step."""
-        part = self._part
+        layers = self._part
 
-        def compute(given: tuple[Any, ...]) -> Any:
-            part.training = getattr(self._module, ATTRIBUTE).training
+        def compute(values: tuple[Any, ...]) -> Any:
+            layers.training = getattr(self._module, ATTRIBUTE).training
             if self._received is not None:
-                given = arguments(part, unpack(received, self._received))
+                values = arguments(layers, unpack(received, self._received))
             if not step.checkpointed:
-                return part(*given)
-            return activation_checkpointing.recomputed(part, recompute, *given)
+                return layers(*values)
+            return activation_checkpointing.recomputed(layers, recompute, *values)
 
         def recompute(*inputs: Any) -> Any:
             # A stage that begins with an operation in place changes what it is computed from again.
-            return part(*tree_map_only(Tensor, Tensor.clone, inputs))
+            return layers(*tree_map_only(Tensor, Tensor.clone, inputs))
 
         if self._processes.has_last:
             return self._boundary.outputs(step, compute)
-        given = self._boundary.inputs(step) if self._processes.has_first else ()
+        values = self._boundary.inputs(step) if self._processes.has_first else ()
         with self._precision.autocast():
-            return compute(given)
+            return compute(values)
 
     def close(self) -> None:
         """Drop what a failed step has left, and the connections; restore the module."""

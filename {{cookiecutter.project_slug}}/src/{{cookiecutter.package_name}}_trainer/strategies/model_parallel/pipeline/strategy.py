@@ -3,7 +3,7 @@
 import functools
 import itertools
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ....checkpoint import ShardedDict, fill_module
+from ....checkpoint import ShardedDict
 from ....data import moving, randomness
 from ....data.samples import Splitter, batch_length, counts_of, part_sizes
 from ....errors import refuse
@@ -21,9 +21,9 @@ from ....module import TrainingModule
 from ....options import Options
 from ....options.values import PositiveInt
 from ... import memory
-from ...base import DataLayout, Stage, StepModule, StepOutput, check_loss
+from ...base import STAGES, DataLayout, Stage, StepModule, StepOutput, check_loss
 from ...clipping import clip_gradients
-from ...engine_optimizers import drawing_nothing, problems_of
+from ...engine_optimizers import problems_of, step_alone
 from ...gradients import sparse
 from ...gradients.averaging import reduce_used
 from ...limits import Limits
@@ -98,11 +98,11 @@ class Sequential(ProcessGroupStrategy):
 
     def memory(self, sizes: memory.Sizes) -> memory.Memory:
         # Of stages of the same size, with all micro-batches in one.
-        part = 1 / sizes.ranks
-        own = memory.divided(sizes, parameters=part, gradients=part, optimizer=part).computing(part)
-        own = replace(own, step=sizes.step_of(part))
-        work = own.gradients + own.activations
-        return memory.memory(own, work=work, mark="unverified", note="stages of the same size")
+        cut = 1 / sizes.ranks
+        mine = memory.divided(sizes, parameters=cut, gradients=cut, optimizer=cut).computing(cut)
+        mine = replace(mine, step=sizes.step_of(cut))
+        work = mine.gradients + mine.activations
+        return memory.memory(mine, work=work, mark="unverified", note="stages of the same size")
 
     def problems(self, options: Options, module: TrainingModule | None) -> list[str]:
         if module is None:
@@ -135,8 +135,8 @@ class Sequential(ProcessGroupStrategy):
         if self.processes.count > 1:
             refuse(problems_of(optimization.optimizers, "parameters", "sequential"))
         for optimizer in optimization.optimizers:
-            for each in [each for each in optimizer.state if not self.ownership.is_own(each)]:
-                del optimizer.state[each]
+            for p in [p for p in optimizer.state if not self.ownership.is_own(p)]:
+                del optimizer.state[p]
         self._divide(module)
         if self.processes.count > 1:
             self.around_hooks = self._guard
@@ -148,8 +148,8 @@ class Sequential(ProcessGroupStrategy):
 
     def _place(self, module: TrainingModule) -> None:
         refuse_sharded(module)
-        refuse(problems_of_module(module, self.shape, self._layout.world_size))
-        self.module, self._step_module = module, StepModule(module)
+        refuse(problems_of_module(module, self.shape, self.layout.world_size))
+        self.module, self.steps = module, dict.fromkeys(STAGES, StepModule(module).forward)
         self.ownership = Ownership(module, self._sizes(module), self.processes)
         self.ownership.materialize()
         tensors = (*module.parameters(), *module.buffers())
@@ -168,37 +168,37 @@ class Sequential(ProcessGroupStrategy):
             return self.shape.sizes(module, stages)
         batch = read_sample()
         sizes: list[int] = []
-        if self._layout.is_main:
+        if self.layout.is_main:
             piece = Splitter().split(batch, self._part_sizes(batch_length(batch)))[0]
             step = functools.partial(module.training_step, piece, 0)
-            found = measure(module, step, self.precision.autocast, self.device)
-            sizes = self.shape.measured_sizes(found, stages)
+            measured = measure(module, step, self.precision.autocast, self.device)
+            sizes = self.shape.measured_sizes(measured, stages)
         found_sizes: list[int] = collectives.broadcast(sizes)
         return found_sizes
 
     def _divide(self, module: TrainingModule) -> None:
         """Free the other processes' part, and connect the stages."""
         self.ownership.free_others(self.device)
-        part = self.ownership.part()
-        self._stage = OwnStage(module, part, self.processes, self.precision, self.device)
+        layers = self.ownership.part()
+        self._stage = OwnStage(module, layers, self.processes, self.precision, self.device)
         module.trainer_state = replace(module.trainer_state, device=self.device)
         self._guard = HookGuard(module, _INSTEAD, self.ownership.is_own, "some")
 
     def forward_backward(
         self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
     ) -> StepOutput:
-        run, found = self.module.trainer_state.run, StepOutput([], [])
+        run, output = self.module.trainer_state.run, StepOutput([], [])
 
-        def scaled_loss(piece: Any, part: float) -> Tensor:
-            outputs = forward("training", piece, batch_idx)
-            loss = self._read_loss(outputs)
+        def scaled_loss(piece: Any, share: float) -> Tensor:
+            outputs = self._forward("training", piece, batch_idx)
+            loss = self.read_loss(outputs)
             check_loss(loss, "training_step")
-            found.losses.append(loss.detach())
-            found.outputs.append(outputs)
-            return self.precision.scale(loss * (weight * part))
+            output.losses.append(loss.detach())
+            output.outputs.append(outputs)
+            return self.precision.scale(loss * (weight * share))
 
         sizes = self._part_sizes(batch_length(batch, run.batch_samples if run else None))
-        pieces, forward = self._splitter.split(batch, sizes), super().forward
+        pieces = self._splitter.split(batch, sizes)
         counts = counts_of(self.module, pieces, sizes)
         steps = [
             Step(
@@ -212,32 +212,32 @@ class Sequential(ProcessGroupStrategy):
         self._stage.train(self.shape.schedule, steps, self._shapes(pieces[0]))
         if synchronize:
             self._reduce_gradients()
-        return found
+        return output
 
     def _reduce_gradients(self) -> None:
         # A parameter that several stages use, or that is outside of them, is on several processes:
         # each computes a part of its gradient.
-        for own, group, _ in self._shared:
-            reduce_used(own, group, 1)
+        for tensors, group, _ in self._shared:
+            reduce_used(tensors, group, 1)
         if (replicas := self.processes.across_replicas()) is not None:
-            own = list(filter(self.ownership.is_own, self.module.parameters()))
-            reduce_used(own, replicas, replicas.size())
+            tensors = list(filter(self.ownership.is_own, self.module.parameters()))
+            reduce_used(tensors, replicas, replicas.size())
 
     def _shapes(self, piece: Any) -> Hashable:
         """What the shapes of tensors between stages depend on."""
-        found: list[Hashable] = [self.module.training]
-        found += [parameter.requires_grad for parameter in self.module.parameters()]
+        shapes: list[Hashable] = [self.module.training]
+        shapes += [parameter.requires_grad for parameter in self.module.parameters()]
 
         def note(value: Any) -> None:
             if hasattr(value, "shape"):
-                found.append((tuple(value.shape), value.dtype))
+                shapes.append((tuple(value.shape), value.dtype))
             elif isinstance(value, str | bytes | int | float | None):
-                found.append(float if isinstance(value, float) else value)
+                shapes.append(float if isinstance(value, float) else value)
             else:  # unlike any other
-                found.append(object())
+                shapes.append(object())
 
         moving.mapped(piece, note)
-        return tuple(found)
+        return tuple(shapes)
 
     def _part_sizes(self, samples: int) -> list[int]:
         return part_sizes(samples, self.shape.count(samples))
@@ -250,12 +250,12 @@ class Sequential(ProcessGroupStrategy):
         return randomness.mix(run.seed, run.current_epoch, batch_idx, number, self.data.index)
 
     def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
-        run = functools.partial(super().forward, stage, batch, batch_idx)
+        run = functools.partial(self._forward, stage, batch, batch_idx)
         return self._stage.evaluate(Step(run))
 
-    def _call_steps(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
+    def _forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         with self._guard.weights(f"{stage}_step"):
-            return super()._call_steps(stage, batch, batch_idx)
+            return super().forward(stage, batch, batch_idx)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -271,17 +271,14 @@ class Sequential(ProcessGroupStrategy):
 
     def step(self, optimization: Optimization, *, ends: bool = True) -> None:
         super().step(optimization, ends=ends)
-        for each in itertools.chain.from_iterable(own for own, _, _ in self._shared):
-            if not self.ownership.counts_here(each):
-                each.grad = None  # of one that no optimizer steps; the sum remains on one process
+        for tensor in itertools.chain.from_iterable(tensors for tensors, _, _ in self._shared):
+            if not self.ownership.counts_here(tensor):
+                tensor.grad = None  # of one that no optimizer steps; the sum remains on one process
 
-    def _step_optimizer(self, optimizer: Optimizer) -> None:
+    def step_optimizer(self, optimizer: Optimizer) -> None:
+        has_copies = bool(self._shared) or self.processes.replicas > 1
         with self._guard.weights(f"{type(optimizer).__name__}.step"):
-            super()._step_optimizer(optimizer)
-
-    def _drawing(self, optimizer: Optimizer) -> AbstractContextManager[None]:
-        has_copies = self._shared or self.processes.replicas > 1
-        return drawing_nothing(optimizer, self.device) if has_copies else nullcontext()
+            step_alone(optimizer, self.precision, self.device, lambda _: has_copies)
 
     def _counts(self, parameter: Tensor) -> bool:
         """Whether this process adds a parameter to the norm, and no other one that holds it."""
@@ -290,47 +287,43 @@ class Sequential(ProcessGroupStrategy):
     def reduce(self, tensor: Tensor, how: How) -> Tensor:
         if how != "mean":
             return super().reduce(tensor, how)
-        own = tensor if self.processes.has_last else torch.zeros_like(tensor)
-        return collectives.all_reduce(own) / self.processes.replicas
+        counted = tensor if self.processes.has_last else torch.zeros_like(tensor)
+        return collectives.all_reduce(counted) / self.processes.replicas
 
-    def _model_state(self) -> dict[str, Any]:
+    def state(self, optimization: Optimization | None) -> dict[str, Any]:
         # Of what several stages have, the last one's.
-        whole = self.module.state_dict(keep_vars=True)
-        return ShardedDict(
-            {
-                name: each.detach() if isinstance(each, Tensor) else each
-                for name, each in whole.items()
-                if not isinstance(each, Tensor) or self.ownership.counts_here(each)
-            }
-        )
-
-    def _load_model(self, saved: Mapping[str, Any]) -> None:
-        # What other processes have keeps its place: names are compared on all.
-        others = {
-            name: each
-            for name, each in self.module.state_dict(keep_vars=True).items()
-            if isinstance(each, Tensor) and not self.ownership.is_own(each)
+        saved, others = super().state(optimization), self._others(self.ownership.counts_here)
+        model = {name: value for name, value in saved["model"].items() if name not in others}
+        return {
+            "model": ShardedDict(model),
+            "optimizers": [
+                {**item, "state": ShardedDict(self._own(item["state"], self.ownership.counts_here))}
+                for item in saved["optimizers"]
+            ],
         }
-        fill_module(self.module, {name: others.get(name, saved[name]) for name in saved})
+
+    def load_state(self, state: Mapping[str, Any], optimization: Optimization | None) -> None:
+        # What other processes have keeps its place: names are compared on all.
+        others = self._others(self.ownership.is_own)
+        model = {name: others.get(name, value) for name, value in state["model"].items()}
+        saved = state["optimizers"] if optimization else []
+        new = [{**item, "state": self._own(item["state"], self.ownership.is_own)} for item in saved]
+        super().load_state({"model": model, "optimizers": new}, optimization)
+
+    def _own(self, values: Mapping[str, Any], holds: Callable[[Tensor], bool]) -> dict[str, Any]:
+        """An optimizer's state of the parameters that this process holds."""
+        held = {name for name, parameter in self.module.named_parameters() if holds(parameter)}
+        return {name: value for name, value in values.items() if name in held}
+
+    def _others(self, holds: Callable[[Tensor], bool]) -> dict[str, Tensor]:
+        """What this process does not hold, by name."""
+        named = self.module.state_dict(keep_vars=True).items()
+        return {name: item for name, item in named if isinstance(item, Tensor) and not holds(item)}
 
     def weights(self) -> LocalWeights:
         named = self.module.named_parameters(remove_duplicate=False)
-        own = [(name, each) for name, each in named if self.ownership.is_own(each)]
-        return LocalWeights(own, is_sharded=True)
-
-    def _optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        found = super()._optimizer_state(optimizer)
-        own = self._names(self.ownership.counts_here)
-        values = {name: each for name, each in found["state"].items() if name in own}
-        return {**found, "state": ShardedDict(values)}
-
-    def _load_optimizer(self, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
-        own = self._names(self.ownership.is_own)
-        values = {name: each for name, each in saved["state"].items() if name in own}
-        super()._load_optimizer(optimizer, {**saved, "state": values})
-
-    def _names(self, holds: Callable[[Tensor], bool]) -> set[str]:
-        return {name for name, parameter in self.module.named_parameters() if holds(parameter)}
+        held = [(name, parameter) for name, parameter in named if self.ownership.is_own(parameter)]
+        return LocalWeights(held, is_sharded=True)
 
     def teardown(self) -> None:
         if hasattr(self, "_stage"):

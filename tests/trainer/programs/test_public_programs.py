@@ -191,3 +191,98 @@ def test_a_hyperparameter_that_is_set_is_recorded() -> None:
     model.save_hyperparameters({"lr": 1.0})
     model.hparams.lr = 0.5
     assert model.hparams == {"lr": 0.5}
+
+
+class SetsOption(Model):
+    def on_train_epoch_start(self) -> None:
+        trainer: Any = self.trainer
+        trainer.accumulate_grad_batches = 2
+
+
+def test_an_option_that_a_hook_sets_is_refused() -> None:
+    with pytest.raises(AttributeError, match=r"give it to Trainer\(accumulate_grad_batches=…\)"):
+        make().fit(SetsOption(), data())
+
+
+class Device(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.device = torch.device("cpu")  # type: ignore[misc]
+
+
+def test_a_name_that_is_the_trainer_s_is_refused() -> None:
+    with pytest.raises(AttributeError, match=r"Device\.device is set by the trainer: use another"):
+        Device()
+
+
+class LogsRate(Model):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.log("lr", 5.0)
+        return super().training_step(batch, batch_idx)
+
+
+def test_a_rate_that_a_step_logs_is_the_one_that_is_written() -> None:
+    made = make(loggers=["csv"], max_epochs=1)
+    made.fit(LogsRate(), data(1))
+    assert (made.run_directory / "metrics.csv").read_text().splitlines()[1] == "1,0,lr,5.0"
+
+
+class NoValidation(Model):
+    def test_step(self, batch: Any, batch_idx: int) -> None: ...
+
+    def val_dataloader(self) -> Any:
+        return []
+
+    test_dataloader = val_dataloader
+
+
+def test_an_empty_list_of_loaders_is_none() -> None:
+    model = NoValidation()
+    make().fit(model, data())
+    assert model.weight.item() == -4.0
+    with pytest.raises(UserError, match=r"NoValidation.test_dataloader returned \[\], and no"):
+        make().test(model)
+
+
+class EvalInHook(Frozen):
+    """Its BatchNorm is put into eval mode when an epoch starts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(1)  # type: ignore[assignment]
+
+    def on_train_epoch_start(self) -> None:
+        self.norm.eval()
+
+
+def test_layers_in_eval_mode_stay_there_when_a_run_resumes_within_an_epoch() -> None:
+    made = make(max_steps=1)
+    made.fit(EvalInHook(), data(3))
+    model = EvalInHook()
+    make(resume=made.run_directory).fit(model, data(3), data())
+    assert model.modes == [False] * 5
+    assert model.norm.num_batches_tracked == 0
+
+
+class Noisy(Model):
+    """Adds noise to its weight: other numbers on each rank, unless all seed a generator alike."""
+
+    def __init__(self, *, is_alike: bool) -> None:
+        super().__init__()
+        self.is_alike = is_alike
+
+    def on_after_optimizer_step(self) -> None:
+        generator = torch.Generator().manual_seed(self.global_step) if self.is_alike else None
+        self.weight.data += torch.randn((), generator=generator)
+
+
+def test_ranks_whose_weights_differ_save_none() -> None:
+    options = {"strategy": "ddp_fork", "devices": 2}
+    make(**options).fit(Noisy(is_alike=True), data())
+    with pytest.raises(UserError, match="ranks have different weights after step 1, and they are"):
+        make(**options).fit(Noisy(is_alike=False), data())
+
+
+def test_hooks_that_a_search_does_not_call_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    make().find_batch_size(Noisy(is_alike=True), data())
+    assert "find_batch_size does not call Noisy.on_after_optimizer_step" in capsys.readouterr().err

@@ -115,6 +115,7 @@ class Trainer(current_run.RunProperties, current_run.OptionNames):
         if val_dataloader is not None:
             sources.check(module, "validation_step")
         command = partial(training.fit, module=module, data=data, val_dataloader=val_dataloader)
+        self._last = RunResult()
         try:
             self._last = self._launch(module, command)
         except Interrupted as interrupted:

@@ -31,7 +31,7 @@ _MOST_SKIPPED, _SMALLEST_SCALE = 30, 1e-4
 _BLOCK = 64
 
 
-def in_eval_mode(module: TrainingModule) -> list[str]:
+def trained_in_eval_mode(module: TrainingModule) -> list[str]:
     """A line if layers whose parameters are trained are in ``eval()`` mode, which a fit keeps."""
     for name, layer in module.named_modules():
         if not layer.training and any(parameter.requires_grad for parameter in layer.parameters()):
@@ -194,15 +194,27 @@ class NonfinitePolicy:
         """
         if self._policy == "ignore":
             return
-        named = self._strategy.module.named_parameters()
-        trained = (name for name, p in named if p.requires_grad)
-        bad = first_not_finite({name: model[name] for name in trained if name in model})
-        rank = _smallest(math.inf if bad is None else collectives.rank())
+        strategy, step = self._strategy, self._position.global_step
+        trained = (name for name, p in strategy.module.named_parameters() if p.requires_grad)
+        bounds = largest({name: model[name] for name in trained if name in model})
+        bad = next((name for name in bounds if not math.isfinite(bounds[name])), None)
+        total = math.nan if bad else math.fsum(bounds.values())
+        facts = [math.inf if bad is None else float(collectives.rank()), total, -total]
+        least = collectives.all_reduce(torch.tensor(facts, dtype=torch.float64), "min").tolist()
+        rank = least[0]
         if rank < math.inf:
             name = next(reported for reported in collectives.gather(bad) if reported is not None)
             self._stop(
                 f"parameter {name} is not finite (NaN or infinite) on rank {int(rank)} after step "
-                f"{self._position.global_step}, and is not saved"
+                f"{step}, and is not saved"
+            )
+        limits, replicas = strategy.limits, strategy.data.replicas
+        may_differ = limits.shards_parameters or "asynchronous" in limits.always
+        if least[1] != -least[2] and replicas == collectives.world_size() and not may_differ:
+            raise UserError(
+                f"ranks have different weights after step {step}, and they are not saved: user "
+                "code changed those of one rank, such as a hook that draws random numbers, which "
+                "differ between ranks: draw them from a torch.Generator that all seed alike"
             )
 
     def _stop(self, text: str) -> NoReturn:
@@ -214,8 +226,8 @@ class NonfinitePolicy:
         )
 
 
-def first_not_finite(tensors: Mapping[str, Any]) -> str | None:
-    """Name of the first tensor with a non-finite value in this process."""
+def largest(tensors: Mapping[str, Any]) -> dict[str, float]:
+    """The largest magnitude of each tensor in this process, of those that have any elements."""
     bounds: dict[str, Tensor] = {}
     for name, value in tensors.items():
         local = dtensors.local(value.detach()) if isinstance(value, Tensor) else torch.empty(0)
@@ -223,10 +235,8 @@ def first_not_finite(tensors: Mapping[str, Any]) -> str | None:
             # No copy of large tensors, as isfinite makes, and no difference, which may overflow.
             least, most = torch.aminmax(torch.view_as_real(local) if local.is_complex() else local)
             bounds[name] = torch.maximum(least.double().abs(), most.double().abs())
-    if not bounds:
-        return None
-    finite = torch.stack([bound.cpu() for bound in bounds.values()]).isfinite().tolist()
-    return next((name for name, good in zip(bounds, finite, strict=True) if not good), None)
+    numbers = torch.stack([bound.cpu() for bound in bounds.values()]).tolist() if bounds else []
+    return dict(zip(bounds, numbers, strict=True))
 
 
 def _smallest(value: Tensor | float) -> float:

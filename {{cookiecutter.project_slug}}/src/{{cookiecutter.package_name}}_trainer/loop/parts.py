@@ -27,13 +27,18 @@ if TYPE_CHECKING:
     from .manual_optimization import ManualOptimization
 
 
-FROZEN, TOTAL_STEPS = "frozen parameters", "total_steps"
+FROZEN, EVAL_MODE, TOTAL_STEPS = "frozen parameters", "layers in eval mode", "total_steps"
 """Names in ``FitParts.configured``, beside those of ``strategies.optimizers.described``."""
 
 
 def frozen(module: TrainingModule) -> list[str]:
     """Names of the parameters that are not trained."""
     return [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
+
+
+def in_eval_mode(module: TrainingModule) -> list[str]:
+    """Names of the layers that are in evaluation mode between evaluations."""
+    return [name for name, layer in module.named_modules() if not layer.training]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from ..data.feed import note_unused
 from ..errors import CheckpointError, ConfigurationError, shown
 from ..launch.cluster import Layout
 from ..logging import metrics, torchmetrics_state
-from .parts import FROZEN, TOTAL_STEPS, FitParts
+from .parts import EVAL_MODE, FROZEN, TOTAL_STEPS, FitParts
 from .saving import OF_MODULE, share
 
 _NOT_OF_THIS_MODEL = (RuntimeError, ValueError, LookupError, TypeError, AttributeError)
@@ -157,16 +157,18 @@ def _load_optimization(fit: FitParts, saved: Mapping[str, Any]) -> list[str]:
     optimization.configured_rates()  # are numbers
     if FROZEN not in taken:
         _freeze(fit.module, saved["frozen"])
+    for name, layer in fit.module.named_modules() if EVAL_MODE not in taken else ():
+        layer.training = name not in saved["eval_mode"]
     code |= {name: was[name] for name in differ if name not in taken and name != TOTAL_STEPS}
     return lines
 
 
 def _line(name: str, was: Any, code: Any, takes_code: bool) -> str:
-    if name == FROZEN:
+    if name in (FROZEN, EVAL_MODE):
         was, code = ([item for item in a if item not in b] for a, b in ((was, code), (code, was)))
     if name == TOTAL_STEPS:
         used = "a schedule that reads trainer.total_steps is another one now"
-    elif takes_code or (" of " not in name and name != FROZEN):
+    elif takes_code or (" of " not in name and name not in (FROZEN, EVAL_MODE)):
         used = "the code's is used"
     else:
         used = "the checkpoint's is used; resume_options='code' takes the code's"

@@ -12,7 +12,7 @@ from ..checkpoint import is_sharded, state_file, tensor_files, to_tensors
 from ..data import randomness
 from ..logging.logger import hyperparameters
 from ..module import TrainingModule
-from .parts import FitParts, frozen
+from .parts import FitParts, frozen, in_eval_mode
 
 OF_MODULE = "rank_state"
 
@@ -29,6 +29,7 @@ def state(fit: FitParts) -> dict[str, Any]:
         "precision": fit.strategy.precision.state(),
         "configured": fit.configured,
         "frozen": frozen(fit.module),
+        "eval_mode": in_eval_mode(fit.module),
         "position": _position(fit),
         "epoch_values": outputs.epoch_values,
         "latest": dict(outputs.latest),

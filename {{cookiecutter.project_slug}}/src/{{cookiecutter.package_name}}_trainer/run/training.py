@@ -33,9 +33,9 @@ from ..logging.logger import hyperparameters
 from ..logging.outputs import Outputs
 from ..logging.progress import Progress
 from ..loop import hashes, saving
-from ..loop.checks import in_eval_mode
+from ..loop.checks import trained_in_eval_mode
 from ..loop.fit import FitLoop
-from ..loop.parts import FROZEN, TOTAL_STEPS, FitParts, frozen
+from ..loop.parts import EVAL_MODE, FROZEN, TOTAL_STEPS, FitParts, frozen, in_eval_mode
 from ..loop.position import scaled_rate, warmed_up_rate
 from ..module import DataHooks, Loaders, TrainingModule
 from ..module.hooks import with_own_mode
@@ -59,10 +59,15 @@ def fit(run: RankRun, module: TrainingModule, data: Data, val_dataloader: Loader
     with contextlib.closing(RunLock()) as lock:
         chosen = _choose(plan, lock)
         run.directory = chosen.directory
+        if chosen.checkpoint is None and "torchmetrics" in sys.modules:
+            from ..logging import torchmetrics_state
+
+            for metric in torchmetrics_state.metrics(module):
+                metric.reset()  # an earlier fit may have ended within an epoch
         with run.console.output_of(chosen.directory), run.running(module, "fit", data):
             check_created_layers(plan, module)
             saving.check_tensors(module)
-            run.console.note(*in_eval_mode(module))
+            run.console.note(*trained_in_eval_mode(module))
             resumed = Checkpoint(chosen.checkpoint) if chosen.checkpoint else None
             run.start_from_weights(module, resumed)
             loader = sources.training_loader(data, module)
@@ -73,7 +78,7 @@ def fit(run: RankRun, module: TrainingModule, data: Data, val_dataloader: Loader
             if loaders and options.overfit_batches:
                 loaders = {"": loader}
             check_loaders(plan, validates=bool(loaders), orders=feed.has_plan)
-            code = {FROZEN: frozen(module)}
+            code = {FROZEN: frozen(module), EVAL_MODE: in_eval_mode(module)}
             if resumed is not None and options.resume_options == "checkpoint":
                 from ..loop import resuming
 
@@ -248,11 +253,6 @@ class _Fit:
         run, chosen, layout = self._run, self._chosen, self._plan.layout
         run.manual = loop.fit.manual
         start_fresh(self._plan.callbacks)
-        if chosen.checkpoint is None and "torchmetrics" in sys.modules:
-            from ..logging import torchmetrics_state
-
-            for metric in torchmetrics_state.metrics(self._module):
-                metric.reset()  # an earlier fit may have ended within an epoch
         for call in loop.fit.calls.on_fit_start:
             call()
         self._console.note(*chosen.remarks, *loop.fit.feed.remarks)

@@ -266,6 +266,8 @@ class _Fit:
         saving.check(loop.fit)
         if loop.fit.manual is None:
             refuse(loop.fit.optimization.too_short(run.total_steps))
+            every = self._plan.options.log_every_n_steps
+            self._console.note(*loop.fit.optimization.stepped_when_logged(every))
         if restarts_expected(layout):
             count_attempt(self._directory, run.global_step, layout)
         hosts = record.hosts(self._plan)

@@ -96,6 +96,15 @@ class Optimization:
         """The schedulers that act on a logged value."""
         return [item for item in self.schedulers if isinstance(item.scheduler, ReduceLROnPlateau)]
 
+    def stepped_when_logged(self, every: int) -> list[str]:
+        """One line for each scheduler that values of training step every so many steps only."""
+        return [
+            f"ReduceLROnPlateau steps when {entry.monitor!r} is logged: by training every {every} "
+            "steps (log_every_n_steps)"
+            for entry in self.plateaus
+            if entry.interval == "step" and every > 1
+        ]
+
     def step_plateaus(self, values: Mapping[str, float]) -> None:
         """Step by values of a validation those that would see them only after the next step."""
         for entry in self.plateaus:

@@ -189,7 +189,8 @@ def test_a_hyperparameter_that_is_set_is_recorded() -> None:
     model = Model()
     model.hparams = {"lr": 1.0}
     model.save_hyperparameters({"lr": 1.0})
-    model.hparams.lr = 0.5
+    hparams: Any = model.hparams
+    hparams.lr = 0.5
     assert model.hparams == {"lr": 0.5}
 
 

@@ -73,9 +73,10 @@ class ShrinkHeadInStep(Plain):
 
 class HalvesHeadInStep(Plain):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        features = self.sequential_module(batch[0])
         halves = {name: parameter / 2 for name, parameter in self.head.named_parameters()}
-        found = functional_call(self.head, halves, (self.sequential_module(batch[0]),))
-        return (found - batch[1]).square().mean() + super().training_step(batch, batch_idx)
+        output = functional_call(self.head, halves, (features,)) + features @ self.turned
+        return (output - batch[1]).square().mean()
 
 
 class Teacher(Plain):

@@ -76,8 +76,10 @@ fi
 # GPUs of a node, with their type if SLURM says it. `--gres` replaces those of the #SBATCH line, but not this variable.
 gpus=${SLURM_GPUS_PER_NODE-}
 if [ "${gpus##*:}" != "${SLURM_GPUS_ON_NODE-}" ]; then gpus=${SLURM_GPUS_ON_NODE-}; fi
-# Without these, srun gives a step all GPUs of the job, and the tasks and CPUs that it is told below.
-unset "${!SLURM_GPUS_PER_@}" "${!SLURM_NTASKS@}" "${!SLURM_CPUS_PER_@}" SLURM_GPUS SLURM_NPROCS SLURM_TRES_PER_TASK
+# Without these, which may also be of the shell that submitted the job, srun gives a step all GPUs of the job, and the tasks
+# and CPUs that it is told below; and scontrol and squeue print what is read here.
+unset "${!SLURM_GPUS_PER_@}" "${!SLURM_NTASKS@}" "${!SLURM_CPUS_PER_@}" SLURM_GPUS SLURM_NPROCS SLURM_TRES_PER_TASK \
+    "${!SLURM_CPU_BIND@}" "${!SLURM_MEM_PER_@}" SLURM_HINT SLURM_DISTRIBUTION SLURM_TIME_FORMAT "${!SQUEUE_@}"
 export SLURM_EXPORT_ENV=ALL # srun, also that of mpirun, exports what was set here
 
 read -r -a srun_options <<< "$SRUN_OPTIONS"

@@ -121,8 +121,10 @@ def read(path: Path, check: bool) -> tuple[dict[str, Any], dict[str, Any], bool]
 def living_jobs() -> set[str]:
     """Return the ids of SLURM's jobs."""
     command = ["squeue", "--noheader", "--array", "--format=%i"]
+    # Not as the user's shell shows jobs: SQUEUE_PARTITION would leave some out.
+    environment = {name: os.environ[name] for name in os.environ if not name.startswith("SQUEUE_")}
     try:
-        return set(subprocess.check_output(command, text=True).split())
+        return set(subprocess.check_output(command, text=True, env=environment).split())
     except (OSError, subprocess.CalledProcessError) as error:
         raise errors.ConfigurationError(f"whether the jobs of trials are over: {error}") from None
 

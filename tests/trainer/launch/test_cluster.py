@@ -264,7 +264,8 @@ def test_the_receipt_says_what_was_found_and_where(layout: cluster.Layout, said:
 
 STEPS = "SLURM_STEP_TASKS_PER_NODE"
 PLACES = "(counted from 0) are impossible (at most 1048576 processes)"
-# What contradicts itself, and what is said of it before "; the launch is broken".
+ADVICE = "the launch is broken; TRAINER_CLUSTER=none ignores it, and trains in this process"
+# What contradicts itself, and what is said of it before this advice.
 BROKEN: list[tuple[Variables, str]] = [
     (
         variables("TRAINER_CLUSTER=environment RANK=0 WORLD_SIZE=2"),
@@ -346,7 +347,7 @@ INCOMPLETE: list[tuple[Variables, str]] = [
 
 @pytest.mark.parametrize(
     ("environment", "line"),
-    [*((each, f"{line}; the launch is broken") for each, line in BROKEN), *INCOMPLETE],
+    [*((each, f"{line}; {ADVICE}") for each, line in BROKEN), *INCOMPLETE],
 )
 def test_a_broken_environment_is_one_line(environment: Variables, line: str) -> None:
     with pytest.raises(ConfigurationError) as raised:

@@ -69,6 +69,36 @@ def test_a_rank_that_ignores_sigterm_is_killed(
             rank.wait()
 
 
+# Stops its launcher as Ctrl-Z does, with another process that continues it.
+STOPS = """
+import os, signal, subprocess, sys
+words = [sys.executable, "-S", "-c", sys.argv[1], str(os.getppid()), str(os.getpid()), sys.argv[2]]
+continues = subprocess.Popen(words, start_new_session=True)
+os.kill(os.getppid(), signal.SIGTSTP)
+continues.wait()
+"""
+CONTINUES = """
+import os, signal, sys, time
+from pathlib import Path
+def state(pid):
+    return Path(f"/proc/{pid}/stat").read_text().split()[2]
+while state(sys.argv[1]) != "T":
+    time.sleep(0.01)
+Path(sys.argv[3]).write_text(state(sys.argv[2]))
+os.kill(int(sys.argv[1]), signal.SIGCONT)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_ctrl_z_stops_the_ranks_too(tmp_path: Path) -> None:
+    def begin() -> list[subprocess.Popen[bytes]]:
+        command = [sys.executable, "-S", "-c", STOPS, CONTINUES, str(tmp_path / "state")]
+        return [subprocess.Popen(command, process_group=0)]
+
+    assert Watcher(begin, "fork", NodeLaunch(1, tmp_path)).watch() is None
+    assert (tmp_path / "state").read_text() == "T"
+
+
 # The first rank has saved as soon as the second does, which takes long.
 SAVES = """
 import sys, time

@@ -106,7 +106,7 @@ def test_dp_sends_sizes_and_numbers_without_waiting(monkeypatch):
         sent.append((tensor.tolist(), str(device)))
         return tensor
 
-    monkeypatch.setattr(dp.moving, "sent", note)
+    monkeypatch.setattr(dp.moving, "to_async", note)
     device = torch.device("cpu")
     step = dp.ReplicatedStep(nn.Module(), [device, device])
     step.counts = [3.0, 1.0]

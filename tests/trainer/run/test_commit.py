@@ -140,10 +140,36 @@ def test_without_a_commit_the_image_tells_it(tmp_path, monkeypatch, given, expec
         patch.setattr(record.subprocess, "run", None)  # outside of a repository, git is not started
         assert commit(tmp_path) == expected
     git("init", "--quiet", cwd=tmp_path)
-    assert commit(tmp_path) == expected
+    assert commit(tmp_path) is None  # code of a repository is not the image's
     (tmp_path / "inner").mkdir()
     monkeypatch.setenv("PATH", "")
-    assert commit(tmp_path / "inner") == expected
+    assert commit(tmp_path / "inner") is None
+
+
+def test_variables_and_settings_of_the_user_change_no_record(
+    tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (repository / "file.dat").write_text("another\n")
+    (repository / "new.py").touch()
+    expected = commit(repository)
+    assert expected is not None
+    assert expected["untracked"] == ["new.py"]
+    for name, value in (
+        ("status.showUntrackedFiles", "no"),
+        ("diff.noprefix", "true"),
+        ("diff.mnemonicPrefix", "true"),
+        ("diff.context", "0"),
+    ):
+        git("config", "--global", name, value, cwd=repository)
+    (tmp_path / "other").mkdir()
+    git("init", "--quiet", cwd=tmp_path / "other")
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "other" / ".git"))
+    monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
+    monkeypatch.setenv("GIT_CONFIG_KEY_0", "core.abbrev")
+    monkeypatch.setenv("GIT_CONFIG_VALUE_0", "wrong")  # which git heeds, and fails
+    assert commit(repository) is None
+    monkeypatch.setenv("GIT_CONFIG_VALUE_0", "7")
+    assert commit(repository) == expected
 
 
 def test_git_is_started_twice_for_a_commit_and_once_more_for_a_diff(

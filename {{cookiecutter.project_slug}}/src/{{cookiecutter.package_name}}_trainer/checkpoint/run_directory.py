@@ -51,6 +51,11 @@ def check_name(name: str | None) -> None:
 def create(root: Path, name: str | None) -> Path:
     """Create a run directory, or reuse that of a name; by default the name is new: the time."""
     base = name or time.strftime("%Y%m%d-%H%M%S")
+    if "\udc80" <= max(str(root.absolute())) <= "\udcff":  # a byte that is not UTF-8
+        raise ConfigurationError(
+            f"{str(root.absolute())!r}: safetensors cannot open files of such a name; give another "
+            "default_root_dir"
+        )
     for attempt in itertools.count(1):
         path = root / (base if attempt == 1 else f"{base}-{attempt}")
         try:
@@ -58,7 +63,8 @@ def create(root: Path, name: str | None) -> Path:
             break
         except FileExistsError:
             if not path.is_dir():
-                raise ConfigurationError(f"{path} is a file; it cannot contain runs") from None
+                why = "is a file, or a link to nothing; it cannot contain runs"
+                raise ConfigurationError(f"{path} {why}") from None
         except OSError as error:
             raise refused(path, error) from None
     return path

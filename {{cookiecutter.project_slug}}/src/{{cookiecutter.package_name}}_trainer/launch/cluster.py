@@ -138,7 +138,8 @@ def _read(source: Source, environment: Environment) -> Layout | None:
             f"{layout.local_world_size}, node {layout.node_rank} of {layout.num_nodes} (counted "
             f"from 0) are impossible (at most {_MOST_PROCESSES} processes)"
         )
-    raise ConfigurationError(f"{source.name}: {problem}; the launch is broken")
+    advice = "the launch is broken; TRAINER_CLUSTER=none ignores it, and trains in this process"
+    raise ConfigurationError(f"{source.name}: {problem}; {advice}")
 
 
 def number(env: Environment, name: str, default: int | None = None) -> int:
@@ -176,9 +177,9 @@ def read_named(
         for name in (names.rank, names.world_size, names.local_rank, names.local_world_size)
     )
     if on_node < 1:
-        raise ConfigurationError(
-            f"{source}: {names.local_world_size}={on_node}, but it is the number of processes on "
-            "this node, at least 1; the launch is broken"
+        raise ValueError(
+            f"{names.local_world_size}={on_node}, but it is the number of processes on this node, "
+            "at least 1"
         )
     return Layout(
         rank=rank,
@@ -288,10 +289,9 @@ def _srun(env: Environment) -> Layout | None:
     tasks = [(int(count), int(times or 1)) for count, times in entries]
     ends = list(accumulate((times for _, times in tasks), initial=0))
     if not 0 <= node_rank < ends[-1] == number(env, _STEP.num_nodes):
-        raise ConfigurationError(
-            f"srun: SLURM_NODEID={node_rank} of {env[_STEP.num_nodes]} nodes, but the step has "
-            f"{ends[-1]} nodes (SLURM_STEP_TASKS_PER_NODE={env['SLURM_STEP_TASKS_PER_NODE']}); the "
-            "launch is broken"
+        raise ValueError(
+            f"SLURM_NODEID={node_rank} of {env[_STEP.num_nodes]} nodes, but the step has "
+            f"{ends[-1]} nodes (SLURM_STEP_TASKS_PER_NODE={env['SLURM_STEP_TASKS_PER_NODE']})"
         )
     on_node, _ = tasks[bisect(ends, node_rank) - 1]
     named = {**env, _STEP.local_world_size: str(on_node)}

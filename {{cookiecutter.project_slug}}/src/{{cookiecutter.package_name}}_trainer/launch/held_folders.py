@@ -36,6 +36,12 @@ def hold(folder: Path) -> int:
             os.close(descriptor)
 
 
+def release(folder: Path, descriptor: int) -> None:
+    """Stop holding a folder; the last process that holds it removes it."""
+    os.close(descriptor)
+    remove_left(folder.name)
+
+
 def remove_left(pattern: str) -> None:
     """Remove temporary folders that nobody holds any more: their processes were killed."""
     for folder in Path(tempfile.gettempdir()).glob(pattern):

@@ -11,7 +11,6 @@ import datetime
 import ipaddress
 import itertools
 import os
-import shutil
 import socket
 import sys
 import tempfile
@@ -53,7 +52,13 @@ def connect_store(layout: Layout, timeout: datetime.timedelta) -> dist.Store:
         path = _private_file(layout)
         # -1: keep the file.
         store = dist.FileStore(str(path), -1) if path else _tcp_store(layout, timeout)
-        _stores[layout] = _join(store, layout, timeout)
+        try:
+            _stores[layout] = _join(store, layout, timeout)
+        except dist.DistNetworkError as error:
+            line = f"the store of rank 0 was lost before all ranks had joined: {error}"
+            raise TemporaryError(line) from error
+        if layout.is_main:  # not for the next command of the same launch
+            _address_file(layout).unlink(missing_ok=True)
     return dist.PrefixStore(f"group-{next(_groups_formed)}", _stores[layout])
 
 
@@ -70,10 +75,10 @@ def _private_file(layout: Layout) -> Path | None:
         return None
     prefix = f"trainer-store-{os.geteuid()}-"
     folder = Path(tempfile.gettempdir()) / f"{prefix}{layout.launch_id}"
-    held_folders.hold(folder)
     if layout.is_main:
         held_folders.remove_left(f"{prefix}*")
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    # The next command of the same launch may use it already.
+    atexit.register(held_folders.release, folder, held_folders.hold(folder))
     return folder / STORE_FILE
 
 
@@ -135,7 +140,7 @@ def _tcp_store(layout: Layout, timeout: datetime.timedelta) -> dist.Store:
     address, port, descriptor = layout.main_address, layout.main_port, None
     is_served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # by torchrun
     serves = layout.is_main and not (is_served and port)
-    path = Path(os.environ.get("SLURM_SUBMIT_DIR", ".")) / f".rendezvous-{layout.launch_id}"
+    path = _address_file(layout)
     if not serves and port == 0:
         port = int(_await_address(path, timeout))
     soft, hard = getrlimit(RLIMIT_NOFILE)
@@ -162,6 +167,11 @@ def _tcp_store(layout: Layout, timeout: datetime.timedelta) -> dist.Store:
         atexit.register(path.unlink, missing_ok=True)
         files.write_atomically(path, str(store.port), mode=0o600)
     return store
+
+
+def _address_file(layout: Layout) -> Path:
+    """The file in which rank 0 tells the port of its store, in a folder that nodes share."""
+    return Path(os.environ.get("SLURM_SUBMIT_DIR", ".")) / f".rendezvous-{layout.launch_id}"
 
 
 def _await_address(path: Path, timeout: datetime.timedelta) -> str:

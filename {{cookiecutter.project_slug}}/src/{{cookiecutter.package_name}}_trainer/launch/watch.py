@@ -93,13 +93,17 @@ class Watcher:
         is_main = threading.current_thread() is threading.main_thread()
         forwarded = [sig for sig in signals.SIGNALS if is_main and not signals.is_ignored(sig)]
         previous: dict[signal.Signals, Any] = {}
+        if is_main:  # ranks, which a terminal takes for background jobs, write to it (stty tostop)
+            previous[signal.SIGTTOU] = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
         try:
             # A SIGINT during the start is forwarded afterward.
             with signals.block_sigint_in_children(self._method):
                 first = self._node.layout.node_rank * self._node.processes
                 for index, rank in enumerate(self._start(), first):
                     self._ranks[index] = rank
-                previous = {number: signal.signal(number, self._forward) for number in forwarded}
+                previous |= {number: signal.signal(number, self._forward) for number in forwarded}
+                if is_main:
+                    previous[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, self._suspend)
             while None in (codes := self._codes().values()) and time.monotonic() < self._deadline:
                 if any(code not in (None, 0) for code in codes) or self._early_end() is not None:
                     break
@@ -126,6 +130,12 @@ class Watcher:
             # importing has nothing to save, and would print a traceback on SIGINT.
             handles = number != signal.SIGINT or reports.state(self._directory, index)
             os.kill(rank.pid, number if handles else signal.SIGTERM)
+
+    def _suspend(self, number: int, frame: object) -> None:
+        """Stop with the ranks (Ctrl-Z), whose process groups the terminal does not know."""
+        self._signal_all(signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self._signal_all(signal.SIGCONT)
 
     def _conclude(self) -> Failure | None:
         codes = set(self._codes().values())

@@ -113,7 +113,8 @@ class LossRecord:
     def note(self, loss: Tensor) -> None:
         """Record a loss, without synchronization."""
         loss_slot, step_slot = self._slots[self._used]
-        loss_slot.copy_(loss.detach().reshape(1))
+        value = loss.detach()
+        loss_slot.copy_(value if value.ndim < 2 else value.reshape(1))
         step_slot.fill_(self._position.global_step + 1)
         self._used += 1
         if self._used == len(self._slots):

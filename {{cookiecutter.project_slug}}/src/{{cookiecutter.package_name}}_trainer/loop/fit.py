@@ -252,8 +252,12 @@ class FitLoop(AbstractContextManager["FitLoop"]):
 
     def _run_batch(self, batch: MicroBatch, context: BatchContext) -> list[Any]:
         strategy, manual, args = self.fit.strategy, self.fit.manual, (batch.data, batch.number)
-        if manual is None and not self._has_gradients:  # of a hook, or of a validation
-            self.fit.optimization.drop_gradients()
+        if manual is None and not self._has_gradients:
+            # Of a hook, or of a validation. Inline, as no call of a step is worth it.
+            for optimizer in self.fit.optimization.optimizers:
+                for group in optimizer.param_groups:
+                    for parameter in group["params"]:
+                        parameter.grad = None
         if self.fit.compiled is not None:
             torch.compiler.cudagraph_mark_step_begin()
         try:
@@ -358,7 +362,8 @@ class FitLoop(AbstractContextManager["FitLoop"]):
         optimization = self.fit.optimization
         first = self._last_rates if optimization.schedulers else optimization.first_rates()
         rates = rates_to_log(first, self._last_factor)
-        values = rates | self.fit.outputs.recorder.take_step()
+        values = self.fit.outputs.recorder.take_step()
+        values |= rates | values  # of the same name, the value that the step logged
         if self._gradient_norm is not None:
             values.setdefault("gradient_norm", float(dtensors.full(self._gradient_norm)))
         return values

@@ -40,10 +40,14 @@ _GIT = (
     *("git", "--no-optional-locks", "-c", "core.fsmonitor=false"),
     *("-c", f"core.hooksPath={os.devnull}"),
 )
-_STATUS = ("status", "--porcelain=v2", "--branch", "-z", "--ignore-submodules=dirty")
+_STATUS = (
+    *("status", "--porcelain=v2", "--branch", "-z", "--ignore-submodules=dirty"),
+    "--untracked-files=normal",
+)
 _DIFF = (
     *("diff", "HEAD", "--no-ext-diff", "--no-textconv", "--no-color", "--submodule=short"),
     *("--ignore-submodules=dirty", "--full-index"),
+    *("--src-prefix=a/", "--dst-prefix=b/", "--unified=3"),  # whatever the user has set
 )
 _RESTARTS = ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
 
@@ -61,12 +65,16 @@ def attempt(plan: Plan, hosts: list[dict[str, Any]]) -> dict[str, Any]:
         },
         "hosts": hosts,
         "layout": asdict(plan.layout),
-        "restarts": max(int(os.environ.get(name, "0") or 0) for name in _RESTARTS),
+        "restarts": max(_whole_number(os.environ.get(name, "")) for name in _RESTARTS),
         "strategy": plan.strategy_name,
         "precision": plan.precision.name,
         "device": str(plan.device),
         "seed": plan.options.seed,
     }
+
+
+def _whole_number(text: str) -> int:
+    return int(text) if text.isdecimal() else 0
 
 
 def here(directory: Path) -> dict[str, Any]:
@@ -122,9 +130,10 @@ def _packages() -> dict[str, str]:
     versions = {}
     for folder in reversed(sys.path):  # the first of several is imported
         # Not importlib.metadata, which parses whole files: a hundred times slower.
-        for path in Path(folder).glob("*-*.*-info"):
-            name, _, version = path.stem.partition("-")
-            versions[re.sub("[-_.]+", "-", name).lower()] = version
+        with contextlib.suppress(OSError):  # Python skips folders that cannot be read, too
+            for path in Path(folder).glob("*-*.*-info"):
+                name, _, version = path.stem.partition("-")
+                versions[re.sub("[-_.]+", "-", name).lower()] = version
     return dict(sorted(versions.items()))
 
 
@@ -171,23 +180,30 @@ def end(step: int, metrics: Mapping[str, float], error: BaseException | None) ->
 # --- the commit of the working directory, and what was changed since -----------------------------
 
 
+def is_in_repository(directory: Path = _PROJECT) -> bool:
+    """Whether a folder is in a git repository: by default the project's."""
+    return any((folder / ".git").exists() for folder in (directory, *directory.parents))
+
+
 def commit(directory: Path) -> dict[str, Any] | None:
     """The commit of a working directory, and its changes without secrets; ``None`` if unknown.
 
-    In a container without git, only the commit of the image, and whether it had changes.
+    In a container without the repository, the commit of the image, and whether it had changes.
     """
-    state = _of_repository(directory)
-    if state is None and (image := os.environ.get("IMAGE_COMMIT", "")):
-        state = {"commit": image.removesuffix("-dirty"), "dirty": image.endswith("-dirty")}
-    return state
+    is_here = is_in_repository(directory)
+    if is_here or "GIT_DIR" in os.environ:
+        return _of_repository(directory, is_here)
+    if not (image := os.environ.get("IMAGE_COMMIT", "")):
+        return None
+    return {"commit": image.removesuffix("-dirty"), "dirty": image.endswith("-dirty")}
 
 
-def _of_repository(directory: Path) -> dict[str, Any] | None:
-    folders = (directory, *directory.parents)
-    if "GIT_DIR" not in os.environ and not any((folder / ".git").exists() for folder in folders):
-        return None  # git is not worth starting
+def _of_repository(directory: Path, is_here: bool) -> dict[str, Any] | None:
+    # Git's hooks set them, for commands in another repository too.
+    ignored = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE") if is_here else ()
+    environment = {name: os.environ[name] for name in os.environ if name not in ignored}
     try:
-        variables = _without_filters(directory)
+        variables = _without_filters(directory, environment)
         lines = _output(directory, variables, *_STATUS).split("\0")[:-1]
         changes = [line for line in lines if not line.startswith("# ")]
         untracked = [change.removeprefix("? ") for change in changes if change.startswith("? ")]
@@ -211,9 +227,9 @@ def _of_repository(directory: Path) -> dict[str, Any] | None:
     }
 
 
-def _without_filters(directory: Path) -> dict[str, str]:
+def _without_filters(directory: Path, environment: Mapping[str, str]) -> dict[str, str]:
     """Variables with which git starts no filter that the repository defines, and no transport."""
-    base = {**os.environ, "GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1"}
+    base = {**environment, "GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1"}
     listed = ("config", "--show-scope", "--name-only", "-z", "--list")
     entries = _output(directory, base, *listed).split("\0")
     filters = {
@@ -223,8 +239,9 @@ def _without_filters(directory: Path) -> dict[str, str]:
     }
     off = {"clean": "", "process": "", "required": "false"}
     settings = [(f"{driver}.{name}", off[name]) for driver in sorted(filters) for name in off]
-    variables = {"GIT_CONFIG_COUNT": str(len(settings))}
-    for index, (name, value) in enumerate(settings):
+    first = _whole_number(base.get("GIT_CONFIG_COUNT", ""))  # after those of the user
+    variables = {"GIT_CONFIG_COUNT": str(first + len(settings))}
+    for index, (name, value) in enumerate(settings, first):
         variables |= {f"GIT_CONFIG_KEY_{index}": name, f"GIT_CONFIG_VALUE_{index}": value}
     return base | variables
 

@@ -69,13 +69,6 @@ class Optimization:
                 seen.update((id(parameter), parameter) for parameter in group["params"])
         return list(seen.values())
 
-    def drop_gradients(self) -> None:
-        """Set the gradients in this process to ``None``, before the first backward of a step."""
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    parameter.grad = None
-
     def replaced(self, make: Callable[[Optimizer], Optimizer]) -> "Optimization":
         """A copy with an engine's optimizers instead of the user's."""
         made = {id(optimizer): make(optimizer) for optimizer in self.optimizers}

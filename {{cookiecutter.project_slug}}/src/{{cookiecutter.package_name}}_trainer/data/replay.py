@@ -154,8 +154,7 @@ class ReplayFeed(Feed):
         most: int | None = None,
     ) -> None:
         self._loader, self._share, self._uneven, self._most = loader, share, uneven, most
-        self._tells = True
-        """Whether to tell if replicas read the same samples: once."""
+        self._tells = True  # whether to tell if replicas read the same samples: once
         self.accumulate = accumulate
         self.batches = length(loader)
         if self.batches is not None and most is not None:

@@ -15,17 +15,14 @@ from itertools import accumulate
 from ..errors import ConfigurationError, nearest, shown
 
 OVERRIDE = "TRAINER_CLUSTER"
-# Set by a job's script: how many processes it starts.
-PLANNED = "TRAINER_WORLD_SIZE"
-# Set by our launcher on one node: path of the file store of its ranks.
-STORE = "TRAINER_STORE"
+PLANNED = "TRAINER_WORLD_SIZE"  # set by a job's script: how many processes it starts
+STORE = "TRAINER_STORE"  # set by our launcher on one node: path of the file store of its ranks
 STORE_FILE = "store"
 NODES = "nodes"
 
 Environment = Mapping[str, str]
 
-# Of a larger number, ranks would wait in vain.
-_MOST_PROCESSES = 2**20
+_MOST_PROCESSES = 2**20  # of a larger number, ranks would wait in vain
 # Step ids that SLURM reserves for other steps than srun's: pending, extern, batch, interactive.
 _FIRST_RESERVED_STEP = 0xFFFFFFF0
 

@@ -168,8 +168,7 @@ def fits_in_memory(trial: Callable[[], object]) -> bool:
         fits = False
         if not is_out_of_memory(error):
             raise
-    # After the except block: the traceback keeps the trial's tensors alive.
-    gc.collect()
+    gc.collect()  # after the except block: the traceback keeps the trial's tensors alive
     torch.cuda.empty_cache()
     return fits
 

@@ -118,12 +118,10 @@ class _Fit:
     _configured: dict[str, Any]
     _compiled: "Compiled | None"
     _user_optimizers: Sequence[Any] = ()  # an engine may have its own instead
-    _is_recorded: bool = False
-    """Whether this process has begun the record, and so ends it."""
+    _is_recorded: bool = False  # whether this process has begun the record, and so ends it
     _data_record: "DataRecord | None" = None
     _check: Validate | None = None
-    _checks_all: bool = False
-    """Whether the check reads all validation loaders."""
+    _checks_all: bool = False  # whether the check reads all validation loaders
 
     def __post_init__(self) -> None:
         self._plan, self._console = self._run.plan, self._run.console

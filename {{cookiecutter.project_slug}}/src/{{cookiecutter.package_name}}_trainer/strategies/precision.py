@@ -90,8 +90,7 @@ class Precision:
         self._has_skipped = False
         self._unscaled: set[int] = set()
         """The optimizers whose gradients are unscaled, until the next backward or step."""
-        self._has_scaled = False
-        """Whether the scaler has seen gradients since its last update."""
+        self._has_scaled = False  # whether the scaler has seen gradients since its last update
         self._is_together = False
 
     def skip_together(self) -> None:

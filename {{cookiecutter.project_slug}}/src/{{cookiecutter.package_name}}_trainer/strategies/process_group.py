@@ -26,8 +26,7 @@ from .limits import Limits
 from .optimizers import Optimization
 from .precision import Precision
 
-# torch's own timeouts should report first.
-_SECONDS_FOR_TORCH = 10.0
+_SECONDS_FOR_TORCH = 10.0  # torch's own timeouts should report first
 
 
 def backends(requested: str | None, device_type: str) -> str:

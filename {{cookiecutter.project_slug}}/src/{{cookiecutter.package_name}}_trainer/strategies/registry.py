@@ -19,12 +19,10 @@ from ..options import class_paths, values
 from .base import Strategy
 from .limits import Launcher, Limits
 
-# First in the help, because they need no package but torch.
-_FIRST = ("replicated", "fsdp")
+_FIRST = ("replicated", "fsdp")  # first in the help, because they need no package but torch
 # A year: larger values overflow the nanoseconds of C++.
 _LONGEST_TIMEOUT = 365 * 24 * 3600
-# Of a file; one without it is imported when it is used.
-_DECLARATION = "\nREGISTRATION = "
+_DECLARATION = "\nREGISTRATION = "  # of a file; one without it is imported when it is used
 
 
 @dataclass(frozen=True)

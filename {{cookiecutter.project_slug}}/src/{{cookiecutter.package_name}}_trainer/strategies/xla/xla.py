@@ -96,8 +96,7 @@ class XLA(ProcessGroupStrategy):
         first = devices[0]
         device = _start(layout, None if first.type == "cpu" else first.index)
         self._is_cpu = first.type == "cpu"
-        # The process group is of the hosts: gloo.
-        host = [torch.device("cpu")]
+        host = [torch.device("cpu")]  # the process group is of the hosts: gloo
         super().connect(layout, host, Precision(precision.name, device.type))
         self.device = device
 

@@ -190,7 +190,5 @@ _FORMATS = {
     "torch_export": _Format(
         ".pt2", "forward with its weights, for a batch of any size, by torch.export", _write_program
     ),
-    "onnx": _Format(
-        ".onnx", "the same in the ONNX format", _write_onnx, packages=("onnx", "onnxscript")
-    ),
+    "onnx": _Format(".onnx", "the same in the ONNX format", _write_onnx, ("onnx", "onnxscript")),
 }

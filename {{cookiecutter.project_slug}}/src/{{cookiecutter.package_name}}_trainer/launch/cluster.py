@@ -161,13 +161,9 @@ class Names:
 
 
 def read_named(
-    env: Environment,
-    source: str,
-    names: Names,
-    main_address: str = "127.0.0.1",
-    launch_id: str = "",
+    env: Environment, source: str, names: Names, address: str = "127.0.0.1", launch_id: str = ""
 ) -> Layout:
-    """Read a layout from a launcher's variables; ``MASTER_ADDR`` overrides ``main_address``."""
+    """Read a layout from a launcher's variables; ``MASTER_ADDR`` overrides ``address``."""
     rank, world_size, local_rank, on_node = (
         number(env, name)
         for name in (names.rank, names.world_size, names.local_rank, names.local_world_size)
@@ -184,7 +180,7 @@ def read_named(
         local_world_size=on_node,
         node_rank=number(env, names.node_rank, rank // on_node),
         num_nodes=number(env, names.num_nodes, -(-world_size // on_node)),
-        main_address=env.get("MASTER_ADDR", main_address),
+        main_address=env.get("MASTER_ADDR", address),
         main_port=number(env, "MASTER_PORT", 0),
         source=source,
         launch_id=launch_id,

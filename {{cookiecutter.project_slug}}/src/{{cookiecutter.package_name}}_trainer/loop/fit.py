@@ -355,8 +355,7 @@ class FitLoop(AbstractContextManager["FitLoop"]):
         """All values of the step that was made last, reduced over ranks."""
         optimization = self.fit.optimization
         first = self._last_rates if optimization.schedulers else optimization.first_rates()
-        rates = rates_to_log(first, self._last_factor)
-        values = rates | self.fit.outputs.recorder.take_step()
+        values = rates_to_log(first, self._last_factor) | self.fit.outputs.recorder.take_step()
         if self._gradient_norm is not None:
             values.setdefault("gradient_norm", float(dtensors.full(self._gradient_norm)))
         return values

@@ -76,9 +76,7 @@ class Precision:
 
     def __init__(self, name: str, device_type: str) -> None:
         if name not in NAMES:
-            raise ConfigurationError(
-                f"precision={shown(name)} is unknown{nearest(str(name), NAMES)}"
-            )
+            raise ConfigurationError(f"precision={shown(name)} is unknown{nearest(name, NAMES)}")
         self.name = name
         self.device_type = device_type
         self.dtype = _AUTOCAST.get(name)

@@ -74,12 +74,6 @@ class Entry:
         launcher, most = self.launcher or limits.launcher, self.max_nodes or limits.max_nodes
         return replace(limits, launcher=launcher, max_nodes=most)
 
-    def below(self, package: str) -> "Entry":
-        """The same entry with the full path of its class."""
-        if not isinstance(self.strategy, str):
-            return self
-        return replace(self, strategy=f"{package}.{self.strategy}")
-
 
 @dataclass(frozen=True)
 class Registration:
@@ -210,7 +204,8 @@ def _add(package: str, declared: Registration) -> None:
     for name, entry in declared.strategies.items():
         if name in _ENTRIES:
             raise RuntimeError(f"{package} declares strategy {name!r}, which exists already")
-        _ENTRIES[name] = entry.below(package)
+        named = isinstance(entry.strategy, str)
+        _ENTRIES[name] = replace(entry, strategy=f"{package}.{entry.strategy}") if named else entry
     _REFUSED.update(declared.refused)
     devices.ENGINE_HARDWARE.update(declared.accelerators)
     for source in declared.cluster_sources:

@@ -160,12 +160,6 @@ def shown(value: object) -> str:
     return f"<{type(value).__name__}>" if " at 0x" in text else shorten(text)
 
 
-def listed(names: Sequence[str], most: int) -> str:
-    """The first names, and how many others there are."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
-
-
 def one_line(error: BaseException) -> str:
     """An error's message in one line; its type if the message is empty."""
     if isinstance(error, OSError) and error.strerror:

@@ -1,14 +1,14 @@
 """The weights that a new run starts from."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..checkpoint import Checkpoint, fill_module, left_out, resolve, run_choice
 from ..checkpoint.stored_tensors import find_tensors
-from ..errors import CheckpointError, ConfigurationError, Problems, listed, shown
+from ..errors import CheckpointError, ConfigurationError, Problems, shown
 from ..launch import collectives, files
 from ..module import TrainingModule
 from ..options import Options
@@ -116,9 +116,8 @@ def _fitting(
         elif id(parameters.get(name)) not in present:  # not another name of a shared parameter
             missing.append(name)
     unexpected = [name for name in weights if name not in state]
-    found = {"missing": missing, "unexpected": unexpected, "of another shape": different}
-    kinds = {kind: listed(names, _MOST_NAMES) for kind, names in found.items()}
-    others = "; ".join(f"{kind}: {names}" for kind, names in kinds.items() if names)
+    kinds = {"missing": missing, "unexpected": unexpected, "of another shape": different}
+    others = "; ".join(f"{kind}: {_listed(names)}" for kind, names in kinds.items() if names)
     if others and (options.weights_strict or not fitting):
         hint = "weights_strict=False uses the others" if fitting else "none fits"
         raise ConfigurationError(
@@ -130,3 +129,8 @@ def _fitting(
 def _shape(value: Any) -> tuple[int, ...] | None:
     shape = getattr(value, "shape", None)
     return None if shape is None else tuple(shape)
+
+
+def _listed(names: Sequence[str]) -> str:
+    rest = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")

@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 Command = partial[Any]
 """A function of a :class:`~.run.rank.RankRun`, with the user's arguments."""
 
-# Seeds, signals and process groups are the process's.
-_RUNNING = threading.Lock()
+_RUNNING = threading.Lock()  # seeds, signals and process groups are the process's
 
 
 @dataclass(frozen=True)

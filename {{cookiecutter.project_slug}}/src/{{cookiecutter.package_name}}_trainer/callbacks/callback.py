@@ -9,6 +9,8 @@ from ..checkpoint import read_all
 from ..errors import ConfigurationError
 from ..module import Run, TrainingModule
 
+Check = tuple[bool, str]
+
 
 class Callback:
     """Hooks called at fixed points of a fit; override the methods that you need.
@@ -106,7 +108,7 @@ class Callback:
         self.load_state_dict(read_all(dict(state)))
 
 
-def check(name: str, *checks: tuple[bool, str]) -> None:
+def check(name: str, *checks: Check) -> None:
     """Raise a ConfigurationError with the line of each check that is false."""
     if lines := [f"{name}: {line}" for is_good, line in checks if not is_good]:
         raise ConfigurationError(lines)

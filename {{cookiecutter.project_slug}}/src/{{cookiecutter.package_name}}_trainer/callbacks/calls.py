@@ -19,12 +19,11 @@ _FILES = {
     "monitored": ("BestCheckpoint", "EarlyStopping"),
     "weight_averages": ("EMA", "StochasticWeightAveraging"),
 }
-BUILT_IN = {
-    name: f"{__package__}.{file}.{name}" for file, names in _FILES.items() for name in names
-}
+BUILT_IN = {name: f"{__package__}.{file}.{name}" for file in _FILES for name in _FILES[file]}
 """Their class paths by name: a file is imported when one of them is used."""
 _FIRST = "_state_of_first_fit"
 _Calls = tuple[Callable[..., None], ...]
+_Around = Callable[[str], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ def calls_of(
     callbacks: Sequence[Callback],
     trainer: Run,
     module: TrainingModule,
-    around: Callable[[str], AbstractContextManager[None]] | None = None,
+    around: _Around | None = None,
 ) -> HookCalls:
     """Collect the hooks that are overridden; ``around``: the context of each, by its name."""
     hooks = {}
@@ -104,12 +103,7 @@ def start_fresh(callbacks: Sequence[Callback]) -> None:
                 vars(callback)[_FIRST] = copy.deepcopy(callback.state_dict())
 
 
-def _call_within(
-    around: Callable[[str], AbstractContextManager[None]],
-    name: str,
-    call: Callable[..., None],
-    *args: Any,
-) -> None:
+def _call_within(around: _Around, name: str, call: Callable[..., None], *args: Any) -> None:
     with around(name):
         call(*args)
 

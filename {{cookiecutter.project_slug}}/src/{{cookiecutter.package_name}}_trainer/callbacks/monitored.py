@@ -13,7 +13,7 @@ from ..errors import ConfigurationError, UserError, nearest, shown
 from ..launch import collectives, files, output
 from ..module import Run, TrainingModule
 from ..options.reading import accepts_foreign
-from .callback import Callback, check
+from .callback import Callback, Check, check
 
 Mode = Literal["min", "max"]
 
@@ -30,12 +30,7 @@ class Monitored(Callback):
     """
 
     def __init__(
-        self,
-        monitor: str,
-        mode: Mode,
-        min_delta: float,
-        name: str | None,
-        *checks: tuple[bool, str],
+        self, monitor: str, mode: Mode, min_delta: float, name: str | None, *checks: Check
     ) -> None:
         check(
             type(self).__name__,

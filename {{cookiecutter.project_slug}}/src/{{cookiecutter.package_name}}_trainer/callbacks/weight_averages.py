@@ -32,8 +32,7 @@ class WeightAverage(Callback):
         """The average by parameter name: this process' parts."""
         self.count = 0
         """Number of steps, or of epochs, that were counted."""
-        self._trained: dict[str, Tensor] = {}
-        """The parameters, while the module has their average."""
+        self._trained: dict[str, Tensor] = {}  # the parameters, while the module has their average
 
     @property
     def weights(self) -> Weights:

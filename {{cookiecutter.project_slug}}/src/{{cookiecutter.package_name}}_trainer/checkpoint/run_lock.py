@@ -14,8 +14,7 @@ from pathlib import Path
 
 from ..errors import TemporaryError, refused
 
-# A rank that was just killed may still be exiting.
-_SECONDS = 10.0
+_SECONDS = 10.0  # a rank that was just killed may still be exiting
 _POLL_SECONDS = 0.1
 _TAKEN = (errno.EAGAIN, errno.EACCES)
 _ADVICE = "see docs/trouble.md#another-run-writes-there"

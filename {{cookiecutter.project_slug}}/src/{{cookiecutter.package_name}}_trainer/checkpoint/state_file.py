@@ -21,8 +21,7 @@ from . import dtensors
 
 FILE = "state.json"
 FORMAT = 2
-# Larger than in any real run; a larger number means corruption.
-MOST_STEPS = 10**15
+MOST_STEPS = 10**15  # larger than in any real run; a larger number means corruption
 _MOST_RANKS = 10**7
 _FRAME = re.compile(rb'\{"crc32": "([0-9a-f]{8})", "content":\n(.*)\n\}\n', re.DOTALL)
 

@@ -38,13 +38,9 @@ class Checkpoints:
     """
 
     def __init__(
-        self,
-        directory: Path,
-        keep: int = 2,
-        asynchronous: bool = False,
-        lock: RunLock | None = None,
+        self, folder: Path, keep: int = 2, asynchronous: bool = False, lock: RunLock | None = None
     ) -> None:
-        self._directory, self._lock = directory, lock or RunLock()
+        self._directory, self._lock = folder, lock or RunLock()
         self._keep = max(keep, 2)
         self._executor = ThreadPoolExecutor(1, "checkpoint") if asynchronous else None
         self._pending: Future[None] | None = None
@@ -56,10 +52,10 @@ class Checkpoints:
             # A separate group: the writer's collectives must not mix with those of the step.
             timeout = datetime.timedelta(seconds=collectives.timeout_seconds)
             self._group = dist.new_group(backend="gloo", timeout=timeout)
-        directory.parent.mkdir(parents=True, exist_ok=True)  # so that a save finds its removal
+        folder.parent.mkdir(parents=True, exist_ok=True)  # so that a save finds its removal
         # Here, not before each save: another rank may have started to write by then.
         if collectives.rank() == 0:
-            left = (directory.glob(f".{PREFIX}*"), directory.parent.glob(files.TEMPORARY))
+            left = (folder.glob(f".{PREFIX}*"), folder.parent.glob(files.TEMPORARY))
             for path in itertools.chain(*left):  # by an attempt that was killed
                 _discard(path)
 

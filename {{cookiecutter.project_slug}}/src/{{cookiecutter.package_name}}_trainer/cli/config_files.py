@@ -23,8 +23,7 @@ _MOST_VALUES = 100_000
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 # YAML 1.1 reads 1:30 as 90 (base 60), and 017 as 15 (base 8).
 _MISREAD = re.compile(r"[-+]?([0-9_]+(:[0-5]?[0-9])+(\.[0-9_]*)?|0[0-7_]*[1-7][0-7_]*)")
-# Numbers that YAML 1.1 reads as text.
-_TEXT = "!number"
+_TEXT = "!number"  # numbers that YAML 1.1 reads as text
 _EXPONENT = re.compile(r"[-+]?([0-9]+\.?|[0-9]*\.[0-9]+)[eE][-+]?[0-9]+")
 # A list or a dict on a command line; "{name}" is text.
 _BRACKETS = re.compile(r"\s*(\[|\{\s*\}|\{.*:)", re.S)

@@ -22,8 +22,7 @@ from .loading import classes_of, load_module, read_weights, resolve_option
 
 COMMAND = "export"
 HELP = "Write the weights or the model of a run into a file."
-# ONNX files are protobuf messages, which cannot be larger.
-_ONNX_BYTES = 2**31
+_ONNX_BYTES = 2**31  # ONNX files are protobuf messages, which cannot be larger
 
 
 def run(program: str, words: Sequence[str]) -> None:
@@ -191,7 +190,5 @@ _FORMATS = {
     "torch_export": _Format(
         ".pt2", "forward with its weights, for a batch of any size, by torch.export", _write_program
     ),
-    "onnx": _Format(
-        ".onnx", "the same in the ONNX format", _write_onnx, packages=("onnx", "onnxscript")
-    ),
+    "onnx": _Format(".onnx", "the same in the ONNX format", _write_onnx, ("onnx", "onnxscript")),
 }

@@ -127,9 +127,8 @@ class OrderedFeed(Feed):
         if not (order.shuffle and order.fill):  # an evaluation
             return samples.weighed(counted, 1, 1, first=start)
         ranks = collectives.world_size() if self._share.together else 1
-        return samples.weighed(
-            samples.endless(counted), plan.accumulate, ranks, first=start, start=start
-        )
+        every = samples.endless(counted)
+        return samples.weighed(every, plan.accumulate, ranks, first=start, start=start)
 
 
 def drawn(

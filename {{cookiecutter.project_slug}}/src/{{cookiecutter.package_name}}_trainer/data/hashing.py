@@ -25,8 +25,7 @@ from ..errors import UserError
 from ..launch import collectives, output, reports
 from .moving import leaves
 
-_WORDS = 2**15
-"""Words of a piece: with their numbers and products, 640 KiB."""
+_WORDS = 2**15  # words of a piece: with their numbers and products, 640 KiB
 _PIECES = 32  # at once on an accelerator, on which each operation has a price
 _TYPES = {1: torch.uint8, 2: torch.int16}
 _DEPTH = 3  # of objects in a value

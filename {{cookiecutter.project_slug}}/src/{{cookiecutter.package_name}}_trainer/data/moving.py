@@ -18,6 +18,9 @@ from torch.nn.utils.rnn import PackedSequence
 
 from .sampling import MicroBatch
 
+_Copied = tuple[MicroBatch, list[Tensor]]
+_IsLeaf = Callable[[Any], bool]
+
 
 def move(batch: Any, device: torch.device, dtype: torch.dtype | None = None) -> Any:
     """Move the tensors of a batch to a device, and objects that have their own ``to``.
@@ -40,9 +43,7 @@ def to(tensor: Tensor, device: torch.device, dtype: torch.dtype | None) -> Tenso
     return moved.to(dtype) if dtype is not None and moved.is_floating_point() else moved
 
 
-def mapped(
-    batch: Any, change: Callable[[Any], Any], is_leaf: Callable[[Any], bool] | None = None
-) -> Any:
+def mapped(batch: Any, change: Callable[[Any], Any], is_leaf: _IsLeaf | None = None) -> Any:
     """Apply ``change`` to all values in the dicts, lists, tuples and dataclasses of a batch.
 
     ``is_leaf``: whether one of these is changed as a whole.
@@ -58,7 +59,12 @@ def mapped(
     return like(batch, {key: mapped(item, change, is_leaf) for key, item in items})
 
 
-def leaves(batch: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
+def mapped_tensors(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Apply ``change`` to all tensors of a batch, and to nothing else."""
+    return mapped(batch, lambda value: change(value) if isinstance(value, Tensor) else value)
+
+
+def leaves(batch: Any, is_leaf: _IsLeaf | None = None) -> list[Any]:
     """The values to which :func:`mapped` applies a function."""
     if isinstance(batch, Tensor) or (is_leaf is not None and is_leaf(batch)):
         return [batch]
@@ -158,7 +164,7 @@ def ahead(
     if len(devices) > 1:
         return (batch._replace(data=_map_plain(batch.data, pinned)) for batch in batches)
 
-    def copied(batch: MicroBatch) -> tuple[MicroBatch, list[Tensor]]:
+    def copied(batch: MicroBatch) -> _Copied:
         tensors: list[Tensor] = []
 
         def moved(tensor: Tensor) -> Tensor:
@@ -172,9 +178,7 @@ def ahead(
     return _ahead(map(copied, batches), stream)
 
 
-def _ahead(
-    copies: Iterator[tuple[MicroBatch, list[Tensor]]], stream: CopyStream
-) -> Iterator[MicroBatch]:
+def _ahead(copies: Iterator[_Copied], stream: CopyStream) -> Iterator[MicroBatch]:
     """Yield batches whose copies are handed over, one behind the newest copy."""
     error: Exception | None = None
     following = next(copies, None)

@@ -154,8 +154,7 @@ class ReplayFeed(Feed):
         most: int | None = None,
     ) -> None:
         self._loader, self._share, self._uneven, self._most = loader, share, uneven, most
-        self._tells = True
-        """Whether to tell if replicas read the same samples: once."""
+        self._tells = True  # whether to tell if replicas read the same samples: once
         self.accumulate = accumulate
         self.batches = length(loader)
         if self.batches is not None and most is not None:
@@ -163,8 +162,7 @@ class ReplayFeed(Feed):
         self._batch_size = batch_size = getattr(loader, "batch_size", None)
         self.samples_per_step = batch_size * share.replicas * accumulate if batch_size else None
         self._has_workers = bool(getattr(loader, "num_workers", 0))
-        reader = share.replica, share.replicas
-        self._positions, self.remarks = positions(loader, reader)
+        self._positions, self.remarks = positions(loader, (share.replica, share.replicas))
         if self._has_workers and getattr(loader, "persistent_workers", False):
             self.remarks = [*self.remarks, _RESTARTED]
         if self._positions is None:

@@ -102,12 +102,10 @@ def _made(data: Data, module: TrainingModule, stage: str) -> tuple[object, str]:
     """The loaders of a stage, and where they come from."""
     if data is not None and not isinstance(data, DataModule):
         return data, _GIVEN
-    made, source = _called(data or module, stage)
+    made, where = _called(data or module, stage)
     if made is None or _is_empty(made):
-        raise UserError(
-            f"no batches: {source} {made}, and no loader was given: return a DataLoader"
-        )
-    return made, source
+        raise UserError(f"no batches: {where} {made}, and no loader was given: return a DataLoader")
+    return made, where
 
 
 def _called(owner: DataModule | TrainingModule, stage: str) -> tuple[Any, str]:

@@ -15,17 +15,14 @@ from itertools import accumulate
 from ..errors import ConfigurationError, nearest, shown
 
 OVERRIDE = "TRAINER_CLUSTER"
-# Set by a job's script: how many processes it starts.
-PLANNED = "TRAINER_WORLD_SIZE"
-# Set by our launcher on one node: path of the file store of its ranks.
-STORE = "TRAINER_STORE"
+PLANNED = "TRAINER_WORLD_SIZE"  # set by a job's script: how many processes it starts
+STORE = "TRAINER_STORE"  # set by our launcher on one node: path of the file store of its ranks
 STORE_FILE = "store"
 NODES = "nodes"
 
 Environment = Mapping[str, str]
 
-# Of a larger number, ranks would wait in vain.
-_MOST_PROCESSES = 2**20
+_MOST_PROCESSES = 2**20  # of a larger number, ranks would wait in vain
 # Step ids that SLURM reserves for other steps than srun's: pending, extern, batch, interactive.
 _FIRST_RESERVED_STEP = 0xFFFFFFF0
 
@@ -165,13 +162,9 @@ class Names:
 
 
 def read_named(
-    env: Environment,
-    source: str,
-    names: Names,
-    main_address: str = "127.0.0.1",
-    launch_id: str = "",
+    env: Environment, source: str, names: Names, address: str = "127.0.0.1", launch_id: str = ""
 ) -> Layout:
-    """Read a layout from a launcher's variables; ``MASTER_ADDR`` overrides ``main_address``."""
+    """Read a layout from a launcher's variables; ``MASTER_ADDR`` overrides ``address``."""
     rank, world_size, local_rank, on_node = (
         number(env, name)
         for name in (names.rank, names.world_size, names.local_rank, names.local_world_size)
@@ -188,7 +181,7 @@ def read_named(
         local_world_size=on_node,
         node_rank=number(env, names.node_rank, rank // on_node),
         num_nodes=number(env, names.num_nodes, -(-world_size // on_node)),
-        main_address=env.get("MASTER_ADDR", main_address),
+        main_address=env.get("MASTER_ADDR", address),
         main_port=number(env, "MASTER_PORT", 0),
         source=source,
         launch_id=launch_id,

@@ -102,14 +102,12 @@ def parse_devices(value: int | str | list[int] | None, available: int | None) ->
     raise ConfigurationError(f"{where}{problem}")
 
 
-def _indices(value: int | str | list[int] | None, where: str, all_of: int) -> list[int]:
+def _indices(value: int | str | list[int] | None, what: str, all_of: int) -> list[int]:
     choice: object = -1 if value is None else value
     if isinstance(value, str):
         text = "-1" if value.strip() == "auto" else value.strip()
         if text == "0":
-            raise ConfigurationError(
-                f"{where} may mean no device or device 0; say [0] for device 0"
-            )
+            raise ConfigurationError(f"{what} may mean no device or device 0; say [0] for device 0")
         with contextlib.suppress(ValueError):  # refused below
             parts = [int(item) for item in text.split(",") if item.strip()]
             choice = parts if "," in text else int(text)
@@ -119,7 +117,7 @@ def _indices(value: int | str | list[int] | None, where: str, all_of: int) -> li
         return [choice] if choice < 0 else list(range(min(choice, _MOST_DEVICES + 1)))
     if isinstance(choice, list) and all(type(index) is int for index in choice):
         return choice
-    raise ConfigurationError(f"{where}: give a number, a list of indices, or 'auto'")
+    raise ConfigurationError(f"{what}: give a number, a list of indices, or 'auto'")
 
 
 # --- GPUs that torch cannot use: a run would silently use the CPU --------------------------------

@@ -56,8 +56,7 @@ def replacing(path: Path) -> Iterator[Path]:
 @contextlib.contextmanager
 def synced(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     """A new file to write in this context; after it the file is on its disk."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(descriptor, "wb") as file:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         yield file
         file.flush()
         os.fsync(file.fileno())

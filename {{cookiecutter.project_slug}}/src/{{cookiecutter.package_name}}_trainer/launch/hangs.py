@@ -21,8 +21,7 @@ import torch
 
 _SIGNAL = signal.SIGUSR2
 _STDERR = 2
-# After gloo's own timeout, which ends the ranks that wait.
-_MARGIN_SECONDS = 5.0
+_MARGIN_SECONDS = 5.0  # after gloo's own timeout, which ends the ranks that wait
 # NCCL's timeout is so much longer: it aborts processes, which then print no stacks of their own.
 NCCL_SECONDS = 30.0
 _SECONDS_TO_ANSWER = 10.0

@@ -46,8 +46,7 @@ def print_once(line: str) -> None:
 
 def discard_unread() -> None:
     """Discard output that nothing reads from now on, and say so: a print would raise an error."""
-    events = UNREAD.poll(0)
-    if closed := [descriptor for descriptor, event in events if event & select.POLLERR]:
+    if closed := [number for number, event in UNREAD.poll(0) if event & select.POLLERR]:
         to_nowhere(*closed)
         sys.stderr.write("note: nothing reads the output any more; the command continues\n")
 

@@ -25,14 +25,12 @@ from .signals import Interrupted, Preempted
 Result = TypeVar("Result")
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-# Variables of launchers that set RANK themselves.
-_OTHERS = {"TORCHELASTIC_RUN_ID", "CROSS_RANK"}
+_OTHERS = {"TORCHELASTIC_RUN_ID", "CROSS_RANK"}  # variables of launchers that set RANK themselves
 _ATTEMPTS = "restarts.json"
 _MOST_FAILURES = 3
 _SECONDS_TO_BE_ENDED = 10.0
 _TASKS = Path("/proc/self/task")
-# How threads that torch has started itself are named.
-_OF_TORCH = "(pt_"
+_OF_TORCH = "(pt_"  # how threads that torch has started itself are named
 _MOST_SECONDS, _POLL_SECONDS = 1.0, 0.0005
 
 

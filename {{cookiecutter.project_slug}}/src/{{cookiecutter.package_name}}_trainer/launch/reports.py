@@ -17,8 +17,7 @@ from ..errors import UserError
 from . import collectives, files, hangs, signals
 
 OUTCOME = "TRAINER_OUTCOME"
-# Set by our launcher: the folder of the reports.
-DIRECTORY = "TRAINER_FAILURE_DIR"
+DIRECTORY = "TRAINER_FAILURE_DIR"  # set by our launcher: the folder of the reports
 # Set by our launcher to its process id, and by a rank to its own: child processes have another.
 PARENT = "TRAINER_PARENT_PID"
 RANK_PROCESS = "TRAINER_RANK_PID"

@@ -24,13 +24,11 @@ from . import collectives, output
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 INTERRUPTED_CODE = 128 + signal.SIGINT
 INTERRUPTED = "interrupted"
-# Requested like a signal, but above the numbers of signals.
-STOP = 65
+STOP = 65  # requested like a signal, but above the numbers of signals
 # How long ranks may run after a signal, to finish the step and save a checkpoint.
 SAVE_SECONDS = "TRAINER_SAVE_SECONDS"
 _SHOW_CURSOR = b"\x1b[?25h"
-# Approximate time until all ranks know of a signal, in addition to the current step.
-_SECONDS = 1.0
+_SECONDS = 1.0  # approximate time until all ranks know of a signal, in addition to the current step
 _MOST_STEPS = 1000
 
 

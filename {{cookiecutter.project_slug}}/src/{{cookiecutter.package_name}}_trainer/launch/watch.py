@@ -18,8 +18,7 @@ from .failures import Failure
 
 _DEFAULT_SAVE_SECONDS = 120.0
 _SECONDS_TO_NOTICE = 8.0
-# Between SIGTERM and SIGKILL, for the other ranks after a failure.
-_GRACE_SECONDS = 3.0
+_GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL, for the other ranks after a failure
 _POLL_SECONDS = 0.05
 _PREEMPTED = {128 + number for number in signals.SIGNALS}
 

@@ -144,8 +144,7 @@ def _hardware(older: _Values, current: _Values) -> dict[str, Any]:
     if accelerator in ("cpu", "gpu", "cuda", "tpu") and accelerator not in same:
         both = _listed({"accelerator": accelerator, name: value})
         raise ConfigurationError(f"{both} contradict each other; give accelerator and devices")
-    # Another one is left to who looks for it.
-    is_kind = accelerator in ("auto", *_MODES)
+    is_kind = accelerator in ("auto", *_MODES)  # another one is left to who looks for it
     return {"accelerator": kind if is_kind else accelerator, "devices": devices}
 
 

@@ -16,8 +16,7 @@ from ..launch.collectives import How
 
 ReduceFx = Literal["mean", "sum", "min", "max"]
 Level = Literal["step", "epoch", "none"]
-# In a state, before the names of totals of steps.
-STEPS = "steps:"
+STEPS = "steps:"  # in a state, before the names of totals of steps
 _REDUCE_FX: tuple[ReduceFx, ...] = ("mean", "sum", "min", "max")
 
 

@@ -24,10 +24,8 @@ _MEBIBYTE = 2**20
 class Progress:
     """Displays step, loss, speed and remaining time; what is ``None`` is not known."""
 
-    def __init__(
-        self, enabled: bool, total_steps: int | None, samples_per_step: int | None
-    ) -> None:
-        self._enabled = enabled
+    def __init__(self, shows: bool, total_steps: int | None, samples_per_step: int | None) -> None:
+        self._enabled = shows
         self._total = total_steps
         self._samples = samples_per_step
         self._bar: RichProgress | None = None

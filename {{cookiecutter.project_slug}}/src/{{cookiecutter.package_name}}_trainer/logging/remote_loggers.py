@@ -155,8 +155,7 @@ class WandbLogger(RemoteLogger):
         import wandb
 
         settings = wandb.setup().settings
-        is_online = (self.mode or settings.mode) == "online"
-        return settings.base_url if is_online else None
+        return settings.base_url if (self.mode or settings.mode) == "online" else None
 
     def open(self, run: LoggedRun, known: str | None) -> str:
         """Open the run."""
@@ -247,8 +246,7 @@ class MLflowLogger(RemoteLogger):
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        sent = [Metric(name, value, now, step) for name, value in values.items()]
-        self._log("metrics", sent)
+        self._log("metrics", [Metric(name, value, now, step) for name, value in values.items()])
 
     def _log(self, kind: str, entries: list[Any]) -> None:
         """Log values; one whose name MLflow refuses is left out, which is said once."""

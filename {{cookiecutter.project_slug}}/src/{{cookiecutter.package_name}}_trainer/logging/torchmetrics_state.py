@@ -16,8 +16,7 @@ _EVALUATED = "_count_after_evaluation"
 @contextlib.contextmanager
 def unchanged(module: nn.Module, samples: float = 0) -> Iterator[None]:
     """Restore the state of torchmetrics metrics in a module on exit, unless ``samples`` count."""
-    modules = [] if samples else metrics(module)
-    kept = [(metric, _copied(metric)) for metric in modules]
+    kept = [(metric, _copied(metric)) for metric in ([] if samples else metrics(module))]
     try:
         yield
     finally:

@@ -202,8 +202,7 @@ class NonfinitePolicy:
         total = math.nan if bad else math.fsum(bounds.values())
         facts = [math.inf if bad is None else float(collectives.rank()), total, -total]
         least = collectives.all_reduce(torch.tensor(facts, dtype=torch.float64), "min").tolist()
-        rank = least[0]
-        if rank < math.inf:
+        if (rank := least[0]) < math.inf:
             name = next(reported for reported in collectives.gather(bad) if reported is not None)
             self._stop(
                 f"parameter {name} is not finite (NaN or infinite) on rank {int(rank)} after step "

@@ -157,8 +157,10 @@ def predict(
                     raise UserError(f"log({logged[0]!r}): predict_step does not log; return it")
                 # Among ranks of a replica, a lower one has the same outputs.
                 if batch.samples and data.counts and data.is_first:
-                    is_here = strategy.device == _CPU
-                    output = moving.mapped(output, _clone) if is_here else moving.move(output, _CPU)
+                    if strategy.device != _CPU:
+                        output = moving.move(output, _CPU)
+                    else:  # a copy: the module may write the next batch's output into it
+                        output = moving.mapped_tensors(output, Tensor.clone)
                     if is_shared:
                         packed.append(pack(batch.number, output))
                         continue
@@ -167,11 +169,6 @@ def predict(
                     outputs.append(output)
             predictions[name] = gathered(packed, data.index) if is_shared else outputs
     return predictions
-
-
-def _clone(value: Any) -> Any:
-    """A copy of a tensor: the module may write the next batch's output into it."""
-    return value.clone() if isinstance(value, Tensor) else value
 
 
 @contextlib.contextmanager

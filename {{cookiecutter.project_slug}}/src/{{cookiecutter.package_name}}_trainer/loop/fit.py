@@ -74,10 +74,8 @@ class FitLoop(AbstractContextManager["FitLoop"]):
         self.preemption = Preemption(fit.strategy.agree)
         self.samples_per_second: float | None = None
         self._speed = speed_of(fit)
-        self._last_factor = 1.0
-        """Factor of the learning rates in the last step."""
-        self._gradient_norm: Tensor | None = None
-        """Of the last step, if it was computed."""
+        self._last_factor = 1.0  # factor of the learning rates in the last step
+        self._gradient_norm: Tensor | None = None  # of the last step, if it was computed
         self._last_rates: list[float | Tensor] = []
         """Before the schedulers stepped, if there are any."""
         self._has_gradients = False

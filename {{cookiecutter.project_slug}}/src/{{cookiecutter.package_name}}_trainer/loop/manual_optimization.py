@@ -70,8 +70,7 @@ class ManualOptimization:
         self.context = context
         self.synchronizes = True
         self.has_stepped = False
-        self._losses: list[Tensor] = []
-        """Of the current batch."""
+        self._losses: list[Tensor] = []  # of the current batch
         self.first_gradients = FirstGradients(strategy, optimization)
         self.before_step: Callable[[Optimization], None] = lambda optimization: None
         """Called before an optimizer steps."""

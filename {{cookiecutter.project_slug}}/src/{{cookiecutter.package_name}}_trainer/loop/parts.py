@@ -96,7 +96,7 @@ def gathered(outputs: Sequence[Any], device: torch.device) -> Any:
     If the strategy divides the batch, there are several, which are gathered on ``device`` as ``dp``
     does; ``None`` without any.
     """
-    parts = [moving.mapped(output, _detached) for output in outputs]
+    parts = [moving.mapped_tensors(output, Tensor.detach) for output in outputs]
     if not parts:
         return None
     output = parts[0]
@@ -105,10 +105,6 @@ def gathered(outputs: Sequence[Any], device: torch.device) -> Any:
 
         output = gather(parts, device)
     return {"loss": output} if isinstance(output, Tensor) else output
-
-
-def _detached(value: Any) -> Any:
-    return value.detach() if isinstance(value, Tensor) else value
 
 
 def speed_of(fit: FitParts) -> Speed:

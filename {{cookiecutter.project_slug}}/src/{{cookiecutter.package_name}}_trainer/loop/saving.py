@@ -89,9 +89,7 @@ def rank_local_state(fit: FitParts) -> dict[str, Tensor]:
         "gradients": manual.gradients(lambda grad: not is_sharded(grad)) if manual else {},
         "loader": fit.feed.state(fit.position.batch, ends_epoch=fit.position.epoch_done),
     }
-    return {
-        f"{name}/{key}": value for name, values in parts.items() for key, value in values.items()
-    }
+    return {f"{name}/{key}": value for name, part in parts.items() for key, value in part.items()}
 
 
 def share(fit: FitParts) -> Tensor:

@@ -4,7 +4,7 @@ import copy
 import gc
 import math
 from collections.abc import Callable, Iterator, Sequence
-from itertools import count, islice, pairwise
+from itertools import accumulate, count, islice, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -168,8 +168,7 @@ def fits_in_memory(trial: Callable[[], object]) -> bool:
         fits = False
         if not is_out_of_memory(error):
             raise
-    # After the except block: the traceback keeps the trial's tensors alive.
-    gc.collect()
+    gc.collect()  # after the except block: the traceback keeps the trial's tensors alive
     torch.cuda.empty_cache()
     return fits
 
@@ -296,11 +295,9 @@ def _losses(trained: Strategy, untrained: Strategy, batch: MicroBatch) -> Tensor
 
 def _smoothed(values: Sequence[float]) -> list[float]:
     """An exponential moving average, corrected for its start."""
-    smoothed, mean = [], 0.0
-    for number, value in enumerate(values, 1):
-        mean = _SMOOTHING * mean + (1 - _SMOOTHING) * value
-        smoothed.append(mean / (1 - _SMOOTHING**number))
-    return smoothed
+    parts = [(1 - _SMOOTHING) * value for value in values]
+    means = accumulate(parts, lambda mean, part: _SMOOTHING * mean + part)
+    return [mean / (1 - _SMOOTHING**number) for number, mean in enumerate(means, 1)]
 
 
 def suggest(tried: Sequence[Tried]) -> float:

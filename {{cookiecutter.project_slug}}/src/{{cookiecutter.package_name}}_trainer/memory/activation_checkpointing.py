@@ -78,8 +78,7 @@ def select(
     ``names``: of classes (``"Block"``), or paths (``"encoder.layer1"``) in whose components ``*``,
     ``?`` and ``[…]`` match as in a shell (``"network.layers.*"``). ``option``: for errors.
     """
-    # A part may have several paths.
-    paths = dict(module.named_modules(remove_duplicate=False))
+    paths = dict(module.named_modules(remove_duplicate=False))  # a part may have several paths
     del paths[""]
     selected: dict[int, nn.Module] = {}
     problems = []

@@ -16,9 +16,7 @@ from ..errors import missing, nearest, shown
 Loader = Iterable[Any]
 Loaders = Loader | Mapping[str, Loader]
 """A loader, or several by name."""
-_LOOKS_LIKE_A_HOOK = re.compile(
-    r"on_.*_(start|end|checkpoint|eval|train|save|load)|on_(before|after)_.*"
-)
+_LIKE_A_HOOK = re.compile(r"on_.*_(start|end|checkpoint|eval|train|save|load)|on_(before|after)_.*")
 _HOOK = re.compile(r"on_.*|.*_(step|step_end|dataloader)|configure_optimizers|prepare_data")
 # Other hooks of Lightning that are not called here.
 _OTHER_HOOKS = (
@@ -194,7 +192,7 @@ def problems_of_names(owner: object, base: type) -> list[str]:
         for name in sorted({*dir(cls), *vars(owner)} - {*dir(base)})
         if not name.startswith("_") and callable(inspect.getattr_static(owner, name))
         if name in _OTHER_HOOKS
-        or _LOOKS_LIKE_A_HOOK.fullmatch(name)
+        or _LIKE_A_HOOK.fullmatch(name)
         or difflib.get_close_matches(name, missing, 1, 0.93)  # an s too many, letters swapped
     ]
 

@@ -21,8 +21,7 @@ from typing import Annotated, Any, TypeVar
 from ..errors import ConfigurationError, Problems, nearest, one_line, shorten, shown
 from . import redaction
 
-# The largest integer that torch, JSON and names of checkpoints support.
-_LARGEST = 2**63 - 1
+_LARGEST = 2**63 - 1  # the largest integer that torch, JSON and names of checkpoints support
 V = TypeVar("V")
 W = TypeVar("W")
 

@@ -30,8 +30,7 @@ def evaluate(
     """Validate, test or predict, with the weights of a checkpoint if one is given."""
     name: Literal["val", "test", "predict"] = "val" if kind == "validation" else kind
     with run.running(module, "validate" if kind == "validation" else kind, data):
-        loaders = sources.evaluation_loaders(data, module, name)
-        feeds = run.evaluation_feeds(loaders, name)
+        feeds = run.evaluation_feeds(sources.evaluation_loaders(data, module, name), name)
         _place(run, module, checkpoint, averaged)
         args = (module, run.strategy, run.recorder, feeds)
         if kind == "predict":

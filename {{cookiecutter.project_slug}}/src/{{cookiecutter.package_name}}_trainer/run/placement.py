@@ -73,9 +73,11 @@ def find(options: Options, problems: Problems, is_here: bool = True) -> Placemen
     with problems:
         devices = _devices(options, accelerator, layout, made[1] if made else None)
     # single_device has no options; those of ddp are kept if an elastic run shrinks to one process.
-    processes = max(len(devices), layout.world_size, options.num_nodes or 1)
-    is_ddp = bool(own_options) or processes > 1
-    auto = _auto(accelerator, layout, is_ddp)
+    is_ddp = bool(own_options) or max(len(devices), layout.world_size, options.num_nodes or 1) > 1
+    is_cell = is_ddp and rank.is_interactive() and not layout.started_outside
+    auto = "ddp_notebook" if is_cell else "ddp" if is_ddp else "single_device"
+    if accelerator in ENGINE_HARDWARE:
+        auto = ENGINE_HARDWARE[accelerator].strategy
     if is_auto:
         with problems:
             made = _create(auto, own_options)
@@ -99,10 +101,8 @@ def find_elsewhere(accelerator: Accelerator, options: Options, problems: Problem
     if accelerator != "cpu":
         able = "cuda" in limits.accelerators or accelerator != "auto"
         accelerator = "cuda" if able else limits.accelerators[0]
-    local, source = limits.local_processes(len(where.devices)), next(iter(limits.sources), "plan")
-    layout = Layout(
-        world_size=local * nodes, local_world_size=local, num_nodes=nodes, source=source
-    )
+    own, source = limits.local_processes(len(where.devices)), next(iter(limits.sources), "plan")
+    layout = Layout(world_size=own * nodes, local_world_size=own, num_nodes=nodes, source=source)
     counted = str(options.devices) not in ("auto", "-1")
     where = replace(where, accelerator=accelerator, layout=layout)
     return replace(where, is_here=False, is_counted=counted)
@@ -117,14 +117,6 @@ def _create(wanted: object, own_options: dict[str, Any]) -> tuple[str, Strategy]
             "strategy_options belong to a strategy's name; this one is already made"
         )
     return type(wanted).__name__, wanted
-
-
-def _auto(accelerator: Accelerator, layout: Layout, is_ddp: bool) -> str:
-    if accelerator in ENGINE_HARDWARE:
-        return ENGINE_HARDWARE[accelerator].strategy
-    if is_ddp and rank.is_interactive() and not layout.started_outside:
-        return "ddp_notebook"
-    return "ddp" if is_ddp else "single_device"
 
 
 def _range(planned: str) -> range:

@@ -25,15 +25,7 @@ from ..launch import cluster, files
 from ..launch.cluster import Layout
 from ..logging import Logger
 from ..logging.logger import create as create_loggers
-from ..module import DataHooks, TrainingModule
-from ..module.hooks import (
-    Hooks,
-    is_overridden,
-    problems_of_lazy,
-    problems_of_max_norm,
-    problems_of_names,
-    problems_of_signatures,
-)
+from ..module import DataHooks, TrainingModule, hooks
 from ..options import Options, reading
 from ..strategies import Strategy
 from ..strategies.precision import Precision
@@ -118,7 +110,7 @@ def make(requested: Options, problems: Problems, find: Find = placement.find) ->
     callbacks = create_callbacks(options.callbacks, problems)
     loggers = create_loggers(options.loggers, problems)
     for logger in loggers.values():
-        problems.lines += problems_of_signatures(logger, Logger)
+        problems.lines += hooks.problems_of_signatures(logger, Logger)
     precision = Precision("32-true", where.accelerator)
     with problems:
         precision = Precision(str(options.precision), where.accelerator)
@@ -244,11 +236,11 @@ def check_module(plan: Plan, module: TrainingModule) -> None:
     if hasattr(type(module), "splits_sequences"):
         name = type(module).__name__
         problems.add(f"{name}.splits_sequences: processes do not split sequences; remove it")
-    if not is_overridden(module, DataHooks, "setup"):  # otherwise after it: it may create layers
+    if not hooks.is_overridden(module, DataHooks, "setup"):  # else after it: it may create layers
         problems.lines += _problems_of_layers(plan, module)
-    problems.lines += problems_of_names(module, TrainingModule)
-    problems.lines += problems_of_signatures(module, Hooks)
-    problems.lines += problems_of_signatures(module, DataHooks)
+    problems.lines += hooks.problems_of_names(module, TrainingModule)
+    problems.lines += hooks.problems_of_signatures(module, hooks.Hooks)
+    problems.lines += hooks.problems_of_signatures(module, DataHooks)
     if not module.automatic_optimization:
         problems.lines += problems_of_manual(plan.callbacks, module)
     if not plan.layout.started_outside:  # otherwise rank 0 checks this before it writes
@@ -259,16 +251,16 @@ def check_module(plan: Plan, module: TrainingModule) -> None:
 
 def check_created_layers(plan: Plan, module: TrainingModule) -> None:
     """Raise a ConfigurationError if the layers that ``setup`` may have created do not fit."""
-    if is_overridden(module, DataHooks, "setup"):
+    if hooks.is_overridden(module, DataHooks, "setup"):
         refuse(_problems_of_layers(plan, module))
 
 
 def _problems_of_layers(plan: Plan, module: TrainingModule) -> list[str]:
     problems, options = Problems(), plan.options
-    if lines := problems_of_lazy(module):
+    if lines := hooks.problems_of_lazy(module):
         return lines
     if len(plan.node_devices) * plan.layout.num_nodes > 1:
-        problems.lines += problems_of_max_norm(module)
+        problems.lines += hooks.problems_of_max_norm(module)
     if options.changes_layers:
         from ..loop import compilation
         from ..memory import activation_checkpointing

@@ -26,8 +26,7 @@ from ..options import redaction
 from .plan import Plan
 
 _SOURCES = files.sources()
-# The project's folder, unless the package was installed from a wheel.
-_PROJECT = _SOURCES.parent
+_PROJECT = _SOURCES.parent  # the project's folder, unless the package was installed from a wheel
 _VARIABLES = re.compile(
     r"(OMP|KMP|MKL|GOTO|OPENBLAS|NCCL|RCCL|GLOO|CUBLAS|CUDA|CUDNN|NVIDIA|HIP|ATEN|TORCH|PYTORCH)_"
     r"|PYTHONHASHSEED$|SLURM_\w+(_ID|_COUNT|_NODELIST|_NODES|_NODE|_PER_TASK|_PARTITION)$"

@@ -19,14 +19,7 @@ from ..data import Feed, sources
 from ..data.feed_creation import feed_overfit, feed_sanity_check
 from ..data.sources import Data, LoadersByName
 from ..errors import UserError, refuse
-from ..launch import collectives, reports
-from ..launch.rank import (
-    count_attempt,
-    elastic_run_name,
-    launched_at,
-    reset_attempts,
-    restarts_expected,
-)
+from ..launch import collectives, rank, reports
 from ..launch.signals import Interrupted, Preempted
 from ..logging import LoggedRun
 from ..logging.logger import hyperparameters
@@ -95,12 +88,12 @@ def fit(run: RankRun, module: TrainingModule, data: Data, val_dataloader: Loader
 def _choose(plan: Plan, lock: RunLock) -> Selection:
     """Select run directory and checkpoint; a restart by torchrun resumes its own run."""
     request, layout = plan.request, plan.layout
-    if restarts_expected(layout) and not plan.options.fast_dev_run:
+    if rank.restarts_expected(layout) and not plan.options.fast_dev_run:
         # Ranks that are there from the beginning tell it, also if others join.
-        request = replace(request, launched=min(collectives.gather(launched_at())))
+        request = replace(request, launched=min(collectives.gather(rank.launched_at())))
         if request.resume in (None, "auto"):
-            name, resume = request.name or elastic_run_name(), None if request.overwrite else "auto"
-            request = replace(request, name=name, resume=resume)
+            name, resume = rank.elastic_run_name(), None if request.overwrite else "auto"
+            request = replace(request, name=request.name or name, resume=resume)
     return run_choice.choose(request, layout, lock)
 
 
@@ -118,12 +111,10 @@ class _Fit:
     _configured: dict[str, Any]
     _compiled: "Compiled | None"
     _user_optimizers: Sequence[Any] = ()  # an engine may have its own instead
-    _is_recorded: bool = False
-    """Whether this process has begun the record, and so ends it."""
+    _is_recorded: bool = False  # whether this process has begun the record, and so ends it
     _data_record: "DataRecord | None" = None
     _check: Validate | None = None
-    _checks_all: bool = False
-    """Whether the check reads all validation loaders."""
+    _checks_all: bool = False  # whether the check reads all validation loaders
 
     def __post_init__(self) -> None:
         self._plan, self._console = self._run.plan, self._run.console
@@ -169,8 +160,7 @@ class _Fit:
         if options.learning_rate_scaling == "none" and not scales:
             return None
         batch_size, replicas = self._feed.samples_per_step, self._plan.strategy.data.replicas
-        shares = replicas * self._feed.accumulate
-        of_device = batch_size // shares if batch_size else None
+        of_device = batch_size // (replicas * self._feed.accumulate) if batch_size else None
         target = scaled_rate(options, batch_size, of_device) * (replicas if scales else 1)
         factor = partial(warmed_up_rate, target, options.learning_rate_warmup_steps)
         return None if target == 1.0 else factor
@@ -268,8 +258,8 @@ class _Fit:
             refuse(loop.fit.optimization.too_short(run.total_steps))
             every = self._plan.options.log_every_n_steps
             self._console.note(*loop.fit.optimization.stepped_when_logged(every))
-        if restarts_expected(layout):
-            count_attempt(self._directory, run.global_step, layout)
+        if rank.restarts_expected(layout):
+            rank.count_attempt(self._directory, run.global_step, layout)
         hosts = record.hosts(self._plan)
         if layout.is_main:
             self._write_records(loop, hosts)
@@ -375,7 +365,7 @@ class _Fit:
         line = f"{how} step {self._run.global_step}"
         self._record_end(line, error)
         if self._plan.layout.is_main:
-            reset_attempts(self._directory)
+            rank.reset_attempts(self._directory)
             reports.write_outcome(line)
 
     def _record_end(self, how: str, error: BaseException | None) -> None:

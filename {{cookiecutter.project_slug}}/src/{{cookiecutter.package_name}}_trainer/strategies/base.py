@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .engine_optimizers import Noise
     from .memory import Memory, Sizes
 
+Devices = Sequence[torch.device]
 Stage = Literal["training", "validation", "test", "predict"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
 _BESIDE_LOSS = {
@@ -43,7 +44,7 @@ _BESIDE_LOSS = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DataLayout:
     """Which part of each global batch a process reads.
 
@@ -56,12 +57,12 @@ class DataLayout:
         devices: Devices of this process to which batches are copied ahead; several share a batch.
     """
 
-    replicas: int
-    index: int
-    is_first: bool
+    replicas: int = 1
+    index: int = 0
+    is_first: bool = True
     random_rank: int
-    counts: bool
-    devices: Sequence[torch.device]
+    counts: bool = True
+    devices: Devices
 
 
 class StepOutput(NamedTuple):
@@ -116,7 +117,7 @@ class Strategy:
     steps: dict[Stage, Callable[[Stage, Any, int], Any]]
     """What runs the user's step of a stage: such as an engine's wrapper, in training."""
     rank_local = RankLocal(dict, lambda _: None)
-    _devices: Sequence[torch.device]
+    _devices: Devices
     _noise: "Noise | None" = None
 
     # --- before any process is started ------------------------------------------------------------
@@ -148,9 +149,7 @@ class Strategy:
 
     # --- before the first step -----------------------------------------------------------------
 
-    def connect(
-        self, layout: Layout, devices: Sequence[torch.device], precision: Precision
-    ) -> None:
+    def connect(self, layout: Layout, devices: Devices, precision: Precision) -> None:
         """Connect to the peers: initialize the process group.
 
         ``devices``: of this process; several if it drives all devices of its node.
@@ -162,14 +161,7 @@ class Strategy:
     @property
     def data(self) -> DataLayout:
         """Which part of each global batch this process reads."""
-        return DataLayout(
-            replicas=1,
-            index=0,
-            is_first=True,
-            random_rank=collectives.rank(),
-            counts=True,
-            devices=self._devices,
-        )
+        return DataLayout(random_rank=collectives.rank(), devices=self._devices)
 
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         """Move, wrap and shard a module, and create its optimizers.
@@ -226,7 +218,8 @@ class Strategy:
         # Several devices share a batch, which the step divides.
         if len(self._devices) == 1 and (self.device.type != "cpu" or dtype is not None):
             batch = moving.move(batch, self.device, dtype)
-        end = _as_it_is if stage == "predict" else getattr(self.module, f"{stage}_step_end")
+        is_whole = stage == "predict"  # no hook ends it
+        end = (lambda made: made) if is_whole else getattr(self.module, f"{stage}_step_end")
         if self.precision.dtype is None:
             return end(self.steps[stage](stage, batch, batch_idx))
         with self.precision.autocast():
@@ -337,10 +330,6 @@ class SingleDevice(Strategy):
     """One process on one device."""
 
     limits: Limits = Limits(max_devices=1, max_nodes=1)
-
-
-def _as_it_is(outputs: Any) -> Any:
-    return outputs
 
 
 def read_loss(outputs: Any) -> Tensor:

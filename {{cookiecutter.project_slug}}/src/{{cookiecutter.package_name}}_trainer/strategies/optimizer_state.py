@@ -86,8 +86,7 @@ def optimizer_state(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str,
         by_index[key] if isinstance(key, int) else key: copy.copy(value)
         for key, value in state["state"].items()
     }
-    named = named_groups(state["param_groups"], groups)
-    return {**state, "state": values, "param_groups": named}
+    return {**state, "state": values, "param_groups": named_groups(state["param_groups"], groups)}
 
 
 def load_optimizer_state(

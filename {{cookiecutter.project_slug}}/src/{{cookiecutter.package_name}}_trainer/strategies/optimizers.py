@@ -76,13 +76,11 @@ class Optimization:
             _replace_optimizers(entry.scheduler, made)
         return Optimization([made[id(optimizer)] for optimizer in self.optimizers], self.schedulers)
 
-    def step_schedulers(
-        self, interval: Literal["step", "epoch"], values: Mapping[str, float]
-    ) -> None:
-        """Step the schedulers of an interval; ``values`` were computed since they last stepped."""
+    def step_schedulers(self, interval: Literal["step", "epoch"], new: Mapping[str, float]) -> None:
+        """Step the schedulers of an interval; ``new``: values computed since they last stepped."""
         for entry in self.schedulers:
             if entry.interval == interval:
-                entry.step(values)
+                entry.step(new)
 
     @property
     def plateaus(self) -> list[SchedulerConfig]:
@@ -350,11 +348,9 @@ def _read_scheduler(entry: Any) -> SchedulerConfig:
         advice = "; give a scheduler, or a dict of 'scheduler', 'interval' and 'monitor'"
         advice = (unknown and instead("scheduler", name)) or advice
         raise ConfigurationError(f"lr_scheduler{what or f' {entry!r}'}{advice}")
-    config = SchedulerConfig(**fields)
-    if config.interval not in ("step", "epoch"):
-        raise ConfigurationError(
-            f"lr_scheduler interval={config.interval!r}: use 'step' or 'epoch'"
-        )
-    if isinstance(scheduler, ReduceLROnPlateau) and config.monitor is None:
+    made = SchedulerConfig(**fields)
+    if made.interval not in ("step", "epoch"):
+        raise ConfigurationError(f"lr_scheduler interval={made.interval!r}: use 'step' or 'epoch'")
+    if isinstance(scheduler, ReduceLROnPlateau) and made.monitor is None:
         raise ConfigurationError("ReduceLROnPlateau needs 'monitor': the name of a logged value")
-    return config
+    return made

@@ -76,9 +76,7 @@ class Precision:
 
     def __init__(self, name: str, device_type: str) -> None:
         if name not in NAMES:
-            raise ConfigurationError(
-                f"precision={shown(name)} is unknown{nearest(str(name), NAMES)}"
-            )
+            raise ConfigurationError(f"precision={shown(name)} is unknown{nearest(name, NAMES)}")
         self.name = name
         self.device_type = device_type
         self.dtype = _AUTOCAST.get(name)
@@ -90,8 +88,7 @@ class Precision:
         self._has_skipped = False
         self._unscaled: set[int] = set()
         """The optimizers whose gradients are unscaled, until the next backward or step."""
-        self._has_scaled = False
-        """Whether the scaler has seen gradients since its last update."""
+        self._has_scaled = False  # whether the scaler has seen gradients since its last update
         self._is_together = False
 
     def skip_together(self) -> None:

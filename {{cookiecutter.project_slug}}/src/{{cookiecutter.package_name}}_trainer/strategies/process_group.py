@@ -3,7 +3,7 @@
 import datetime
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..launch import collectives, hangs, rendezvous, reports
 from ..launch.cluster import Layout
-from .base import DataLayout, StepOutput, Strategy
+from .base import DataLayout, Devices, StepOutput, Strategy
 from .engine_optimizers import EngineGroups
 from .gradients.averaging import GradientAverage, accumulated_once
 from .gradients.same_use import SameUse
@@ -26,8 +26,7 @@ from .limits import Limits
 from .optimizers import Optimization
 from .precision import Precision
 
-# torch's own timeouts should report first.
-_SECONDS_FOR_TORCH = 10.0
+_SECONDS_FOR_TORCH = 10.0  # torch's own timeouts should report first
 
 
 def backends(requested: str | None, device_type: str) -> str:
@@ -76,9 +75,7 @@ class ProcessGroupStrategy(Strategy):
     def __init__(self, timeout_seconds: float = 600.0) -> None:
         self.timeout_seconds = timeout_seconds
 
-    def connect(
-        self, layout: Layout, devices: Sequence[torch.device], precision: Precision
-    ) -> None:
+    def connect(self, layout: Layout, devices: Devices, precision: Precision) -> None:
         super().connect(layout, devices, precision)
         self.layout = layout
         collectives.timeout_seconds = self.timeout_seconds
@@ -121,8 +118,7 @@ class ProcessGroupStrategy(Strategy):
     def start_equal(tensors: Iterable[Tensor], sources: Mapping[int, int] | None = None) -> None:
         """Broadcast parameters and buffers: rank 0's, as torch's DDP does, or by id another's."""
         for tensor in tensors:
-            source = (sources or {}).get(id(tensor), 0)
-            collectives.broadcast_in_place(tensor.detach(), source)
+            collectives.broadcast_in_place(tensor.detach(), (sources or {}).get(id(tensor), 0))
 
     @property
     def data(self) -> DataLayout:

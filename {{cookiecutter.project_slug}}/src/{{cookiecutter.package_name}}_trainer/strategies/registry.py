@@ -19,12 +19,10 @@ from ..options import class_paths, values
 from .base import Strategy
 from .limits import Launcher, Limits
 
-# First in the help, because they need no package but torch.
-_FIRST = ("replicated", "fsdp")
+_FIRST = ("replicated", "fsdp")  # first in the help, because they need no package but torch
 # A year: larger values overflow the nanoseconds of C++.
 _LONGEST_TIMEOUT = 365 * 24 * 3600
-# Of a file; one without it is imported when it is used.
-_DECLARATION = "\nREGISTRATION = "
+_DECLARATION = "\nREGISTRATION = "  # of a file; one without it is imported when it is used
 
 
 @dataclass(frozen=True)
@@ -75,12 +73,6 @@ class Entry:
     def _limited(self, limits: Limits) -> Limits:
         launcher, most = self.launcher or limits.launcher, self.max_nodes or limits.max_nodes
         return replace(limits, launcher=launcher, max_nodes=most)
-
-    def below(self, package: str) -> "Entry":
-        """The same entry with the full path of its class."""
-        if not isinstance(self.strategy, str):
-            return self
-        return replace(self, strategy=f"{package}.{self.strategy}")
 
 
 @dataclass(frozen=True)
@@ -212,7 +204,8 @@ def _add(package: str, declared: Registration) -> None:
     for name, entry in declared.strategies.items():
         if name in _ENTRIES:
             raise RuntimeError(f"{package} declares strategy {name!r}, which exists already")
-        _ENTRIES[name] = entry.below(package)
+        named = isinstance(entry.strategy, str)
+        _ENTRIES[name] = replace(entry, strategy=f"{package}.{entry.strategy}") if named else entry
     _REFUSED.update(declared.refused)
     devices.ENGINE_HARDWARE.update(declared.accelerators)
     for source in declared.cluster_sources:

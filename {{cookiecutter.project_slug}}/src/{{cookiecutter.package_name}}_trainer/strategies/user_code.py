@@ -146,8 +146,7 @@ class _Missing(_Guarded, nn.Parameter):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func not in _ALLOWED:
-            leaves = tree_leaves((args, kwargs))
-            missing = (leaf for leaf in leaves if isinstance(leaf, _Missing))
+            missing = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, _Missing))
             if not all(map(cls.guard.is_held, missing)):
                 raise cls.guard.error("weights")
         call: Any = super().__torch_function__  # a parameter's calls the function plainly

@@ -17,10 +17,8 @@ from ...launch import failures
 from ..clipping import clip_gradients
 from ..optimizers import Optimization
 
-# What a worker sends instead of a signal when it ends as intended.
-_LEAVES = -1
-# Workers meet when the slowest has made its steps of the epoch.
-MOST_TO_MEET = timedelta(days=1)
+_LEAVES = -1  # what a worker sends instead of a signal when it ends as intended
+MOST_TO_MEET = timedelta(days=1)  # workers meet when the slowest has made its steps of the epoch
 
 Gradients = Sequence[Tensor | None]
 """Of each parameter; ``None`` if it was not used."""
@@ -42,14 +40,10 @@ class Server:
         """The weights of the worker of this process, which its user's code may have changed."""
         self._bound = math.inf if max_staleness is None else max_staleness
         self._timeout = timeout
-        self._version = 0
-        """Number of steps made."""
-        self._computing: dict[int, int] = {}
-        """By worker that computes: the version of its weights."""
-        self._waiting: dict[int, Gradients] = {}
-        """By worker that waits for a step."""
-        self._started = [0] * workers
-        """Number of steps that each worker has started."""
+        self._version = 0  # number of steps made
+        self._computing: dict[int, int] = {}  # by worker that computes: the version of its weights
+        self._waiting: dict[int, Gradients] = {}  # by worker that waits for a step
+        self._started = [0] * workers  # number of steps that each worker has started
         self._signal = self._last = 0
         """The signal on which all workers stop, and after which of their steps."""
         self._changed = threading.Condition()

@@ -4,18 +4,17 @@ Source: https://fairscale.readthedocs.io/en/stable/api/nn/sharded_ddp.html
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from ...errors import UserError, refuse
 from ...launch.cluster import Layout
 from ...module import TrainingModule
 from ...options import Options
-from ..base import StepModule, StepOutput
+from ..base import Devices, StepModule, StepOutput
 from ..clipping import clip_gradients
 from ..engine_optimizers import EngineGroups, problems_of, sharded_optimizer
 from ..gradients import sparse
@@ -75,9 +74,7 @@ class DDPSharded(ProcessGroupStrategy):
         note = "at most: gradients wait for the network"
         return memory(sharded, work=sizes.work(), step=step, note=note)
 
-    def connect(
-        self, layout: Layout, devices: Sequence[torch.device], precision: Precision
-    ) -> None:
+    def connect(self, layout: Layout, devices: Devices, precision: Precision) -> None:
         # Import before there is a process group, which would become a default argument.
         from . import replica  # noqa: F401
 

@@ -146,11 +146,9 @@ class FSDP(ProcessGroupStrategy):
         need = memory(mine, work=sizes.work(share) + gathered, gathered=gathered, mark="unverified")
         if not self.offload or sizes.is_on_host:
             return need
-        host = mine.parameters + mine.gradients + mine.optimizer + mine.step
+        host = sizes.devices * (mine.parameters + mine.gradients + mine.optimizer + mine.step)
         peak = sizes.activations + gathered
-        return replace(
-            need, peak=peak, parameters=0, gradients=0, optimizer=0, host=host * sizes.devices
-        )
+        return replace(need, peak=peak, parameters=0, gradients=0, optimizer=0, host=host)
 
     def place(self, module: TrainingModule) -> None:
         refuse_sharded(module)

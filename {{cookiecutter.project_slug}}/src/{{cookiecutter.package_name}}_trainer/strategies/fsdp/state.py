@@ -89,8 +89,7 @@ def groups_split(optimizer: Optimizer) -> Iterator[None]:
     if all(len(pieces) <= 1 for pieces in parts):
         yield
         return
-    names = {"foreach", "fused"}
-    kept = [{key: group[key] for key in names & group.keys()} for group in groups]
+    kept = [{key: group[key] for key in {"foreach", "fused"} & group.keys()} for group in groups]
     if type(optimizer).__module__.startswith("torch.optim"):
         optimizer.param_groups = [new for replacing in parts for new in replacing]
     else:

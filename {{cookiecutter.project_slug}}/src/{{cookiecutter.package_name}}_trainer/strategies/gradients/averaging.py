@@ -21,8 +21,7 @@ from ...errors import UserError
 from ...launch import collectives
 from . import sparse
 
-# If processes have different kinds, the maximum is used.
-_NONE, _SPARSE, _DENSE = range(3)
+_NONE, _SPARSE, _DENSE = range(3)  # if processes have different kinds, the maximum is used
 
 
 class GradientAverage:

@@ -80,15 +80,13 @@ class SameUse:
         self._handles: list[RemovableHandle] = []
 
     def watch(
-        self,
-        units: Mapping[str, nn.Module],
-        is_gathered: Callable[[nn.Module], bool] = lambda _: True,
+        self, units: Mapping[str, nn.Module], gathers: Callable[[nn.Module], bool] = lambda _: True
     ) -> None:
         """Also compare calls of modules, by name, if they gather the parameters of a module."""
 
         @torch.compiler.disable  # type: ignore[untyped-decorator]
         def called(name: str, unit: nn.Module, *_: Any) -> None:
-            if is_gathered(unit):
+            if gathers(unit):
                 self.note(f"uses {name}")
 
         for name, unit in units.items():  # before the engine's own hook, which gathers

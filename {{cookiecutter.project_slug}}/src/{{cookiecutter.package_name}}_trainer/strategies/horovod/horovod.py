@@ -4,7 +4,7 @@ Source: https://horovod.readthedocs.io/en/stable/pytorch.html
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from ...errors import UserError
 from ...launch.cluster import Layout
 from ...module import TrainingModule
-from ..base import StepOutput
+from ..base import Devices, StepOutput
 from ..engine_optimizers import EngineGroups, copy_settings, not_created
 from ..gradients.averaging import GradientAverage, copy_gradient, leaving_out_unused
 from ..gradients.sparse import sparse_parameters
@@ -79,9 +79,7 @@ class Horovod(ProcessGroupStrategy):
         buckets = 0 if _is_exact(sizes.accelerator) else _FUSION
         return memory(sizes, work=work, buckets=buckets, mark="unverified")
 
-    def connect(
-        self, layout: Layout, devices: Sequence[torch.device], precision: Precision
-    ) -> None:
+    def connect(self, layout: Layout, devices: Devices, precision: Precision) -> None:
         import horovod.torch as hvd
 
         seconds = str(max(1, round(self.timeout_seconds)))

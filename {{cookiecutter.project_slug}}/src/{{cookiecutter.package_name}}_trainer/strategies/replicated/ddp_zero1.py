@@ -32,5 +32,4 @@ class DDPZeRO1(DDP):
 
     def memory(self, sizes: Sizes) -> Memory:
         share = sizes.largest_share()
-        sharded = replace(divided(sizes, optimizer=share), step=sizes.step_of(share))
-        return super().memory(sharded)
+        return super().memory(replace(divided(sizes, optimizer=share), step=sizes.step_of(share)))

@@ -18,7 +18,7 @@ from ...data import moving
 from ...data.samples import Splitter, batch_length, counts_of, part_sizes
 from ...errors import UserError, one_line
 from ...module import TrainingModule
-from ..base import STAGES, Stage, StepModule, Strategy, read_loss, refuse_others
+from ..base import STAGES, Devices, Stage, StepModule, Strategy, read_loss, refuse_others
 from ..limits import Limits
 from ..memory import Memory, Sizes, memory
 from .ddp import DDP
@@ -40,10 +40,7 @@ class ReplicatedStep(StepModule):
     """
 
     def __init__(
-        self,
-        module: TrainingModule,
-        device_list: Sequence[torch.device],
-        dtype: torch.dtype | None = None,
+        self, module: TrainingModule, device_list: Devices, dtype: torch.dtype | None = None
     ) -> None:
         super().__init__(module)
         self._devices = device_list

@@ -7,7 +7,7 @@ Source: https://docs.pytorch.org/xla/release/r2.9/index.html
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from ...launch.cluster import Layout
 from ...logging import torchmetrics_state
 from ...module import TrainingModule
 from ...options import Options
-from ..base import RankLocal, Stage
+from ..base import Devices, RankLocal, Stage
 from ..gradients import sparse
 from ..gradients.averaging import GradientAverage
 from ..limits import Limits
@@ -90,14 +90,11 @@ class XLA(ProcessGroupStrategy):
         note = "the compiler decides what is alive"
         return replace(super().memory(sizes), mark="unverified", note=note)
 
-    def connect(
-        self, layout: Layout, devices: Sequence[torch.device], precision: Precision
-    ) -> None:
+    def connect(self, layout: Layout, devices: Devices, precision: Precision) -> None:
         first = devices[0]
         device = _start(layout, None if first.type == "cpu" else first.index)
         self._is_cpu = first.type == "cpu"
-        # The process group is of the hosts: gloo.
-        host = [torch.device("cpu")]
+        host = [torch.device("cpu")]  # the process group is of the hosts: gloo
         super().connect(layout, host, Precision(precision.name, device.type))
         self.device = device
 

@@ -65,8 +65,7 @@ class Sizes:
     shard: int = 1
     tensor: int = 1
 
-    # So that plans import nothing of this family, which a project may leave out.
-    styles = styles
+    styles = styles  # so that plans import nothing of this family, which a project may leave out
 
     def problems(self) -> list[str]:
         """One line for each error that can be found without the number of processes."""

@@ -22,8 +22,7 @@ from .stages import Boundary, Step
 
 Context = Callable[[], AbstractContextManager[None]]
 _REPEATS = 3
-# A parameter, its gradient, and two states of an optimizer such as Adam.
-_COPIES_OF_PARAMETERS = 4
+_COPIES_OF_PARAMETERS = 4  # a parameter, its gradient, and two states of an optimizer such as Adam
 
 
 @dataclass(frozen=True)
@@ -66,8 +65,7 @@ class Shape:
         """Number of children of each stage; by parameters, if there are no measurements."""
         if not isinstance(self.balance, str):
             return list(self.balance)
-        # A shared parameter counts where it is first used.
-        costs, seen = list[float](), set[int]()
+        costs, seen = list[float](), set[int]()  # a shared parameter counts where it is first used
         for child in getattr(module, ATTRIBUTE):
             costs.append(sum(p.numel() for p in child.parameters() if id(p) not in seen))
             seen.update(map(id, child.parameters()))

@@ -27,8 +27,7 @@ from ...precision import Precision
 from .activations import Spec, Uses, alias, pack, unpack
 from .partition import ATTRIBUTE, Processes, arguments
 
-# Schedules of the latest shapes of batches: each holds the tensors that it receives.
-_KEPT = 4
+_KEPT = 4  # schedules of the latest shapes of batches: each holds the tensors that it receives
 # Errors of torch, and what a pipeline has to do with them.
 _CHANGED = "modified by an inplace operation"
 _EXPLAINED = {
@@ -167,8 +166,7 @@ class OwnStage:
         self._received: Spec | None = None
         self._given: Spec | None = None
         self._uses: dict[Spec, Uses] = defaultdict(Uses)
-        self._steps: Iterator[Step] = iter(())
-        """The micro-batches that are not begun."""
+        self._steps: Iterator[Step] = iter(())  # the micro-batches that are not begun
         self._loss = torch.zeros(())
         self._open_links()
 

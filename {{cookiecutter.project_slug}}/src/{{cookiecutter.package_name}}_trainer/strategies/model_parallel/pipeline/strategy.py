@@ -97,8 +97,7 @@ class Sequential(ProcessGroupStrategy):
         return max(1, processes // self.shape.processes(processes))
 
     def memory(self, sizes: memory.Sizes) -> memory.Memory:
-        # Of stages of the same size, with all micro-batches in one.
-        cut = 1 / sizes.ranks
+        cut = 1 / sizes.ranks  # of stages of the same size, with all micro-batches in one
         mine = memory.divided(sizes, parameters=cut, gradients=cut, optimizer=cut).computing(cut)
         mine = replace(mine, step=sizes.step_of(cut))
         work = mine.gradients + mine.activations

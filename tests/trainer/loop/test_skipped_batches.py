@@ -9,7 +9,7 @@ import pytest
 import torch
 from my_project_trainer.callbacks import EMA
 from my_project_trainer.launch.start import run_in_processes
-from test_skipping import Batches, Noted, check
+from test_skipping import Noted, check
 from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
@@ -73,9 +73,9 @@ Plain = Callable[..., dict[str, Tensor]]
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Plain:
     """Trains with plain torch, on the batches of four samples that one process reads."""
-    batches = Batches()
-    fit(averaging_subject.Net(), tmp_path_factory.mktemp("one"), callbacks=[batches])
-    assert len(batches.read) == BATCHES
+    records = averaging_subject.Records()
+    fit(averaging_subject.Net(), tmp_path_factory.mktemp("one"), callbacks=[records])
+    assert len(records.batches) == BATCHES
 
     def train(
         skipped: Collection[int], accumulate: int = 1, module: Any = None
@@ -85,7 +85,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Plain:
         for start in range(0, BATCHES, accumulate):
             kept = [n for n in range(start, start + accumulate) if n not in skipped]
             optimizer.zero_grad()
-            for x, y in (batches.read[number] for number in kept):
+            for x, y in (records.batches[number] for number in kept):
                 loss = nn.functional.mse_loss(module.sequential_module(x), y)
                 (loss / accumulate).backward()
             if kept:
@@ -184,9 +184,9 @@ def test_devices_of_a_process_skip_together(tmp_path: Path, plain: Plain) -> Non
             is_first = bool(batch[0][0].equal(firsts[batch_idx]))
             return None if batch_idx in (2, 5) and not is_first else loss
 
-    batches = Batches()
-    fit(averaging_subject.Net(), tmp_path, callbacks=[batches])
-    firsts = [x[0] for x, _ in batches.read]
+    records = averaging_subject.Records()
+    fit(averaging_subject.Net(), tmp_path, callbacks=[records])
+    firsts = [x[0] for x, _ in records.batches]
     fit(One(()), tmp_path / "dp", strategy="dp", devices=2)
     check(tmp_path / "dp", plain((2, 5)))
 

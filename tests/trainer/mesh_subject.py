@@ -25,6 +25,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 from torchmetrics import SumMetric
 
+from fitting import quiet
 from my_project.tasks.language_model import LanguageModel
 
 CONTEXT, SAMPLES, BATCH, STEPS, STOP = 8, 22, 8, 5, 2
@@ -159,20 +160,9 @@ def order(folder: Path, options: str) -> None:
 
 def make_trainer(folder: Path, name: str, strategy: str, devices: int, **options: Any) -> Any:
     """A trainer whose global batch does not depend on the number of replicas."""
-    shared = {
-        "accelerator": "cpu",
-        "global_batch_size": BATCH,
-        "max_steps": STEPS,
-        "gradient_clip_val": 0.05,
-        "log_every_n_steps": 1,
-        "checkpoint_every_n_steps": 1,
-        "loggers": [],
-        "enable_progress_bar": False,
-        "default_root_dir": folder,
-    }
-    return trainer.Trainer(
-        **{**shared, "run_name": name, "strategy": strategy, "devices": devices, **options}
-    )
+    shared = {"global_batch_size": BATCH, "max_steps": STEPS, "gradient_clip_val": 0.05}
+    shared |= {"log_every_n_steps": 1, "checkpoint_every_n_steps": 1, "default_root_dir": folder}
+    return quiet(**shared | {"run_name": name, "strategy": strategy, "devices": devices} | options)
 
 
 def write(folder: Path, name: str, run: Any, values: dict[str, Any]) -> None:

@@ -15,6 +15,8 @@ from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader
 
+from fitting import quiet
+
 Pair = namedtuple("Pair", "x y")
 
 
@@ -182,15 +184,7 @@ def trained(make: Any, strategy: str, devices: int, folder: Path) -> torch.Tenso
     """The parameters of a module after two epochs."""
     torch.manual_seed(1)
     module = make()
-    trainer.Trainer(
-        accelerator="cpu",
-        strategy=strategy,
-        devices=devices,
-        max_epochs=2,
-        default_root_dir=folder,
-        run_name=strategy,
-        enable_progress_bar=False,
-    ).fit(module)
+    quiet(strategy=strategy, devices=devices, max_epochs=2, default_root_dir=folder).fit(module)
     return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
 
 

@@ -32,6 +32,8 @@ OPTIONS = {
 class Net(trainer.TrainingModule):
     """A small network; its third and first layers share their weights."""
 
+    batch_size = 4
+
     def __init__(self) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(5)
@@ -58,7 +60,7 @@ class Net(trainer.TrainingModule):
         return torch.optim.SGD(trained, lr=0.1, momentum=0.5)
 
     def train_dataloader(self) -> DataLoader[Any]:
-        return DataLoader(TensorDataset(*_data(32)), batch_size=4)
+        return DataLoader(TensorDataset(*_data(32)), batch_size=self.batch_size)
 
     def val_dataloader(self) -> DataLoader[Any]:
         return DataLoader(TensorDataset(*validation_data()), batch_size=4)

@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 from torchmetrics import SumMetric
 
-from fitting import quiet
+from fitting import Descends, quiet
 from my_project.tasks.language_model import LanguageModel
 
 CONTEXT, SAMPLES, BATCH, STEPS, STOP = 8, 22, 8, 5, 2
@@ -51,7 +51,7 @@ class GPT(LanguageModel):
         self.log("count", len(batch), reduce_fx="sum")
 
 
-class Drawing(trainer.TrainingModule):
+class Drawing(Descends):
     """Draws numbers outside and inside of a sharded module, and inside of one computed again."""
 
     def __init__(self) -> None:
@@ -87,9 +87,6 @@ class Drawing(trainer.TrainingModule):
         return DataLoader(torch.arange(4.0 * SAMPLES).view(SAMPLES, 4), batch_size=4)
 
     val_dataloader = train_dataloader
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 class Undeclared(Drawing):

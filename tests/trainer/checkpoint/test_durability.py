@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from my_project_trainer import TrainingModule
 from my_project_trainer.checkpoint import tensor_files, writing
 from my_project_trainer.checkpoint.reading import Checkpoint
 from my_project_trainer.checkpoint.run_directory import complete
@@ -20,7 +19,7 @@ from my_project_trainer.launch import collectives, files
 from tests.project import ROOT
 from torch import Tensor, nn
 
-from fitting import quiet
+from fitting import Descends, quiet
 
 
 class Events:
@@ -162,7 +161,7 @@ def test_checkpoints_are_set_aside_from_the_newest_on(
     assert [path.name[-1] for path in complete(tmp_path)] == ["1", "2", "3"]
 
 
-class Line(TrainingModule):
+class Line(Descends):
     """One weight."""
 
     def __init__(self) -> None:
@@ -171,9 +170,6 @@ class Line(TrainingModule):
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         return (self.weight * batch).sum()
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 @pytest.mark.parametrize(

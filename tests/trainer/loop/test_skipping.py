@@ -96,9 +96,7 @@ def test_all_micro_batches_of_the_step_are_left_out(
     tmp_path: Path, expected: dict[str, Tensor]
 ) -> None:
     class Halves(Skips):
-        def train_dataloader(self) -> Any:
-            whole = super().train_dataloader()
-            return torch.utils.data.DataLoader(whole.dataset, batch_size=2)
+        batch_size = 2
 
     fit(Halves(batch=5), tmp_path, accumulate_grad_batches=2, **{**FIVE, "global_batch_size": None})
     check(tmp_path, expected)

@@ -149,24 +149,26 @@ def test_every_choice_of_a_menu_is_listed() -> None:
 
 def test_a_choice_is_given_by_its_number(tmp_path: Path) -> None:
     done = command("--no-input", "license=4", "fairscale=2", "ci=3", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
+    project = tmp_path / "my-project"
+    assert (done.returncode, done.stdout, done.stderr) == (0, NEXT_STEPS % project, "")
     chosen = {"license": "Proprietary", "fairscale": "no", "ci": "none"}
-    check_works(tmp_path / "my-project", DEFAULTS | chosen)
+    check_works(project, DEFAULTS | chosen)
 
 
 def test_names_beyond_ascii_are_taken_in_any_locale(tmp_path: Path) -> None:
     """Where Python takes the command line and the terminal for ASCII, bytes come as surrogates."""
     environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0"}
     given = subprocess.run(
-        [*COOKIECUTTER, "--no-input", "author_name=Zoë", "project_name=Größe"],
+        [*COOKIECUTTER, "--no-input", "author_name=Zoë", "project_name=Größe: 5 Äpfel"],
         cwd=tmp_path,
         env=environment,
         capture_output=True,
         timeout=600,
     )
     assert (given.returncode, given.stderr) == (0, b"")
-    names = {"project_name": "Größe", "project_slug": "grosse", "package_name": "grosse"}
-    check_works(tmp_path / "grosse", DEFAULTS | names | {"author_name": "Zoë"})
+    names = {"project_slug": "grosse-5-apfel", "package_name": "grosse_5_apfel"}
+    names |= {"project_name": "Größe: 5 Äpfel", "author_name": "Zoë"}
+    check_works(tmp_path / "grosse-5-apfel", DEFAULTS | names)
     typed = subprocess.run(
         COOKIECUTTER,
         cwd=tmp_path,

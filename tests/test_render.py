@@ -156,12 +156,6 @@ def test_a_user_s_tests_are_few_and_no_file_of_tests_is_long(project: Path) -> N
     assert long == {}
 
 
-def test_derived_names(tmp_path: Path) -> None:
-    project = render(tmp_path, {"project_name": "Größe: 5 Äpfel"})
-    assert project.name == "grosse-5-apfel"
-    assert (project / "src" / "grosse_5_apfel").is_dir()
-
-
 def test_the_command_with_prompts(tmp_path: Path) -> None:
     answers = ["Night Train", "O'Brien", "1", "", "trains", 'O\'Brien trains "it"', "", "1.2.3"]
     answers += ["MIT", "5", "no", "2", "yes", "no", "yes", "no", "1", "2", "1"]
@@ -196,13 +190,6 @@ def test_the_command_with_prompts(tmp_path: Path) -> None:
     }
     check_works(project, expected)
     assert done.stdout.endswith(NEXT_STEPS % project)
-
-
-def test_the_command_without_prompts(tmp_path: Path) -> None:
-    done = command("--no-input", "author_name=O'Brien", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == NEXT_STEPS % (tmp_path / "my-project")
-    check_works(tmp_path / "my-project", DEFAULTS | {"author_name": "O'Brien"})
 
 
 def test_the_render_says_which_template_made_it(project: Path) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
+from fitting import quiet
 from live_storages import Live
 
 DECAY = 0.7
@@ -30,6 +31,8 @@ OPTIONS = {
 
 class Net(trainer.TrainingModule):
     """A small network; its third and first layers share their weights."""
+
+    batch_size = 4
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +60,7 @@ class Net(trainer.TrainingModule):
         return torch.optim.SGD(trained, lr=0.1, momentum=0.5)
 
     def train_dataloader(self) -> DataLoader[Any]:
-        return DataLoader(TensorDataset(*_data(32)), batch_size=4)
+        return DataLoader(TensorDataset(*_data(32)), batch_size=self.batch_size)
 
     def val_dataloader(self) -> DataLoader[Any]:
         return DataLoader(TensorDataset(*validation_data()), batch_size=4)
@@ -105,19 +108,10 @@ def counted_state(fit: Any) -> dict[str, Any]:
 def fit(strategy: str, devices: int, steps: int, name: str, **options: Any) -> Records:
     """Train, from the newest checkpoint of a run if it has one."""
     records = Records()
-    made = trainer.Trainer(
-        accelerator="cpu",
-        devices=devices,
-        strategy=strategy,
-        strategy_options=OPTIONS.get(strategy),
-        global_batch_size=4,
-        max_steps=steps,
-        val_every_n_steps=2,
-        callbacks=[EMA(DECAY), records],
-        run_name=name,
-        enable_progress_bar=False,
-        **{"resume": "auto"} | options,
-    )
+    shared = {"global_batch_size": 4, "val_every_n_steps": 2, "callbacks": [EMA(DECAY), records]}
+    shared |= {"strategy": strategy, "devices": devices, "strategy_options": OPTIONS.get(strategy)}
+    shared |= {"max_steps": steps, "run_name": name, "resume": "auto", "loggers": ["csv"]}
+    made = quiet(**shared | options)
     with made.building():
         model = Net()
     SAVES.clear()

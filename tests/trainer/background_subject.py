@@ -17,6 +17,8 @@ from my_project_trainer.checkpoint.writing import Checkpoints
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from fitting import quiet
+
 WIDTH, STEPS = 192, 4  # half a weight is larger than what is copied at once
 
 
@@ -104,14 +106,12 @@ def main(folder: Path, devices: int, strategy: str, cases: list[str]) -> None:
     for case in cases:
         model, more = CASES[case]
         for name in ("sync", "async"):
-            run = trainer.Trainer(
-                **{"accelerator": "cpu", "devices": devices, "strategy": strategy},
-                **{"strategy_options": options, "max_steps": STEPS, "keep_checkpoints": STEPS},
-                **{"loggers": [], "enable_progress_bar": False, "default_root_dir": folder},
+            quiet(
+                **{"devices": devices, "strategy": strategy, "strategy_options": options},
+                **{"max_steps": STEPS, "keep_checkpoints": STEPS, "default_root_dir": folder},
                 **{"checkpoint_every_n_steps": 1, "async_checkpoints": name == "async"},
                 **{"run_name": f"{case}-{name}", **more},
-            )
-            run.fit(model())
+            ).fit(model())
 
 
 if __name__ == "__main__":

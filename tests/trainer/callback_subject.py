@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
+from fitting import quiet
+
 
 class Net(trainer.TrainingModule):
     """A linear layer; its validation loss falls, and then rises by what is added to it."""
@@ -161,15 +163,9 @@ class _Writes(BestCheckpoint):
 
 
 def _fit_on_two_ranks(folder: Path) -> None:
-    fit = trainer.Trainer(
-        accelerator="cpu",
-        devices=2,
-        strategy="ddp",
-        max_epochs=20,
-        default_root_dir=folder,
-        run_name="run",
-        callbacks=[_Writes("own"), Stops(at=7, rank=1)],
-    )
+    callbacks = [_Writes("own"), Stops(at=7, rank=1)]
+    shared = {"max_epochs": 20, "default_root_dir": folder, "run_name": "run"}
+    fit = quiet(devices=2, strategy="ddp", callbacks=callbacks, **shared)
     with fit.building():
         model = _Own()
         fit.fit(model)

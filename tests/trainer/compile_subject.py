@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
-import my_project_trainer as trainer
 import torch
 from my_project_trainer.checkpoint import reading
 from my_project_trainer.loop import compilation
@@ -20,7 +19,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInpu
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
-from fitting import quiet
+from fitting import Descends, quiet
 from my_project.tasks.language_model import LanguageModel
 
 CONTEXT, SAMPLES, BATCH, STEPS = 8, 16, 8, 3
@@ -81,7 +80,7 @@ class Gather(nn.Module):
         return whole * torch.arange(4.0)
 
 
-class Sliced(trainer.TrainingModule):
+class Sliced(Descends):
     """A sharded layer, whose output a compiled module gathers."""
 
     parallelize_plan: ClassVar = {"layer": ColwiseParallel(use_local_output=False)}
@@ -99,9 +98,6 @@ class Sliced(trainer.TrainingModule):
     def train_dataloader(self) -> Any:
         samples = torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(1))
         return DataLoader(list(samples), batch_size=BATCH)
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 def use_backend(name: str) -> None:

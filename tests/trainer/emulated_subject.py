@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import my_project_trainer as trainer
 import torch
 from my_project_trainer import strategies
 from my_project_trainer.data import moving
@@ -28,6 +27,7 @@ import emulated_gpu
 import emulated_operations
 from emulated_gpu import NAME
 from emulated_models import ADAMW, Manual, Measured, Model
+from fitting import quiet
 
 STEPS = 8
 SAVED = 6
@@ -93,18 +93,9 @@ def data(batches: int = STEPS) -> DataLoader[Any]:
 
 def make_trainer(folder: Path, accelerator: str, **options: Any) -> Any:
     """A trainer for a fit of so many steps, with a checkpoint within."""
-    defaults = {
-        "devices": 1,
-        "max_epochs": 1,
-        "log_every_n_steps": 1000,
-        "checkpoint_every_n_steps": SAVED,
-        "enable_progress_bar": False,
-        "loggers": ["csv"],
-        "keep_checkpoints": 3,
-    }
-    return trainer.Trainer(
-        accelerator=accelerator, default_root_dir=folder, **{**defaults, **options}
-    )
+    shared = {"max_epochs": 1, "log_every_n_steps": 1000, "checkpoint_every_n_steps": SAVED}
+    shared |= {"accelerator": accelerator, "default_root_dir": folder}
+    return quiet(**shared | {"loggers": ["csv"], "keep_checkpoints": 3} | options)
 
 
 def trained(fit: Fit, folder: Path, accelerator: str = "gpu", **more: Any) -> tuple[Any, Model]:

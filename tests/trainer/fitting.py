@@ -21,6 +21,13 @@ from tests.project import succeed
 from torch import Tensor
 
 
+class Descends(trainer.TrainingModule):
+    """Of plain SGD."""
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
 def quiet(**options: Any) -> trainer.Trainer:
     """One that trains in this process; it shows and logs nothing unless it is told to."""
     shared = {"accelerator": "cpu", "devices": 1, "enable_progress_bar": False, "loggers": []}

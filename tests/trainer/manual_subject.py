@@ -20,6 +20,8 @@ from torch.nn.functional import mse_loss
 from torch.optim import SGD
 from torch.utils.data import DataLoader, TensorDataset
 
+from fitting import quiet
+
 SAMPLES = 48
 
 
@@ -177,17 +179,9 @@ def main(processes: int, folder: Path, *options: str) -> None:
     for model in MODELS:
         if only not in (None, model.__name__):
             continue
-        run = trainer.Trainer(
-            **{
-                "accelerator": "cpu",
-                "devices": processes,
-                "max_epochs": 1,
-                "loggers": [],
-                "enable_progress_bar": False,
-                "default_root_dir": folder / model.__name__,
-                **{name.removeprefix("--"): _value(value) for name, value in given.items()},
-            }
-        )
+        options = {name.removeprefix("--"): _value(value) for name, value in given.items()}
+        shared = {"max_epochs": 1, "default_root_dir": folder / model.__name__}
+        run = quiet(devices=processes, **shared | options)
         module = model()
         run.fit(module)
         tensors = {name: local(each).contiguous() for name, each in module.state_dict().items()}

@@ -20,6 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, TensorDataset
 
+from fitting import quiet
+
 LAYERS, WIDTH = 8, 64
 TENSOR = 4 * WIDTH * WIDTH  # bytes
 OPTIONS = {"fsdp": {"unit_parameters": 1}}
@@ -119,10 +121,9 @@ def main(folder: Path, devices: int, strategies: list[str]) -> None:
         noted: dict[str, dict[str, int]] = {"save": {}, "resume": {}}
         FitLoop._save_once = counted(save, noted["save"])
         for steps, name in ((1, "first"), (2, "second")):
-            run = trainer.Trainer(
-                **{"accelerator": "cpu", "devices": devices, "strategy": strategy},
-                **{"strategy_options": OPTIONS.get(strategy, {}), "max_steps": steps},
-                **{"loggers": [], "enable_progress_bar": False, "default_root_dir": folder},
+            run = quiet(
+                **{"devices": devices, "strategy": strategy, "max_steps": steps},
+                **{"strategy_options": OPTIONS.get(strategy, {}), "default_root_dir": folder},
                 run_name=f"{strategy}-{name}",
                 resume=str(folder / f"{strategy}-first") if steps == 2 else None,
             )

@@ -25,6 +25,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 from torchmetrics import SumMetric
 
+from fitting import Descends, quiet
 from my_project.tasks.language_model import LanguageModel
 
 CONTEXT, SAMPLES, BATCH, STEPS, STOP = 8, 22, 8, 5, 2
@@ -50,7 +51,7 @@ class GPT(LanguageModel):
         self.log("count", len(batch), reduce_fx="sum")
 
 
-class Drawing(trainer.TrainingModule):
+class Drawing(Descends):
     """Draws numbers outside and inside of a sharded module, and inside of one computed again."""
 
     def __init__(self) -> None:
@@ -86,9 +87,6 @@ class Drawing(trainer.TrainingModule):
         return DataLoader(torch.arange(4.0 * SAMPLES).view(SAMPLES, 4), batch_size=4)
 
     val_dataloader = train_dataloader
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 class Undeclared(Drawing):
@@ -159,20 +157,9 @@ def order(folder: Path, options: str) -> None:
 
 def make_trainer(folder: Path, name: str, strategy: str, devices: int, **options: Any) -> Any:
     """A trainer whose global batch does not depend on the number of replicas."""
-    shared = {
-        "accelerator": "cpu",
-        "global_batch_size": BATCH,
-        "max_steps": STEPS,
-        "gradient_clip_val": 0.05,
-        "log_every_n_steps": 1,
-        "checkpoint_every_n_steps": 1,
-        "loggers": [],
-        "enable_progress_bar": False,
-        "default_root_dir": folder,
-    }
-    return trainer.Trainer(
-        **{**shared, "run_name": name, "strategy": strategy, "devices": devices, **options}
-    )
+    shared = {"global_batch_size": BATCH, "max_steps": STEPS, "gradient_clip_val": 0.05}
+    shared |= {"log_every_n_steps": 1, "checkpoint_every_n_steps": 1, "default_root_dir": folder}
+    return quiet(**shared | {"run_name": name, "strategy": strategy, "devices": devices} | options)
 
 
 def write(folder: Path, name: str, run: Any, values: dict[str, Any]) -> None:

@@ -290,16 +290,6 @@ class CountedStore(dist.PrefixStore):
         return super().delete_key(key)
 
 
-class Overflowing(Even):
-    """In the third step one rank's loss overflows."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        # Small enough that nothing else overflows at the scaler's first scale.
-        loss = super().training_step(batch, batch_idx) * 1e-3
-        overflows = self.global_step == 2 and self.global_rank == 1
-        return loss * float("inf") if overflows else loss
-
-
 class Single(Even):
     """One parameter: a second rank has none to step, and so no gradient."""
 

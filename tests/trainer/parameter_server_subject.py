@@ -14,12 +14,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-import my_project_trainer as trainer
 from my_project_trainer.strategies.asynchronous import parameter_server
 from my_project_trainer.strategies.asynchronous.server import Clipping, Server
 from safetensors.torch import save_file
 from tests.conformance.subject import SAMPLES, Regression
 from torch import Tensor
+
+from fitting import quiet
 
 BATCH = 12
 
@@ -96,17 +97,9 @@ class Uneven(Regression):
 
 def main(folder: Path, options: dict[str, Any], subject: dict[str, Any]) -> None:
     """Train."""
-    defaults = {
-        "accelerator": "cpu",
-        "strategy": "parameter_server",
-        "global_batch_size": BATCH,
-        "log_every_n_steps": 1,
-        "loggers": ["csv"],
-        "enable_progress_bar": False,
-        "default_root_dir": folder,
-        "run_name": "run",
-    }
-    run = trainer.Trainer(**(defaults | options))
+    shared = {"strategy": "parameter_server", "global_batch_size": BATCH, "log_every_n_steps": 1}
+    shared |= {"loggers": ["csv"], "default_root_dir": folder, "run_name": "run"}
+    run = quiet(**shared | options)
     module = Uneven(**subject)
     parameter_server.Server = Watched  # type: ignore[misc]
     run.fit(module)

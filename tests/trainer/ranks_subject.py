@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from my_project_trainer import Trainer, TrainingModule
+from my_project_trainer import TrainingModule
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.aggregation import SumMetric
+
+from fitting import quiet
 
 
 class Unequal(TrainingModule):
@@ -89,15 +91,11 @@ def main(folder: Path, names: list[str]) -> None:
     for name in names:
         strategy = name.removesuffix("-manual")
         module = Unequal(manual=strategy != name)
-        run = Trainer(
-            **{"accelerator": "cpu", "devices": 2, "strategy": strategy, "max_epochs": 1},
+        run = quiet(
+            **{"devices": 2, "strategy": strategy, "strategy_options": {"timeout_seconds": 600}},
             **{"log_every_n_steps": 1, "val_every_n_steps": 1, "checkpoint_every_n_steps": 1},
             **{"default_root_dir": folder, "run_name": name, "loggers": ["csv"]},
-            **{
-                "enable_progress_bar": False,
-                "sanity_check": 0,
-                "strategy_options": {"timeout_seconds": 600},
-            },
+            **{"max_epochs": 1, "sanity_check": 0},
         )
         run.fit(module)
         found = module.seen | {"interface": os.environ.get("GLOO_SOCKET_IFNAME")}

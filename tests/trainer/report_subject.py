@@ -10,6 +10,8 @@ from my_project_trainer.callbacks import Profile
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from fitting import quiet
+
 STEPS = 8
 
 
@@ -37,19 +39,8 @@ class Model(trainer.TrainingModule):
 
 def fit(folder: Path, model: Model, batch: int, **options: Any) -> None:
     """Eight steps with batches of a size; three are recorded on each rank."""
-    made = trainer.Trainer(
-        **{
-            "accelerator": "cpu",
-            "devices": 1,
-            "max_steps": STEPS,
-            "log_every_n_steps": 100,
-            "enable_progress_bar": False,
-            "loggers": ["csv"],
-            "callbacks": [Profile(ranks=None)],
-            "default_root_dir": folder.parent,
-            "run_name": folder.name,
-            **options,
-        }
-    )
+    shared = {"max_steps": STEPS, "log_every_n_steps": 100, "callbacks": [Profile(ranks=None)]}
+    shared |= {"loggers": ["csv"], "default_root_dir": folder.parent, "run_name": folder.name}
+    made = quiet(**shared | options)
     samples = torch.ones(made.world_size * STEPS * batch, model.width)
     made.fit(model, DataLoader(TensorDataset(samples), batch_size=batch))

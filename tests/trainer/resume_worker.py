@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset
 
+from fitting import quiet
+
 
 class Augmented(Dataset[tuple[Tensor, int]]):
     """Noise from torch, NumPy and Python on each sample, different each time."""
@@ -93,18 +95,9 @@ def train(
     processes: int, loader_workers: int, folder: Path, run_name: str, **extra: Any
 ) -> tuple[Any, int]:
     """A run of two epochs; the steps that it made in all."""
-    run: Any = trainer.Trainer(
-        accelerator="cpu",
-        devices=processes,
-        max_epochs=2,
-        log_every_n_steps=1,
-        checkpoint_every_n_steps=1,
-        loggers=["csv"],
-        enable_progress_bar=False,
-        default_root_dir=folder,
-        run_name=run_name,
-        **extra,
-    )
+    shared = {"max_epochs": 2, "log_every_n_steps": 1, "checkpoint_every_n_steps": 1}
+    shared |= {"loggers": ["csv"], "default_root_dir": folder, "run_name": run_name}
+    run: Any = quiet(devices=processes, **shared, **extra)
     model = Model(loader_workers)
     run.fit(model)
     run.trained = {key: value.clone() for key, value in model.state_dict().items()}

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from my_project_trainer import DataModule, Trainer, TrainingModule
+from my_project_trainer import DataModule, TrainingModule
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
+
+from fitting import quiet
 
 
 class Points(DataModule):
@@ -75,11 +77,9 @@ def main(folder: Path, strategy: str, devices: int, fails: bool) -> None:
     """Fit and test."""
     Net.processes = devices
     module, data = Net(), Points(folder, fails)
-    run = Trainer(
-        **{"accelerator": "cpu", "devices": devices, "strategy": strategy, "max_steps": 3},
-        **{"default_root_dir": folder, "loggers": [], "enable_progress_bar": False},
-        strategy_options={} if devices == 1 else {"timeout_seconds": 600},
-    )
+    shared = {"strategy_options": {} if devices == 1 else {"timeout_seconds": 600}}
+    shared |= {"strategy": strategy, "max_steps": 3, "default_root_dir": folder}
+    run = quiet(devices=devices, **shared)
     run.fit(module, data)
     tested = run.test(module, data)
     found = {"calls": data.calls, "facts": module.facts, **tested}

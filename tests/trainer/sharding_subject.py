@@ -22,6 +22,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics.classification import MulticlassAccuracy
 
+from fitting import quiet
+
 TOKENS, WIDTH, LENGTH = 12, 8, 5
 SAMPLES = 25  # in evaluation the last batch has one sample: some rank has no part of it
 
@@ -145,20 +147,10 @@ def elements(tensors: Iterator[Tensor]) -> int:
 def main(folder: str, strategy: str, devices: str, *words: str) -> None:
     """Train, and with the trained weights predict."""
     options = {"unit_parameters": 200} if strategy in ("fsdp", "hsdp") else {}
-    run = trainer.Trainer(
-        accelerator="cpu",
-        devices=int(devices),
-        strategy=strategy,
-        strategy_options=options,
-        meta_device="meta" in words,
-        max_epochs=2,
-        global_batch_size=12,
-        log_every_n_steps=1,
-        loggers=["csv"],
-        enable_progress_bar=False,
-        default_root_dir=folder,
-        run_name="run",
-    )
+    shared = {"strategy": strategy, "devices": int(devices), "strategy_options": options}
+    shared |= {"max_epochs": 2, "global_batch_size": 12, "log_every_n_steps": 1, "run_name": "run"}
+    shared |= {"loggers": ["csv"], "meta_device": "meta" in words, "default_root_dir": folder}
+    run = quiet(**shared)
     with run.building():
         module = Tied(folder)
     run.fit(module)
@@ -179,17 +171,9 @@ def main(folder: str, strategy: str, devices: str, *words: str) -> None:
 
 def overflow(folder: str, strategy: str, devices: str) -> None:
     """Make a step that must be left out; print what became of weights and scale."""
-    run = trainer.Trainer(
-        accelerator="cpu",
-        devices=int(devices),
-        strategy=strategy,
-        strategy_options={"unit_classes": ["Linear"]},  # one is called by itself
-        precision="16-mixed",
-        max_steps=1,
-        loggers=[],
-        enable_progress_bar=False,
-        default_root_dir=folder,
-    )
+    options = {"unit_classes": ["Linear"]}  # one is called by itself
+    shared = {"precision": "16-mixed", "max_steps": 1, "default_root_dir": folder}
+    run = quiet(strategy=strategy, devices=int(devices), strategy_options=options, **shared)
     module = Overflows(folder)
     before = {name: value.clone() for name, value in module.state_dict().items()}
     run.fit(module)

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from my_project_trainer import Trainer, TrainingModule
-from my_project_trainer.checkpoint import reading
+from my_project_trainer import TrainingModule
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
+
+from fitting import fit, saved
 
 WIDTH = 4
 
@@ -160,15 +161,10 @@ class RoutedRaw(Base):
 
 def main(folder: Path, subject: str, strategy: str, devices: int) -> None:
     """Train three steps."""
-    trainer = Trainer(
-        **{"accelerator": "cpu", "devices": devices, "strategy": strategy, "max_steps": 3},
-        **{"global_batch_size": 8, "default_root_dir": folder, "run_name": "run", "loggers": []},
-        enable_progress_bar=False,
-    )
-    trainer.fit(globals()[subject]())
+    shared = {"devices": devices, "strategy": strategy, "max_steps": 3, "global_batch_size": 8}
+    trainer = fit(globals()[subject](), folder, **shared)
     if trainer.global_rank == 0:
-        state = reading.Checkpoint(reading.resolve(folder / "run")).state()
-        save_file(state["model"], folder / "weights.safetensors")
+        save_file(saved(folder / "run"), folder / "weights.safetensors")
 
 
 if __name__ == "__main__":

@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from my_project_trainer import Trainer, TrainingModule
-from my_project_trainer.checkpoint import Checkpoint, resolve
-from my_project_trainer.errors import UserError
+from my_project_trainer import TrainingModule, UserError
 from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.func import functional_call
@@ -19,6 +17,8 @@ from torch.nn import functional
 from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
+
+from fitting import fit, saved
 
 
 class Plain(TrainingModule):
@@ -81,8 +81,7 @@ class HalvesHeadInStep(Plain):
 
 class Teacher(Plain):
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        pairs = zip(self.teacher.parameters(), self.head.parameters(), strict=True)
-        for teacher, student in pairs:
+        for teacher, student in zip(self.teacher.parameters(), self.head.parameters(), strict=True):
             teacher.data.lerp_(student.data, 0.25)
 
 
@@ -129,24 +128,17 @@ class Prunes(Plain):
 class KeepsFeatures(Plain):
     """A hook keeps an output for the loss."""
 
-    def __init__(self) -> None:
+    def __init__(self, by_function: bool = False) -> None:
         super().__init__()
         self.features = torch.zeros(1)
-        self.sequential_module.register_forward_hook(self.hook())
-
-    def hook(self) -> Any:
-        return self.keep
+        hook = (lambda _, __, x: setattr(self, "features", x)) if by_function else self.keep
+        self.sequential_module.register_forward_hook(hook)
 
     def keep(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
         self.features = output
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return super().training_step(batch, batch_idx) + self.features.square().mean()
-
-
-class KeepsByFunction(KeepsFeatures):
-    def hook(self) -> Any:
-        return lambda _, __, output: setattr(self, "features", output)
 
 
 class ClampValidated(Plain):
@@ -381,6 +373,7 @@ class PartlyUsed(Plain):
         return torch.optim.AdamW(self.parameters(), 0.1, weight_decay=0.5)
 
 
+KeepsByFunction = partial(KeepsFeatures, by_function=True)
 UsedAfterDetach = partial(PartlyUsed, detaching=2)
 CallsLater = type("CallsLater", (Plain,), {"after_fit": lambda m: m.head(torch.ones(1, 4))})
 ReadsLater = type("ReadsLater", (Plain,), {"after_fit": lambda m: float(m.head.weight.sum())})
@@ -388,15 +381,14 @@ ReadsLater = type("ReadsLater", (Plain,), {"after_fit": lambda m: float(m.head.w
 
 def fitted(module: TrainingModule, folder: Path, options: dict[str, Any]) -> float | str:
     """The sum of the absolute weights after a fit, or the error that ended it."""
-    alone = {"max_epochs": 2, "global_batch_size": 8, "loggers": [], "seed": 7}
-    quiet = {"enable_progress_bar": False, "default_root_dir": folder, "run_name": "run"}
+    shared = {"devices": "auto", "max_epochs": 2, "global_batch_size": 8, "seed": 7}
     try:
-        Trainer(accelerator="cpu", **{**alone, **quiet, **options}).fit(module)
+        fit(module, folder, **shared | options)
         getattr(module, "after_fit", dict)()
     except UserError as error:
         print(error, flush=True)
         return str(error)
-    found = Checkpoint(resolve(folder / options.get("run_name", "run"))).state()["model"]
+    found = saved(folder / options.get("run_name", "run"))
     return float(sum(each.double().abs().sum() for each in found.values()))
 
 

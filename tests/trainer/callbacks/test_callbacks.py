@@ -181,14 +181,6 @@ def test_on_exception_is_told_and_cannot_hide_the_error() -> None:
     assert caught.value.__notes__ == ["on_exception also raised OSError: no disk"]
 
 
-def test_a_value_that_is_not_logged_is_named() -> None:
-    line = (
-        "EarlyStopping monitors 'val_los', which validation does not log; did you mean 'val_loss'"
-    )
-    with pytest.raises(trainer.UserError, match=line):
-        fit(subject.Net(), EarlyStopping("val_los"), max_steps=1)
-
-
 class _Foreign(trainer.Callback):
     def on_train_start(self, trainer: Any, module: Any) -> None: ...
     def on_validation_ende_start(self, trainer: Any, module: Any) -> None: ...

@@ -5,21 +5,21 @@ from typing import Any
 
 import pytest
 import torch
-from my_project_trainer import Callback, ConfigurationError, Trainer, TrainingModule
+from my_project_trainer import Callback, ConfigurationError, Trainer
 from my_project_trainer.callbacks import EMA, BestCheckpoint, EarlyStopping
 from test_callbacks import Counts
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanMetric
 
-from fitting import quiet
+from fitting import Descends, quiet
 
 pytestmark = pytest.mark.usefixtures("apart")
 
 STEPS = 4
 
 
-class Model(TrainingModule):
+class Model(Descends):
     """Logs given validation values; its metric is logged in both stages, under two names in one."""
 
     def __init__(self, *values: float) -> None:
@@ -37,9 +37,6 @@ class Model(TrainingModule):
         self.log("val", self.held["mean"])
         value = self.values[min(self.global_step // STEPS, len(self.values)) - 1]
         self.log_dict({"loss/all": value, "gain": -value})
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 def make(*callbacks: Callback, **options: Any) -> Trainer:

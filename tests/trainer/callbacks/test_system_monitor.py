@@ -13,6 +13,7 @@ from my_project_trainer.callbacks import SystemMonitor, measuring
 from torch import Tensor
 
 import callback_subject as subject
+import fitting
 import logger_subject
 
 NAMES = {"system/cpu_percent", "system/memory_percent", "system/disk_free_gib"}
@@ -28,13 +29,8 @@ class Waits(subject.Net):
 
 def fit(monitor: SystemMonitor, folder: Path) -> Any:
     bare = logger_subject.Bare()
-    made = trainer.Trainer(
-        **{"accelerator": "cpu", "devices": 1, "max_steps": 3, "log_every_n_steps": 2},
-        **{"callbacks": [monitor], "loggers": ["csv", bare], "run_name": "run"},
-        **{"enable_progress_bar": False, "default_root_dir": folder},
-    )
-    made.fit(Waits())
-    return made, bare
+    shared = {"max_steps": 3, "log_every_n_steps": 2, "callbacks": [monitor]}
+    return fitting.fit(Waits(), folder, loggers=["csv", bare], **shared), bare
 
 
 def test_values_are_logged_with_the_speed(tmp_path: Path) -> None:

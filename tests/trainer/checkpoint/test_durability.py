@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from my_project_trainer import Trainer, TrainingModule
 from my_project_trainer.checkpoint import tensor_files, writing
 from my_project_trainer.checkpoint.reading import Checkpoint
 from my_project_trainer.checkpoint.run_directory import complete
@@ -19,6 +18,8 @@ from my_project_trainer.errors import CheckpointError
 from my_project_trainer.launch import collectives, files
 from tests.project import ROOT
 from torch import Tensor, nn
+
+from fitting import Descends, quiet
 
 
 class Events:
@@ -160,7 +161,7 @@ def test_checkpoints_are_set_aside_from_the_newest_on(
     assert [path.name[-1] for path in complete(tmp_path)] == ["1", "2", "3"]
 
 
-class Line(TrainingModule):
+class Line(Descends):
     """One weight."""
 
     def __init__(self) -> None:
@@ -169,9 +170,6 @@ class Line(TrainingModule):
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         return (self.weight * batch).sum()
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 @pytest.mark.parametrize(
@@ -189,11 +187,9 @@ def test_async_checkpoints_are_written_by_another_thread(
 
     monkeypatch.setattr(writing, "_write_rank", noting)
     module = Line()
-    Trainer(
-        **{"accelerator": "cpu", "devices": 1, "max_epochs": 1, "run_name": "run"},
-        **{"async_checkpoints": asynchronous, "checkpoint_every_n_steps": 1, "loggers": []},
-        **{"default_root_dir": tmp_path, "enable_progress_bar": False},
-    ).fit(module, [torch.ones(1)] * 3)
+    shared = {"max_epochs": 1, "run_name": "run", "default_root_dir": tmp_path}
+    shared |= {"async_checkpoints": asynchronous, "checkpoint_every_n_steps": 1}
+    quiet(**shared).fit(module, [torch.ones(1)] * 3)
     assert written == {thread}
     # Each has the weights of its step, though training continued.
     newest = complete(tmp_path / "run" / "checkpoints")

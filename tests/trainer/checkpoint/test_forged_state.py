@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from my_project_trainer import CheckpointError, Trainer, TrainingModule
+from my_project_trainer import CheckpointError, TrainingModule
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
 from checkpoint_subject import rewrite
+from fitting import quiet
 
 FORGED: list[tuple[str, ...]] = [
     ("state", "model"),
@@ -73,11 +74,9 @@ def fit(root: Path, module: Line | None = None, **options: Any) -> None:
         {"class_path": "BestCheckpoint", **monitored},
         {"class_path": "EarlyStopping", **monitored},
     ]
-    Trainer(
-        **{"accelerator": "cpu", "devices": 1, "val_every_n_steps": 1},
-        **{"enable_progress_bar": False, "default_root_dir": root, "log_every_n_steps": 1},
-        **{"callbacks": callbacks, **options},
-    ).fit(module or Line())
+    shared = {"val_every_n_steps": 1, "log_every_n_steps": 1, "loggers": ["csv"]}
+    shared |= {"default_root_dir": root, "callbacks": callbacks}
+    quiet(**shared | options).fit(module or Line())
 
 
 def replaced(tree: Any, path: tuple[Any, ...], value: Any) -> Any:

@@ -6,7 +6,6 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import my_project_trainer as trainer
 import pytest
 import torch
 from my_project_trainer.callbacks import EarlyStopping
@@ -16,6 +15,8 @@ from test_lineage import Model, content, steps, train
 from tests.project import run
 from torch import Tensor
 from torch.utils.data import DataLoader
+
+from fitting import quiet
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -45,19 +46,8 @@ class Fails(Model):
 
 
 def overwrite(root: Path, how: str = "", **options: Any) -> None:
-    made = trainer.Trainer(
-        **{
-            "accelerator": "cpu",
-            "max_steps": 2,
-            "enable_progress_bar": False,
-            "sanity_check": 1,
-            "default_root_dir": root,
-            "run_name": "run",
-            "overwrite": True,
-            **options,
-        }
-    )
-    made.fit(Fails(how))
+    shared = {"max_steps": 2, "sanity_check": 1, "default_root_dir": root, "run_name": "run"}
+    quiet(**shared | {"overwrite": True} | options).fit(Fails(how))
 
 
 @pytest.fixture

@@ -110,12 +110,6 @@ def test_a_checkpoint_that_was_copied_belongs_to_no_run(tmp_path: Path) -> None:
     assert (chosen.checkpoint, chosen.is_same_run) == (kept, False)
 
 
-def test_a_checkpoint_that_is_not_there_is_one_line(tmp_path: Path) -> None:
-    assert refused(tmp_path, None, str(tmp_path / "gone")) == [
-        f"{tmp_path / 'gone'}: no checkpoint there; give a run directory or a checkpoint in it"
-    ]
-
-
 # --- a run that is there already -----------------------------------------------------------------
 
 
@@ -205,16 +199,6 @@ def test_a_run_of_damaged_checkpoints_does_not_start_again(tmp_path: Path) -> No
 
 def steps(directory: Path) -> list[int]:
     return [run_directory.step_of(path) for path in run_directory.complete(directory)]
-
-
-def test_later_checkpoints_are_set_aside(tmp_path: Path) -> None:
-    newest = save(tmp_path, 1, 2, 3, 4)
-    moved = writer.set_aside(newest.parent, newest.with_name("step-00000002"))
-    aside = newest.parent / "abandoned-1"
-    assert moved == [aside / "step-00000003", aside / "step-00000004"]
-    assert steps(newest.parent) == [1, 2]
-    assert writer.set_aside(newest.parent, newest.with_name("step-00000002")) == []
-    assert steps(aside) == [3, 4]
 
 
 def test_one_that_was_set_aside_can_be_taken_up_again(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """The command line and its YAML files: every mistake is found before anything starts."""
 
-import contextlib
 import json
 import re
 from pathlib import Path
@@ -139,16 +138,25 @@ def test_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None
         assert f"\n  {command} " in printed
 
 
-def test_help_lists_every_option_of_the_trainer(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_options_and_strategies(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["fit", "--help"])
     assert ended.value.code == 0
-    printed = capsys.readouterr().out
+    text, error = capsys.readouterr()
+    assert error == ""
     for option in ("strategy", "devices", "global_batch_size", "resume", "seed"):
-        assert f"--trainer.{option} " in printed
-    assert '"auto", "cpu", "gpu", or an engine\'s, such as "tpu".' in " ".join(printed.split())
-    assert "`" not in printed  # as docstrings have: ``None``, :meth:`building`
-    assert "modules inside building on the meta device" in " ".join(printed.split())
+        assert f"--trainer.{option} " in text
+    assert '"auto", "cpu", "gpu", or an engine\'s, such as "tpu".' in " ".join(text.split())
+    assert "`" not in text  # as docstrings have: ``None``, :meth:`building`
+    assert "modules inside building on the meta device" in " ".join(text.split())
+    older = [name for name in legacy.types if re.search(rf"--trainer\.{name}\b", text)]
+    assert older == []
+    table = text[text.index("strategies:\n") :].splitlines()[1:]
+    assert [line.split()[0] for line in table] == ["auto", *strategies.names()]
+    assert all(len(line.split()) > 3 and len(line) < 130 for line in table)
+    assert "  ddp2                       dp inside a node, ddp across nodes" in table
 
 
 @pytest.mark.parametrize(
@@ -192,37 +200,15 @@ def test_from_outside_several_mistakes_are_as_many_lines(tmp_path: Path) -> None
     assert all(line.startswith("error: ") for line in lines)
 
 
-# --- help ------------------------------------------------------------------------------------
-
-
-def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """What a command prints before it ends well."""
-    with contextlib.suppress(SystemExit):
-        cli.main(list(arguments))
-    output, error = capsys.readouterr()
-    assert error == ""
-    return output
-
-
-def test_the_help_lists_each_strategy_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    text = printed(capsys, "fit", "--help")
-    table = text[text.index("strategies:\n") :].splitlines()[1:]
-    assert [line.split()[0] for line in table] == ["auto", *strategies.names()]
-    assert all(len(line.split()) > 3 and len(line) < 130 for line in table)
-    assert "  ddp2                       dp inside a node, ddp across nodes" in table
-
-
-def test_the_help_has_no_older_spelling(capsys: pytest.CaptureFixture[str]) -> None:
-    text = printed(capsys, "fit", "--help")
-    assert "--trainer.devices" in text
-    assert [name for name in legacy.types if re.search(rf"--trainer\.{name}\b", text)] == []
-
-
 def test_a_configuration_is_written_in_today_s_spelling(capsys: pytest.CaptureFixture[str]) -> None:
     older = ("--trainer.devices", "2", "--trainer.accelerator", "ddp")
     older += ("--trainer.precision", "bf16", "--trainer.logger", "csv")
     content = resolved(read(*DIGITS, *older))
-    shown = yaml.safe_load(printed(capsys, "fit", *DIGITS, *older, "--print_config"))
+    with pytest.raises(SystemExit):
+        cli.main(["fit", *DIGITS, *older, "--print_config"])
+    output, error = capsys.readouterr()
+    assert error == ""
+    shown = yaml.safe_load(output)
     for name in ("run_name", "resume", "overwrite"):  # not recorded
         assert not shown["trainer"].pop(name)
     assert content == shown

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 from my_project_trainer import TrainingModule
-from my_project_trainer.cli import command as cli
 from my_project_trainer.cli import load_module
-from test_export import ByName, Depends, save
+from test_export import CLASS, EMA, ByName, Depends, export, refused, save
 from tests.conformance.rows import ROUNDING
 from tests.project import fit, succeed
 from torch import Tensor
@@ -20,21 +19,7 @@ from my_project.tasks.language_model import LanguageModel
 
 pytestmark = pytest.mark.usefixtures("apart")
 needs_onnx = pytest.mark.needs("onnx")
-CLASS = "my_project.tasks.image_classifier.ImageClassifier"
-
-
-def export(*arguments: str | Path) -> None:
-    cli.main(["export", *map(str, arguments), "--format", "onnx"])
-
-
-def refusal(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
-    """The last line of a command that writes nothing."""
-    before = sorted(Path().rglob("*"))
-    with pytest.raises(SystemExit) as ended:
-        export(*arguments)
-    assert ended.value.code == 2
-    assert sorted(Path().rglob("*")) == before
-    return capsys.readouterr().err.splitlines()[-1].removeprefix("error: ")
+FORMAT = ("--format", "onnx")
 
 
 def opened(file: Path | str) -> Any:
@@ -60,17 +45,16 @@ class NotInOnnx(ByName):
 
 @needs_onnx
 def test_a_sharded_run_with_and_without_its_average(tmp_path: Path, capsys: Any) -> None:
-    ema = "[{class_path: EMA, init_args: {decay: 0.5}}]"
     how = ("--trainer.strategy", "fsdp", "--trainer.devices", "2", "--trainer.max_steps", "2")
     where = ("--trainer.run_name", "run", "--trainer.default_root_dir", tmp_path / "runs")
-    words = fit("--trainer.accelerator", "cpu", "--trainer.callbacks", ema, *how, *where)
+    words = fit("--trainer.accelerator", "cpu", "--trainer.callbacks", EMA, *how, *where)
     succeed([*words, "--trainer.loggers", "[]"])
     folder = tmp_path / "runs" / "run"
 
-    export(folder)
+    export(*FORMAT, folder)
     file = folder / "exported-step-00000002.onnx"
     assert capsys.readouterr().out.startswith(f"step 2 exported to {file.relative_to(tmp_path)}")
-    export(folder, "--output", "trained.onnx", "--averaged", "false")
+    export(*FORMAT, folder, "--output", "trained.onnx", "--averaged", "false")
     captured = capsys.readouterr()
     assert captured.err == ""
     results = []
@@ -90,7 +74,7 @@ def test_a_sharded_run_with_and_without_its_average(tmp_path: Path, capsys: Any)
 @pytest.mark.parametrize("cls", [LanguageModel, GAN])
 def test_the_examples(cls: type[TrainingModule]) -> None:
     module, directory = save(cls)
-    export(directory, "--output", "model.onnx")
+    export(*FORMAT, directory, "--output", "model.onnx")
     example: Any = module.example_input_array
     inputs = torch.randint(0, 100, (3, *example.shape[1:])).to(example.dtype)
     torch.testing.assert_close(computed("model.onnx", inputs), module(inputs), atol=1e-5, rtol=0)
@@ -99,7 +83,7 @@ def test_the_examples(cls: type[TrainingModule]) -> None:
 @needs_onnx
 def test_arguments_by_name() -> None:
     module, directory = save(ByName)
-    export(directory, "--output", "model.onnx")
+    export(*FORMAT, directory, "--output", "model.onnx")
     session = opened("model.onnx")
     assert {each.name for each in session.get_inputs()} == {"x", "factor"}
     x, factor = torch.rand(5, 3), torch.rand(5, 1)
@@ -117,7 +101,7 @@ def test_arguments_by_name() -> None:
 )
 def test_a_module_that_cannot_be_exported(cls: Any, line: str, capsys: Any) -> None:
     _, directory = save(cls)
-    found = refusal(capsys, directory)
+    found = refused(capsys, directory, *FORMAT)[-1]
     assert found.startswith(line), found
 
 
@@ -125,13 +109,13 @@ def test_a_module_that_cannot_be_exported(cls: Any, line: str, capsys: Any) -> N
 def test_weights_that_no_file_holds(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     _, directory = save(ByName)
     monkeypatch.setattr("my_project_trainer.cli.export._ONNX_BYTES", 32)  # it has 8 numbers
-    line = refusal(capsys, directory)
+    line = refused(capsys, directory, *FORMAT)[-1]
     assert "GiB of weights, and an ONNX file holds less than 2: use --format torch_export" in line
 
 
 def test_packages_that_are_missing(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     _, directory = save(ByName)
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    assert refusal(capsys, directory) == (
+    assert refused(capsys, directory, *FORMAT)[-1] == (
         "--format onnx needs onnx and onnxscript: make onnx, or pip install '.[onnx]'"
     )

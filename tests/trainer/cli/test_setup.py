@@ -10,6 +10,7 @@ import torch
 from tests.project import run, succeed
 
 import setup_subject as subject
+from fitting import quiet
 
 
 def found(folder: Path, strategy: str, rank: int = 0) -> dict[str, Any]:
@@ -17,8 +18,7 @@ def found(folder: Path, strategy: str, rank: int = 0) -> dict[str, Any]:
 
 
 def make(folder: Path, **options: Any) -> trainer.Trainer:
-    shared = {"accelerator": "cpu", "devices": 1, "max_steps": 1, "enable_progress_bar": False}
-    return trainer.Trainer(**{**shared, "loggers": [], "default_root_dir": folder, **options})
+    return quiet(**{"max_steps": 1, "default_root_dir": folder} | options)
 
 
 def test_one_rank_prepares_and_all_set_up_before_the_loaders(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from my_project_trainer import TrainingModule
 from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
@@ -18,7 +17,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from fitting import quiet
+from fitting import Descends, quiet
 
 
 class Told:
@@ -69,7 +68,7 @@ class Order(Told, Sampler[int]):
         return iter([(index + self.epoch) % 8 for index in range(8)])
 
 
-class Model(TrainingModule):
+class Model(Descends):
     """Notes the batches of each epoch, and of each validation."""
 
     def __init__(self) -> None:
@@ -90,9 +89,6 @@ class Model(TrainingModule):
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.validated[-1] += batch.tolist()
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 def fit(tmp_path: Path, *loaders: Any, **options: Any) -> Model:

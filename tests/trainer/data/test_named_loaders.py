@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from my_project_trainer import Trainer, TrainingModule
+from my_project_trainer import Trainer
 from my_project_trainer.callbacks import BestCheckpoint, EarlyStopping
 from my_project_trainer.checkpoint import Checkpoint
 from my_project_trainer.errors import ConfigurationError, UserError
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchmetrics import SumMetric
 
-from fitting import quiet
+from fitting import Descends, quiet
 
 
 def loader(*numbers: float, size: int = 2) -> DataLoader[Any]:
@@ -24,7 +24,7 @@ def loader(*numbers: float, size: int = 2) -> DataLoader[Any]:
 LOADERS = {"clean": loader(1, 2, 3), "noisy": loader(10, 20, 30, 40, 50)}
 
 
-class Net(TrainingModule):
+class Net(Descends):
     """Logs means, and a metric object for both loaders."""
 
     def __init__(self) -> None:
@@ -55,9 +55,6 @@ class Net(TrainingModule):
 
     def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         return batch + len(self.dataloader_name)
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
     def train_dataloader(self) -> Any:
         return loader(1, 1, size=1)

@@ -4,7 +4,6 @@ from collections import namedtuple
 from pathlib import Path
 from typing import Any
 
-import my_project_trainer as trainer
 import numpy as np
 import pytest
 import torch
@@ -14,6 +13,8 @@ from test_devices import Images
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader
+
+from fitting import Descends, quiet
 
 Pair = namedtuple("Pair", "x y")
 
@@ -158,7 +159,7 @@ def test_one_part_is_the_batch() -> None:
     assert Splitter().split(batch, [2]) == [batch]
 
 
-class Detector(trainer.TrainingModule):
+class Detector(Descends):
     """Trains on a list of images, of which each has another size."""
 
     def __init__(self) -> None:
@@ -168,9 +169,6 @@ class Detector(trainer.TrainingModule):
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         means = torch.stack([each.mean((1, 2)) for each in batch])
         return self.sequential_module(means).square().mean()
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
     def train_dataloader(self) -> Any:
         torch.manual_seed(0)
@@ -182,19 +180,11 @@ def trained(make: Any, strategy: str, devices: int, folder: Path) -> torch.Tenso
     """The parameters of a module after two epochs."""
     torch.manual_seed(1)
     module = make()
-    trainer.Trainer(
-        accelerator="cpu",
-        strategy=strategy,
-        devices=devices,
-        max_epochs=2,
-        default_root_dir=folder,
-        run_name=strategy,
-        enable_progress_bar=False,
-    ).fit(module)
+    quiet(strategy=strategy, devices=devices, max_epochs=2, default_root_dir=folder).fit(module)
     return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
 
 
-class Penalized(trainer.TrainingModule):
+class Penalized(Descends):
     """Its loss has a penalty on all parameters, of which two layers share one."""
 
     def __init__(self) -> None:
@@ -205,9 +195,6 @@ class Penalized(trainer.TrainingModule):
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         penalty = sum(parameter.square().sum() for parameter in self.parameters())
         return self.network(batch).square().mean() + penalty
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
     def train_dataloader(self) -> Any:
         return DataLoader(torch.linspace(-1, 1, 32).view(8, 4), batch_size=8)  # type: ignore[arg-type]

@@ -7,7 +7,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import my_project_trainer as trainer
 import pytest
 import torch
 from my_project_trainer.data import feed as feeds
@@ -16,7 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from fitting import quiet
+from fitting import Descends, quiet
 
 META = torch.device("meta")  # a second device that every machine has
 CPU = torch.device("cpu")
@@ -218,7 +217,7 @@ def test_for_several_gpus_batches_are_pinned_and_stay(monkeypatch):
 # --- whole fits -----------------------------------------------------------------------------------
 
 
-class Noisy(trainer.TrainingModule):
+class Noisy(Descends):
     """Learns from samples with noise; dropout beside it must not be touched by reading ahead."""
 
     def __init__(self) -> None:
@@ -234,9 +233,6 @@ class Noisy(trainer.TrainingModule):
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.log("validation", self.linear(batch[0]).square().mean())
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 class Augmented(TensorDataset):

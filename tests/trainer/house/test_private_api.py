@@ -33,12 +33,7 @@ TORCH = [
     ("torch.amp", "GradScaler", "_unscale_grads_", "fp16: gradients on several meshes"),
     ("torch.distributed", "Reducer", "_check_reducer_finalized", "ddp: an unused parameter"),
     ("torch.distributed", "Reducer", "_rebuild_buckets", "ddp: a resumed run adds in one order"),
-    (
-        "torch.distributed",
-        "distributed_c10d",
-        "_get_default_store",
-        "ranks ask without collectives",
-    ),
+    ("torch.distributed", "distributed_c10d", "_get_default_store", "to ask without collectives"),
     ("torch.distributed.device_mesh", "DeviceMesh", "_get_root_mesh", "meshes: who writes a shard"),
     ("torch.distributed.fsdp", "FSDPModule", "_get_fsdp_state", "fsdp: units that a rank skips"),
     *(

@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
-from my_project_trainer.launch import reports, signals
+from my_project_trainer.launch import reports
 from tests.project import PACKAGE, PATIENCE, fit, succeed
 
 from preemption_subject import steps_of
@@ -157,15 +157,3 @@ def test_a_script_ends_with_the_line_and_no_traceback(tmp_path, devices):
         (tmp_path / "runs/run/checkpoints" / f"step-{int(found[1]):08d}/state.json").read_text()
     )
     assert saved["content"]["state"]["position"]["global_step"] == int(found[1])
-
-
-# --- the command ---------------------------------------------------------------------------------
-
-
-def test_a_command_and_a_script_are_told_what_to_add():
-    assert str(signals.Interrupted(7, "runs/a", True)) == (
-        "interrupted: saved after step 7; resume with: the same command and --trainer.resume runs/a"
-    )
-    assert str(signals.Interrupted(7, "runs/a", False)) == (
-        "interrupted: saved after step 7; resume with: Trainer(resume='runs/a')"
-    )

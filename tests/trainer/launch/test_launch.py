@@ -127,15 +127,6 @@ except UserError as error:
     assert "write a script, or use torchrun" in done.stdout
 
 
-def test_a_mistake_starts_no_process(tmp_path):
-    done = run(
-        fit("--trainer.devices", "2", "--trainer.strategy", "dpp"), cwd=tmp_path, extra=at_root()
-    )
-    assert done.returncode == 2
-    assert done.stderr.strip() == "error: strategy='dpp' is unknown; did you mean 'dp' or 'ddp'?"
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_launch_needs_no_more_processes_than_there_are(tmp_path):
     done = run([*TORCHRUN, *fit("--trainer.devices", "3", "--trainer.global_batch_size", "66")])
     assert done.returncode != 0

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from my_project_trainer import Logger, Trainer, TrainingModule
+from my_project_trainer import Logger, TrainingModule
 from my_project_trainer.callbacks import SystemMonitor
 from my_project_trainer.errors import UserError
 from my_project_trainer.launch import collectives
@@ -25,6 +25,7 @@ from tests.project import run
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from fitting import fit
 from processes import at_root
 
 SMALL = "16k"
@@ -100,14 +101,8 @@ class Workers(Model):
 
 
 def train(module: TrainingModule, root: Path, **options: Any) -> None:
-    defaults: dict[str, Any] = {
-        "accelerator": "cpu",
-        "devices": 1,
-        "max_epochs": 1,
-        "run_name": "run",
-    }
-    defaults |= {"enable_progress_bar": False, "default_root_dir": root, "deterministic": True}
-    Trainer(**{**defaults, **options}).fit(module)
+    shared = {"max_epochs": 1, "loggers": ["csv"], "deterministic": True}
+    fit(module, root, **shared | options)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,5 @@
 """What a launcher does with its ranks, and a rank with its peers, without a fit."""
 
-import json
 import os
 import signal
 import subprocess
@@ -9,26 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from my_project_trainer.launch import failures, start, watch
+from my_project_trainer.launch import start, watch
 from my_project_trainer.launch.cluster import Layout
 from my_project_trainer.launch.watch import NodeLaunch, Watcher
-
-
-def report(folder: Path, rank: int, time: float) -> None:
-    """Report a failure as a rank does."""
-    told = {"rank": rank, "time": time, "code": 1, "message": f"failed at {time}"}
-    (folder / f"rank-{rank}.json").write_text(json.dumps(told))
-
-
-@pytest.mark.parametrize("first", range(3))
-def test_the_first_failure_is_shown(tmp_path: Path, first: int) -> None:
-    for rank in range(3):
-        report(tmp_path, rank, time=100.0 + (rank - first) % 3)
-    found = failures.failures(tmp_path)[0]
-    assert (found.rank, found.message) == (first, "failed at 100.0")
-
-
-# --- ranks ---------------------------------------------------------------------------------------
 
 # The first rank fails as soon as the second ignores SIGTERM.
 IGNORES = """
@@ -45,23 +27,19 @@ sys.exit(3)
 """
 
 
-def test_a_rank_that_ignores_sigterm_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(watch, "_GRACE_SECONDS", 0.2)
+def watched(folder: Path, *codes: str, argument: object = "") -> tuple[Any, list[int | None]]:
+    """The failure of ranks that run this code, and how each has ended."""
     ranks: list[subprocess.Popen[bytes]] = []
 
     def begin() -> list[subprocess.Popen[bytes]]:
-        for code in (FAILS, IGNORES):
-            command = [sys.executable, "-S", "-c", code, str(tmp_path / "ignores")]
+        for code in codes:
+            command = [sys.executable, "-S", "-c", code, str(folder / "ready"), str(argument)]
             ranks.append(subprocess.Popen(command, process_group=0))
         return ranks
 
     try:
-        failure = Watcher(begin, "fork", NodeLaunch(2, tmp_path)).watch()
-        assert failure is not None
-        assert (failure.rank, failure.code) == (0, 3)
-        assert [rank.poll() for rank in ranks] == [3, -signal.SIGKILL]
+        failure = Watcher(begin, "fork", NodeLaunch(2, folder)).watch()
+        return failure, [rank.poll() for rank in ranks]
     finally:
         for rank in ranks:
             if rank.poll() is None:
@@ -99,6 +77,15 @@ def test_ctrl_z_stops_the_ranks_too(tmp_path: Path) -> None:
     assert (tmp_path / "state").read_text() == "T"
 
 
+def test_a_rank_that_ignores_sigterm_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "_GRACE_SECONDS", 0.2)
+    failure, ended = watched(tmp_path, FAILS, IGNORES)
+    assert (failure.rank, failure.code) == (0, 3)
+    assert ended == [3, -signal.SIGKILL]
+
+
 # The first rank has saved as soon as the second does, which takes long.
 SAVES = """
 import sys, time
@@ -114,24 +101,9 @@ def test_a_rank_has_its_time_to_save_after_the_others_have_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, takes: float, given: str, code: int
 ) -> None:
     monkeypatch.setenv("TRAINER_SAVE_SECONDS", given)
-    ranks: list[subprocess.Popen[bytes]] = []
-
-    def begin() -> list[subprocess.Popen[bytes]]:
-        for text in (SAVED, SAVES):
-            command = [sys.executable, "-S", "-c", text, str(tmp_path / "saves"), str(takes)]
-            ranks.append(subprocess.Popen(command, process_group=0))
-        return ranks
-
-    try:
-        failure = Watcher(begin, "fork", NodeLaunch(2, tmp_path)).watch()
-        assert failure is not None
-        assert failure.code == 143
-        assert [rank.poll() for rank in ranks] == [143, code]
-    finally:
-        for rank in ranks:
-            if rank.poll() is None:
-                rank.kill()
-            rank.wait()
+    failure, ended = watched(tmp_path, SAVED, SAVES, argument=takes)
+    assert failure.code == 143
+    assert ended == [143, code]
 
 
 @pytest.mark.parametrize("own", [None, "7"])

@@ -18,6 +18,8 @@ from my_project_trainer.options import Options, values
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from fitting import quiet
+
 pytestmark = pytest.mark.usefixtures("apart")
 
 
@@ -59,8 +61,7 @@ class Data(trainer.DataModule):
 
 
 def made(**options: Any) -> trainer.Trainer:
-    given = {"max_epochs": 1, "accelerator": "cpu", "enable_progress_bar": False, "loggers": []}
-    return trainer.Trainer(**{**given, **options})
+    return quiet(**{"max_epochs": 1} | options)
 
 
 def one_line(kind: type[Exception], work: Callable[[], Any]) -> str:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 import callback_subject as subject
+from fitting import quiet
 
 pytestmark = pytest.mark.usefixtures("apart")
 DATA = TensorDataset(torch.arange(64.0).view(16, 4) / 64, torch.ones(16, 1))
@@ -125,9 +126,7 @@ def test_should_stop_stops() -> None:
         def on_after_optimizer_step(self) -> None:
             self.trainer.should_stop = self.global_step == 3  # type: ignore[attr-defined]
 
-    made = trainer.Trainer(
-        accelerator="cpu", devices=1, max_epochs=9, loggers=[], enable_progress_bar=False
-    )
+    made = quiet(max_epochs=9)
     made.fit(Model())
     assert made.global_step in (3, 4)
 

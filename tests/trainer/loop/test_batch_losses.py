@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 from torch.utils.data import DataLoader, TensorDataset
 
+from fitting import quiet
+
 
 class Contrastive(trainer.TrainingModule):
     """Two views of a sample shall lie nearer to each other than to any other sample of the batch.
@@ -49,16 +51,8 @@ class Contrastive(trainer.TrainingModule):
 
 def main(strategy: str, devices: int, global_batch: int, file: Path) -> None:
     """Train, and write the weights."""
-    run = trainer.Trainer(
-        accelerator="cpu",
-        devices=devices,
-        strategy=strategy,
-        global_batch_size=global_batch,
-        max_epochs=2,
-        loggers=[],
-        enable_progress_bar=False,
-        default_root_dir=file.with_suffix(""),
-    )
+    shared = {"global_batch_size": global_batch, "default_root_dir": file.with_suffix("")}
+    run = quiet(devices=devices, strategy=strategy, max_epochs=2, **shared)
     module = Contrastive()
     run.fit(module)
     if run.global_rank == 0:

@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from my_project_trainer import Trainer, TrainingModule
+from my_project_trainer import TrainingModule
 from tests.conformance.rows import ROUNDING
 from torch import Tensor, nn
+
+from fitting import quiet
 
 BATCHES = [torch.tensor([[1.0, 20.0, -3.0]]) * scale for scale in (1.0, -2.0, 0.01, 5.0)]
 
@@ -38,11 +40,8 @@ def test_weights_are_those_of_a_plain_loop(
     if algorithm is not None:
         clip = {"gradient_clip_val": 0.7, "gradient_clip_algorithm": algorithm}
     module = Line()
-    Trainer(
-        **clip,
-        **{"accelerator": "cpu", "devices": 1, "max_epochs": 1, "default_root_dir": tmp_path},
-        **{"accumulate_grad_batches": accumulate, "loggers": [], "enable_progress_bar": False},
-    ).fit(module, BATCHES)
+    shared = {"max_epochs": 1, "default_root_dir": tmp_path, "accumulate_grad_batches": accumulate}
+    quiet(**shared, **clip).fit(module, BATCHES)
     weight = nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.5)
     for index, batch in enumerate(BATCHES, start=1):

@@ -7,19 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from my_project_trainer import Trainer, TrainingModule
+from my_project_trainer import Trainer
 from my_project_trainer.loop import trials
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from fitting import quiet
+from fitting import Descends, quiet
 
 
 def make(folder: Path, **options: Any) -> Trainer:
     return quiet(**{"max_epochs": 2, "default_root_dir": folder, **options})
 
 
-class Draws(TrainingModule):
+class Draws(Descends):
     """Dropout in training; validation draws from every random number generator."""
 
     def __init__(self) -> None:
@@ -48,9 +48,6 @@ class Draws(TrainingModule):
     def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         self._note("predict")
         return self.dropout(torch.ones(8))
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 def test_random_numbers_of_validation_change_nothing_in_training(tmp_path: Path) -> None:

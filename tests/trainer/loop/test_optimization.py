@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from my_project_trainer import errors
-from my_project_trainer.strategies import clipping
 from my_project_trainer.strategies import optimizer_state as states
 from my_project_trainer.strategies import optimizers as optimization
 from torch import Tensor, nn
@@ -315,17 +314,3 @@ def test_groups_that_are_cut_otherwise_are_refused() -> None:
     with pytest.raises(errors.ConfigurationError, match="groups its parameters differently"):
         states.load_optimizer_state(other, state, names)
     assert [group["lr"] for group in other.param_groups] == [0.1, 0.1]
-
-
-# --- clipping --------------------------------------------------------------------------------
-
-
-def test_clip_gradients() -> None:
-    parameters = [nn.Parameter(torch.zeros(1)) for _ in range(3)]
-    parameters[0].grad, parameters[1].grad = torch.tensor([3.0]), torch.tensor([-4.0])
-    clipping.clip_gradients(parameters, 2.5, "norm")
-    assert float(parameters[0].grad) == pytest.approx(1.5)
-    assert float(parameters[1].grad) == pytest.approx(-2.0)
-    clipping.clip_gradients(parameters, 1.75, "value")
-    assert [float(parameter.grad) for parameter in parameters[:2]] == [pytest.approx(1.5), -1.75]
-    assert parameters[2].grad is None

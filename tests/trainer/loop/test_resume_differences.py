@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from my_project_trainer import Callback, CheckpointError, Trainer, TrainingModule
+from my_project_trainer import Callback, CheckpointError, TrainingModule
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
 from torch.utils.data import DataLoader, TensorDataset
+
+from fitting import quiet
 
 pytestmark = pytest.mark.usefixtures("apart")
 
@@ -60,14 +62,7 @@ def one_cycle(adam: Any, module: Any) -> Any:
 
 def fit(model: Model, steps: int, *callbacks: Callback, **options: Any) -> Model:
     options = {"run_name": "run", "resume": "auto", "callbacks": callbacks} | options
-    made = Trainer(
-        accelerator="cpu",
-        devices=1,
-        loggers=(),
-        max_steps=steps,
-        enable_progress_bar=False,
-        **options,
-    )
+    made = quiet(max_steps=steps, **options)
     data = torch.randn(8, 2, generator=torch.Generator().manual_seed(0))
     made.fit(model, DataLoader(TensorDataset(data), batch_size=2))
     return model

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
+from fitting import quiet
+
 BATCHES = 4  # of an epoch
 EPOCHS = 4
 EVERY = 3  # steps between validations; every second epoch ends with one, too
@@ -60,10 +62,8 @@ def schedules(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 
 
 def make(folder: Path, **options: Any) -> Trainer:
-    shared = {"accelerator": "cpu", "devices": 1, "max_epochs": EPOCHS, "log_every_n_steps": 1}
-    quiet = {"loggers": ["csv"], "enable_progress_bar": False, "default_root_dir": folder}
-    named = {"run_name": "run", "sanity_check": 0}
-    return Trainer(**{**shared, **quiet, **named, **options})
+    shared = {"max_epochs": EPOCHS, "log_every_n_steps": 1, "loggers": ["csv"], "sanity_check": 0}
+    return quiet(**shared | {"default_root_dir": folder, "run_name": "run"} | options)
 
 
 def logged(folder: Path, name: str) -> dict[int, float]:

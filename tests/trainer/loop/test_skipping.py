@@ -53,24 +53,14 @@ def fit(module: Any, folder: Path, **options: Any) -> Any:
     return fitting.fit(module, folder, **{"nonfinite_loss": "skip", **FIVE, **options})
 
 
-class Batches(trainer.Callback):
-    """The batches that one process reads."""
-
-    def __init__(self) -> None:
-        self.read: list[tuple[Tensor, Tensor]] = []
-
-    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
-        self.read.append(batch)
-
-
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
     """The weights after five steps of plain torch, of which the third is left out."""
-    batches = Batches()
-    fit(averaging_subject.Net(), tmp_path_factory.mktemp("one"), callbacks=[batches])
+    records = averaging_subject.Records()
+    fit(averaging_subject.Net(), tmp_path_factory.mktemp("one"), callbacks=[records])
     module = averaging_subject.Net()
     optimizer = module.configure_optimizers()
-    for step, (x, y) in enumerate(batches.read, 1):
+    for step, (x, y) in enumerate(records.batches, 1):
         optimizer.zero_grad()
         nn.functional.mse_loss(module.sequential_module(x), y).backward()
         if step != SKIPPED:
@@ -106,9 +96,7 @@ def test_all_micro_batches_of_the_step_are_left_out(
     tmp_path: Path, expected: dict[str, Tensor]
 ) -> None:
     class Halves(Skips):
-        def train_dataloader(self) -> Any:
-            whole = super().train_dataloader()
-            return torch.utils.data.DataLoader(whole.dataset, batch_size=2)
+        batch_size = 2
 
     fit(Halves(batch=5), tmp_path, accumulate_grad_batches=2, **{**FIVE, "global_batch_size": None})
     check(tmp_path, expected)

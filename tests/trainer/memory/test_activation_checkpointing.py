@@ -137,13 +137,13 @@ def test_the_largest_batch_is_found_with_it(monkeypatch, tmp_path):
         assert sizes.count(48) == 2 * times  # steps
 
 
-UNKNOWN = "nothing in the model is named"
+UNKNOWN = ": nothing in the model is named"
 KNOWN = (
     "known: BatchNorm1d, Block, Dropout, InstanceNorm1d, Linear, ModuleList, Network, Sequential"
 )
 LAYERS = "did you mean 'network.layers.2' or 'network.layers.1' or 'network.layers.0'?"
 NEVER_CALLED = (
-    "'network.layers' is a ModuleList, which is never called itself; name what is in it: "
+    ": 'network.layers' is a ModuleList, which is never called itself; name what is in it: "
     "'network.layers.*'"
 )
 
@@ -155,15 +155,14 @@ NEVER_CALLED = (
         (["netwrk.layers.*"], [f"{UNKNOWN} 'netwrk.layers.*'; {LAYERS}"]),
         (["layers.*"], [f"{UNKNOWN} 'layers.*'; {KNOWN}, Tanh"]),
         (["network.layers", "x"], [NEVER_CALLED, f"{UNKNOWN} 'x'; {KNOWN}, Tanh"]),
+        ("Block", ["='Block': give a list of names, for example ['Block']"]),
     ],
 )
 def test_a_name_that_means_nothing_is_refused_before_anything_starts(names, lines):
-    asked = trainer.Trainer(
-        accelerator="cpu", devices=2, max_steps=1, activation_checkpointing=names
-    )
+    options = {"accelerator": "cpu", "devices": 2, "max_steps": 1}
     with pytest.raises(ConfigurationError) as raised:
-        asked.fit(Model())
-    assert raised.value.problems == [f"activation_checkpointing: {line}" for line in lines]
+        trainer.Trainer(**options, activation_checkpointing=names).fit(Model())
+    assert raised.value.problems == [f"activation_checkpointing{line}" for line in lines]
 
 
 def test_a_forward_that_was_put_on_an_object_is_not_replaced():
@@ -171,14 +170,6 @@ def test_a_forward_that_was_put_on_an_object_is_not_replaced():
     vars(network.head)["forward"] = nn.Identity()
     with pytest.raises(ConfigurationError, match="of its own was given to a Linear"):
         activation_checkpointing.select(network, ["head"])
-
-
-def test_a_name_without_a_list_is_refused():
-    with pytest.raises(ConfigurationError) as raised:
-        trainer.Trainer(accelerator="cpu", max_steps=1, activation_checkpointing="Block")
-    assert raised.value.problems == [
-        "activation_checkpointing='Block': give a list of names, for example ['Block']"
-    ]
 
 
 # Whatever strategy trains, a name and the options of its trainer.

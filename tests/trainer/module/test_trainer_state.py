@@ -10,6 +10,8 @@ from my_project_trainer.module.current_run import TrainerState
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from fitting import quiet
+
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
@@ -71,13 +73,7 @@ def test_a_run_leaves_nothing_on_the_module(
 ) -> None:
     module = Words(sparse, automatic)
     before = _attached(module)
-    training = trainer.Trainer(
-        strategy=strategy,
-        accelerator="cpu",
-        max_steps=1,
-        default_root_dir=tmp_path,
-        enable_progress_bar=False,
-    )
+    training = quiet(strategy=strategy, devices="auto", max_steps=1, default_root_dir=tmp_path)
     training.fit(module)
     assert training.global_step == 1
     assert _attached(module) == before

@@ -25,6 +25,8 @@ from my_project_trainer.checkpoint import reading as checkpoint
 from safetensors.torch import save_file
 from tests.project import PATIENCE, free_port
 
+from fitting import quiet
+
 from . import MODELS
 from .base import GLOBAL_BATCH, STEPS
 from .operators import import_torchvision
@@ -126,20 +128,9 @@ def train(folder: Path, model: str, options: Mapping[str, Any]) -> None:
     """Train for a few steps; the main process writes weights and losses."""
     module, name = MODELS.get(model, f"everyday.{model}").split(".")
     kind = getattr(importlib.import_module(f"real_models.{module}"), name)
-    run = trainer.Trainer(
-        **{
-            "accelerator": "cpu",
-            "max_steps": STEPS,
-            "global_batch_size": GLOBAL_BATCH,
-            "log_every_n_steps": 1,
-            "loggers": ["csv"],
-            "enable_progress_bar": False,
-            "default_root_dir": folder,
-            "run_name": "run",
-            **kind.options,
-            **options,
-        }
-    )
+    shared = {"max_steps": STEPS, "global_batch_size": GLOBAL_BATCH, "log_every_n_steps": 1}
+    shared |= {"loggers": ["csv"], "default_root_dir": folder, "run_name": "run"}
+    run = quiet(**{"devices": "auto"} | shared | kind.options | options)
     run.fit(kind())
     if run.global_rank == 0:
         saved = checkpoint.Checkpoint(checkpoint.resolve(run.run_directory)).state()["model"]

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from my_project_trainer import Trainer, TrainingModule, UserError
+from my_project_trainer import TrainingModule, UserError
 from my_project_trainer.launch.signals import Interrupted
 from my_project_trainer.strategies.fsdp import state
 from torch.utils.data import DataLoader, TensorDataset
+
+from fitting import quiet
 
 
 class PrunedError(Exception):
@@ -35,9 +37,8 @@ class Line(TrainingModule):
 
 def fit(folder: Path, model: Line, **options: Any) -> float:
     """Fit; the weight of two steps is -2."""
-    shared = {"accelerator": "cpu", "devices": 1, "loggers": (), "enable_progress_bar": False}
-    given = {"default_root_dir": folder, "max_epochs": 1, **shared, **options}
-    Trainer(**given).fit(model, DataLoader(TensorDataset(torch.ones(4, 1)), batch_size=2))
+    made = quiet(**{"default_root_dir": folder, "max_epochs": 1} | options)
+    made.fit(model, DataLoader(TensorDataset(torch.ones(4, 1)), batch_size=2))
     return model.weight.item()
 
 

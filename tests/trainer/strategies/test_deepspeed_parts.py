@@ -11,7 +11,6 @@ from my_project_trainer.errors import UserError
 from my_project_trainer.strategies.deepspeed import process
 from my_project_trainer.strategies.deepspeed.deepspeed import DeepSpeed
 from my_project_trainer.strategies.deepspeed.state import ShardedState, Slice
-from my_project_trainer.strategies.optimizers import Optimization
 from my_project_trainer.strategies.precision import Precision
 from torch import Tensor, nn
 
@@ -59,16 +58,6 @@ def test_the_step_count_is_not_sharded() -> None:
     assert [float(found[name]["step"]) for name in names] == [5.0, 5.0]
     assert found["weight"]["exp_avg"].tolist() == [2.0, 3.0]
     assert found["scale"]["exp_avg"].tolist() == [0.0]  # the other process holds it
-
-
-def test_values_are_clipped_at_the_scale_of_the_loss() -> None:
-    strategy = DeepSpeed(stage=2)
-    strategy.zero = SimpleNamespace(loss_scale=512.0)
-    gradient = torch.tensor([1000.0, -1000.0, 100.0])
-    slices: Any = SimpleNamespace(are_offloaded=False, gradients=lambda: [gradient])
-    strategy.slices, strategy.device = slices, torch.device("cpu")
-    strategy.clip(Optimization([], []), 0.5, "value")
-    assert gradient.tolist() == [256.0, -256.0, 100.0]
 
 
 @pytest.mark.parametrize(("was_trained", "changed"), [(False, "trained"), (True, "frozen")])

@@ -12,8 +12,6 @@ from my_project_trainer.errors import ConfigurationError
 from my_project_trainer.strategies.deepspeed import optimizers, settings
 from my_project_trainer.strategies.deepspeed.state import step_of
 from my_project_trainer.strategies.optimizers import Optimization, read_optimization
-from test_deepspeed import SHORT, STAGE_2
-from tests.project import PACKAGE, fit, run
 
 from deepspeed_settings import problems, written
 
@@ -263,15 +261,3 @@ def test_an_optimizer_that_cannot_be_sharded_is_refused():
     untested = {**stage_2, "zero_allow_untested_optimizer": True}
     (line,) = optimizers.problems_of(found, untested)  # it keeps the parameters themselves
     assert "LBFGS, which has a state before its first step, and ZeRO replaces" in line
-
-
-def test_without_deepspeed_one_line_says_how_to_install_it():
-    code = (
-        f"import sys; sys.modules['deepspeed'] = None; import {PACKAGE}_trainer.cli as c; c.main()"
-    )
-    done = run(["-c", code, *fit(*SHORT, *STAGE_2)[2:]])
-    assert done.returncode == 2
-    assert done.stderr.splitlines() == [
-        "error: strategy='deepspeed_stage_2' needs the package deepspeed, which is not installed: "
-        "make deepspeed, or pip install '.[deepspeed]'"
-    ]

@@ -52,17 +52,11 @@ def without_lines(counts: dict[str, int]) -> dict[str, int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FITS)
-def test_a_step_that_records_nothing_waits_for_nothing(found: Any, name: str) -> None:
+def test_a_step_and_a_validation_wait_for_nothing(found: Any, name: str) -> None:
     fit = part(found, "fits", name)
     assert fit["steps"] == STEPS
     assert without_lines(fit["waits"]) == _WAITS.get(name, {})
     assert fit["pageable"] == {}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FITS)
-def test_a_batch_of_validation_waits_for_nothing(found: Any, name: str) -> None:
-    fit = part(found, "fits", name)
     assert fit["validated"] > 0
     assert (fit["waits in validation"], fit["pageable in validation"]) == ({}, {})
 

@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 import torch
 from my_project_trainer.checkpoint import reading as checkpoint
-from tests.project import PACKAGE, fit, missing, require, run
+from tests.project import missing, require, run
 
 from processes import at_root
 
 # Several trainings a test, of several processes each.
-NAMES = ["ddp_sharded", "ddp_sharded_spawn"]
 SHARDED = {"strategy": "ddp_sharded"}
 LAYERS, LAYER = 4, 64  # of the subject Even
 # CI leaves to make test-slow what one of a pair covers.
@@ -111,14 +110,6 @@ def test_the_norm_that_is_clipped_is_that_of_all_ranks_gradients(tmp_path):
 
 
 @pytest.mark.slow
-def test_all_ranks_skip_a_step_in_which_one_overflows(tmp_path):
-    notes = fitted(tmp_path, "Overflowing", 2, precision="16-mixed", **SHARDED)
-    assert [len(rank["notes"]) for rank in notes] == [5, 5]
-    assert [rank["scale"] for rank in notes] == [2.0**15, 2.0**15]
-    assert notes[0]["tested"] == notes[1]["tested"]
-
-
-@pytest.mark.slow
 def test_a_rank_without_gradients_asks_the_others_for_overflows(tmp_path):
     notes = fitted(tmp_path, "Single", 2, precision="16-mixed", **SHARDED)
     assert notes[0]["tested"] == notes[1]["tested"]
@@ -157,29 +148,3 @@ def test_says_what_it_would_compute_wrongly(tmp_path, subject, reason):
     done = started(tmp_path, subject, 2, **SHARDED, **accumulate)
     assert done.returncode != 0
     assert reason in done.stderr
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_without_fairscale_one_line_says_how_to_install_it(name):
-    code = (
-        f"import sys; sys.modules['fairscale'] = None; import {PACKAGE}_trainer.cli as c; c.main()"
-    )
-    done = run(["-c", code, *fit("--trainer.strategy", name)[2:]])
-    assert done.returncode == 2
-    assert done.stderr.splitlines() == [
-        f"error: strategy={name!r} needs the package fairscale, which is not installed: "
-        "make fairscale, or pip install '.[fairscale]'"
-    ]
-
-
-AFTER_A_FIT = """
-import sys
-from pathlib import Path
-from my_project_trainer import Trainer
-from sharding_subject import Tied
-folder = sys.argv[1]
-options = {"max_steps": 1, "loggers": [], "enable_progress_bar": False}
-run = Trainer(accelerator="cpu", strategy="ddp_sharded", default_root_dir=folder, **options)
-run.fit(Tied(folder))
-print(*[(each / "comm").read_text().strip() for each in Path("/proc/self/task").iterdir()])
-"""

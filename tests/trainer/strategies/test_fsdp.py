@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import fitting
+from fitting import Descends, quiet
 from my_project.tasks.language_model import LanguageModel
 from processes import at_root
 from sharding_subject import SAMPLES, TOKENS, WIDTH, Block, Tied
@@ -166,8 +167,7 @@ class Forces(trainer.TrainingModule):
 def test_a_gradient_of_a_gradient_needs_gathered_units(apart):
     def loss(**options: Any) -> float:
         """That of the second step."""
-        base = {"devices": 1, "max_epochs": 1, "enable_progress_bar": False, "accelerator": "cpu"}
-        run_of = trainer.Trainer(**base, log_every_n_steps=1, **options)
+        run_of = quiet(max_epochs=1, log_every_n_steps=1, **options)
         run_of.fit(Forces(), [torch.ones(4, 6)] * 2)
         return float(run_of.metrics["loss"])
 
@@ -189,16 +189,13 @@ def test_a_gpt_of_twelve_layers_has_twelve_units_and_the_root_on_gpus():
     assert len(strategy._choose_units(gpt)) == 37
 
 
-class ManualChildren(trainer.TrainingModule):
+class ManualChildren(Descends):
     """Manual optimization, and parameters where they cannot be sharded."""
 
     automatic_optimization = False
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         pass
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
     def __init__(self) -> None:
         super().__init__()
@@ -228,7 +225,7 @@ def test_attention_is_one_unit():
     assert inner == []
 
 
-class Encoder(trainer.TrainingModule):
+class Encoder(Descends):
     """Attention in each of its forms: in an encoder, which in validation takes paths of its own."""
 
     def __init__(self) -> None:
@@ -254,9 +251,6 @@ class Encoder(trainer.TrainingModule):
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         x, missing, y = batch
         self.log("val_loss", (self(x, missing) - y).square().mean())
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
     def train_dataloader(self) -> DataLoader[Any]:
         x = torch.randn(12, 5, 16, generator=torch.Generator().manual_seed(1))

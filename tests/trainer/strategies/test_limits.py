@@ -1,5 +1,6 @@
 """What strategies do not support, each with a reason and an alternative."""
 
+import sys
 from typing import Any
 
 import my_project_trainer as trainer
@@ -37,3 +38,23 @@ def test_a_strategy_says_what_it_does_not_support(
     (line,) = raised.value.problems
     assert line.startswith(f"strategy={strategy!r} does not support {reason}")
     assert "; use " in line or "; leave " in line
+
+
+@pytest.mark.parametrize(
+    ("strategy", "package"),
+    [
+        ("deepspeed_stage_2", "deepspeed"),
+        ("ddp_sharded", "fairscale"),
+        ("ddp_sharded_spawn", "fairscale"),
+    ],
+)
+def test_a_package_that_is_missing_is_named_with_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, strategy: str, package: str
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(trainer.ConfigurationError) as raised:
+        trainer.Trainer(accelerator="cpu", devices=2, strategy=strategy, max_steps=1)
+    assert raised.value.problems == [
+        f"strategy={strategy!r} needs the package {package}, which is not installed: "
+        f"make {package}, or pip install '.[{package}]'"
+    ]

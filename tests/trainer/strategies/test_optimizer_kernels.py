@@ -14,6 +14,8 @@ from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 
+from fitting import quiet
+
 STEPS, SAVED = 6, 3
 MAKERS: dict[str, Callable[..., Optimizer]] = {
     "SGD": partial(SGD, lr=0.1, momentum=0.9, nesterov=True),
@@ -53,18 +55,9 @@ def trained(folder: Path, make: Callable[..., Optimizer], **options: Any) -> lis
     """The weights after a fit with scaled and clipped gradients."""
     x = torch.randn(STEPS * 4, 6, generator=torch.Generator().manual_seed(1))
     model = Model(make)
-    running = trainer.Trainer(
-        accelerator="cpu",
-        precision="16-mixed",
-        gradient_clip_val=0.1,
-        max_epochs=1,
-        checkpoint_every_n_steps=SAVED,
-        default_root_dir=folder,
-        run_name="run",
-        loggers=[],
-        enable_progress_bar=False,
-        **options,
-    )
+    options |= {"precision": "16-mixed", "gradient_clip_val": 0.1, "max_epochs": 1}
+    options |= {"checkpoint_every_n_steps": SAVED, "default_root_dir": folder, "run_name": "run"}
+    running = quiet(**options)
     running.fit(model, DataLoader(TensorDataset(x, x[:, :3].argmax(1)), batch_size=4))
     assert running.global_step == STEPS
     return [parameter.detach() for parameter in model.parameters()]

@@ -13,6 +13,8 @@ from tests.conformance.rows import rounding
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
+from fitting import Descends, quiet
+
 
 class Norms(nn.Module):
     """Makes a float32 tensor between layers."""
@@ -44,8 +46,7 @@ class Holder(trainer.TrainingModule):
 
 
 def fit(module: trainer.TrainingModule, strategy: str = "fsdp") -> None:
-    base = {"accelerator": "cpu", "devices": 1, "max_epochs": 1, "enable_progress_bar": False}
-    run_of = trainer.Trainer(**base, strategy=strategy, precision="bf16-mixed", loggers=[])
+    run_of = quiet(max_epochs=1, strategy=strategy, precision="bf16-mixed")
     run_of.fit(module, [torch.ones(4, 6)] * 2)
 
 
@@ -115,7 +116,7 @@ class Images(nn.Sequential):
         super().__init__(nn.Unflatten(1, (1, 6)), *convolutions, nn.GroupNorm(2, 8), nn.Flatten())
 
 
-class Wrapped(trainer.TrainingModule):
+class Wrapped(Descends):
     """Trains one of the above."""
 
     def __init__(self, kind: type[nn.Module]) -> None:
@@ -128,9 +129,6 @@ class Wrapped(trainer.TrainingModule):
         loss = (self.model(x).float() - 0.5).square().mean()
         self.losses.append(float(loss.detach()))
         return loss
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 @pytest.mark.parametrize("kind", [Recurrent, Attention, Images])

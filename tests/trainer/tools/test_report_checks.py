@@ -6,7 +6,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import my_project_trainer as trainer
 import pytest
 import torch
 from my_project_trainer.callbacks import Callback, Profile
@@ -16,6 +15,7 @@ from tests.project import succeed
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+import fitting
 from fake_clock import Clock
 from report_subject import Model, fit
 
@@ -81,12 +81,9 @@ class SlowSave(Callback):
 
 def timed(clock: Clock, folder: Path, sample: float, save: float, **options: Any) -> Path:
     """The run of a fit of eight steps, with a checkpoint after each, and a validation."""
-    shared = {"accelerator": "cpu", "devices": 1, "enable_progress_bar": False, "loggers": ["csv"]}
-    shared |= {"default_root_dir": folder, "run_name": "run", "log_every_n_steps": 2}
+    shared = {"max_steps": 8, "val_every_n_steps": 4, "log_every_n_steps": 2, "loggers": ["csv"]}
     shared |= {"checkpoint_every_n_steps": 1, "callbacks": [SlowSave(clock, save)]}
-    trainer.Trainer(**{**shared, "max_steps": 8, "val_every_n_steps": 4, **options}).fit(
-        Timed(clock, sample)
-    )
+    fitting.fit(Timed(clock, sample), folder, **shared | options)
     (folder / "run" / "config.yaml").write_text("trainer:\n  checkpoint_every_n_steps: 1\n")
     return folder / "run"
 

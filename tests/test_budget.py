@@ -15,36 +15,36 @@ PACKAGE = TEMPLATE / "src" / "{{cookiecutter.package_name}}"
 TRAINER = PACKAGE.with_name(f"{PACKAGE.name}_trainer")
 LINES = {
     "__init__.py": 40,
-    "callbacks": 822,
-    "checkpoint": 1727,
-    "cli": 1178,
+    "callbacks": 812,
+    "checkpoint": 1726,
+    "cli": 1174,
     "data": 2053,
     "errors.py": 190,
-    "launch": 2868,
-    "legacy": 586,
-    "logging": 1408,
-    "loop": 2394,
-    "memory": 304,
-    "module": 809,
-    "options": 1100,
-    "run": 1853,
-    "strategies/*.py": 2423,
-    "strategies/asynchronous": 436,
+    "launch": 2874,
+    "legacy": 588,
+    "logging": 1421,
+    "loop": 2419,
+    "memory": 303,
+    "module": 831,
+    "options": 1098,
+    "run": 1858,
+    "strategies/*.py": 2406,
+    "strategies/asynchronous": 430,
     "strategies/deepspeed": 1716,
-    "strategies/fairscale": 264,
-    "strategies/fsdp": 729,
-    "strategies/gradients": 447,
-    "strategies/horovod": 224,
-    "strategies/model_parallel": 1918,
-    "strategies/replicated": 582,
-    "strategies/xla": 281,
+    "strategies/fairscale": 261,
+    "strategies/fsdp": 725,
+    "strategies/gradients": 444,
+    "strategies/horovod": 222,
+    "strategies/model_parallel": 1911,
+    "strategies/replicated": 579,
+    "strategies/xla": 278,
     "tools/__init__.py": 6,
     "tools/doctor": 680,
     "tools/isolated.py": 73,
     "tools/plan": 775,
-    "tools/report": 591,
+    "tools/report": 589,
     "tools/reproduce": 374,
-    "trainer.py": 368,
+    "trainer.py": 363,
 }
 # How far below its limit a folder may be, before the limit is to be lowered.
 SLACK = 40
@@ -84,11 +84,11 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
     assert count(TRAINER / "tools") <= 2500
     # To be 27,600 and 19,100, with 1,100 for everyday faults, clusters, disks and files.
     assert count(TRAINER) <= 29_219
-    assert count(TRAINER) - components <= 21_295
+    assert count(TRAINER) - components <= 21_316
 
 
 def test_the_tests_are_few() -> None:
-    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 59_030  # to be 58,000
+    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 58_971  # to be 58,000
 
 
 def test_the_benchmarks_are_few_lines() -> None:

@@ -52,7 +52,7 @@ def test_a_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(errors.ConfigurationError) as raised:
         runs.create(tmp_path, "file")
-    line = f"{tmp_path / 'file'} is a file, or a link to nothing; it cannot contain runs"
+    line = f"{tmp_path / 'file'} is a file or a dead link, no folder"
     assert raised.value.problems == [line]
     with pytest.raises(errors.ConfigurationError) as raised:
         runs.create(tmp_path / "file" / "runs", None)

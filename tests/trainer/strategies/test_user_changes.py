@@ -106,8 +106,6 @@ def test_hooks_change_what_they_change_in_one_process(
     names = list(NAMES if in_step else NAMES[:-1])
     if name == "parameter_server":
         names.remove("AddsGroup")  # whose error ends the peers
-    if name == "sequential":
-        names.remove("HalvesHeadInStep")  # which runs the stages twice
     by = launchers.get(name, TORCHRUN)
     found = fits(tmp_path, names, by, **{"devices": 2, **options})
     for each in names:

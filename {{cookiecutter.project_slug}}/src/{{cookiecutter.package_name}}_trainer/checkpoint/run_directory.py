@@ -63,8 +63,7 @@ def create(root: Path, name: str | None) -> Path:
             break
         except FileExistsError:
             if not path.is_dir():
-                why = "is a file, or a link to nothing; it cannot contain runs"
-                raise ConfigurationError(f"{path} {why}") from None
+                raise ConfigurationError(f"{path} is a file or a dead link, no folder") from None
         except OSError as error:
             raise refused(path, error) from None
     return path

@@ -72,7 +72,7 @@ def validation_loaders(data: Data, module: TrainingModule, val_data: Data) -> Lo
     source = _GIVEN
     if val_data is None and (data is None or isinstance(data, DataModule)):
         val_data, source = _called(data or module, "val")
-    if val_data is None or _is_empty(val_data):
+    if val_data is None or val_data == []:
         return {}
     check(module, "validation_step")
     _check_repeats(val_data, source)
@@ -103,7 +103,7 @@ def _made(data: Data, module: TrainingModule, stage: str) -> tuple[object, str]:
     if data is not None and not isinstance(data, DataModule):
         return data, _GIVEN
     made, where = _called(data or module, stage)
-    if made is None or _is_empty(made):
+    if made is None or made == []:
         raise UserError(f"no batches: {where} {made}, and no loader was given: return a DataLoader")
     return made, where
 
@@ -165,11 +165,6 @@ def _check_repeats(loader: Any, source: str) -> None:
                 f"{source} a {type(item).__name__}, which can be read only once, and a fit reads "
                 "it in each epoch: return a DataLoader, or an object whose __iter__ begins again"
             )
-
-
-def _is_empty(loader: Any) -> bool:
-    """Whether it is a list of no loaders, as those of Lightning return where there is no stage."""
-    return isinstance(loader, list | tuple) and not loader
 
 
 def _is_several(loader: Any) -> bool:

@@ -55,8 +55,7 @@ def connect_store(layout: Layout, timeout: datetime.timedelta) -> dist.Store:
         try:
             _stores[layout] = _join(store, layout, timeout)
         except dist.DistNetworkError as error:
-            line = f"the store of rank 0 was lost before all ranks had joined: {error}"
-            raise TemporaryError(line) from error
+            raise TemporaryError(f"the store of rank 0 was lost: {error}") from error
         if layout.is_main:  # not for the next command of the same launch
             _address_file(layout).unlink(missing_ok=True)
     return dist.PrefixStore(f"group-{next(_groups_formed)}", _stores[layout])

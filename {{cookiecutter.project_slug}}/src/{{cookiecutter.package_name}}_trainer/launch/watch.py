@@ -94,6 +94,7 @@ class Watcher:
         previous: dict[signal.Signals, Any] = {}
         if is_main:  # ranks, which a terminal takes for background jobs, write to it (stty tostop)
             previous[signal.SIGTTOU] = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+            previous[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, self._suspend)
         try:
             # A SIGINT during the start is forwarded afterward.
             with signals.block_sigint_in_children(self._method):
@@ -101,8 +102,6 @@ class Watcher:
                 for index, rank in enumerate(self._start(), first):
                     self._ranks[index] = rank
                 previous |= {number: signal.signal(number, self._forward) for number in forwarded}
-                if is_main:
-                    previous[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, self._suspend)
             while None in (codes := self._codes().values()) and time.monotonic() < self._deadline:
                 if any(code not in (None, 0) for code in codes) or self._early_end() is not None:
                     break

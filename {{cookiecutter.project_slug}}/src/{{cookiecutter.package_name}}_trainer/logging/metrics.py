@@ -215,7 +215,7 @@ class Recorder:
             number = _number(value, self._device)
             if number.numel() == 1:
                 return totals[name].add(number.reshape(()) if number.ndim else number, samples)
-        except (TypeError, ValueError, RuntimeError):
+        except (TypeError, ValueError, RuntimeError, OverflowError):
             raise UserError(f"log({name!r}): give one number, not {shown(value)}") from None
         shape = tuple(number.shape)
         raise UserError(f"log({name!r}): give one number, not a tensor of shape {shape}")

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 _MOST = 100  # items of a container in which metrics are looked for
-_EVALUATED = "_count_after_evaluation"
-"""Attribute of a metric: its update count after the last evaluation."""
+_EVALUATED = "_count_after_evaluation"  # attribute of a metric: its update count then
 
 
 @contextlib.contextmanager

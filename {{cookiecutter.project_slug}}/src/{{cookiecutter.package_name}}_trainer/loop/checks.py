@@ -212,9 +212,8 @@ class NonfinitePolicy:
         may_differ = limits.shards_parameters or "asynchronous" in limits.always
         if least[1] != -least[2] and replicas == collectives.world_size() and not may_differ:
             raise UserError(
-                f"ranks have different weights after step {step}, and they are not saved: user "
-                "code changed those of one rank, such as a hook that draws random numbers, which "
-                "differ between ranks: draw them from a torch.Generator that all seed alike"
+                f"ranks have different weights after step {step}, and they are not saved: a hook "
+                "that changes weights by random numbers needs a torch.Generator that all seed alike"
             )
 
     def _stop(self, text: str) -> NoReturn:

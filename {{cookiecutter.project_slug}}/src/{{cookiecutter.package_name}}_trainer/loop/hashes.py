@@ -73,8 +73,7 @@ class StepHashes:
     def is_moment(self, step: int, ends_epoch: bool) -> bool:
         """Whether to record a step that is logged: ever fewer, so that hashes cost ever less."""
         number, rest = divmod(step, self._fit.options.log_every_n_steps)
-        may_be_last = ends_epoch and self.last is None
-        return rest != 0 or number.bit_count() == 1 or may_be_last
+        return rest != 0 or number.bit_count() == 1 or (ends_epoch and self.last is None)
 
     def note_batch(self, batch: MicroBatch, losses: Sequence[Tensor]) -> None:
         """Hash a micro-batch and its losses; the host does not wait for the device."""

@@ -77,8 +77,7 @@ def _load_sums(fit: FitParts, checkpoint: Checkpoint, layout: Layout) -> list[st
         # Ranks of one replica have logged the same.
         states = [*{int(of[0]): state for of, state in shares if of[2]}.values()]
         recorder.load_state(_merged([section(state, "log") for state in states]))
-    of_metrics = [section(state, "torchmetrics") for state in states]
-    return torchmetrics_state.load(fit.module, of_metrics)
+    return torchmetrics_state.load(fit.module, [section(x, "torchmetrics") for x in states])
 
 
 def _merged(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -15,8 +15,7 @@ from . import initial_weights
 from .rank import RankRun
 
 Evaluation = Literal["validation", "test", "predict"]
-_HOOKS = ("on_fit_start", "on_train", "on_before", "on_after")
-"""What the hooks of a fit's steps begin with."""
+_HOOKS = ("on_fit_start", "on_train", "on_before", "on_after")  # what those of steps begin with
 
 
 def evaluate(

@@ -110,8 +110,7 @@ def find_elsewhere(accelerator: Accelerator, options: Options, problems: Problem
 
 def _create(wanted: object, own_options: dict[str, Any]) -> tuple[str, Strategy]:
     if not isinstance(wanted, Strategy):
-        strategy = strategies.create(wanted, own_options)
-        return str(wanted), strategy
+        return str(wanted), strategies.create(wanted, own_options)
     if own_options:
         raise ConfigurationError(
             "strategy_options belong to a strategy's name; this one is already made"

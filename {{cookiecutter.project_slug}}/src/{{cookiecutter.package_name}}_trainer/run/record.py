@@ -39,10 +39,7 @@ _GIT = (
     *("git", "--no-optional-locks", "-c", "core.fsmonitor=false"),
     *("-c", f"core.hooksPath={os.devnull}"),
 )
-_STATUS = (
-    *("status", "--porcelain=v2", "--branch", "-z", "--ignore-submodules=dirty"),
-    "--untracked-files=normal",
-)
+_STATUS = ("status", "--porcelain=v2", "--branch", "-z", "--ignore-submodules=dirty", "-unormal")
 _DIFF = (
     *("diff", "HEAD", "--no-ext-diff", "--no-textconv", "--no-color", "--submodule=short"),
     *("--ignore-submodules=dirty", "--full-index"),

@@ -90,8 +90,7 @@ class Optimization:
     def stepped_when_logged(self, every: int) -> list[str]:
         """One line for each scheduler that values of training step every so many steps only."""
         return [
-            f"ReduceLROnPlateau steps when {entry.monitor!r} is logged: by training every {every} "
-            "steps (log_every_n_steps)"
+            f"ReduceLROnPlateau steps when {entry.monitor!r} is logged: log_every_n_steps={every}"
             for entry in self.plateaus
             if entry.interval == "step" and every > 1
         ]

@@ -308,8 +308,7 @@ class FSDP(ProcessGroupStrategy):
                     if param.sharded_param.requires_grad:
                         name = self._names.get(id(param.sharded_param), str(param._param_fqn))
                         used.append((name, getattr(param, "_unsharded_param", param.sharded_param)))
-        rest = self.whole_parameters()
-        return used + [(self._names[id(p)], p) for p in rest if p.requires_grad]
+        return used + [(self._names[id(p)], p) for p in self.whole_parameters() if p.requires_grad]
 
     def _leave_out_unused(self) -> None:
         """Do not step parameters that no rank has used, as in one process."""

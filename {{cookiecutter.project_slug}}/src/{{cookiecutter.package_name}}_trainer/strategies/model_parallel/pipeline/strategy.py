@@ -249,8 +249,7 @@ class Sequential(ProcessGroupStrategy):
         return randomness.mix(run.seed, run.current_epoch, batch_idx, number, self.data.index)
 
     def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
-        run = functools.partial(self._forward, stage, batch, batch_idx)
-        return self._stage.evaluate(Step(run))
+        return self._stage.evaluate(Step(functools.partial(self._forward, stage, batch, batch_idx)))
 
     def _forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         with self._guard.weights(f"{stage}_step"):

@@ -27,10 +27,10 @@ LINES = {
     "memory": 303,
     "module": 831,
     "options": 1098,
-    "run": 1858,
+    "run": 1859,
     "strategies/*.py": 2406,
     "strategies/asynchronous": 430,
-    "strategies/deepspeed": 1716,
+    "strategies/deepspeed": 1715,
     "strategies/fairscale": 261,
     "strategies/fsdp": 725,
     "strategies/gradients": 444,
@@ -84,11 +84,11 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
     assert count(TRAINER / "tools") <= 2500
     # To be 27,600 and 19,100, with 1,100 for everyday faults, clusters, disks and files.
     assert count(TRAINER) <= 29_219
-    assert count(TRAINER) - components <= 21_316
+    assert count(TRAINER) - components <= 21_317
 
 
 def test_the_tests_are_few() -> None:
-    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 58_971  # to be 58,000
+    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 58_972  # to be 58,000
 
 
 def test_the_benchmarks_are_few_lines() -> None:

@@ -75,7 +75,7 @@ class HalvesHeadInStep(Plain):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         features = self.sequential_module(batch[0])
         halves = {name: parameter / 2 for name, parameter in self.head.named_parameters()}
-        output = functional_call(self.head, halves, (features,)) + features @ self.turned
+        output = functional_call(self.head, halves, features) + features @ self.turned
         return (output - batch[1]).square().mean()
 
 
@@ -388,14 +388,13 @@ def fitted(module: TrainingModule, folder: Path, options: dict[str, Any]) -> flo
     except UserError as error:
         print(error, flush=True)
         return str(error)
-    found = saved(folder / options.get("run_name", "run"))
-    return float(sum(each.double().abs().sum() for each in found.values()))
+    weights = saved(folder / options.get("run_name", "run")).values()
+    return float(sum(each.double().abs().sum() for each in weights))
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    folder, options, *names = sys.argv[1:]
-    options = json.loads(options)
-    found = {name: fitted(globals()[name](), Path(folder) / name, options) for name in names}
+    folder, options, *names = Path(sys.argv[1]), json.loads(sys.argv[2]), *sys.argv[3:]
+    found = {name: fitted(globals()[name](), folder / name, options) for name in names}
     if int(os.environ.get("RANK", os.environ.get("HOROVOD_RANK", "0"))) == 0:
-        (Path(folder) / "found.json").write_text(json.dumps(found))
+        (folder / "found.json").write_text(json.dumps(found))

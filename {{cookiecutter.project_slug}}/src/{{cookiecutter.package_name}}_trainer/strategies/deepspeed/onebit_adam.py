@@ -143,8 +143,7 @@ def _lengths(numel: int) -> list[int]:
 
 def _compress(tensor: Tensor) -> tuple[Tensor, Tensor]:
     """Which elements are not negative, and the scale with which the signs keep the norm."""
-    scale = torch.linalg.vector_norm(tensor) / max(tensor.numel(), 1) ** 0.5
-    return tensor >= 0, scale
+    return tensor >= 0, torch.linalg.vector_norm(tensor) / max(tensor.numel(), 1) ** 0.5
 
 
 def _restore(positive: Tensor, scale: Tensor) -> Tensor:

@@ -56,8 +56,8 @@ def connect_store(layout: Layout, timeout: datetime.timedelta) -> dist.Store:
             _stores[layout] = _join(store, layout, timeout)
         except dist.DistNetworkError as error:
             raise TemporaryError(f"the store of rank 0 was lost: {error}") from error
-        if layout.is_main:  # not for the next command of the same launch
-            _address_file(layout).unlink(missing_ok=True)
+        if layout.is_main and (address := _address_file(layout)).exists():
+            address.unlink()  # the next command of the same launch must not read it
     return dist.PrefixStore(f"group-{next(_groups_formed)}", _stores[layout])
 
 

@@ -16,19 +16,19 @@ TRAINER = PACKAGE.with_name(f"{PACKAGE.name}_trainer")
 LINES = {
     "__init__.py": 40,
     "callbacks": 812,
-    "checkpoint": 1726,
+    "checkpoint": 1723,
     "cli": 1174,
     "data": 2053,
     "errors.py": 190,
-    "launch": 2874,
+    "launch": 2873,
     "legacy": 588,
-    "logging": 1421,
-    "loop": 2419,
+    "logging": 1418,
+    "loop": 2418,
     "memory": 303,
-    "module": 831,
+    "module": 827,
     "options": 1098,
-    "run": 1859,
-    "strategies/*.py": 2406,
+    "run": 1856,
+    "strategies/*.py": 2403,
     "strategies/asynchronous": 430,
     "strategies/deepspeed": 1715,
     "strategies/fairscale": 261,
@@ -83,12 +83,12 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
     components = sum(count(folder) for folder in folders if folder.is_dir())
     assert count(TRAINER / "tools") <= 2500
     # To be 27,600 and 19,100, with 1,100 for everyday faults, clusters, disks and files.
-    assert count(TRAINER) <= 29_219
-    assert count(TRAINER) - components <= 21_317
+    assert count(TRAINER) <= 29_201
+    assert count(TRAINER) - components <= 21_299
 
 
 def test_the_tests_are_few() -> None:
-    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 58_972  # to be 58,000
+    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 58_975  # to be 58,000
 
 
 def test_the_benchmarks_are_few_lines() -> None:

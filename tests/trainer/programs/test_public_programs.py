@@ -231,6 +231,9 @@ def test_a_rate_that_a_step_logs_is_the_one_that_is_written() -> None:
 class NoValidation(Model):
     def test_step(self, batch: Any, batch_idx: int) -> None: ...
 
+    def train_dataloader(self) -> Any:
+        return data()
+
     def val_dataloader(self) -> Any:
         return []
 
@@ -239,7 +242,7 @@ class NoValidation(Model):
 
 def test_an_empty_list_of_loaders_is_none() -> None:
     model = NoValidation()
-    make().fit(model, data())
+    make().fit(model)
     assert model.weight.item() == -4.0
     with pytest.raises(UserError, match=r"NoValidation.test_dataloader returned \[\], and no"):
         make().test(model)

@@ -52,10 +52,7 @@ def create(root: Path, name: str | None) -> Path:
     """Create a run directory, or reuse that of a name; by default the name is new: the time."""
     base = name or time.strftime("%Y%m%d-%H%M%S")
     if "\udc80" <= max(str(root.absolute())) <= "\udcff":  # a byte that is not UTF-8
-        raise ConfigurationError(
-            f"{str(root.absolute())!r}: safetensors cannot open files of such a name; give another "
-            "default_root_dir"
-        )
+        raise ConfigurationError(f"default_root_dir={str(root)!r}: give a path that is UTF-8")
     for attempt in itertools.count(1):
         path = root / (base if attempt == 1 else f"{base}-{attempt}")
         try:

@@ -76,7 +76,6 @@ def _private_file(layout: Layout) -> Path | None:
     folder = Path(tempfile.gettempdir()) / f"{prefix}{layout.launch_id}"
     if layout.is_main:
         held_folders.remove_left(f"{prefix}*")
-    # The next command of the same launch may use it already.
     atexit.register(held_folders.release, folder, held_folders.hold(folder))
     return folder / STORE_FILE
 

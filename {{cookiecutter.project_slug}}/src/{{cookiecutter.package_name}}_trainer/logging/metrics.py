@@ -247,9 +247,7 @@ class Recorder:
         values = self.epoch_values()
         for metric in self.metrics.values():  # one may have several names
             metric.reset()
-        if self.context.is_training:
-            self._steps = {}
-        self._epoch, self.metrics = {}, {}
+        self._steps, self._epoch, self.metrics = {}, {}, {}
         return values
 
     def _reduced(self, totals: dict[str, _Total], may_differ: bool = False) -> dict[str, float]:

@@ -60,8 +60,7 @@ class Outputs:
 
     def show_epoch(self, values: Mapping[str, float]) -> None:
         """Keep the values of an epoch as the run's latest values."""
-        self.latest |= {name.removesuffix("_epoch"): value for name, value in values.items()}
-        self.latest |= values
+        self.latest |= {name.removesuffix("_epoch"): values[name] for name in values} | dict(values)
 
     def take_fresh(self, kind: str) -> dict[str, float]:
         """The latest values that a kind of consumer has not seen yet; each is returned once."""

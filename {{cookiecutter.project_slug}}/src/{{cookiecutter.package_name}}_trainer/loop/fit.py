@@ -250,8 +250,7 @@ class FitLoop(AbstractContextManager["FitLoop"]):
 
     def _run_batch(self, batch: MicroBatch, context: BatchContext) -> list[Any]:
         strategy, manual, args = self.fit.strategy, self.fit.manual, (batch.data, batch.number)
-        if manual is None and not self._has_gradients:
-            # Of a hook, or of a validation. Inline, as no call of a step is worth it.
+        if manual is None and not self._has_gradients:  # of a hook, or of a validation
             for optimizer in self.fit.optimization.optimizers:
                 for group in optimizer.param_groups:
                     for parameter in group["params"]:

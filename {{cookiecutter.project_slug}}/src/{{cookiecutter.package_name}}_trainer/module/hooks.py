@@ -204,8 +204,7 @@ def problems_of_signatures(owner: object, base: type) -> list[str]:
         if name.startswith("_") or not callable(hook) or not is_overridden(owner, base, name):
             continue
         if not callable(method := getattr(owner, name)):
-            what = f"is {shown(method)}, not a method: define one that returns it"
-            lines.append(f"{type(owner).__name__}.{name} {what}")
+            lines.append(f"{type(owner).__name__}.{name} is {shown(method)}, not a method")
             continue
         expected = list(inspect.signature(hook).parameters)[1:]
         signature = inspect.signature(method)

@@ -68,13 +68,10 @@ class TrainingModule(RunProperties, Hooks, nn.Module):
                 setattr(cls, name, _with_index(step))
 
     def __setattr__(self, name: str, value: Any) -> None:
-        try:
-            super().__setattr__(name, value)
-        except AttributeError:
-            if isinstance(getattr(TrainingModule, name, None), property):
-                line = f"{type(self).__name__}.{name} is set by the trainer: use another name"
-                raise AttributeError(line) from None
-            raise
+        if isinstance(getattr(TrainingModule, name, None), property):
+            line = f"{type(self).__name__}.{name} is set by the trainer: use another name"
+            raise AttributeError(line)
+        super().__setattr__(name, value)
 
     # --- steps -----------------------------------------------------------------------------
 

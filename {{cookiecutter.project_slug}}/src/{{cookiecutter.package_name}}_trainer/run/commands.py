@@ -61,8 +61,7 @@ def _place(run: RankRun, module: TrainingModule, checkpoint: str | None, average
 
 def _note_hooks(run: RankRun, module: TrainingModule, command: str) -> None:
     names = [name for name in vars(Hooks) if name.startswith(_HOOKS)]
-    hooks = [name for name in names if is_overridden(module, Hooks, name)]
-    if hooks:
+    if hooks := [name for name in names if is_overridden(module, Hooks, name)]:
         run.console.note(f"{command} does not call {type(module).__name__}.{', '.join(hooks)}")
 
 

@@ -50,6 +50,7 @@ _RESTARTS = ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
 
 def attempt(plan: Plan, hosts: list[dict[str, Any]]) -> dict[str, Any]:
     """Facts of the attempt that this process starts; ``hosts`` are those of :func:`hosts`."""
+    restarts = [text for text in map(os.environ.get, _RESTARTS) if text and text.isdecimal()]
     return {
         "command": redaction.command(sys.argv),
         **here(plan.started_in),
@@ -61,16 +62,12 @@ def attempt(plan: Plan, hosts: list[dict[str, Any]]) -> dict[str, Any]:
         },
         "hosts": hosts,
         "layout": asdict(plan.layout),
-        "restarts": max(_whole_number(os.environ.get(name, "")) for name in _RESTARTS),
+        "restarts": max(map(int, restarts), default=0),
         "strategy": plan.strategy_name,
         "precision": plan.precision.name,
         "device": str(plan.device),
         "seed": plan.options.seed,
     }
-
-
-def _whole_number(text: str) -> int:
-    return int(text) if text.isdecimal() else 0
 
 
 def here(directory: Path) -> dict[str, Any]:
@@ -235,7 +232,8 @@ def _without_filters(directory: Path, environment: Mapping[str, str]) -> dict[st
     }
     off = {"clean": "", "process": "", "required": "false"}
     settings = [(f"{driver}.{name}", off[name]) for driver in sorted(filters) for name in off]
-    first = _whole_number(base.get("GIT_CONFIG_COUNT", ""))  # after those of the user
+    count = base.get("GIT_CONFIG_COUNT", "")
+    first = int(count) if count.isdecimal() else 0  # after those of the user
     variables = {"GIT_CONFIG_COUNT": str(first + len(settings))}
     for index, (name, value) in enumerate(settings, first):
         variables |= {f"GIT_CONFIG_KEY_{index}": name, f"GIT_CONFIG_VALUE_{index}": value}

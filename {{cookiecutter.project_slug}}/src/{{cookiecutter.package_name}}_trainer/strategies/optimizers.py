@@ -88,12 +88,10 @@ class Optimization:
         return [item for item in self.schedulers if isinstance(item.scheduler, ReduceLROnPlateau)]
 
     def stepped_when_logged(self, every: int) -> list[str]:
-        """One line for each scheduler that values of training step every so many steps only."""
-        return [
-            f"ReduceLROnPlateau steps when {entry.monitor!r} is logged: log_every_n_steps={every}"
-            for entry in self.plateaus
-            if entry.interval == "step" and every > 1
-        ]
+        """One line for each scheduler that steps only when training logs a value."""
+        line = "ReduceLROnPlateau steps when {!r} is logged: log_every_n_steps={}"
+        entries = [entry for entry in self.plateaus if entry.interval == "step" and every > 1]
+        return [line.format(entry.monitor, every) for entry in entries]
 
     def step_plateaus(self, values: Mapping[str, float]) -> None:
         """Step by values of a validation those that would see them only after the next step."""

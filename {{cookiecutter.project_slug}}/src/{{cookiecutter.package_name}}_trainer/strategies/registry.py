@@ -20,8 +20,7 @@ from .base import Strategy
 from .limits import Launcher, Limits
 
 _FIRST = ("replicated", "fsdp")  # first in the help, because they need no package but torch
-# A year: larger values overflow the nanoseconds of C++.
-_LONGEST_TIMEOUT = 365 * 24 * 3600
+_LONGEST_TIMEOUT = 365 * 24 * 3600  # a year: larger values overflow the nanoseconds of C++
 _DECLARATION = "\nREGISTRATION = "  # of a file; one without it is imported when it is used
 
 

@@ -79,6 +79,8 @@ class FitLoop(AbstractContextManager["FitLoop"]):
         self._last_rates: list[float | Tensor] = []
         """Before the schedulers stepped, if there are any."""
         self._has_gradients = False
+        # The module's, not the optimizers': an engine's step its own, with gradients that it keeps.
+        self._parameters = list(fit.strategy.module.parameters())
         parts = (fit.strategy, fit.optimization)
         self._first_gradients = fit.manual.first_gradients if fit.manual else FirstGradients(*parts)
         self._skipped_batches = 0
@@ -251,10 +253,8 @@ class FitLoop(AbstractContextManager["FitLoop"]):
     def _run_batch(self, batch: MicroBatch, context: BatchContext) -> list[Any]:
         strategy, manual, args = self.fit.strategy, self.fit.manual, (batch.data, batch.number)
         if manual is None and not self._has_gradients:  # of a hook, or of a validation
-            for optimizer in self.fit.optimization.optimizers:
-                for group in optimizer.param_groups:
-                    for parameter in group["params"]:
-                        parameter.grad = None
+            for parameter in self._parameters:
+                parameter.grad = None
         if self.fit.compiled is not None:
             torch.compiler.cudagraph_mark_step_begin()
         try:
@@ -298,8 +298,8 @@ class FitLoop(AbstractContextManager["FitLoop"]):
         skips = self._nonfinite.needs_norm and self._nonfinite.skips(self._gradient_norm)
         if skips or not has_gradients:
             strategy.precision.note_skipped_step()
-            for optimizer in optimization.optimizers:
-                optimizer.zero_grad()
+            for parameter in self._parameters:
+                parameter.grad = None
             return
         if calls := self.fit.calls.on_before_optimizer_step:
             strategy.precision.unscale(optimization.optimizers)

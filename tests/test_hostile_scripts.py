@@ -41,8 +41,7 @@ def run(project: Path, *arguments: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "service"),
-    [*((code, "github") for code in TRIED), ("command substitution", "gitlab")],
+    ("code", "service"), [*((code, "github") for code in TRIED), ("command substitution", "gitlab")]
 )
 def test_text_is_in_no_file_that_is_run(tmp_path: Path, code: str, service: str) -> None:
     project = with_code(tmp_path, code, service)

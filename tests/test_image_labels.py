@@ -49,11 +49,7 @@ def test_what_is_not_known_is_not_labeled(
     labels = options(build_image.command("my-project:0.1.0", "cpu"), "label")
     assert [
         label.partition("=")[0].removeprefix("org.opencontainers.image.") for label in labels
-    ] == [
-        "description",
-        "licenses",
-        "base.name",
-    ]
+    ] == ["description", "licenses", "base.name"]
     assert labels[-1] == "org.opencontainers.image.base.name=mine:1"
 
 

@@ -38,7 +38,7 @@ VARIANTS = {
 OWN_PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md"))]
 # The commands of the trainer; those of tools/ are folders.
 COMMANDS = {
-    *("fit", "validate", "test", "predict", "export", "find_batch_size", "find_learning_rate"),
+    *("fit", "validate", "test", "predict", "export", "find_batch_size", "find_learning_rate")
 }
 # What the command line has besides `--trainer.…`, `--model.…` and `--data.…`.
 OPTIONS = {

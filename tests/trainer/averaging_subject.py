@@ -25,7 +25,7 @@ from live_storages import Live
 DECAY = 0.7
 OPTIONS = {
     # What a validation has gathered must not be trained.
-    "fsdp": {"reshard_after_forward": False},
+    "fsdp": {"reshard_after_forward": False}
 }
 
 

@@ -66,12 +66,7 @@ HYDRA = variables("""
 PMI2 = {"PMI_FD": "3", "PMI_JOBID": "4711.0", "PMI_RANK": "2", "PMI_SIZE": "4"}
 
 # A command that somebody starts on each of two nodes: the second one.
-ON_EACH_NODE = {
-    "MASTER_ADDR": "node-a",
-    "MASTER_PORT": "29500",
-    "NODE_RANK": "1",
-    "NUM_NODES": "2",
-}
+ON_EACH_NODE = {"MASTER_ADDR": "node-a", "MASTER_PORT": "29500", "NODE_RANK": "1", "NUM_NODES": "2"}
 
 # deepspeed -H HOSTS of two nodes with two slots each: the second process of the second node.
 DEEPSPEED = variables("""

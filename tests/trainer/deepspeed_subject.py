@@ -134,10 +134,7 @@ ONE_BIT_ADAM = {"type": "OneBitAdam", "params": ONE_BIT}
 
 # Arguments of the subject and of the trainer.
 WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "warm-up": (
-        {"kind": "plain"},
-        configured(zero_optimization={"stage": 2}, scheduler=WARMUP_LR),
-    ),
+    "warm-up": ({"kind": "plain"}, configured(zero_optimization={"stage": 2}, scheduler=WARMUP_LR)),
     "own optimizer": (
         {"kind": "rated", "adam": True},
         configured(zero_optimization=OFFLOADED, optimizer=ADAM_W, scheduler=WARMUP_LR),
@@ -178,10 +175,7 @@ WAYS |= {
 }
 # Arguments of the subject where one process trains it, if others.
 ALONE = {"warm-up": {"kind": "rated"}}
-RESUMED = (
-    *("warm-up", "own optimizer", "one-bit", "one-bit mixed"),
-    *("overflow", "second copy"),
-)
+RESUMED = (*("warm-up", "own optimizer", "one-bit", "one-bit mixed"), *("overflow", "second copy"))
 GROUPED = "grouped deepspeed_stage_3"
 
 

@@ -96,10 +96,7 @@ def copies(tensors: Iterator[Tensor]) -> Iterator[tuple[int, Tensor]]:
     return enumerate([tensor.clone() for tensor in tensors])
 
 
-NO_BIAS = {
-    2: Case((5, 2), options={"bias": False}),
-    3: Case((4, 1, 3), options={"bias": False}),
-}
+NO_BIAS = {2: Case((5, 2), options={"bias": False}), 3: Case((4, 1, 3), options={"bias": False})}
 CASES = {
     **({} if OLDEST else {"no bias": NO_BIAS}),  # in torch 2.10 it has one
     "even": {2: Case((4, 4)), 3: Case((4, 4, 4))},
@@ -107,10 +104,7 @@ CASES = {
     "one sample each": {2: Case((1, 1)), 3: Case((1, 1, 1))},
     "none on a rank": {2: Case((0, 4)), 3: Case((3, 0, 2))},
     "sequences": {2: Case((3, 1), shape=(5,)), 3: Case((3, 1, 2), shape=(5,))},
-    "images": {
-        2: Case((3, 1), nn.BatchNorm2d, (4, 5)),
-        3: Case((3, 1, 2), nn.BatchNorm2d, (4, 5)),
-    },
+    "images": {2: Case((3, 1), nn.BatchNorm2d, (4, 5)), 3: Case((3, 1, 2), nn.BatchNorm2d, (4, 5))},
     "volumes": {
         2: Case((3, 1), nn.BatchNorm3d, (2, 3, 4)),
         3: Case((3, 1, 2), nn.BatchNorm3d, (2, 3, 4)),

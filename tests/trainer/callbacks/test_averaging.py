@@ -245,8 +245,7 @@ def test_a_checkpoint_of_ddp_resumes_under_fsdp_exactly(batches: list[Any]) -> N
         pytest.param(("hsdp", "ddp_zero1", "pipeline"), marks=pytest.mark.exhaustive),
         pytest.param(("deepspeed_stage_2",), marks=pytest.mark.needs("deepspeed")),
         pytest.param(
-            ("ddp_sharded",),
-            marks=[pytest.mark.needs("fairscale"), pytest.mark.exhaustive],
+            ("ddp_sharded",), marks=[pytest.mark.needs("fairscale"), pytest.mark.exhaustive]
         ),
     ],
 )

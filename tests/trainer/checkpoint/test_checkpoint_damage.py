@@ -76,8 +76,7 @@ def test_a_payload_in_any_file_is_refused_and_does_not_run(tmp_path: Path, attac
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["__0_0.distcp", "model.pt", "x.safetensors.index.json", "more.safetensors"],
+    "name", ["__0_0.distcp", "model.pt", "x.safetensors.index.json", "more.safetensors"]
 )
 def test_an_added_file_is_refused(tmp_path: Path, name: str) -> None:
     path, canary = save(tmp_path), tmp_path / "canary"

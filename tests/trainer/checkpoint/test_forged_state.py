@@ -59,10 +59,7 @@ class Line(TrainingModule):
         sgd = torch.optim.SGD(self.last.parameters(), lr=0.01, momentum=0.9)
         schedulers = [
             {"scheduler": torch.optim.lr_scheduler.StepLR(adam, 1), "interval": "step"},
-            {
-                "scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau(sgd),
-                "monitor": "val_loss",
-            },
+            {"scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau(sgd), "monitor": "val_loss"},
         ]
         return [adam, sgd], schedulers[: 2 * self.schedules]
 

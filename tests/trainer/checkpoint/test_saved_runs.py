@@ -82,10 +82,7 @@ def test_links_follow_the_checkpoints(trained: Path) -> None:
     ("arguments", "line"),
     [
         (("best",), "checkpoint=best: of which run? Add --trainer.run_name RUN, or give "),
-        (
-            ("best", "--trainer.run_name", "none"),
-            "runs/none/best: no checkpoint there",
-        ),
+        (("best", "--trainer.run_name", "none"), "runs/none/best: no checkpoint there"),
     ],
 )
 def test_names_without_a_run_are_refused(

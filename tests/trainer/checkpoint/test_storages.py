@@ -35,10 +35,7 @@ CASTS = {
 # one tensor after the other, each for the rank that writes it: half of what is saved, the one that
 # is gathered, and one more that gloo's thread may hold for a moment.
 MOMENTS = 2 * ALL
-COPIES = {
-    "ddp, asynchronous save": ALL + MOMENTS,
-    "fsdp, asynchronous save": (ALL + MOMENTS) / 2,
-}
+COPIES = {"ddp, asynchronous save": ALL + MOMENTS, "fsdp, asynchronous save": (ALL + MOMENTS) / 2}
 GATHERED = {
     **dict.fromkeys(("deepspeed_stage_1", "deepspeed_stage_2"), MOMENTS / 2),
     "deepspeed_stage_3": (ALL + MOMENTS) / 2,

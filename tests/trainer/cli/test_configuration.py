@@ -138,9 +138,7 @@ def test_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None
         assert f"\n  {command} " in printed
 
 
-def test_help_lists_options_and_strategies(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_help_lists_options_and_strategies(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["fit", "--help"])
     assert ended.value.code == 0

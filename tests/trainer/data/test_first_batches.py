@@ -69,10 +69,7 @@ def test_tells_if_replicas_read_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "sequential:rank",
-        pytest.param("tensor_parallel:rank-sampler", marks=pytest.mark.slow),
-    ],
+    ["sequential:rank", pytest.param("tensor_parallel:rank-sampler", marks=pytest.mark.slow)],
 )
 def test_refuses_a_replica_whose_ranks_read_other_samples(tmp_path: Path, name: str) -> None:
     done = run(["-m", "replicas_subject", tmp_path, name])

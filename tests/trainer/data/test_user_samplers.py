@@ -46,10 +46,7 @@ def trained(loader: Any, replicas: int, epoch: int = 0, start: int = 0) -> list[
     shares = [feeds.Share(replica, replicas, 7) for replica in range(replicas)]
     made = [
         feed_creation.feed_training(
-            *(loader, share),
-            accumulate=1,
-            global_batch_size=12,
-            in_global_order=True,
+            *(loader, share), accumulate=1, global_batch_size=12, in_global_order=True
         )
         for share in shares
     ]

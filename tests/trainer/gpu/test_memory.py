@@ -58,12 +58,7 @@ class Deep(trainer.TrainingModule):
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize(
     ("strategy", "options"),
-    [
-        ("single_device", {}),
-        ("ddp", {}),
-        ("fsdp", {}),
-        ("fsdp", {"offload": True}),
-    ],
+    [("single_device", {}), ("ddp", {}), ("fsdp", {}), ("fsdp", {"offload": True})],
     ids=["single_device", "ddp", "fsdp", "fsdp-offload"],
 )
 def test_a_save_takes_no_memory_of_the_gpu(
@@ -93,12 +88,7 @@ GATHERING = [name for name in PORTABLE if shards_parameters(name) and name != "s
 def test_bf16_mixed_keeps_no_copy_of_all_weights_for_backward(tmp_path, record_property, strategy):
     module = Deep(64 if device.IS_GPU else 4)
     half = sum(2 * parameter.numel() for parameter in module.parameters())
-    train(
-        *(tmp_path, "run", module),
-        strategy=strategy,
-        precision="bf16-mixed",
-        max_steps=3,
-    )
+    train(*(tmp_path, "run", module), strategy=strategy, precision="bf16-mixed", max_steps=3)
     device.only_a_gpu_shows("its memory")
     record_property("found", f"{module.held / half:.0%} of the weights (bound 50%)")
     assert module.held < 0.5 * half

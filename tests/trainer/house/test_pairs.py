@@ -254,10 +254,7 @@ def marked() -> list[Any]:
     return [
         pytest.param(
             name,
-            marks=[
-                pytest.mark.needs(*row.launches[0].needs),
-                *(rest if name not in IN_CI else []),
-            ],
+            marks=[pytest.mark.needs(*row.launches[0].needs), *(rest if name not in IN_CI else [])],
         )
         for name, row in STRATEGIES.items()
     ]

@@ -200,11 +200,7 @@ def test_a_rank_that_came_late_to_where_all_wait_is_not_accused(tmp_path):
 
 @slow
 @pytest.mark.parametrize(
-    "launcher",
-    [
-        pytest.param("ddp_spawn", marks=pytest.mark.exhaustive),
-        *("ours", "ddp_fork"),
-    ],
+    "launcher", [pytest.param("ddp_spawn", marks=pytest.mark.exhaustive), *("ours", "ddp_fork")]
 )
 @pytest.mark.parametrize(
     "seconds", [0.5, *(pytest.param(each, marks=pytest.mark.exhaustive) for each in (0.0, 1.1))]

@@ -95,11 +95,7 @@ def test_a_second_interrupt_ends_the_ranks_at_once_and_not_the_parent(tmp_path, 
 
 @pytest.mark.parametrize(
     ("strategy", "number"),
-    [
-        ("ddp_spawn", signal.SIGKILL),
-        ("ddp_fork", signal.SIGKILL),
-        ("ddp_fork", signal.SIGTERM),
-    ],
+    [("ddp_spawn", signal.SIGKILL), ("ddp_fork", signal.SIGKILL), ("ddp_fork", signal.SIGTERM)],
 )
 @pytest.mark.slow
 def test_a_parent_that_is_ended_takes_its_ranks_along(tmp_path, strategy, number):

@@ -42,11 +42,7 @@ OLDER = {"WORLD_SIZE": "2", "LOCAL_RANK": "0"}
 
 @pytest.mark.parametrize(
     ("devices", "more"),
-    [
-        (1, {"NNODES": "2"}),
-        (1, OLDER),
-        pytest.param(2, {"NNODES": "2"}, marks=pytest.mark.slow),
-    ],
+    [(1, {"NNODES": "2"}), (1, OLDER), pytest.param(2, {"NNODES": "2"}, marks=pytest.mark.slow)],
 )
 def test_two_nodes_train_as_one_does(tmp_path: Path, devices: int, more: dict[str, str]) -> None:
     size = ["--trainer.max_steps", "3", "--trainer.global_batch_size", "64"]

@@ -88,10 +88,7 @@ class _Gets(trainer.Callback):
 
 @pytest.mark.parametrize(
     ("strategy", "devices", "shapes"),
-    [
-        ("single_device", 1, [(), (1, 4), "text"]),
-        ("dp", 2, [(2,), (2, 4), ["text", "text"]]),
-    ],
+    [("single_device", 1, [(), (1, 4), "text"]), ("dp", 2, [(2,), (2, 4), ["text", "text"]])],
 )
 def test_what_a_step_returns_is_given_to_hooks(strategy: str, devices: int, shapes: Any) -> None:
     def change(loss: Tensor) -> dict[str, Any]:

@@ -253,8 +253,4 @@ def test_a_wrong_value_is_refused_and_named(given: Any, line: str) -> None:
 
 def test_everything_wrong_is_said_at_once() -> None:
     lines = refusal(gpus=8, devices=4, accelerator="ddp", strategy="fsdp", amp_backend="apex")
-    assert [line.split("=")[0] for line in lines] == [
-        "accelerator",
-        "gpus",
-        "amp_backend",
-    ]
+    assert [line.split("=")[0] for line in lines] == ["accelerator", "gpus", "amp_backend"]

@@ -69,10 +69,7 @@ def test_names_in_training(options: dict[str, bool], step: list[str], epoch: lis
     assert list(recorder.take_epoch()) == epoch
 
 
-@pytest.mark.parametrize(
-    ("options", "epoch"),
-    [({}, ["x"]), ({"on_step": True}, ["x"])],
-)
+@pytest.mark.parametrize(("options", "epoch"), [({}, ["x"]), ({"on_step": True}, ["x"])])
 def test_names_in_evaluation(options: dict[str, bool], epoch: list[str]) -> None:
     recorder = make_recorder()
     with recorder.evaluating():

@@ -80,8 +80,7 @@ def difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "devices"),
-    [("dp", 2), pytest.param("dp", 3, marks=pytest.mark.slow), ("ddp2", 2)],
+    ("strategy", "devices"), [("dp", 2), pytest.param("dp", 3, marks=pytest.mark.slow), ("ddp2", 2)]
 )
 def test_dp_and_ddp2_see_the_whole_batch(weights, strategy, devices):
     assert difference(weights(strategy, devices), weights("single_device", 1)) < ROUNDING

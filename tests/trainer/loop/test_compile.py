@@ -218,17 +218,6 @@ def test_each_micro_batch_begins_a_step_of_cuda_graphs(graphs, tmp_path, monkeyp
         assert len(marks) == count
 
 
-@pytest.mark.parametrize("value", [False, True])
-def test_float8_without_compile_is_noted(graphs, tmp_path, capfd, value):
-    module = Calls("self")
-    kind = type("Float8Linear", (nn.Linear,), {"__module__": "torchao.float8.float8_linear"})
-    module.extra = kind(1, 1)
-    options = {"accelerator": "cpu", "max_steps": 1, "default_root_dir": tmp_path}
-    trainer.Trainer(**options, compile=value, limit_val_batches=0, loggers=[]).fit(module)
-    line = "float8 without compile is slower than bfloat16: set compile"
-    assert (line in capfd.readouterr().out) is not value
-
-
 def test_all_modules_of_a_class_are_compiled(graphs, tmp_path):
     limit = torch.compiler.config.recompile_limit
     options = {"accelerator": "cpu", "max_steps": 1, "default_root_dir": tmp_path}

@@ -58,7 +58,8 @@ RETURNED = (
 )
 NO_OPTIMIZER = "configure_optimizers gave {} where an optimizer belongs"
 NO_SCHEDULER = (
-    "lr_scheduler {}; give a scheduler, or a dict of 'scheduler', 'interval' and 'monitor'"
+    "lr_scheduler {}; give one that derives from LRScheduler, or a dict of 'scheduler', 'interval' "
+    "and 'monitor'; step another kind in on_train_epoch_start"
 )
 
 

@@ -88,9 +88,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Scheduled]:
     return folder / "run", module
 
 
-def test_validation_runs_every_n_steps_and_every_n_epochs(
-    whole: tuple[Path, Scheduled],
-) -> None:
+def test_validation_runs_every_n_steps_and_every_n_epochs(whole: tuple[Path, Scheduled]) -> None:
     folder, module = whole
     assert module.validated == list(VALIDATED)
     assert logged(folder, "val_loss") == VALIDATED

@@ -111,7 +111,7 @@ def test_commands_of_runs_and_tools_on_the_pages_are_accepted(
                 wrong.append(f"{page}: {command} {shlex.join(words)}: {error}")
     assert wrong == []
     assert {command for _, (command, *_) in found} >= {
-        *("plan", "doctor", "report", "reproduce", "export", "validate", "test", "predict"),
+        *("plan", "doctor", "report", "reproduce", "export", "validate", "test", "predict")
     }
 
 

@@ -290,3 +290,35 @@ def test_ranks_whose_weights_differ_save_none() -> None:
 def test_hooks_that_a_search_does_not_call_are_said(capsys: pytest.CaptureFixture[str]) -> None:
     make().find_batch_size(Noisy(is_alike=True), data())
     assert "find_batch_size does not call Noisy.on_after_optimizer_step" in capsys.readouterr().err
+
+
+class Pruned(Exception):
+    """What a search raises in a hook."""
+
+
+class IsPruned(Model):
+    validation_step = None  # type: ignore[assignment]  # as that of a base class is left out
+
+    def on_train_epoch_end(self) -> None:
+        self.log("score", 2.0 + self.current_epoch)
+        if self.current_epoch == 1:
+            raise Pruned
+
+
+def test_a_script_reads_the_values_of_a_fit_that_it_has_ended() -> None:
+    made = make(max_epochs=3)
+    with pytest.raises(Pruned):
+        made.fit(IsPruned(), data())
+    assert (made.global_step, made.metrics["score"]) == (4, 2.0)
+    assert made.run_directory is not None
+    assert list((made.run_directory / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize("name", ["optimizers", "schedulers", "callbacks"])
+def test_a_hook_cannot_replace_what_a_fit_has(name: str) -> None:
+    class Replaces(Model):
+        def on_train_epoch_start(self) -> None:
+            setattr(self.trainer, name, [])
+
+    with pytest.raises(AttributeError, match=f"^trainer.{name} cannot be changed in a fit"):
+        make().fit(Replaces(), data())

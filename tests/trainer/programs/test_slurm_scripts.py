@@ -115,11 +115,7 @@ def venv(tmp_path: Path) -> Path:
 def test_where_slurm_gave_gpus_they_are_asked_for(
     tmp_path: Path, venv: Path, variables: dict[str, str], options: str, asks: bool
 ) -> None:
-    lines = [
-        f"set -- {options}",
-        "source slurm/job.sh",
-        'echo "${fit[@]:2}"',
-    ]
+    lines = [f"set -- {options}", "source slurm/job.sh", 'echo "${fit[@]:2}"']
     done = source_job(tmp_path, lines, VENV=str(venv), **variables)
     assert (done.returncode, done.stderr) == (0, "")
     first = "--trainer.accelerator gpu --config " if asks else "--config "
@@ -219,11 +215,7 @@ def test_a_config_that_comes_later_says_otherwise(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("outcome", ["preempted SIGINT step 7", "failed interrupted"])
 def test_an_interrupted_run_is_not_requeued(tmp_path: Path, outcome: str) -> None:
-    lines = [
-        "source slurm/job.sh",
-        f"echo '{outcome}' > \"$TRAINER_OUTCOME\"",
-        "conclude 130",
-    ]
+    lines = ["source slurm/job.sh", f"echo '{outcome}' > \"$TRAINER_OUTCOME\"", "conclude 130"]
     done = source_job(tmp_path, lines)
     # There is no scontrol on its PATH that could requeue anything.
     assert (done.returncode, done.stdout, done.stderr) == (130, "", f"job-1: {outcome}\n")

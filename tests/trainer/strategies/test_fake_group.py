@@ -58,10 +58,7 @@ def measured():
 
 
 @pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=marks(name)) for name in CASES],
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in CASES])
 def test_a_rank_holds_what_is_expected(measured, name: str, world: int) -> None:
     found = measured(group_of(name))[name, world]
     assert "error" not in found, found["error"]

@@ -123,7 +123,7 @@ def test_a_process_that_an_error_ends_costs_one_check(tmp_path, capsys):
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu\n")
     results = list(run_session(Session((str(tmp_path / "test_broken.py"),)), "cpu", ""))
     assert [result.outcome for result in results] == [
-        *("passed", "crashed", "skipped", "failed", "passed"),
+        *("passed", "crashed", "skipped", "failed", "passed")
     ]
     assert results[0].found == "1.5 s (bound 5 s)"
     assert results[1].message.startswith("the process ended with -6")

@@ -20,11 +20,7 @@ from fitting import quiet
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [
-        ("32-true", torch.float32),
-        ("bf16-mixed", torch.bfloat16),
-        ("16-mixed", torch.float16),
-    ],
+    [("32-true", torch.float32), ("bf16-mixed", torch.bfloat16), ("16-mixed", torch.float16)],
 )
 def test_a_product_is_computed_in(name: str, dtype: torch.dtype) -> None:
     found = precision.Precision(name, "cpu")

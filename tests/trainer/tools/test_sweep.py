@@ -115,10 +115,7 @@ def test_all_mistakes_are_reported_before_the_first_trial(tmp_path: Path) -> Non
     for line, begin in zip(lines, starts, strict=True):
         assert line.startswith(f"error: s.yaml: {begin} "), line
     assert not (tmp_path / "runs").exists()
-    for text, says in (
-        ("- a", "contains no sections"),
-        ("a: [", "expected the node content"),
-    ):
+    for text, says in (("- a", "contains no sections"), ("a: [", "expected the node content")):
         (tmp_path / "s.yaml").write_text(text)
         (line,) = sweep(tmp_path, code=1).stderr.splitlines()
         assert says in line

@@ -119,7 +119,8 @@ class Trainer(current_run.RunProperties, current_run.OptionNames):
             self._last = self._launch(module, command)
         except Interrupted as interrupted:
             directory = self._plan.started_in / interrupted.directory
-            self._last = RunResult(None, Position(global_step=interrupted.step), {}, directory)
+            position = Position(global_step=interrupted.step)
+            self._last = replace(self._last, position=position, run_directory=directory)
             line = str(interrupted) * (self.is_global_zero and not reports.is_reported())
             signals.hide_traceback(Interrupted, line, signals.INTERRUPTED_CODE)
             raise
@@ -302,7 +303,12 @@ class Trainer(current_run.RunProperties, current_run.OptionNames):
         reports.make_outcome_absolute(plan.started_in)
         processes, launcher = plan.local_processes, plan.strategy.limits.launcher
         if processes == 1 or plan.layout.started_outside:
-            return _run(plan, self.configuration, command, is_started=False)
+            rank = RankRun(plan, self.configuration, is_started=False)
+            try:
+                return _run(rank, command)
+            finally:
+                if rank.loop is not None:  # of a fit, which a script may end by an error
+                    self._last = _result_of(rank)
         from .launch import start
 
         if launcher == "subprocess":
@@ -321,9 +327,13 @@ class Trainer(current_run.RunProperties, current_run.OptionNames):
 # --- in the process of a rank --------------------------------------------------------------------
 
 
-def _run(plan: Plan, configuration: str | None, command: Command, is_started: bool) -> RunResult:
+def _result_of(rank: RankRun, value: Any = None) -> RunResult:
+    return RunResult(value, rank.position, dict(rank.metrics), rank.directory)
+
+
+def _run(rank: RankRun, command: Command) -> RunResult:
     """Run a command as the rank that this process is: connect to the peers, run, disconnect."""
-    rank = RankRun(plan, configuration, is_started)
+    plan = rank.plan
 
     def work() -> RunResult:
         rank.connect()
@@ -343,7 +353,7 @@ def _run(plan: Plan, configuration: str | None, command: Command, is_started: bo
                 f"user code called sys.exit({error.code}) in step {rank.global_step + 1}, before "
                 f"{command.func.__name__} ended ({place}): return instead, or raise an error"
             ) from error
-        return RunResult(value, rank.position, dict(rank.metrics), rank.directory)
+        return _result_of(rank, value)
 
     deterministic = randomness.deterministic_algorithms(plan.options.deterministic)
     with deterministic, backends_set(plan.device.type, plan.options):
@@ -355,7 +365,7 @@ def _run_started(
     plan: Plan, configuration: str | None, command: Command, module: TrainingModule
 ) -> RunResult:
     """Run a command in a process that was started for it; the result includes the weights."""
-    result = _run(plan.placed(), configuration, command, is_started=True)
+    result = _run(RankRun(plan.placed(), configuration, is_started=True), command)
     weights = {
         name: value.cpu() if isinstance(value, Tensor) else value
         for name, value in module.state_dict().items()

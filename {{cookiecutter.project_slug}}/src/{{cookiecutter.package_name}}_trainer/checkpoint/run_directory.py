@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from ..errors import ConfigurationError, one_line, refused
@@ -195,7 +194,7 @@ def extend_record(directory: Path, facts: Mapping[str, Any]) -> None:
             _write_attempts(directory, records)
 
 
-def record_end(directory: Path, how: str, facts: Mapping[str, Any] = MappingProxyType({})) -> None:
+def record_end(directory: Path, how: str, facts: Mapping[str, Any]) -> None:
     """Add to ``run.json`` how the last attempt ended, and when, unless that is known."""
     if (records := attempts(directory)) and "ended" not in records[-1]:
         # An OSError must not replace the error that ended it.
@@ -213,12 +212,6 @@ def was_begun_since(directory: Path, moment: float) -> bool:
         started = datetime.strptime(attempts(directory)[-1]["started"], _TIME)
         return started.timestamp() >= moment
     return False
-
-
-def first_resumed(directory: Path) -> str | None:
-    """The checkpoint from which a run started, according to its record; ``None`` if none."""
-    path = next(iter(attempts(directory)), {}).get("resumed_from")
-    return path if isinstance(path, str) else None
 
 
 def attempts(directory: Path) -> list[dict[str, Any]]:

@@ -28,11 +28,7 @@ _SECONDS_TO_ANSWER = 10.0
 _FRAME = '  File "'
 _MOST_FRAMES = 30
 _OMITTED = ("_call_impl", "_wrapped_call_impl")
-_COLLECTIVES = (
-    "torch/distributed/",
-    "torch/nn/parallel/distributed.py",
-    " in _engine_run_backward",
-)
+_COLLECTIVES = re.compile("torch/(nn/parallel/)?distributed[/.]| in _engine_run_backward")
 # Calls that wait for a GPU, and so for the collectives enqueued on it.
 _ON_GPU = re.compile(r"\.(item|tolist|cpu|numpy)\(|\b(float|int|bool|synchronize)\(")
 _SYNCHRONIZED = (
@@ -170,7 +166,7 @@ def of_error(error: BaseException) -> str:
 def waits_for_peers(stack: str) -> bool:
     """Whether the last call waits for other ranks; DDP's backward is included."""
     last = stack.rpartition("\n")[2]
-    if any(name in last for name in _COLLECTIVES):
+    if _COLLECTIVES.search(last):
         return True
     place = _PLACE.match(last) if torch.cuda.is_available() else None
     return place is not None and bool(_ON_GPU.search(linecache.getline(place[1], int(place[2]))))

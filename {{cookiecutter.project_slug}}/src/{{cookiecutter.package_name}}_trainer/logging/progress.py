@@ -31,8 +31,7 @@ class Progress:
         self._bar: RichProgress | None = None
         self._interval = _TERMINAL_SECONDS if sys.stderr.isatty() else _LINE_SECONDS
         self._title = self._line = ""
-        self._first_step = 0
-        self._started = self._shown = time.monotonic()
+        self._started = self._shown = 0.0
 
     def start(self, step: int) -> None:
         """Start at a step: 0, or the step of the resumed checkpoint."""

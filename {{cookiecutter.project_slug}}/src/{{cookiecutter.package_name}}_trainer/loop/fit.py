@@ -79,8 +79,8 @@ class FitLoop(AbstractContextManager["FitLoop"]):
         self._last_rates: list[float | Tensor] = []
         """Before the schedulers stepped, if there are any."""
         self._has_gradients = False
-        # The module's, not the optimizers': an engine's step its own, with gradients that it keeps.
-        self._parameters = list(fit.strategy.module.parameters())
+        self._parameters: list[Tensor] = []
+        """The module's: an engine's optimizers have their own, with gradients that it keeps."""
         parts = (fit.strategy, fit.optimization)
         self._first_gradients = fit.manual.first_gradients if fit.manual else FirstGradients(*parts)
         self._skipped_batches = 0
@@ -146,6 +146,7 @@ class FitLoop(AbstractContextManager["FitLoop"]):
                 call()
             if fit.calls.on_train_epoch_start or fit.calls.on_fit_start:
                 self._first_gradients.check_layers()
+        self._parameters = list(fit.strategy.module.parameters())
         # In no variable: the traceback of a step that raises would keep the loader's workers alive.
         for batch in read(fit.strategy, fit.feed, position.epoch, position.batch, self._speed):
             context = self._context(batch)

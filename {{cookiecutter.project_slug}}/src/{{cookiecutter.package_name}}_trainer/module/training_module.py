@@ -60,6 +60,9 @@ class TrainingModule(RunProperties, Hooks, nn.Module):
         super().__init_subclass__(**options)
         for name in ("training_step", "validation_step", "test_step", "predict_step"):
             step = getattr(cls, name)
+            if step is None:  # without the step of a base class
+                setattr(cls, name, getattr(TrainingModule, name))
+                continue
             parameters = inspect.signature(step).parameters
             kinds = {parameter.kind for parameter in parameters.values()}
             if "dataloader_idx" in parameters:

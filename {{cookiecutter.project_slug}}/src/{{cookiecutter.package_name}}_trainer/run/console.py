@@ -76,8 +76,6 @@ def _settings(plan: Plan, loop: FitLoop, total_steps: int | None) -> list[str]:
     ]
     if options.compile:
         lines.append("compile: the first step compiles the model, which may take minutes")
-    elif any(type(x).__module__.startswith("torchao.float8") for x in loop.fit.module.modules()):
-        lines.append("float8 without compile is slower than bfloat16: set compile")
     lines += devices.precision_notes(plan.device.type, plan.precision.name)
     if feed.samples_per_step:
         replicas, accumulate, num = plan.strategy.data.replicas, feed.accumulate, len(plan.devices)

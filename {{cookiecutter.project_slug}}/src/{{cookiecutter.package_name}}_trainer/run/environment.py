@@ -43,11 +43,8 @@ def warn() -> None:
 
 
 def _problem_of_backend(value: str) -> str | None:
-    known = [
-        name
-        for name in set(dist.Backend.backend_list) - {"undefined", "fake"}
-        if getattr(dist, f"is_{name}_available", lambda: True)()
-    ]
+    names = set(dist.Backend.backend_list) - {"undefined", "fake"}
+    known = [name for name in names if getattr(dist, f"is_{name}_available", lambda: True)()]
     for entry in value.split(","):
         device, has_device, backend = entry.strip().rpartition(":")
         if device not in _DEVICE_TYPES and (has_device or "," in value):

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -70,6 +70,11 @@ class RankRun(Run):
             counts=data.counts,
         )
         self.log, self.has_skipped_step = self.recorder.log, strategy.precision.has_skipped_step
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("optimizers", "schedulers", "callbacks") and vars(self).get("loop"):
+            raise AttributeError(f"trainer.{name} cannot be changed in a fit, which has its own")
+        super().__setattr__(name, value)
 
     # --- what a module and callbacks see -------------------------------------------------------
 

@@ -220,12 +220,8 @@ class _Fit:
     def _validation_check(self) -> Validate | None:
         """A check of some validation batches before the first step, if there can be one."""
         run, options = self._run, self._plan.options
-        first = partial(
-            feed_sanity_check,
-            share=run.share(),
-            in_global_order=options.use_distributed_sampler,
-            batches=options.sanity_check,
-        )
+        order, number = options.use_distributed_sampler, options.sanity_check
+        first = partial(feed_sanity_check, share=run.share(), in_global_order=order, batches=number)
         loaders = self._loaders if options.sanity_check else {}
         feeds = {name: feed for name, data in loaders.items() if (feed := first(data)) is not None}
         self._checks_all = len(feeds) == len(loaders)

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ..errors import ConfigurationError, UserError, instead, one_line
+from ..errors import ConfigurationError, UserError, instead, one_line, shown
 from ..module import TrainingModule
 from .optimizer_state import IMPLEMENTATION
 
@@ -342,9 +342,10 @@ def _read_scheduler(entry: Any) -> SchedulerConfig:
     unknown = fields.keys() - {"scheduler", "interval", "monitor"}
     if unknown or not isinstance(scheduler, LRScheduler | ReduceLROnPlateau):
         what = f": {(name := min(map(str, unknown)))!r} is not supported" if unknown else ""
-        advice = "; give a scheduler, or a dict of 'scheduler', 'interval' and 'monitor'"
+        advice = "; give one that derives from LRScheduler, or a dict of 'scheduler', 'interval' "
+        advice += "and 'monitor'; step another kind in on_train_epoch_start"
         advice = (unknown and instead("scheduler", name)) or advice
-        raise ConfigurationError(f"lr_scheduler{what or f' {entry!r}'}{advice}")
+        raise ConfigurationError(f"lr_scheduler{what or f' {shown(entry)}'}{advice}")
     made = SchedulerConfig(**fields)
     if made.interval not in ("step", "epoch"):
         raise ConfigurationError(f"lr_scheduler interval={made.interval!r}: use 'step' or 'epoch'")

@@ -10,15 +10,20 @@ from torch import Tensor, nn
 
 _MOST = 100  # items of a container in which metrics are looked for
 _EVALUATED = "_count_after_evaluation"  # attribute of a metric: its update count then
+_BESIDE_STATE = ("min_val", "max_val", "_num_vals_seen")  # of MinMaxMetric and Running
 
 
 @contextlib.contextmanager
 def unchanged(module: nn.Module, samples: float = 0) -> Iterator[None]:
     """Restore the state of torchmetrics metrics in a module on exit, unless ``samples`` count."""
     kept = [(metric, _copied(metric)) for metric in ([] if samples else metrics(module))]
+    trackers = [] if samples else [(t, dict(t._modules)) for t in _trackers(module).values()]
     try:
         yield
     finally:
+        for tracker, steps in trackers:
+            tracker._modules.clear()
+            tracker._modules.update(steps)
         for metric, values in kept:
             vars(metric).update(values)
 
@@ -36,6 +41,7 @@ def set_aside(module: nn.Module, logged: Iterable[Any]) -> Iterator[None]:
     for metric in used:
         metric.reset()
     yield
+    by_id |= {id(metric): metric for metric in metrics(module)}  # those of a tracker's new step
     for key, metric in by_id.items():
         if key in kept and not metric._update_count:
             vars(metric).update(kept[key])
@@ -45,7 +51,11 @@ def set_aside(module: nn.Module, logged: Iterable[Any]) -> Iterator[None]:
 
 def _copied(metric: Any) -> dict[str, Any]:
     counts = {"_update_count": metric._update_count, _EVALUATED: vars(metric).get(_EVALUATED, 0)}
-    return {**metric._copy_state_dict(), **counts, "_computed": None}
+    return {**metric._copy_state_dict(), **_beside_state(metric), **counts, "_computed": None}
+
+
+def _beside_state(metric: Any) -> dict[str, Any]:
+    return {name: vars(metric)[name] for name in _BESIDE_STATE if name in vars(metric)}
 
 
 def state(module: nn.Module) -> dict[str, Tensor]:
@@ -54,10 +64,11 @@ def state(module: nn.Module) -> dict[str, Tensor]:
     for path, metric in _metrics(module):
         counts = [metric._update_count, vars(metric).get(_EVALUATED, 0)]
         tensors[f"{path}:count"] = torch.tensor(counts)
-        for name, value in metric.metric_state.items():
+        for name, value in {**metric.metric_state, **_beside_state(metric)}.items():
             parts = value if isinstance(value, list) else [value]
             kind = "list" if isinstance(value, list) else "tensor"
-            tensors |= {f"{path}:{kind}:{name}:{at:09}": item for at, item in enumerate(parts)}
+            items = enumerate(map(torch.as_tensor, parts))
+            tensors |= {f"{path}:{kind}:{name}:{at:09}": item for at, item in items}
     return tensors
 
 
@@ -71,6 +82,10 @@ def load(module: nn.Module, states: Sequence[Mapping[str, Tensor]]) -> list[str]
 
     Those of several ranks are merged; returns a note on each metric that cannot be merged.
     """
+    saved_paths = {key.partition(":")[0] for of_rank in states[:1] for key in of_rank}
+    for path, tracker in _trackers(module).items():
+        while any(saved.startswith(f"{path}.{len(tracker)}") for saved in saved_paths):
+            tracker.increment()
     merged, lost = dict(_metrics(module)), set[str]()
     for metric in merged.values():
         metric.reset()
@@ -108,7 +123,8 @@ def _load(metrics: Mapping[str, Any], saved: Mapping[str, Tensor]) -> None:
         elif kind == "list":
             getattr(metric, rest[0]).append(value)
         else:
-            setattr(metric, rest[0], value)
+            is_number = isinstance(getattr(metric, rest[0]), int)
+            setattr(metric, rest[0], int(value) if is_number else value)
 
 
 def _metrics(module: nn.Module) -> Iterable[tuple[str, Any]]:
@@ -131,6 +147,11 @@ def _contained(path: str, value: Any) -> Iterator[tuple[str, Any]]:
                 yield from ((name, of) for name, of in named if _is_metric(of))
             else:
                 yield from _contained(inner, item)
+
+
+def _trackers(module: nn.Module) -> dict[str, Any]:
+    """Every MetricTracker inside a module, which adds a metric with each step."""
+    return {path: m for path, m in module.named_modules() if type(m).__name__ == "MetricTracker"}
 
 
 def _is_metric(value: Any) -> bool:

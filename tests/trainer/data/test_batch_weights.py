@@ -29,6 +29,8 @@ def flat(*sizes: int) -> dict[str, Tensor]:
             [3, 1],
         ),
         ([{"x": torch.ones(7), "y": torch.ones(2)}], [2]),  # by the labels
+        ([(torch.ones(7, 3), torch.ones(2)), (torch.ones(9, 3), torch.ones(1))], [2, 1]),
+        ([(torch.ones(2, 4), torch.ones(2), torch.ones(0))], [2]),  # no boxes
         ([torch.nn.utils.rnn.pack_sequence([torch.ones(4), torch.ones(2)])], [2]),
         ([(torch.nested.nested_tensor([torch.ones(4), torch.ones(2)]), torch.ones(2))], [2]),
     ],
@@ -45,9 +47,19 @@ def test_what_told_the_samples_of_a_flat_batch_tells_that_one_has_a_single_sampl
     assert [counter.count(batch, None).samples for batch in batches] == [2, 1, 4]
 
 
-def test_an_ambiguous_batch_is_one_line() -> None:
-    with pytest.raises(UserError, match=r"lengths \(7, 2\): override count_samples"):
-        Counter(Share(0, 1, 7)).count({"a": torch.ones(7), "b": torch.ones(2)}, None)
+@pytest.mark.parametrize(
+    ("batch", "lengths"),
+    [
+        ({"a": torch.ones(7), "b": torch.ones(2)}, "7, 2"),
+        ({"image": torch.ones(8, 3), "labels": torch.ones(40)}, "8, 40"),  # of boxes
+        ((torch.ones(8, 3), torch.ones(3, 6)), "8, 3"),
+        ((torch.ones(8, 3), torch.ones(8), torch.ones(3)), "8, 3"),
+        ((torch.ones(7, 3), torch.ones(7), torch.ones(2)), "7, 2"),  # points, clouds, labels
+    ],
+)
+def test_an_ambiguous_batch_is_one_line(batch: Any, lengths: str) -> None:
+    with pytest.raises(UserError, match=rf"lengths \({lengths}\): override count_samples"):
+        Counter(Share(0, 1, 7)).count(batch, None)
 
 
 def good(samples: list[float]) -> Tensor:

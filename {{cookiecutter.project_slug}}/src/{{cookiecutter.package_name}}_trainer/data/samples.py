@@ -68,7 +68,8 @@ class Counter:
     """Counts the batches of a loader: by the module's hooks, or by what is in them.
 
     A batch says it itself (``num_graphs``); or something in it is as long as the batch size, as it
-    was in all full batches; or all in it has the same length; or its labels say it.
+    was in all full batches; or all in it has the same length; or its labels say it, which are
+    fewer than the entries of all fields that are flat.
     """
 
     def __init__(self, share: Share) -> None:
@@ -107,18 +108,20 @@ class Counter:
                 return number
         if (common := _common_length(batch, expected)) is not None:
             return common
+        if not any(lengths.values()):
+            return 0 if lengths else expected or 1
         named = {length for path, length in lengths.items() if path and path[-1] in _LABELS}
         before = {lengths[path] for path in self._paths & lengths.keys()}
-        fields = {length for path, length in lengths.items() if path and length != 1}
-        for sizes in (named, before, fields):
-            if len(sizes) == 1:
+        fields = {length for path, length in lengths.items() if path and length > 1}
+        shortest = min(lengths.values())  # a label for each sample, where other fields are flat
+        for sizes in (named & {shortest}, before & {shortest}, fields):
+            if len(sizes) == 1 and sizes != {0}:
                 return sizes.pop()
-        if not lengths:
-            return expected or 1
-        if type(batch) is tuple and (-1,) in lengths:
-            number = lengths[-1,]
-            self._paths = frozenset(path for path in lengths if lengths[path] == number)
-            return number
+        if type(batch) is tuple and getattr(batch[-1], "ndim", 1) == 1:
+            number, votes = lengths.get((-1,), 0), list(lengths.values())
+            if number == shortest > 0 and votes.count(number) >= max(map(votes.count, votes)):
+                self._paths = frozenset(path for path in lengths if lengths[path] == number)
+                return number
         all_lengths = ", ".join(map(str, dict.fromkeys(lengths.values())))
         raise UserError(
             f"a batch has tensors and lists of different lengths ({all_lengths}): override "

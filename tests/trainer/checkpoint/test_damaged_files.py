@@ -227,7 +227,7 @@ def test_a_cut_record_keeps_its_whole_attempts_and_itself(tmp_path: Path) -> Non
     assert run_directory.write_record(run, {}) is None
     # While a run writes to it, facts are not added to another attempt.
     (run / "run.json").write_text(whole[: len(whole) - 100])
-    run_directory.record_end(run, "finished")
+    run_directory.record_end(run, "finished", {})
     assert (run / "run.json").read_text() == whole[: len(whole) - 100]
 
 

@@ -7,7 +7,6 @@ import torch
 from my_project_trainer import DataModule, Trainer, TrainingModule, UserError
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
-from torchmetrics import MaxMetric, MeanMetric
 
 pytestmark = pytest.mark.usefixtures("apart")
 
@@ -50,68 +49,6 @@ def test_gradients_that_others_left_are_not_in_a_step() -> None:
     model.leave()
     make().fit(model, data(4), data())
     assert model.weight.item() == -8.0
-
-
-class Best(Model):
-    """Keeps the best value of all validations, and uses one metric in both stages."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.best, self.mean, self.seen = MaxMetric(), MeanMetric(), list[float]()
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        self.mean(100.0)
-        return super().training_step(batch, batch_idx)
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.mean.update(float(self.current_epoch))
-
-    def on_validation_epoch_end(self) -> None:
-        self.best.update({0: 7.0, 1: 9.0}.get(self.current_epoch, 5.0))
-        self.log("best", self.best.compute())
-        self.seen += [self.best.compute().item(), self.mean.compute().item()]
-        self.mean.reset()
-
-
-def test_the_best_value_so_far_is_of_all_validations_also_after_a_resume() -> None:
-    model = Best()
-    made = make(max_epochs=2, sanity_check=0)
-    made.fit(model, data(), data())
-    assert model.seen == [7.0, 0.0, 9.0, 1.0]
-    resumed = Best()
-    make(max_epochs=4, sanity_check=0, resume=made.run_directory).fit(resumed, data(), data())
-    assert resumed.seen == [9.0, 1.0, 9.0, 2.0, 9.0, 3.0]  # the last validation again
-
-
-class ReadsMetrics(Model):
-    """Reads what an epoch has logged in the hooks at its end."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.of_epochs, self.of_validations = list[Any](), list[Any]()
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        self.log("step", float(self.global_step), on_epoch=True)
-        return super().training_step(batch, batch_idx)
-
-    def on_train_epoch_end(self) -> None:
-        self.of_epochs.append(self.trainer.callback_metrics["step"].item())
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.log("val", float(self.global_step + batch_idx))
-
-    def on_validation_epoch_end(self) -> None:
-        self.log("twice", 2 * self.trainer.metrics["val"])
-        self.of_validations.append(self.trainer.metrics["val"])
-
-
-def test_hooks_at_the_end_of_an_epoch_read_its_values() -> None:
-    model = ReadsMetrics()
-    made = make(sanity_check=2)
-    made.fit(model, data(), data())
-    assert (model.of_epochs, model.of_validations) == ([0.5, 2.5], [0.5, 2.5, 4.5])
-    assert made.metrics["twice"] == 9.0
-    assert make().validate(model, data()) == {"val": 0.5, "twice": 1.0}
 
 
 class StaysFrozen(nn.BatchNorm1d):
@@ -322,3 +259,52 @@ def test_a_hook_cannot_replace_what_a_fit_has(name: str) -> None:
 
     with pytest.raises(AttributeError, match=f"^trainer.{name} cannot be changed in a fit"):
         make().fit(Replaces(), data())
+
+
+class NamesNoRate(torch.optim.SGD):
+    """Computes its rate, as Adafactor; a group has a data type, as some optimizers do."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.param_groups[0]["lr"] = 1.0
+        super().step()
+        self.param_groups[0].update(lr=None, dtype=torch.bfloat16)
+
+
+class WithoutRate(Model):
+    def configure_optimizers(self) -> Any:
+        optimizer = NamesNoRate(self.parameters(), lr=1.0)
+        optimizer.param_groups[0]["lr"] = None
+        return optimizer
+
+
+def test_an_optimizer_may_compute_its_rate_and_have_a_data_type() -> None:
+    made = make(max_epochs=1)
+    made.fit(WithoutRate(), data())
+    assert "lr" not in made.metrics
+    resumed = WithoutRate()
+    resumed.on_fit_end = lambda: kept.update(resumed.optimizers().param_groups[0])  # type: ignore[method-assign]
+    kept: dict[str, Any] = {}
+    make(max_epochs=2, resume=made.run_directory).fit(resumed, data())
+    assert (resumed.weight.item(), kept["lr"], kept["dtype"]) == (-4.0, None, torch.bfloat16)
+    with pytest.raises(UserError, match="^an optimizer computes its learning rate"):
+        make(learning_rate_scaling="linear", reference_batch_size=2).fit(WithoutRate(), data())
+
+
+@pytest.mark.parametrize("without", [torch.no_grad, torch.inference_mode])
+def test_a_fit_computes_gradients_wherever_it_is_called(without: Any) -> None:
+    model = Model()
+    with without():
+        make().fit(model, data())
+        assert not torch.is_grad_enabled()
+    assert model.weight.item() == -4.0
+
+
+def test_a_seed_of_the_program_that_is_not_used_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    for seed in (11, 11, 12):
+        torch.manual_seed(seed)
+        make().fit(Model(), data())
+    torch.manual_seed(13)
+    make(seed=5)
+    lines = [line for line in capsys.readouterr().err.splitlines() if "manual_seed" in line]
+    used = "note: seed=0 is used, not that of torch.manual_seed({0}): give Trainer(seed={0})"
+    assert lines == [used.format(11), used.format(12)]

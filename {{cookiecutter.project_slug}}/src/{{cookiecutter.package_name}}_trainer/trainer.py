@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from torch import Tensor
 
 from .checkpoint import find_link, is_link
@@ -71,7 +72,7 @@ class Trainer(current_run.RunProperties, current_run.OptionNames):
         self._plan = plan.make(options, problems)
         self._last = RunResult()
         self.configuration: str | None = None
-        console.warn_of_hidden_gpus(self._plan)
+        console.warn_of_unused(self._plan)
         randomness.seed_generators(options.seed)
 
     def building(self) -> AbstractContextManager[object]:
@@ -356,7 +357,8 @@ def _run(rank: RankRun, command: Command) -> RunResult:
         return _result_of(rank, value)
 
     deterministic = randomness.deterministic_algorithms(plan.options.deterministic)
-    with deterministic, backends_set(plan.device.type, plan.options):
+    backends = backends_set(plan.device.type, plan.options)
+    with deterministic, backends, torch.inference_mode(False), torch.enable_grad():
         lost_peer = registry.lost_peer_errors
         return run_external(work, plan.strategy.teardown, lost_peer, rank.teardown_may_hang)
 

@@ -181,8 +181,8 @@ def _candidates(request: Request) -> list[Path]:
         return reading.candidates(directory)
     except CheckpointError:
         # The run has no checkpoint yet; it may have started from one of another run.
-        first = next(iter(run_directory.attempts(directory)), {}).get("resumed_from")
-        return reading.candidates(first) if isinstance(first, str) else []
+        first = run_directory.first_resumed(directory)
+        return reading.candidates(first) if first else []
 
 
 def _first_intact(candidates: list[Path], remarks: list[str]) -> Path | None:

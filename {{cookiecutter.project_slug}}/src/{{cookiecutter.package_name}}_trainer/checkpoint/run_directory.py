@@ -214,6 +214,12 @@ def was_begun_since(directory: Path, moment: float) -> bool:
     return False
 
 
+def first_resumed(directory: Path) -> str | None:
+    """The checkpoint from which a run started, according to its record; ``None`` if none."""
+    path = next(iter(attempts(directory)), {}).get("resumed_from")
+    return path if isinstance(path, str) else None
+
+
 def attempts(directory: Path) -> list[dict[str, Any]]:
     """The attempts in ``run.json``, the first one first; none if it is damaged."""
     return read_record(directory)[0]

@@ -103,7 +103,7 @@ class Packing:
         self._names: set[str] = set()
 
     def pack(self, value: Any, path: str, writes: bool) -> Any:
-        """Convert a tree of dicts, lists, tuples, numbers, strings and tensors to JSON.
+        """Convert a tree of dicts, lists, tuples, numbers, strings, tensors and dtypes to JSON.
 
         ``path``: of the tree, for the names of its tensors, and for the CheckpointError if it
         contains another type. ``writes``: whether this rank writes its replicated tensors.
@@ -113,6 +113,8 @@ class Packing:
         value = plain_number(value)
         if value is None or isinstance(value, bool | str) or type(value) in (int, float):
             return value
+        if isinstance(value, torch.dtype):
+            return {"~dtype": str(value).removeprefix("torch.")}
         if isinstance(value, ShardedDict):
             return self._pack_sharded(value, path)
         if isinstance(value, Mapping):
@@ -175,6 +177,10 @@ def unpack(tree: Any, tensors: Mapping[str, Any]) -> Any:
         return tree
     if "~tensor" in tree:
         return tensors[tree["~tensor"]]
+    if "~dtype" in tree:
+        if isinstance(dtype := getattr(torch, str(tree["~dtype"]), None), torch.dtype):
+            return dtype
+        raise ValueError(f"{tree['~dtype']!r:.40} is not a data type of torch")
     if "~tuple" in tree:
         return tuple(unpack(item, tensors) for item in tree["~tuple"])
     is_counter = "~counter" in tree

@@ -16,6 +16,7 @@ from torch import Tensor
 from ..options.reading import SEEDED
 
 State = dict[str, Tensor]
+OWN_SEEDS = {67280421310721}  # torch's before any is set, and those that were set here
 _ROUNDS = 6  # of the network of a permutation
 # Mixes bits (Steele, Lea and Flood 2014).
 _SPLIT_MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
@@ -62,6 +63,7 @@ def seed_everything(seed: int) -> None:
 
 def seed_generators(seed: int) -> None:
     """Seed torch (all devices), NumPy and Python."""
+    OWN_SEEDS.add(seed)
     torch.manual_seed(seed)
     seed_sample(seed)
 

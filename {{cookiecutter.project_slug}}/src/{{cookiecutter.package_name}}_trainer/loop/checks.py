@@ -31,10 +31,11 @@ _MOST_SKIPPED, _SMALLEST_SCALE = 30, 1e-4
 _BLOCK = 64
 
 
-def trained_in_eval_mode(module: TrainingModule) -> list[str]:
+def trained_in_eval_mode(module: TrainingModule, optimization: Optimization) -> list[str]:
     """A line if layers whose parameters are trained are in ``eval()`` mode, which a fit keeps."""
+    trained = {id(parameter) for parameter in optimization.parameters if parameter.requires_grad}
     for name, layer in module.named_modules():
-        if not layer.training and any(parameter.requires_grad for parameter in layer.parameters()):
+        if not layer.training and any(id(parameter) in trained for parameter in layer.parameters()):
             place = f"{name or 'the module'} ({type(layer).__name__})"
             return [f"{place} is trained in eval() mode, without dropout; else call its train()"]
     return []

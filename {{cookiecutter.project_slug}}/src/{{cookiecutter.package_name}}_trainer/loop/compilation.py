@@ -98,6 +98,17 @@ class Compiled:
         if self._called and not self._graphs:
             variables = "TORCH_COMPILE_DISABLE and TORCHDYNAMO_DISABLE"
             raise UserError(f"compile: torch has compiled nothing; unset {variables}")
+        # torch.compile(module) holds it as "_orig_mod"; module.compile() sets another call.
+        own = [
+            name.removesuffix("._orig_mod")
+            for name, module in self._modules.items()
+            if name.endswith("._orig_mod") or vars(module).get("_compiled_call_impl") is not None
+        ]
+        if own and not self._graphs:
+            raise UserError(
+                f"compile: {own[0] or 'the module'} is compiled already, by its own code: leave "
+                "that out, or compile"
+            )
         if not self._graphs:
             raise UserError(
                 "compile: nothing is compiled, because training_step calls neither self(...) nor a "

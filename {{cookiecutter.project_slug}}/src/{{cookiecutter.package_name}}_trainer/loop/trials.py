@@ -239,7 +239,7 @@ def try_rates(
             collectives.broadcast_in_place(value)
     untrained.place(_copied(tried))
     _undo_schedules(optimization)
-    first = optimization.configured_rates()[0]
+    first = next(iter(optimization.configured_rates()), 0.0)
     if not first > 0:
         raise UserError(
             "find_learning_rate: the first parameter group of configure_optimizers has the rate "

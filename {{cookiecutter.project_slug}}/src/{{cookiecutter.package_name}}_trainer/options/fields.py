@@ -89,7 +89,7 @@ class Options:
     (``"Block"``), or paths, in which ``*`` matches any name (``"network.layers.*"``)."""
     seed: NonNegativeInt = 0
     """Seed of data order, workers, augmentation and, if the module is created after the trainer,
-    its weights; default: that of ``seed_everything``, if it was called."""
+    its weights; default: that of ``seed_everything``, if it was called, not of ``torch``'s."""
     meta_device: bool = False
     """Create the parameters of modules inside :meth:`building` on the meta device; a strategy
     allocates them, one part at a time if it shards them. The command line creates the module inside

@@ -3,7 +3,10 @@
 import contextlib
 from pathlib import Path
 
+import torch
+
 from ..checkpoint import run_directory
+from ..data.randomness import OWN_SEEDS
 from ..launch import devices, output, reports
 from ..loop.fit import FitLoop
 from .plan import Plan
@@ -58,13 +61,16 @@ class Console:
         return contextlib.nullcontext() if self._is_main else run_directory.output_to(log)
 
 
-def warn_of_hidden_gpus(plan: Plan) -> None:
-    """Warn once if the run is on the CPU only because torch cannot use this machine's GPUs."""
-    # Our launcher has printed it for its ranks.
-    is_ours_to_say = plan.layout.is_main and not reports.is_reported()
+def warn_of_unused(plan: Plan) -> None:
+    """Warn once if the run uses no GPU only because torch cannot, or not the program's seed."""
+    if not plan.layout.is_main or reports.is_reported():  # our launcher has printed it
+        return
     is_on_cpu = plan.options.accelerator == "auto" and plan.device.type == "cpu"
-    if is_ours_to_say and is_on_cpu and (line := devices.why_hidden()) is not None:
+    if is_on_cpu and (line := devices.why_hidden()) is not None:
         output.print_once(f"warning: this run is on the CPU: {line}")
+    if plan.options.seed == 0 and (seed := torch.initial_seed()) not in (0, *OWN_SEEDS):
+        unused = f"note: seed=0 is used, not that of torch.manual_seed({seed})"
+        output.print_once(f"{unused}: give Trainer(seed={seed})")
 
 
 def _settings(plan: Plan, loop: FitLoop, total_steps: int | None) -> list[str]:

@@ -60,7 +60,6 @@ def fit(run: RankRun, module: TrainingModule, data: Data, val_dataloader: Loader
         with run.console.output_of(chosen.directory), run.running(module, "fit", data):
             check_created_layers(plan, module)
             saving.check_tensors(module)
-            run.console.note(*trained_in_eval_mode(module))
             resumed = Checkpoint(chosen.checkpoint) if chosen.checkpoint else None
             run.start_from_weights(module, resumed)
             loader = sources.training_loader(data, module)
@@ -196,6 +195,7 @@ class _Fit:
 
     def _configure(self) -> Optimization:
         optimization = configured(self._module)
+        self._console.note(*trained_in_eval_mode(self._module, optimization))
         self._user_optimizers = optimization.optimizers
         self._configured |= described(optimization)
         if optimization.schedulers:

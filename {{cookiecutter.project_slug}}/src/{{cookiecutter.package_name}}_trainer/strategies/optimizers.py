@@ -108,15 +108,19 @@ class Optimization:
                     f"logged: {', '.join(sorted(values)) or 'nothing'}"
                 )
 
-    def first_rates(self) -> list[float | Tensor]:
-        """Learning rate of each optimizer's first group; the host does not wait for a tensor."""
+    def first_rates(self) -> list[float | Tensor | None]:
+        """Learning rate of each optimizer's first group; the host does not wait for a tensor.
+
+        ``None``: the optimizer computes it, as Adafactor may.
+        """
         rates = (optimizer.param_groups[0]["lr"] for optimizer in self.optimizers)
         return [rate.clone() if isinstance(rate, Tensor) else rate for rate in rates]
 
     def configured_rates(self) -> list[float]:
         """The learning rate of each parameter group, before a scheduler changes it."""
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
-        return [float(group.get("initial_lr", group["lr"])) for group in groups]
+        rates = [group.get("initial_lr", group["lr"]) for group in groups]
+        return [float(rate) for rate in rates if rate is not None]
 
     def too_short(self, steps: int | None) -> list[str]:
         """One line for each schedule that ends before a fit of these optimizer steps."""
@@ -135,6 +139,9 @@ class Optimization:
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         rates = [group["lr"] for group in groups]
         for group, rate in zip(groups, rates, strict=True):
+            if rate is None:
+                line = "an optimizer computes its learning rate, which cannot be scaled: give it lr"
+                raise UserError(line)
             group["lr"] = rate * factor
         try:
             yield
@@ -156,11 +163,11 @@ def requiring_grad(parameters: Iterable[Tensor], value: bool) -> Iterator[None]:
             parameter.requires_grad_(not value)
 
 
-def rates_to_log(rates: Sequence[float | Tensor], factor: float) -> dict[str, float]:
+def rates_to_log(rates: Sequence[float | Tensor | None], factor: float) -> dict[str, float]:
     """Learning rates by name, times a factor that schedulers do not see."""
-    if len(rates) == 1:
-        return {"lr": float(rates[0] * factor)}
-    return {f"lr-{index}": float(rate * factor) for index, rate in enumerate(rates)}
+    names = ["lr"] if len(rates) == 1 else [f"lr-{index}" for index in range(len(rates))]
+    named = zip(names, rates, strict=True)
+    return {name: float(rate * factor) for name, rate in named if rate is not None}
 
 
 def described(optimization: Optimization) -> dict[str, Any]:

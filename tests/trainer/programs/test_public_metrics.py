@@ -1,0 +1,114 @@
+"""Everyday metrics of public bug reports: their values are those of plain torchmetrics."""
+
+from typing import Any
+
+import pytest
+from test_public_programs import Model, data, make
+from torchmetrics import MaxMetric, MeanMetric, MetricTracker, MinMaxMetric, RunningMean
+
+pytestmark = pytest.mark.usefixtures("apart")
+
+
+class Best(Model):
+    """Keeps the best value of all validations, and uses one metric in both stages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.best, self.mean, self.seen = MaxMetric(), MeanMetric(), list[float]()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.mean(100.0)
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.mean.update(float(self.current_epoch))
+
+    def on_validation_epoch_end(self) -> None:
+        self.best.update({0: 7.0, 1: 9.0}.get(self.current_epoch, 5.0))
+        self.log("best", self.best.compute())
+        self.seen += [self.best.compute().item(), self.mean.compute().item()]
+        self.mean.reset()
+
+
+def test_the_best_value_so_far_is_of_all_validations_also_after_a_resume() -> None:
+    model = Best()
+    made = make(max_epochs=2, sanity_check=0)
+    made.fit(model, data(), data())
+    assert model.seen == [7.0, 0.0, 9.0, 1.0]
+    resumed = Best()
+    make(max_epochs=4, sanity_check=0, resume=made.run_directory).fit(resumed, data(), data())
+    assert resumed.seen == [9.0, 1.0, 9.0, 2.0, 9.0, 3.0]  # the last validation again
+
+
+class ReadsMetrics(Model):
+    """Reads what an epoch has logged in the hooks at its end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of_epochs, self.of_validations = list[Any](), list[Any]()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.log("step", float(self.global_step), on_epoch=True)
+        return super().training_step(batch, batch_idx)
+
+    def on_train_epoch_end(self) -> None:
+        self.of_epochs.append(self.trainer.callback_metrics["step"].item())
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val", float(self.global_step + batch_idx))
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("twice", 2 * self.trainer.metrics["val"])
+        self.of_validations.append(self.trainer.metrics["val"])
+
+
+def test_hooks_at_the_end_of_an_epoch_read_its_values() -> None:
+    model = ReadsMetrics()
+    made = make(sanity_check=2)
+    made.fit(model, data(), data())
+    assert (model.of_epochs, model.of_validations) == ([0.5, 2.5], [0.5, 2.5, 4.5])
+    assert made.metrics["twice"] == 9.0
+    assert make().validate(model, data()) == {"val": 0.5, "twice": 1.0}
+
+
+class Tracks(Model):
+    """Its metrics keep values of their own, and one grows with each validation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tracker = MetricTracker(MeanMetric(), maximize=True)
+        self.extremes, self.running = MinMaxMetric(MeanMetric()), RunningMean(window=3)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.running.update(float(self.global_step))
+        self.log("running", self.running.compute())
+        return super().training_step(batch, batch_idx)
+
+    def on_validation_epoch_start(self) -> None:
+        self.tracker.increment()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        value = 99.0 if self.trainer.sanity_checking else [9.0, 5.0, 7.0, 6.0][self.current_epoch]
+        self.tracker.update(value)
+        self.extremes.update(value)
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("best", self.tracker.best_metric())
+        self.log_dict(self.extremes.compute())
+        self.extremes._base_metric.reset()
+
+
+def test_metrics_of_many_validations_know_all_of_them() -> None:
+    """Not the one before the first step; also after a resume, and one within an epoch."""
+    made, model = make(max_epochs=4), Tracks()
+    made.fit(model, data(3), data())
+    assert model.tracker.compute_all().tolist() == [9.0, 5.0, 7.0, 6.0]
+    expected = {"best": 9.0, "raw": 6.0, "max": 9.0, "min": 5.0}
+    assert {name: made.metrics[name] for name in expected} == expected
+    for options in ({"max_epochs": 2}, {"max_steps": 7}):
+        stopped, resumed = make(**options), Tracks()
+        stopped.fit(Tracks(), data(3), data())
+        again = make(max_epochs=4, resume=stopped.run_directory)
+        again.fit(resumed, data(3), data())
+        assert resumed.tracker.compute_all().tolist() == [9.0, 5.0, 7.0, 6.0]
+        assert again.metrics == made.metrics

@@ -140,7 +140,7 @@ class Own:
         ({"a": (b"bytes",)}, "state/a/0 is a bytes"),
         ({1: {2: {3}}}, "state/1/2 is a set"),
         ({"a": print}, "state/a is a builtin_function_or_method"),
-        ({"a": torch.float32}, "state/a is a dtype"),
+        ({"a": torch.device("cpu")}, "state/a is a device"),
         ({"a": 1j}, "state/a is a complex"),
     ],
 )

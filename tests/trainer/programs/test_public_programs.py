@@ -96,6 +96,28 @@ class Lookahead(torch.optim.SGD):
         return {"base": super().state_dict(), "slow": {}}
 
 
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        (Model, "Model, a class: create it"),
+        (nn.Linear(1, 1), "Linear, no TrainingModule: derive its class from it, or make it an at"),
+        (torch.compile(Model()), "OptimizedModule, what torch.compile made: give the module itse"),
+    ],
+)
+def test_what_is_no_module_is_one_line(module: Any, line: str) -> None:
+    for call in (make().fit, make().test):
+        with pytest.raises(UserError, match=f"^the trainer was given {line}"):
+            call(module, data())
+
+
+@pytest.mark.parametrize("name", ["rank_state", "count_samples"])
+def test_an_attribute_named_as_a_method_is_one_line(name: str) -> None:
+    model = Model()
+    setattr(model, name, {})
+    with pytest.raises(UserError, match=rf"^Model.{name} is {{}}, not a method: give it another"):
+        make().fit(model, data())
+
+
 class Wraps(Model):
     def configure_optimizers(self) -> Any:
         return Lookahead(self.parameters(), lr=1.0)
@@ -308,3 +330,42 @@ def test_a_seed_of_the_program_that_is_not_used_is_said(capsys: pytest.CaptureFi
     lines = [line for line in capsys.readouterr().err.splitlines() if "manual_seed" in line]
     used = "note: seed=0 is used, not that of torch.manual_seed({0}): give Trainer(seed={0})"
     assert lines == [used.format(11), used.format(12)]
+
+
+class Unfreezes(Model):
+    """Trains its first layer from the second epoch on, in a group of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.ones(()), requires_grad=False)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return super().training_step([batch[0] * self.first], batch_idx)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW([self.weight], lr=0.1)
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            self.first.requires_grad_(True)
+            group = {"params": [self.first], "lr": 0.01}
+            self.trainer.optimizers[0].add_param_group(group)
+
+
+@pytest.mark.parametrize("steps", [4, 6, 8])
+def test_a_group_that_a_hook_has_added_is_in_the_resume(steps: int) -> None:
+    whole, resumed = Unfreezes(), Unfreezes()
+    make(max_epochs=3).fit(whole, data(4))
+    made = make(max_steps=steps)
+    made.fit(Unfreezes(), data(4))
+    make(max_epochs=3, resume=made.run_directory).fit(resumed, data(4))
+    assert whole.first.item() != 1
+    assert resumed.state_dict() == whole.state_dict()
+
+
+def test_an_expanded_buffer_is_refused_before_the_first_step() -> None:
+    model = Model()
+    model.register_buffer("scale", torch.ones(1).expand(4))
+    with pytest.raises(UserError, match="^scale is an expanded tensor, .*: clone it$"):
+        make().fit(model, data())
+    assert model.weight.item() == 0

@@ -156,6 +156,20 @@ def test_an_equal_part_of_a_run_says_which_steps_are_not_compared(tmp_path):
         assert found == (True, [f"bit-equal: {end}"])
 
 
+def test_the_last_step_of_an_attempt_need_not_be_recorded_again(tmp_path):
+    def compared(recorded, reproduced):
+        for name, steps in (("recorded", recorded), ("reproduced", reproduced)):
+            path = tmp_path / name / "hashes" / "rank-00000.jsonl"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("".join(f'{{"step": {step}, "weights": "ab"}}\n' for step in steps))
+        return compare.compare(tmp_path / "recorded", tmp_path / "reproduced", 16)
+
+    assert compared((0, 1, 8, 16), (0, 1, 16))[0]
+    is_equal, lines = compared((0, 1, 8, 16), (0, 1))  # it ended earlier
+    assert not is_equal
+    assert lines[0].startswith("step 8: rank 0 has not recorded it again")
+
+
 def test_mistakes_are_told_together_and_nothing_runs(recorded, capsys):
     wrong = ["--trainer.seed", "1", "--model.rate", "2"]
     with pytest.raises(SystemExit):

@@ -3,6 +3,7 @@
 import inspect
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
@@ -14,6 +15,7 @@ from jsonargparse import ActionConfigFile, ArgumentParser, set_parsing_settings
 from .. import strategies
 from ..checkpoint import run_directory
 from ..errors import Problems, foreign, shorten
+from ..launch import output
 from ..module import DataModule, TrainingModule
 from ..options import Options, class_paths, reading, values
 from ..options.class_paths import Specified
@@ -59,7 +61,8 @@ class Work:
 class _Parser(ArgumentParser):
     def format_help(self, *arguments: Any, **options: Any) -> str:
         # First: otherwise modules imported for the list would be listed as types of an option.
-        text: str = super().format_help(*arguments, **options)
+        with warnings.catch_warnings(action="ignore"):  # of classes of older names
+            text: str = super().format_help(*arguments, **options)
         return f"{_plain(text)}\nstrategies:\n{overview()}\n"
 
 
@@ -129,7 +132,8 @@ def read_sections(
         sections = arguments.gather(options, ["trainer", *BASES, *evaluation], problems)
     if evaluation:
         with problems:
-            checkpoint = loading.find_checkpoint(sections)
+            # Absolute: the model's constructor may change the working directory.
+            checkpoint = (found := loading.find_checkpoint(sections)) and found.absolute()
             is_of_run |= _add_classes_of(checkpoint, sections)
     with imports.checked(is_of_run and words == list(argv)):
         checked = _check(sections, checkpoint, problems)
@@ -140,7 +144,7 @@ def read_sections(
             if not how:
                 # All checks of fit but those of its devices.
                 _made(command, checked, problems, plan.make_elsewhere, plan.check_module)
-            sys.stdout.write(_resolved(checked))
+            output.print_lines(_resolved(checked).removesuffix("\n"))
             sys.exit(0)
         yield checked
 

@@ -42,6 +42,7 @@ class BatchLimit:
 ALL = BatchLimit("", 1.0)
 """No limit."""
 _UNUSED = "the training loader's generator is not used: seed draws the samples of each epoch"
+_IN_ORDER = "in_order=False is not used: batches are read in the order that seed draws"
 
 
 def device_batch_size(global_batch_size: int, replicas: int, accumulate: int) -> int:
@@ -90,8 +91,8 @@ def feed_training(
         most = limit.of(plan.batches, accumulate)
         plan = replace(plan, most=None if most is None else most * plan.micro_batch)
         feed = _ordered(loader, plan, share, shuffle=True, fill=True, repeats=repeats)
-        if getattr(batches.sampler, "generator", None) is not None:
-            feed.remarks = [_UNUSED]
+        has_generator = getattr(batches.sampler, "generator", None) is not None
+        feed.remarks = [_UNUSED] * has_generator + [_IN_ORDER] * (not loader.in_order)
         return feed
     if repeats:
         raise UserError(

@@ -249,8 +249,7 @@ def counts_of(module: TrainingModule, pieces: Sequence[Any], sizes: Sequence[int
     """What the pieces of a batch, of so many samples each, count in its mean."""
     if not hooks.is_overridden(module, TrainingModule, "count_weight"):
         return [*map(float, sizes)]
-    counts = [float(module.count_weight(piece)) for piece in pieces]
-    return counts if any(counts) else [*map(float, sizes)]
+    return [float(module.count_weight(piece)) for piece in pieces]
 
 
 class Splitter:

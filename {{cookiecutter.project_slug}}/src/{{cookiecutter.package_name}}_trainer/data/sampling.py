@@ -302,6 +302,7 @@ def order_globally(loader: DataLoader[Any], order: GlobalOrder) -> DataLoader[An
     All else is kept, the class and attributes of a subclass too.
     """
     changed: dict[str, Any] = {"batch_sampler": order, "batch_size": None, "drop_last": False}
+    changed["in_order"] = True
     if order.keyed:
         kind = KeyedBatchDataset if _has_getitems(loader.dataset) else KeyedDataset
         changed["dataset"] = kind(loader.dataset, order.seed, loader.collate_fn)

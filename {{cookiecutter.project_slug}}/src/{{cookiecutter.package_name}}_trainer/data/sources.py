@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from ..errors import UserError, refuse, shown
+from ..errors import ConfigurationError, UserError, refuse, shown
 from ..module import DataHooks, DataModule, Loader, TrainingModule
 from ..module.hooks import is_overridden, problems_of_names, problems_of_signatures
 
@@ -34,9 +34,17 @@ _RETURNS = {
 # --- hooks ---------------------------------------------------------------------------------------
 
 
-def missing(module: TrainingModule, names: Sequence[str]) -> list[str]:
+def missing(module: object, names: Sequence[str]) -> list[str]:
     """One line for each hook that a module does not override."""
     kind = type(module).__name__
+    if not isinstance(module, TrainingModule):
+        if isinstance(module, type):
+            kind, how = module.__name__, "a class: create it"
+        elif kind == "OptimizedModule":
+            how = "what torch.compile made: give the module itself, and compile=True"
+        else:
+            how = "no TrainingModule: derive its class from it, or make it an attribute of one"
+        raise ConfigurationError(f"{_GIVEN} {kind}, {how}")
     calls_forward = is_overridden(module, nn.Module, "forward")  # predict_step does by default
     return [
         f"{kind} has no {name}: override it; it returns {_RETURNS[name]}"
@@ -132,7 +140,7 @@ def _by_name(loader: Any, source: str) -> dict[str, Any]:
 def _check_loader(loader: Any, source: str) -> None:
     """Refuse what is not an iterable of batches, or has too many workers."""
     kind = type(loader).__name__
-    if isinstance(loader, Dataset):
+    if isinstance(loader, Dataset) or type(loader).__module__.startswith("datasets."):
         raise UserError(
             f"{source} {kind}, a dataset, which yields single samples: return "
             f"DataLoader({kind}(…), batch_size=…)"

@@ -126,6 +126,7 @@ class TensorBoardLogger(Logger):
     _directory: Path
     _writer: "SummaryWriter | None"
     _purge_step: int | None
+    _excepthook: Callable[[Any], object]
 
     def start(self, run: LoggedRun) -> None:
         """Select the directory."""
@@ -138,7 +139,8 @@ class TensorBoardLogger(Logger):
             from torch.utils.tensorboard import SummaryWriter
 
             # No traceback of TensorBoard's thread, whose error its next call raises.
-            threading.excepthook = partial(_show_of_others, threading.excepthook)
+            self._excepthook = threading.excepthook
+            threading.excepthook = partial(_show_of_others, self._excepthook)
             self._writer = SummaryWriter(str(self._directory), purge_step=self._purge_step)
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
@@ -151,6 +153,7 @@ class TensorBoardLogger(Logger):
         """Flush and close the event file."""
         if self._writer is not None:
             self._writer.close()
+            threading.excepthook = self._excepthook
 
 
 def _show_of_others(show: Callable[[Any], object], args: Any) -> None:

@@ -56,22 +56,28 @@ class FirstGradients:
         # An engine's optimizers may step other tensors than the module's.
         watched = [p for p in trained if id(p) in optimized] or trained
         self._layers = WeakSet(strategy.module.modules())
+        is_whole = not strategy.limits.shards_parameters  # or others replace them while they are
+        self._known = {id(p): p for p in strategy.module.parameters()} if is_whole else None
         self._module = strategy.module
         self._hook = register_multi_grad_hook(watched, self._reach, mode="any")
 
     def check_layers(self) -> None:
-        """Raise a UserError if a hook has added a layer that is not trained with the others."""
+        """Raise a UserError if a hook has added what is not trained with the others."""
         optimized = {*map(id, self._optimization.parameters)}
         is_alone = collectives.world_size() == 1
         for name, layer in self._module.named_modules():
-            parameters = [] if layer in self._layers else layer.parameters(recurse=False)
-            new = [p for p in parameters if p.requires_grad]
-            if any(not (is_alone and id(p) in optimized) for p in new):
-                alone = ", or give its parameters to an optimizer by add_param_group" * is_alone
-                raise UserError(
-                    f"{name} ({type(layer).__name__}) was added after configure_optimizers, and "
-                    f"would not be trained: create it in __init__{alone}"
-                )
+            known = self._known if layer in self._layers else {}
+            for own_name, parameter in layer.named_parameters(recurse=False):
+                is_new = known is not None and id(parameter) not in known
+                if not is_new or not parameter.requires_grad:
+                    continue
+                if not (is_alone and id(parameter) in optimized):
+                    what = f"parameter {own_name}" if known else type(layer).__name__
+                    alone = ", or give its parameters to an optimizer by add_param_group" * is_alone
+                    raise UserError(
+                        f"{name} ({what}) was added after configure_optimizers, and would not be "
+                        f"trained: create it in __init__{alone}"
+                    )
 
     def _reach(self, _: Tensor) -> None:
         self._is_reached = True

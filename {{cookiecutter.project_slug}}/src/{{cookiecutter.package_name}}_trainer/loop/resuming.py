@@ -151,7 +151,7 @@ def _load_optimization(fit: FitParts, saved: Mapping[str, Any]) -> list[str]:
     for index, (optimizer, groups) in enumerate(zip(optimization.optimizers, options, strict=True)):
         keys = {key for key in groups[0] if f"{key} of optimizer {index}" in taken}
         keys |= {key for key in groups[0] if is_new and key in _SCHEDULED}
-        for group, own_group in zip(optimizer.param_groups, groups, strict=True):
+        for group, own_group in zip(optimizer.param_groups, groups, strict=False):  # none was added
             group.update({key: own_group[key] for key in keys})
     optimization.configured_rates()  # are numbers
     if FROZEN not in taken:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..checkpoint import is_sharded, state_file, tensor_files, to_tensors
 from ..data import randomness
+from ..errors import UserError
 from ..logging.logger import hyperparameters
 from ..module import TrainingModule
 from .parts import FitParts, frozen, in_eval_mode
@@ -60,6 +61,9 @@ def check_tensors(module: TrainingModule) -> None:
     for name, value in module.state_dict().items():
         if isinstance(value, Tensor):
             tensor_files.check(name, value)
+            steps = zip(value.stride(), value.shape, strict=True)
+            if any(step == 0 and size > 1 for step, size in steps):
+                raise UserError(f"{name} is an expanded tensor, into which none loads: clone it")
 
 
 def _position(fit: FitParts) -> dict[str, Any]:

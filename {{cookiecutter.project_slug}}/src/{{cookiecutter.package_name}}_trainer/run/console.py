@@ -68,7 +68,8 @@ def warn_of_unused(plan: Plan) -> None:
     is_on_cpu = plan.options.accelerator == "auto" and plan.device.type == "cpu"
     if is_on_cpu and (line := devices.why_hidden()) is not None:
         output.print_once(f"warning: this run is on the CPU: {line}")
-    if plan.options.seed == 0 and (seed := torch.initial_seed()) not in (0, *OWN_SEEDS):
+    seed = torch.initial_seed()  # before a program sets one, a random number of 64 bits
+    if plan.options.seed == 0 and seed not in OWN_SEEDS and seed < 2**32:
         unused = f"note: seed=0 is used, not that of torch.manual_seed({seed})"
         output.print_once(f"{unused}: give Trainer(seed={seed})")
 

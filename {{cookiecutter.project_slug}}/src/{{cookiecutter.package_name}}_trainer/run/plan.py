@@ -4,6 +4,7 @@ Each concern checks its own options; here all errors are collected and raised at
 changes global state: environment variables are set where a run starts (``trainer.py``).
 """
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -238,6 +239,11 @@ def check_module(plan: Plan, module: TrainingModule) -> None:
         problems.add(f"{name}.splits_sequences: processes do not split sequences; remove it")
     if not hooks.is_overridden(module, DataHooks, "setup"):  # else after it: it may create layers
         problems.lines += _problems_of_layers(plan, module)
+    problems.lines += [
+        f"{type(module).__name__}.{name} is {shown(own)}, not a method: give it another name"
+        for name, method in vars(TrainingModule).items()
+        if inspect.isfunction(method) and not callable(own := getattr(module, name))
+    ]
     problems.lines += hooks.problems_of_names(module, TrainingModule)
     problems.lines += hooks.problems_of_signatures(module, hooks.Hooks)
     problems.lines += hooks.problems_of_signatures(module, DataHooks)

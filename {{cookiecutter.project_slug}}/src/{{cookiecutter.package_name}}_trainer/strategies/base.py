@@ -24,7 +24,7 @@ from ..module import TrainingModule
 from ..options import Options
 from .clipping import clip_gradients
 from .limits import Limits
-from .optimizer_state import load_optimizer_state, optimizer_state, parameter_names
+from .optimizer_state import add_groups, load_optimizer_state, optimizer_state, parameter_names
 from .optimizers import Optimization
 from .precision import Precision
 from .weights import LocalWeights
@@ -316,6 +316,7 @@ class Strategy:
         if optimization is not None:
             names = parameter_names(self.module)
             for optimizer, saved in zip(optimization.optimizers, state["optimizers"], strict=True):
+                add_groups(optimizer, saved["param_groups"], self.module)
                 load_optimizer_state(optimizer, saved, names)
 
     def weights(self) -> LocalWeights:

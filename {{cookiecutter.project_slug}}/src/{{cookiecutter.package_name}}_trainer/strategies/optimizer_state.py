@@ -61,6 +61,16 @@ def check_groups(saved: Sequence[Mapping[str, Any]], names: Sequence[Sequence[st
         raise ConfigurationError("the checkpoint's optimizer groups its parameters differently")
 
 
+def add_groups(optimizer: Optimizer, saved: Sequence[Mapping[str, Any]], module: nn.Module) -> None:
+    """Add the groups that a hook had added before a checkpoint, by ``add_param_group``."""
+    named = dict(module.named_parameters())
+    known = {id(member) for group in optimizer.param_groups for member in group["params"]}
+    for group in saved[len(optimizer.param_groups) :]:
+        members = [named[name] for name in group["params"] if name in named]
+        if known.isdisjoint(map(id, members)) and len(members) == len(group["params"]):
+            optimizer.add_param_group({**stored_tensors.read_all(group), "params": members})
+
+
 def optimizer_state(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str, Any]:
     """Any torch optimizer's state by parameter name; ``names``: by ``id`` of the parameter.
 

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ..errors import ConfigurationError, UserError, instead, one_line, shown
+from ..errors import ConfigurationError, UserError, instead, one_line, refuse, shown
 from ..module import TrainingModule
 from .optimizer_state import IMPLEMENTATION
 
@@ -71,6 +71,7 @@ class Optimization:
 
     def replaced(self, make: Callable[[Optimizer], Optimizer]) -> "Optimization":
         """A copy with an engine's optimizers instead of the user's."""
+        refuse(problems_of_code(self.optimizers))
         made = {id(optimizer): make(optimizer) for optimizer in self.optimizers}
         for entry in self.schedulers:
             _replace_optimizers(entry.scheduler, made)
@@ -212,12 +213,55 @@ def _replace_optimizers(scheduler: Any, optimizers: Mapping[int, Optimizer]) -> 
         _replace_optimizers(inner, optimizers)
 
 
+def problems_of_code(optimizers: Iterable[Optimizer], *, is_same: bool = False) -> list[str]:
+    """One line for each optimizer with code attached that an engine does not call, or undoes.
+
+    ``is_same``: the engine calls it, and then overwrites what a hook after the step has changed.
+    """
+    lines = []
+    for optimizer in optimizers:
+        own = vars(optimizer)
+        has_hooks = own["_optimizer_step_post_hooks"] or own["_optimizer_step_pre_hooks"]
+        has_step = "step" in own and not hasattr(optimizer.step, "_wrapped_by_lr_sched")
+        if own["_optimizer_step_post_hooks"] or (not is_same and (has_hooks or has_step)):
+            what = "hooks of its step" if has_hooks else "a step that was replaced"
+            lines.append(
+                f"configure_optimizers gave {type(optimizer).__name__} with {what}, which has no "
+                "effect with this strategy: use on_before_optimizer_step and "
+                "on_after_optimizer_step, or strategy='ddp'"
+            )
+    return lines
+
+
+def replace_optimizers_kept(module: TrainingModule, pairs: Sequence[tuple[Any, Any]]) -> None:
+    """Let attributes of modules refer to an engine's optimizers instead of the user's.
+
+    So do schedulers that are attributes, and groups.
+    """
+    replaced = {id(old): new for old, new in pairs if new is not old}
+    for old, new in pairs if replaced else ():
+        replaced[id(old.param_groups)] = new.param_groups
+        of_groups = zip(old.param_groups, new.param_groups, strict=False)
+        replaced |= {id(group): of_new for group, of_new in of_groups}
+    replace_kept(module, replaced)
+    for owner in module.modules() if replaced else ():
+        for value in vars(owner).values():
+            if isinstance(value, LRScheduler | ReduceLROnPlateau):
+                _replace_optimizers(value, replaced)
+
+
 def replace_kept(module: TrainingModule, replaced: Mapping[int, Any]) -> None:
     """Replace objects, by their ids, in attributes of modules and in containers that these are."""
+
+    def is_replaced(item: Any) -> bool:
+        return id(item) in replaced
+
     for owner in module.modules() if replaced else ():
         for name, value in list(vars(owner).items()):
-            if any(id(leaf) in replaced for leaf in tree_leaves(value)):
-                vars(owner)[name] = tree_map(lambda item: replaced.get(id(item), item), value)
+            if any(map(is_replaced, tree_leaves(value, is_leaf=is_replaced))):
+                vars(owner)[name] = tree_map(
+                    lambda item: replaced.get(id(item), item), value, is_leaf=is_replaced
+                )
 
 
 def configured(module: TrainingModule) -> Optimization:

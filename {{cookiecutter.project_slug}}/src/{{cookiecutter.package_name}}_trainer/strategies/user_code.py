@@ -93,10 +93,13 @@ class HookGuard:
             for p, _, stand_in in replaced:
                 if p.grad is not stand_in and self._stand_in is _Hidden:
                     raise self.error("gradients")
-        except (AttributeError, TypeError) as error:
-            if hook != "on_before_optimizer_step" or "NoneType" not in str(error):
-                raise
-            raise UserError(f"{self.error('gradients')} ({error})") from error  # another has it
+        except (AttributeError, TypeError, RuntimeError) as error:
+            of_gradient = "NoneType" in str(error) or "assign a gradient" in str(error)
+            if hook == "on_before_optimizer_step" and of_gradient:  # another process has it
+                raise UserError(f"{self.error('gradients')} ({error})") from error
+            if "torch.Size([0])" in str(error):
+                raise self.error("weights") from error
+            raise
         finally:
             for p, gradient, stand_in in replaced:
                 if p.grad is not None:  # the user may have removed it

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ...errors import UserError
+from ...errors import UserError, refuse
 from ...launch import collectives
 from ...module import TrainingModule
 from ...options import Options
@@ -27,7 +27,7 @@ from ..gradients.averaging import reduce_used
 from ..limits import Limits
 from ..memory import Memory, Sizes, memory
 from ..optimizer_state import load_optimizer_state, optimizer_state, parameter_names
-from ..optimizers import Optimization
+from ..optimizers import Optimization, problems_of_code
 from ..process_group import ProcessGroupStrategy
 from .server import MOST_TO_MEET, Clipping, RemoteServer, Server, pack, unpack
 
@@ -93,6 +93,7 @@ class ParameterServer(ProcessGroupStrategy):
         optimization = configure()
         self._parameters, self._names = optimization.parameters, parameter_names(module)
         self._has_pulled, self._has_averaged, self._received = False, False, 0
+        refuse(problems_of_code(optimization.optimizers, is_same=True))
         self._note_weights()
         self._clipping: Clipping = (0.0, 0.0)
         # Not the default one, which rank 0 uses while its server's threads use this one.

@@ -192,8 +192,8 @@ class DeepSpeed(ProcessGroupStrategy):
         self.place(module)
         named = dict(module.named_parameters())
         self._untouched = {name: set(vars(tensor)) for name, tensor in named.items()}
+        made = optimizers.configured(self.config, module, configure)  # it may freeze parameters
         self._trains = [(name, tensor, tensor.requires_grad) for name, tensor in named.items()]
-        made = optimizers.configured(self.config, module, configure)
         config = settings.completed(self.config)
         if not self.is_configured:
             elements = sum(parameter.numel() for parameter in module.parameters())

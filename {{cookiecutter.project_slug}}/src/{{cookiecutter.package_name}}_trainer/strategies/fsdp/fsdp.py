@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from ...checkpoint import dtensors
-from ...errors import UserError, one_line
+from ...errors import UserError, one_line, refuse
 from ...launch import collectives
 from ...memory import meta_device
 from ...module import TrainingModule
@@ -322,7 +322,10 @@ class FSDP(ProcessGroupStrategy):
     @contextlib.contextmanager
     def around_hooks(self, hook: str) -> Iterator[None]:
         try:
-            yield
+            with sharded_state.assigning_data():
+                yield
+            if hook in ("on_fit_start", "on_train_epoch_start"):
+                refuse(sharded_state.hooked(self.module))
         except (AssertionError, RuntimeError) as error:
             if not re.search("DTensor|[Ss]hard|FSDP", str(error)):
                 raise

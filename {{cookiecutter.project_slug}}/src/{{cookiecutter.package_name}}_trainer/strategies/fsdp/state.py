@@ -45,6 +45,22 @@ def hooked(module: nn.Module) -> list[str]:
     ]
 
 
+@contextlib.contextmanager
+def assigning_data() -> Iterator[None]:
+    """In this context ``tensor.data = …`` of a DTensor sets its values, which torch ignores."""
+
+    def assign(tensor: DTensor, values: Tensor) -> None:
+        with torch.no_grad():
+            tensor.copy_(values)
+
+    plain: Any = Tensor.data
+    DTensor.data = property(plain.__get__, assign)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del DTensor.data
+
+
 def follow(module: TrainingModule, before: Mapping[str, Any]) -> None:
     """Let shards have the attributes of their parameters, and be in lists that modules keep."""
     shards: dict[int, Any] = {}

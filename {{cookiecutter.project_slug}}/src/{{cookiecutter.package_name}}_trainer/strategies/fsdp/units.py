@@ -129,7 +129,7 @@ def explain_sharded_use(half: torch.dtype | None = None) -> Iterator[None]:
         if "mixed torch.Tensor and DTensor" not in str(error):
             raise
         raise UserError(
-            f"a parameter is used while it is sharded ({at}): a unit is gathered while its own "
-            "forward runs; call the whole block, or name smaller units, such as "
+            f"a parameter is used while it is sharded ({at}): call full_tensor() on it; or the "
+            "whole block of fsdp, which its own forward gathers, or name smaller units, such as "
             "--trainer.strategy_options.unit_classes [Linear]"
         ) from error

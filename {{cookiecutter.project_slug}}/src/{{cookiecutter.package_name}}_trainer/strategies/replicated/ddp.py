@@ -3,7 +3,8 @@
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Any
 
@@ -59,39 +60,46 @@ class DDP(ProcessGroupStrategy):
 
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         self.place(module)
-        if module.automatic_optimization:
-            step = self.step_module(module)
-            excluded = self._exclude(module, step)
-            # They may be unfrozen later, which DDP does not notice.
-            frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad]
-            if rest := [*frozen, *excluded]:
-                self.averaged = GradientAverage(rest)
-            # DDP raises an error for a module without trainable parameters.
-            self._trained = trained(module)
-            if not excluded or len(excluded) < len(self._trained):
-                self.wrapped = self.steps["training"] = self.wrap(step)
-        else:
+        if not module.automatic_optimization:
             self.start_equal((*module.parameters(), *module.buffers()))
             self.averaged = GradientAverage(module.parameters())
-        return configure()
+            return configure()
+        optimization = configure()  # it may freeze parameters
+        step = self.step_module(module)
+        excluded = self._exclude(module, step, set(map(id, optimization.parameters)))
+        # They may be unfrozen later, which DDP does not notice.
+        frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad]
+        if rest := [*frozen, *excluded.values()]:
+            self.averaged = GradientAverage(rest)
+        self._trained = [pair for pair in trained(module) if pair[0] not in excluded]
+        # DDP raises an error for a module without trainable parameters.
+        if self._trained or not excluded:
+            self.wrapped = self.steps["training"] = self.wrap(step)
+        return optimization
 
     def step_module(self, module: TrainingModule) -> StepModule:
         """The module that torch's DDP wraps, whose forward is the user's step."""
         return StepModule(module)
 
-    def _exclude(self, module: TrainingModule, step: StepModule) -> Sequence[Tensor]:
-        """Exclude sparse and complex gradients from DDP: not all backends and hooks reduce them."""
+    def _exclude(
+        self, module: TrainingModule, step: StepModule, optimized: AbstractSet[int]
+    ) -> dict[str, Tensor]:
+        """Exclude parameters from DDP: those of no optimizer, such as averages, may be unused.
+
+        So are sparse and complex ones: not all backends and hooks reduce their gradients.
+        """
         unfit = sparse_parameters(module)
-        excluded = {
+        excluded: dict[str, Tensor] = {
             name: parameter
             for name, parameter in module.named_parameters()
-            if parameter.requires_grad and (name in unfit or parameter.is_complex())
+            if parameter.requires_grad
+            and (name in unfit or parameter.is_complex() or id(parameter) not in optimized)
         }
         self.start_equal(excluded.values())
         self._ignored = list(excluded.values())
         names = [f"module.{name}" for name in excluded]
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(step, names)
-        return self._ignored
+        return excluded
 
     def memory(self, sizes: Sizes) -> Memory:
         # Gradients are views of the buckets, which stay; PowerSGD keeps the error of each.

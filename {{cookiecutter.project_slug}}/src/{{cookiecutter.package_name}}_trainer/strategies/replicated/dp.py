@@ -95,7 +95,7 @@ class ReplicatedStep(StepModule):
         # Not in half precision, which would round the sizes and their sum.
         losses = losses.to(torch.promote_types(losses.dtype, torch.float32))
         weights = moving.to_async(torch.tensor(self.counts, dtype=losses.dtype), losses.device)
-        return (losses * weights).sum() / weights.sum()
+        return (losses * weights).sum() / (sum(self.counts) or 1.0)  # nothing may count
 
 
 class _Scatters(Strategy):

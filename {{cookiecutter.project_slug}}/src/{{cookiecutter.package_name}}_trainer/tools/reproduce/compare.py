@@ -189,12 +189,14 @@ def read(run: Path) -> dict[int, Steps]:
 def _first_difference(step: int, ranks: list[tuple[int, Steps, Steps]]) -> str | None:
     """The first thing that differs in a step, on the lowest rank."""
     for rank, theirs, ours in ranks:
-        if step in theirs and step not in ours:
+        # The last step of an attempt is recorded, and may be one in the middle of another.
+        if step in theirs and step > max(ours, default=-1):
             return f"step {step}: rank {rank} has not recorded it again"
     when = f"step {step}" if step else "before the first step"
     for name, cause in _CAUSES.items():
         for rank, theirs, ours in ranks:
-            if step in theirs and theirs[step].get(name) != ours[step].get(name):
+            is_of_both = step in theirs and step in ours
+            if is_of_both and theirs[step].get(name) != ours[step].get(name):
                 return f"{when}, rank {rank}: {name} is the first that differs: {cause}"
     return None
 

@@ -199,9 +199,10 @@ class Sequential(ProcessGroupStrategy):
         sizes = self._part_sizes(batch_length(batch, run.batch_samples if run else None))
         pieces = self._splitter.split(batch, sizes)
         counts = counts_of(self.module, pieces, sizes)
+        total = sum(counts) or 1.0  # nothing of the batch may count
         steps = [
             Step(
-                functools.partial(scaled_loss, piece, counts[number] / sum(counts)),
+                functools.partial(scaled_loss, piece, counts[number] / total),
                 self._seed(batch_idx, number),
                 counts[number],
                 self.shape.checkpoints(number, len(sizes)),

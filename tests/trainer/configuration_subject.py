@@ -33,6 +33,12 @@ class TakesAnything(DataModule):
         self.size, self.options = size, options
 
 
+class HasTags(NeedsArgument):
+    def __init__(self, tags: list[str] = ["x"], file: Path | None = None) -> None:  # noqa: B006
+        super().__init__(1)
+        self.tags, self.file = tags, file
+
+
 class PassesOn(NeedsArgument):
     def __init__(self, extra: int = 1, **options: Any) -> None:
         super().__init__(**options)

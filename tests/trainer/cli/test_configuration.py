@@ -97,7 +97,10 @@ def test_an_option_does_not_change_what_an_alias_repeats() -> None:
     assert shared == {"a": {"b": 1}}
 
 
-def test_plus_equals_extends_a_list_and_its_default(tmp_path: Path) -> None:
+def test_values_of_the_command_line_extend_lists_and_are_expanded_in_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("USED", "used")
     stopping = {"class_path": "EarlyStopping", "init_args": {"monitor": "val_loss"}}
     given = write(tmp_path / "given.yaml", {"trainer": {"callbacks": ["EMA"]}})
     words = [
@@ -108,6 +111,10 @@ def test_plus_equals_extends_a_list_and_its_default(tmp_path: Path) -> None:
     assert content["callbacks"] == ["EMA", stopping]
     assert content["loggers"] == ["csv", "tensorboard", "logger_subject.Bare"]
     assert resolved(read(*DIGITS, "--trainer.callbacks+=EMA"))["trainer"]["callbacks"] == ["EMA"]
+    own = ["--trainer.max_epochs", "1", "--model", "configuration_subject.HasTags"]
+    assert read(*CPU, *own, "--model.tags+=y").model.tags == ["x", "y"]
+    assert read(*CPU, *own, "--model.tags", "[z]", "--model.tags+=y").model.tags == ["z", "y"]
+    assert read(*CPU, *own, "--model.file", "~/$USED/x").model.file == Path.home() / "used/x"
     lines = mistakes(*DIGITS, "--trainer.callbacks+=EMA", *words, "--trainer.seeds=1")
     assert [line.split(":")[0] for line in lines] == ["trainer.seeds"]
 
@@ -115,7 +122,7 @@ def test_plus_equals_extends_a_list_and_its_default(tmp_path: Path) -> None:
 # --- the command line ------------------------------------------------------------------------
 
 
-def test_print_config(capsys: pytest.CaptureFixture[str]) -> None:
+def test_print_config(capsys: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["fit", *DIGITS, "--trainer.max_epochs", "4", "--print_config"])
     assert ended.value.code == 0
@@ -125,6 +132,7 @@ def test_print_config(capsys: pytest.CaptureFixture[str]) -> None:
     assert list(printed) == ["trainer", "model", "data"]
     with pytest.raises(SystemExit):
         cli.main(["fit", "--help"])
+    assert not [each for each in recwarn if "failing import" in str(each.message)]
     (about,) = re.findall(r"\n  --print_config (.*?)\n  -", capsys.readouterr().out, re.DOTALL)
     assert "=unchecked: " in " ".join(about.split())  # none of the flags of jsonargparse
 

@@ -308,7 +308,7 @@ def test_an_optimizer_may_compute_its_rate_and_have_a_data_type() -> None:
     kept: dict[str, Any] = {}
     make(max_epochs=2, resume=made.run_directory).fit(resumed, data())
     assert (resumed.weight.item(), kept["lr"], kept["dtype"]) == (-4.0, None, torch.bfloat16)
-    with pytest.raises(UserError, match="^an optimizer computes its learning rate"):
+    with pytest.raises(UserError, match=r"^an optimizer computes its learning rate"):
         make(learning_rate_scaling="linear", reference_batch_size=2).fit(WithoutRate(), data())
 
 
@@ -366,6 +366,6 @@ def test_a_group_that_a_hook_has_added_is_in_the_resume(steps: int) -> None:
 def test_an_expanded_buffer_is_refused_before_the_first_step() -> None:
     model = Model()
     model.register_buffer("scale", torch.ones(1).expand(4))
-    with pytest.raises(UserError, match="^scale is an expanded tensor, .*: clone it$"):
+    with pytest.raises(UserError, match=r"^scale is an expanded tensor, .*: clone it$"):
         make().fit(model, data())
     assert model.weight.item() == 0

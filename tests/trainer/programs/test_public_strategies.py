@@ -171,7 +171,7 @@ class Registers(Line):
 
 def test_a_hook_of_a_gradient_that_shards_do_not_have_is_refused_after_hooks_too() -> None:
     assert trained(Registers(), "ddp") == -0.75
-    with pytest.raises(UserError, match="layer.weight has a hook of its gradient"):
+    with pytest.raises(UserError, match=r"layer.weight has a hook of its gradient"):
         trained(Registers(), "fsdp")
 
 

@@ -8,7 +8,7 @@ import argparse
 import inspect
 import itertools
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from ..errors import ConfigurationError, Problems, nearest, shorten
@@ -133,6 +133,12 @@ def _of_class(before: dict[Any, Any], value: Any) -> tuple[dict[Any, Any], Any]:
         value = _with_arguments(value)
         if (path := value.get("class_path", before["class_path"])) != before["class_path"]:
             before = {"init_args": _accepted(path, before.get("init_args"))}
+        given, extended = before.get("init_args") or {}, value.get("init_args") or {}
+        added = [name for name, item in extended.items() if isinstance(item, _Added)]
+        known = _parameters(path) if added else {}
+        defaults = {name: known[name].default for name in added if name in known}
+        if defaults := {name: item for name, item in defaults.items() if isinstance(item, list)}:
+            before = before | {"init_args": defaults | given}
     return before, value
 
 
@@ -146,9 +152,12 @@ def _with_arguments(section: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def _accepted(path: Any, arguments: Any) -> dict[Any, Any]:
+    known, keywords = _parameters(path), arguments if isinstance(arguments, dict) else {}
+    return {key: value for key, value in keywords.items() if key in known}
+
+
+def _parameters(path: Any) -> Mapping[str, inspect.Parameter]:
     try:
-        known = inspect.signature(class_paths.imported("", str(path), object)).parameters
+        return inspect.signature(class_paths.imported("", str(path), object)).parameters
     except (ConfigurationError, ValueError):  # said later
         return {}
-    keywords = arguments if isinstance(arguments, dict) else {}
-    return {key: value for key, value in keywords.items() if key in known}

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 from jsonargparse import ArgumentParser, Namespace
@@ -113,4 +114,6 @@ def _restored(value: Any) -> Any:
         return type(value)((key, _restored(item)) for key, item in value.items())
     if type(value) in (list, tuple, set, frozenset):
         return type(value)(map(_restored, value))
+    if isinstance(value, Path):
+        return Path(values.expand_path("path", value))
     return str(value) if isinstance(value, _Verbatim) else value

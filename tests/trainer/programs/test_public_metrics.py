@@ -3,6 +3,8 @@
 from typing import Any
 
 import pytest
+from my_project_trainer import UserError
+from my_project_trainer.callbacks import StochasticWeightAveraging
 from test_public_programs import Model, data, make
 from torchmetrics import MaxMetric, MeanMetric, MetricTracker, MinMaxMetric, RunningMean
 
@@ -112,3 +114,22 @@ def test_metrics_of_many_validations_know_all_of_them() -> None:
         again.fit(resumed, data(3), data())
         assert resumed.tracker.compute_all().tolist() == [9.0, 5.0, 7.0, 6.0]
         assert again.metrics == made.metrics
+
+
+class LogsItsWeight(Model):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.log("weight", self.weight)
+        if self.global_step == 2:
+            self.trainer.stop()
+        return super().training_step(batch, batch_idx)
+
+
+def test_a_parameter_is_logged_as_it_is_before_the_step() -> None:
+    made = make(log_every_n_steps=50)
+    made.fit(LogsItsWeight(), data(9))
+    assert (made.global_step, made.metrics["weight"]) == (3, -2.0)
+
+
+def test_an_average_of_epochs_that_are_not_reached_is_refused() -> None:
+    with pytest.raises(UserError, match="start_epoch=2 is not reached with max_epochs=2"):
+        make(callbacks=[StochasticWeightAveraging(2)]).fit(Model(), data())

@@ -148,6 +148,13 @@ class StochasticWeightAveraging(WeightAverage):
         super().__init__()
         self.start_epoch = start_epoch
 
+    def on_fit_start(self, trainer: Run, module: TrainingModule) -> None:
+        super().on_fit_start(trainer, module)
+        most = trainer.max_epochs
+        is_reached = most is None or self.start_epoch < most
+        line = f"start_epoch={self.start_epoch} is not reached with max_epochs={most}"
+        check("StochasticWeightAveraging", (is_reached, line))
+
     def on_train_epoch_end(self, trainer: Run, module: TrainingModule) -> None:
         if trainer.current_epoch >= self.start_epoch:
             self.count += 1

@@ -137,9 +137,9 @@ def test_a_call_inside_a_unit_is_explained():
         inside()
     line = inside.__code__.co_firstlineno + 1
     assert str(raised.value) == (
-        f"a parameter is used while it is sharded (test_fsdp.py, line {line}): a unit is gathered "
-        "while its own forward runs; call the whole block, or name smaller units, such as "
-        "--trainer.strategy_options.unit_classes [Linear]"
+        f"a parameter is used while it is sharded (test_fsdp.py, line {line}): call full_tensor() "
+        "on it; or the whole block of fsdp, which its own forward gathers, or name smaller units, "
+        "such as --trainer.strategy_options.unit_classes [Linear]"
     )
     with pytest.raises(RuntimeError, match="another"), units.explain_sharded_use():
         raise RuntimeError("another")

@@ -23,7 +23,7 @@ NAMES = (
     *("ClipNorm", "ClipValue", "OptionsOnly", "HalvesHeadInStep", "ShrinkHeadInStep"),
 )
 GROUPS = {"AddsGroup": "SGD have changed since the fit began"}
-UNUSED = {"FreezesHead": "does not use head.bias"}
+UNUSED = {"FreezesHead": "does not use head.weight"}
 GRADIENTS = dict.fromkeys(
     ("ClipNorm", "ClipValue", "NoGradient", "ClipGroups", "MasksRow"),
     "on_before_optimizer_step uses gradients",

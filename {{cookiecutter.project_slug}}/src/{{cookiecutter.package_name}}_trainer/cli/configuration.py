@@ -132,8 +132,7 @@ def read_sections(
         sections = arguments.gather(options, ["trainer", *BASES, *evaluation], problems)
     if evaluation:
         with problems:
-            # Absolute: the model's constructor may change the working directory.
-            checkpoint = (found := loading.find_checkpoint(sections)) and found.absolute()
+            checkpoint = loading.find_checkpoint(sections)
             is_of_run |= _add_classes_of(checkpoint, sections)
     with imports.checked(is_of_run and words == list(argv)):
         checked = _check(sections, checkpoint, problems)
@@ -181,12 +180,13 @@ def _check(sections: Mapping[str, Any], checkpoint: Path | None, problems: Probl
 
 
 def _create(command: str, checked: Checked, problems: Problems) -> Work:
+    # Absolute, like the trainer's: user code may change the working directory.
+    started_in, path = Path.cwd(), checked.checkpoint and checked.checkpoint.absolute()
     made = _made(command, checked, problems, lambda options: Trainer(**options), Trainer.check_fit)
     made["trainer"].configuration = _resolved(checked, _OF_ONE_RUN)
-    # Absolute, like the trainer's: user code may change the working directory.
-    root, path = made["trainer"].default_root_dir.absolute(), checked.checkpoint
+    root = made["trainer"].default_root_dir.absolute()
     weights = {"checkpoint": str(path) if path else None, "averaged": checked.averaged}
-    results = Results(path, root, checked.trainer.get("run_name"))
+    results = Results(path, root, checked.trainer.get("run_name"), started_in)
     return Work(**made, weights=weights, results=results)
 
 

@@ -20,18 +20,21 @@ class Results:
     """Output files of one validation, test or prediction, in the run of a checkpoint or a new one.
 
     ``root``, ``name``: of a new run directory, if the checkpoint has none that is writable.
+    ``started_in``: in which paths are shown.
     """
 
-    def __init__(self, checkpoint: Path | None, root: Path, name: str | None) -> None:
+    def __init__(
+        self, checkpoint: Path | None, root: Path, name: str | None, started_in: Path
+    ) -> None:
         self._checkpoint, self._root, self._name = checkpoint, root, name
-        self._started_in = Path.cwd()
+        self._started_in = started_in
 
     def write_metrics(self, stage: str, metrics: dict[str, float]) -> None:
         """Write the metrics of ``"validation"`` or ``"test"``, and print the path."""
         checkpoint = self._checkpoint
         content = {
             "metrics": metrics,
-            "checkpoint": str(checkpoint) if checkpoint else None,
+            "checkpoint": checkpoint and str(files.shown(checkpoint, self._started_in)),
             "step": Checkpoint(checkpoint).step if checkpoint else None,
             "command": redaction.command(sys.argv),
         }
@@ -76,7 +79,7 @@ class Results:
     def _file(self, stem: str, suffix: str) -> tuple[Path, str]:
         """A file for this checkpoint's results, and what to print once it is written."""
         checkpoint = self._checkpoint
-        run = run_of(checkpoint.absolute()) if checkpoint else None
+        run = run_of(checkpoint) if checkpoint else None
         if run is None or not os.access(run, os.W_OK):
             run = run_directory.create(self._root, self._name)
         path = run / f"{stem}{f'-{checkpoint.name}' if checkpoint else ''}{suffix}"

@@ -24,6 +24,7 @@ from .sampling import MicroBatch, Share
 MOST_AHEAD = 8
 """Batches that ranks agree on at once, or one step; they are read before the first is used."""
 _Path = tuple[Any, ...]
+_OVERRIDE = "override count_samples in the module, to say how many samples it has"
 _LABELS = {"y", "label", "labels", "target", "targets"}
 
 
@@ -107,12 +108,16 @@ class Counter:
                 self._paths = frozenset(path for path in known if lengths[path] == number)
                 return number
         if (common := _common_length(batch, expected)) is not None:
+            if expected is None and _may_be_images(batch, common):
+                what = "a list of tensors, which may be samples or fields"
+                raise UserError(f"a batch has {what}: {_OVERRIDE}")
             return common
         if not any(lengths.values()):
             return 0 if lengths else expected or 1
         named = {length for path, length in lengths.items() if path and path[-1] in _LABELS}
         before = {lengths[path] for path in self._paths & lengths.keys()}
         fields = {length for path, length in lengths.items() if path and length > 1}
+        fields = fields or {*lengths.values()}  # a list of texts
         shortest = min(lengths.values())  # a label for each sample, where other fields are flat
         for sizes in (named & {shortest}, before & {shortest}, fields):
             if len(sizes) == 1 and sizes != {0}:
@@ -124,9 +129,24 @@ class Counter:
                 return number
         all_lengths = ", ".join(map(str, dict.fromkeys(lengths.values())))
         raise UserError(
-            f"a batch has tensors and lists of different lengths ({all_lengths}): override "
-            "count_samples in the module, to say how many samples it has"
+            f"a batch has tensors and lists of different lengths ({all_lengths}): {_OVERRIDE}"
         )
+
+
+def _may_be_images(batch: Any, channels: int) -> bool:
+    """Whether a list in a batch has tensors that look like images with so many channels."""
+    lists: list[list[Any]] = []
+
+    def note(value: Any) -> bool:
+        if isinstance(value, list):
+            lists.append(value)
+        return False
+
+    leaves(batch, note)
+    return channels in (1, 3, 4) and any(
+        len(items) != channels and all(getattr(item, "ndim", 0) == 3 for item in items)
+        for items in lists
+    )
 
 
 def _object_samples(value: Any) -> int | None:

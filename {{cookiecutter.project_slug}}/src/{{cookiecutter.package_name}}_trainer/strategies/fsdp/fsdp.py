@@ -321,11 +321,14 @@ class FSDP(ProcessGroupStrategy):
 
     @contextlib.contextmanager
     def around_hooks(self, hook: str) -> Iterator[None]:
+        named, hooks = self.module.named_parameters, sharded_state.gradient_hooks
+        may_hook = hook in ("on_fit_start", "on_train_epoch_start")
+        before = {name: hooks(parameter) for name, parameter in named()} if may_hook else {}
         try:
             with sharded_state.assigning_data():
                 yield
-            if hook in ("on_fit_start", "on_train_epoch_start"):
-                refuse(sharded_state.hooked(self.module))
+            if may_hook:
+                refuse(sharded_state.hooked(self.module, before))
         except (AssertionError, RuntimeError) as error:
             if not re.search("DTensor|[Ss]hard|FSDP", str(error)):
                 raise

@@ -3,6 +3,7 @@
 import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -35,13 +36,22 @@ class HeldBatchStep(StepModule):
         return self(stage, lambda: batch, batch_idx)
 
 
-def hooked(module: nn.Module) -> list[str]:
-    """One line for each parameter with hooks of its gradient, which its shard would not have."""
+def gradient_hooks(parameter: Any) -> int:
+    """The number of hooks of a parameter's gradient."""
+    own = parameter._backward_hooks, parameter._post_accumulate_grad_hooks
+    return sum(len(hooks or ()) for hooks in own)
+
+
+def hooked(module: nn.Module, before: Mapping[str, int] = MappingProxyType({})) -> list[str]:
+    """One line for each parameter with hooks of its gradient, which its shard would not have.
+
+    ``before``: how many are the trainer's.
+    """
     return [
         f"{name} has a hook of its gradient (register_hook), which shards do not have: change "
         "gradients in on_before_optimizer_step, or use strategy='ddp'"
         for name, parameter in module.named_parameters()
-        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks
+        if gradient_hooks(parameter) > before.get(name, 0)
     ]
 
 

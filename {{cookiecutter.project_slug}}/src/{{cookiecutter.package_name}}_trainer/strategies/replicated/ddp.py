@@ -82,11 +82,7 @@ class DDP(ProcessGroupStrategy):
     def _exclude(self, module: TrainingModule, step: StepModule) -> Sequence[Tensor]:
         """Exclude sparse and complex gradients from DDP: not all backends and hooks reduce them."""
         unfit = sparse_parameters(module)
-        excluded = {
-            name: parameter
-            for name, parameter in module.named_parameters()
-            if parameter.requires_grad and (name in unfit or parameter.is_complex())
-        }
+        excluded = {name: p for name, p in trained(module) if name in unfit or p.is_complex()}
         self.start_equal(excluded.values())
         self._ignored = list(excluded.values())
         names = [f"module.{name}" for name in excluded]
@@ -151,12 +147,8 @@ def _rebuild_buckets(wrapped: DistributedDataParallel) -> None:
     its last bit: a resumed run would sum its first step in the initial order, and the
     uninterrupted run in the rebuilt order. An empty backward leaves only the rebuilt order.
     """
-    ignored = wrapped.parameters_to_ignore
-    parameters: list[Tensor] = [
-        parameter
-        for name, parameter in wrapped.module.named_parameters()
-        if parameter.requires_grad and name not in ignored
-    ]
+    named, ignored = trained(wrapped.module), wrapped.parameters_to_ignore
+    parameters = [parameter for name, parameter in named if name not in ignored]
     wrapped.reducer.prepare_for_backward([])
     torch.stack([parameter.sum() * 0 for parameter in parameters]).sum().backward()
     # Gradients are views of the first buckets and would keep them in memory.

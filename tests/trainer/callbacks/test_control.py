@@ -51,9 +51,6 @@ def logged(name: str) -> list[tuple[str, ...]]:
         return [tuple(row.values()) for row in csv.DictReader(file)]
 
 
-# --- batches -------------------------------------------------------------------------------------
-
-
 def test_epochs_end_after_the_limit() -> None:
     whole, limited = subject.Net(), subject.Net()
     fit(whole, max_epochs=2, limit_val_batches=0)
@@ -148,9 +145,6 @@ def test_overfit_batches_repeat_and_are_validated() -> None:
         made.fit(subject.Net(), list(model.train_dataloader()))
 
 
-# --- time ----------------------------------------------------------------------------------------
-
-
 def test_max_time_ends_a_fit_and_counts_earlier_attempts(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -180,9 +174,6 @@ def test_forms_of_max_time() -> None:
     assert Options().max_seconds is None
 
 
-# --- fast_dev_run --------------------------------------------------------------------------------
-
-
 def test_fast_dev_run_leaves_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     model = subject.Net()
     options = {"max_epochs": 9, "run_name": "run", "resume": "auto", "accumulate_grad_batches": 2}
@@ -200,9 +191,6 @@ def test_fast_dev_run_leaves_nothing(capsys: pytest.CaptureFixture[str]) -> None
     assert not Path("runs/run").exists()
     made.test(model)
     assert model.seen["test"] == model.seen["validation"]
-
-
-# --- sanity_check --------------------------------------------------------------------------------
 
 
 class Calls(trainer.Callback):
@@ -250,9 +238,6 @@ def test_a_sanity_check_finds_a_broken_validation_before_the_first_step() -> Non
     fit(Broken(), max_epochs=1, limit_val_batches=0, sanity_check=1)
 
 
-# --- errors --------------------------------------------------------------------------------------
-
-
 SELECTS = "each select batches; give only one"
 MAX_TIME = "give 'DD:HH:MM:SS', or one or more of weeks"
 
@@ -290,9 +275,6 @@ def test_contradictions_are_refused_at_once(options: dict[str, Any], line: str) 
         trainer.Trainer(accelerator="cpu", **options)
     for found, expected in zip(caught.value.problems, line.split("\n"), strict=True):
         assert found.startswith(expected)
-
-
-# --- checkpoints ---------------------------------------------------------------------------------
 
 
 class Fails(trainer.Callback):

@@ -74,9 +74,6 @@ def refused(work: Callable[[], Any]) -> list[str]:
     return caught.value.problems
 
 
-# --- options -------------------------------------------------------------------------------------
-
-
 def test_options_that_need_another_one_are_refused_together() -> None:
     lines = refused(
         lambda: Trainer(
@@ -149,9 +146,6 @@ def test_a_monitored_value_that_validation_never_logs_is_refused(
     assert "note: " + line.format("other", "known: val_loss") in capsys.readouterr().err
     fit(tmp_path, Net(), LOADER, callbacks=[EarlyStopping("val_loss")])
     assert "note: " not in capsys.readouterr().err
-
-
-# --- modules -------------------------------------------------------------------------------------
 
 
 def twice(module: Net) -> list[Optimizer]:
@@ -251,9 +245,6 @@ def unreached(name: str) -> dict[str, Any]:
     module = {"module": "skipping_subject.Unreached", "init": {"manual": variant == "manual"}}
     unused = {"strategy_options": {"find_unused_parameters": True}} if variant == "unused" else {}
     return {"name": name, **module, "devices": 2, "strategy": strategy, "max_steps": 1, **unused}
-
-
-# --- YAML ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

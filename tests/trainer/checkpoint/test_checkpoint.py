@@ -17,8 +17,6 @@ from my_project_trainer.errors import CheckpointError
 
 from checkpoint_subject import OWN, STATE, names, read, save
 
-# --- round trips -----------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize(
     "value",
@@ -161,9 +159,6 @@ def test_a_key_that_cannot_be_carried_is_refused_with_its_path(tmp_path: Path, k
         save(tmp_path, state={"a": {key: 1}})
 
 
-# --- writing ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("keep", "kept"), [(0, [3, 4]), (1, [3, 4]), (2, [3, 4]), (3, [2, 3, 4])])
 def test_the_newest_are_kept(tmp_path: Path, keep: int, kept: list[int]) -> None:
     writer = Checkpoints(tmp_path, keep=keep)
@@ -222,9 +217,6 @@ def test_waiting_is_over_when_the_checkpoint_is_whole(tmp_path: Path) -> None:
     assert read(tmp_path / "step-00000001")["epoch"] == 3
     writer.wait()
     writer.close()
-
-
-# --- finding ---------------------------------------------------------------------------------
 
 
 def test_resolve(tmp_path: Path) -> None:

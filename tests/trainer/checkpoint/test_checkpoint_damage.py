@@ -16,8 +16,6 @@ from my_project_trainer.errors import CheckpointError
 
 from checkpoint_subject import STATE, frame, names, read, rewrite, save
 
-# --- what somebody planted -------------------------------------------------------------------
-
 
 class Payload:
     """Makes a file where it is unpickled."""
@@ -180,9 +178,6 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
     path = save(tmp_path)
     rewrite(path, lambda content: {**content, "head": {**content["head"], "format": 3}})
     assert refused(path) == f"{path / 'state.json'}: written in format 3; this trainer reads 2"
-
-
-# --- what has changed by itself ----------------------------------------------------------------
 
 
 def flip(file: Path, bit: int) -> None:

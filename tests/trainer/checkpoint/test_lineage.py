@@ -205,9 +205,6 @@ def test_values_that_cannot_be_are_refused(root: Path) -> None:
         (newest / "state.json").write_text(whole)
 
 
-# --- a full disk -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "processes", [1, pytest.param(2, marks=[pytest.mark.slow, pytest.mark.exhaustive])]
 )

@@ -110,9 +110,6 @@ def test_a_checkpoint_that_was_copied_belongs_to_no_run(tmp_path: Path) -> None:
     assert (chosen.checkpoint, chosen.is_same_run) == (kept, False)
 
 
-# --- a run that is there already -----------------------------------------------------------------
-
-
 def test_an_existing_run_is_refused(tmp_path: Path) -> None:
     mine, other = tmp_path / "mine", save(tmp_path / "other", 1)
     save(mine, 3)
@@ -149,9 +146,6 @@ def test_overwriting_takes_the_directory_and_no_checkpoint(tmp_path: Path) -> No
         f"overwrite: {tmp_path / 'mine'} is the run that resume={str(newest)!r} resumes; leave out "
         "one of them"
     ]
-
-
-# --- damage ------------------------------------------------------------------------------------
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path: Path) -> None:
@@ -194,9 +188,6 @@ def test_a_run_of_damaged_checkpoints_does_not_start_again(tmp_path: Path) -> No
     ]
 
 
-# --- lines -------------------------------------------------------------------------------------
-
-
 def steps(directory: Path) -> list[int]:
     return [run_directory.step_of(path) for path in run_directory.complete(directory)]
 
@@ -221,8 +212,6 @@ def test_what_was_just_saved_is_never_pruned(tmp_path: Path) -> None:
         checkpoints.save(step, {}, {})
         assert step in steps(tmp_path / "checkpoints")
 
-
-# --- locks -------------------------------------------------------------------------------------
 
 HOLD = """
 import fcntl, sys, time

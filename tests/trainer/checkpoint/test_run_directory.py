@@ -70,9 +70,6 @@ def test_a_lock_that_is_a_link_is_refused_and_its_target_kept(tmp_path: Path) ->
     assert target.read_text() == "precious"
 
 
-# --- what is written -------------------------------------------------------------------------
-
-
 def test_attempts_are_appended_and_their_configurations_kept(tmp_path: Path) -> None:
     for index, text in enumerate(["a: 1\n", "a: 1\n", "a: 2\n", "a: 3\n"]):
         runs.write_record(tmp_path, {"index": index}, text)

@@ -206,8 +206,6 @@ def test_bad_arguments_from_python() -> None:
     attack(KINDS["arguments from Python"](), attempt)
 
 
-# --- whatever it is -------------------------------------------------------------------------------
-
 _VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
     lambda below: (
@@ -250,9 +248,6 @@ def assert_lines(attempt: Callable[[], object]) -> None:
         lines = error.problems
     assert lines
     assert all("\n" not in line and line.strip() for line in lines)
-
-
-# --- one by one -----------------------------------------------------------------------------------
 
 
 def test_all_mistakes_from_python_are_told_at_once() -> None:

@@ -18,9 +18,6 @@ from configuration_subject import CPU, DIGITS, GPT, mistakes, read, resolved, wr
 pytestmark = pytest.mark.usefixtures("nothing_runs")
 
 
-# --- what is read ----------------------------------------------------------------------------
-
-
 def test_the_configurations_that_come_along() -> None:
     digits, gpt = read(*DIGITS), read(*GPT)
     assert type(digits.model).__name__ == "ImageClassifier"
@@ -110,9 +107,6 @@ def test_plus_equals_extends_a_list_and_its_default(tmp_path: Path) -> None:
     assert resolved(read(*DIGITS, "--trainer.callbacks+=EMA"))["trainer"]["callbacks"] == ["EMA"]
     lines = mistakes(*DIGITS, "--trainer.callbacks+=EMA", *words, "--trainer.seeds=1")
     assert [line.split(":")[0] for line in lines] == ["trainer.seeds"]
-
-
-# --- the command line ------------------------------------------------------------------------
 
 
 def test_print_config(capsys: pytest.CaptureFixture[str]) -> None:

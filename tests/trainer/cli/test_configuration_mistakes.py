@@ -13,9 +13,6 @@ from configuration_subject import CPU, DIGITS, TASKS, mistakes, write
 pytestmark = pytest.mark.usefixtures("nothing_runs")
 
 
-# --- one mistake -----------------------------------------------------------------------------
-
-
 NOPE = f"{TASKS}.image_classifier.Nope"
 OPTION = "there is no such option; did you mean"
 
@@ -133,9 +130,6 @@ def test_yaml_cannot_make_python_objects(tmp_path: Path) -> None:
     (line,) = mistakes("--config", path)
     assert line.startswith(f"--config {path}: not YAML (could not determine a constructor")
     assert not canary.exists()
-
-
-# --- several mistakes ------------------------------------------------------------------------
 
 
 def test_mistakes_in_every_part_are_reported_together() -> None:

@@ -124,9 +124,6 @@ def test_a_program_computes_what_the_module_does(runs: Path) -> None:
         assert torch.equal(program(images), module(images))
 
 
-# --- modules -------------------------------------------------------------------------------------
-
-
 class Model(TrainingModule):
     """A linear layer."""
 
@@ -270,9 +267,6 @@ def test_weights_of_a_script_s_run_need_no_class(capsys: Any) -> None:
     capsys.readouterr()
     [line] = refused(capsys, directory, "--format", "torch_export")
     assert "no config.yaml with a model, because a script has started it" in line
-
-
-# --- arguments -----------------------------------------------------------------------------------
 
 
 WEIGHTS = "--format safetensors"

@@ -89,9 +89,6 @@ def tensors(count: int, batch_size: int, **options: Any) -> DataLoader[Any]:
     return DataLoader(TensorDataset(torch.arange(float(count))), batch_size, **options)
 
 
-# --- what the loop is told -------------------------------------------------------------------
-
-
 def test_ordered_batches_say_where_steps_and_the_epoch_end() -> None:
     feed = training(tensors(9, 2), accumulate=2)
     assert (feed.batches, feed.steps, feed.samples_per_step) == (5, 3, 4)
@@ -205,9 +202,6 @@ def test_a_generator_that_is_used_up_is_one_line() -> None:
     assert raised.value.problems == ["rank 0: the loader yielded no batches"]
 
 
-# --- the model's randomness ------------------------------------------------------------------
-
-
 @KINDS
 @pytest.mark.parametrize("in_global_order", [True, False])
 def test_reading_leaves_the_global_generators_alone(kind: str, in_global_order: bool) -> None:
@@ -231,9 +225,6 @@ def test_what_a_step_draws_does_not_change_what_is_read(kind: str) -> None:
         loud.append(batch.data.tolist())
         torch.rand(5), np.random.rand(5), random.random()
     assert loud == quiet
-
-
-# --- how loaders become feeds ----------------------------------------------------------------
 
 
 def test_a_global_batch_size_replaces_the_loader_s() -> None:

@@ -79,9 +79,6 @@ def fail(
     return Ended(done.returncode, done.stderr, seconds)
 
 
-# --- a rank that dies ----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("launcher", [pytest.param("ddp_spawn", marks=slow), "ddp_fork"])
 def test_a_rank_that_is_killed_is_named(tmp_path, launcher):
     ended = fail(launcher, "is_killed", tmp_path)
@@ -119,9 +116,6 @@ def test_a_rank_that_aborts_is_named_though_its_peer_waits(tmp_path):
     assert ended.last == "rank 0 was killed by SIGABRT"
     assert ended.error.startswith("rank 0 stood at:\n")
     assert ended.error.splitlines()[-2].endswith(" in aborts")
-
-
-# --- a rank that hangs ---------------------------------------------------------------------------
 
 
 def assert_accused(ended: Ended, fault: str, rank: int, processes: int) -> None:
@@ -235,9 +229,6 @@ def test_a_rank_that_never_comes_is_named(tmp_path, launcher, rank):
     assert_nothing_left(tmp_path)
 
 
-# --- a rank that leaves, or raises ---------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("launcher", "rank"),
     [
@@ -312,8 +303,6 @@ def test_an_error_that_torchrun_shows_is_the_rank_s_own(tmp_path):
     assert "waited" not in ended.error
     assert "Connection closed" not in ended.error
 
-
-# --- a rank with fewer batches -------------------------------------------------------------------
 
 UNEVEN = ["--data", f"{SUBJECT}.UnevenBatches", "--trainer.global_batch_size", "null"]
 

@@ -161,9 +161,6 @@ def test_the_documents_1_bit_adam_with_stage_2_is_refused_with_the_reason() -> N
         Trainer(plugins=given, precision="bf16", accelerator="cpu", max_steps=1)  # type: ignore[call-arg]
 
 
-# --- names ----------------------------------------------------------------------------------------
-
-
 def test_names_are_imported_from_where_the_documents_do() -> None:
     from my_project_trainer.legacy.loggers import WandbLogger
     from my_project_trainer.legacy.plugins import DeepSpeedPlugin
@@ -209,9 +206,6 @@ def test_the_folder_can_be_deleted(tmp_path: Path) -> None:
     done = run(["-c", check], cwd=tmp_path, extra={"PYTHONPATH": str(tmp_path)})
     assert done.stderr == ""
     assert done.stdout.startswith("gpus: Trainer has no such argument; ")
-
-
-# --- runs -----------------------------------------------------------------------------------------
 
 
 def trained(folder: Path, plugin: str | None, **options: Any) -> dict[str, torch.Tensor]:

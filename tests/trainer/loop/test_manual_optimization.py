@@ -50,9 +50,6 @@ class Once(ByHand):
         return [SGD(each.parameters(), lr=0.1) for each in (self.network, self.other)]
 
 
-# --- what a step is given --------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_one_optimizer_or_a_list(tmp_path, count):
     class Asks(Once):
@@ -104,9 +101,6 @@ def test_a_weight_that_is_returned_is_not_ignored(tmp_path):
 
     with pytest.raises(trainer.UserError, match="override count_weight"):
         fit(Weighs(), tmp_path)
-
-
-# --- toggling --------------------------------------------------------------------------------
 
 
 def test_a_toggled_model_alone_gets_gradients_and_all_is_as_before_afterwards(tmp_path):
@@ -169,9 +163,6 @@ def test_a_shared_parameter_belongs_to_both(tmp_path):
         [True, True, True, True, False, False],
         [True, True, False, False, False, False],
     ]
-
-
-# --- accumulation, clipping, schedulers, rates -----------------------------------------------
 
 
 def test_accumulated_batches_equal_one_large_one(tmp_path):
@@ -258,9 +249,6 @@ def test_rates_are_scaled_in_a_step_and_their_own_before_and_after(tmp_path):
     assert module.did == pytest.approx([0.125, 0.15, 0.175, 0.2, 0.2, 0.2], rel=1e-5)
 
 
-# --- precision -------------------------------------------------------------------------------
-
-
 def test_forward_is_in_bf16_and_backward_in_fp32(tmp_path):
     class Half(ByHand):
         def training_step(self, batch: Any, batch_idx: int) -> None:
@@ -313,9 +301,6 @@ def test_an_overflow_skips_the_one_optimizer_and_halves_the_scale_once(tmp_path)
     assert skipped == ["5.other.weight"]
     assert len(module.seen) == 12
     assert module.scales == [2.0**16] * 6 + [2.0**15] * 6
-
-
-# --- what is refused -------------------------------------------------------------------------
 
 
 def test_what_the_trainer_cannot_do_for_it(tmp_path):

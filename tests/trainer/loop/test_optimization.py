@@ -113,9 +113,6 @@ def test_parameters_are_those_of_all_optimizers_each_once() -> None:
     assert [id(parameter) for parameter in found.parameters] == [id(shared), id(own)]
 
 
-# --- schedules -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("values", "logged"), [({}, "nothing"), ({"loss": 1.0, "accuracy": 0.5}, "accuracy, loss")]
 )
@@ -127,9 +124,6 @@ def test_a_value_that_was_not_logged_is_one_line(values: dict[str, float], logge
     assert raised.value.problems == [
         f"ReduceLROnPlateau monitors 'val_loss', which was not logged; logged: {logged}"
     ]
-
-
-# --- state by name ---------------------------------------------------------------------------
 
 
 def make_module() -> nn.Sequential:

@@ -28,9 +28,6 @@ def by(rule: str, reference: int | None = None) -> Options:
     return Options(learning_rate_scaling=rule, reference_batch_size=reference)  # type: ignore[arg-type]
 
 
-# --- the rules -------------------------------------------------------------------------------
-
-
 @given(batch=SIZES, reference=SIZES, device=SIZES)
 def test_the_factor_follows_the_rule(batch: int, reference: int, device: int) -> None:
     assert scaled_rate(by("none", reference), batch, device) == 1.0
@@ -83,9 +80,6 @@ def test_a_global_batch_holds_something(size: int) -> None:
         device_batch_size(size, 2, 2)
 
 
-# --- what is refused -------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("batch", "device"), [(None, None), (8, None), (None, 8)])
 def test_a_batch_of_unknown_size_cannot_be_scaled(batch: int | None, device: int | None) -> None:
     assert scaled_rate(by("none"), batch, device) == 1.0
@@ -108,9 +102,6 @@ def test_a_global_batch_needs_a_reference(rule: str) -> None:
     ]
     trainer.Trainer(**given, learning_rate_scaling=rule, reference_batch_size=4)
     trainer.Trainer(**given, learning_rate_scaling="none")
-
-
-# --- a fit -----------------------------------------------------------------------------------
 
 
 class Constant(trainer.TrainingModule):

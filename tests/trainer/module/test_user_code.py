@@ -52,9 +52,6 @@ def line_of(folder: Path, module: Any, *given: Any, command: str = "fit", **opti
     return line
 
 
-# --- loaders -------------------------------------------------------------------------------------
-
-
 class Stream(IterableDataset[Tensor]):
     """Yields single samples."""
 
@@ -146,9 +143,6 @@ def test_a_stop_iteration_of_the_data_set_does_not_end_the_epoch(tmp_path, worke
     traceback.clear_frames(raised.value.__traceback__)
 
 
-# --- hooks ---------------------------------------------------------------------------------------
-
-
 class Nothing(trainer.TrainingModule):
     """Overwrites nothing."""
 
@@ -189,9 +183,6 @@ def test_a_missing_validation_step_is_told_before_the_first_step(tmp_path, given
     assert steps == []
 
 
-# --- losses --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("loss", "told"),
     [
@@ -229,9 +220,6 @@ class Manual(Model):
 )
 def test_what_manual_backward_cannot_take_is_told(tmp_path, loss, told):
     assert re.match(told, line_of(tmp_path, Manual(loss=loss)))
-
-
-# --- the end of an epoch -------------------------------------------------------------------------
 
 
 class Validates(Model):

@@ -40,9 +40,6 @@ def test_an_optimizer_that_cannot_be_compiled_is_one_line(tmp_path):
     done = succeed([*arguments, "--trainer.overwrite", "true"], extra=extra, engine="deepspeed")
 
 
-# --- training ------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """Folders of what two processes train with DeepSpeed, and of what one trains without."""

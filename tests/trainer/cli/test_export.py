@@ -316,7 +316,6 @@ def test_the_help_names_the_formats(capsys: Any) -> None:
     with pytest.raises(SystemExit) as ended:
         export("--help")
     assert ended.value.code == 0
-    text = " ".join(capsys.readouterr().out.split())
-    assert "safetensors: the weights by name" in text
+    assert "safetensors: the weights by name" in " ".join(capsys.readouterr().out.split())
     cli.main([])
     assert "export RUN --format NAME" in capsys.readouterr().out

@@ -166,8 +166,7 @@ def test_another_epoch_index_or_seed_gives_other_draws() -> None:
 
 
 def read(loader: DataLoader[Tensor], start: int = 0, replica: int = 0, replicas: int = 1) -> Tensor:
-    plan = BatchPlan(12, 4 // replicas, replicas)
-    order = make_order(plan, replica, keyed=True)
+    order = make_order(BatchPlan(12, 4 // replicas, replicas), replica, keyed=True)
     order.epoch, order.start = 1, start
     return torch.stack(list(sampling.order_globally(loader, order)))
 

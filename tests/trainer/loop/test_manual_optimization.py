@@ -153,16 +153,12 @@ def test_a_shared_parameter_belongs_to_both(tmp_path):
 
         def configure_optimizers(self) -> Any:
             self.other.requires_grad_(False)
-            return [
-                SGD(self.network.parameters(), lr=0.1),
-                SGD(self.network[0].parameters(), lr=0.1),
-            ]
+            parts = (self.network, self.network[0])
+            return [SGD(part.parameters(), lr=0.1) for part in parts]
 
     fit(module := Shares(), tmp_path)
-    assert module.did == [
-        [True, True, True, True, False, False],
-        [True, True, False, False, False, False],
-    ]
+    first, second = [True] * 4 + [False] * 2, [True] * 2 + [False] * 4
+    assert module.did == [first, second]
 
 
 def test_accumulated_batches_equal_one_large_one(tmp_path):
@@ -184,8 +180,7 @@ def test_clipping_is_of_one_optimizer_s_gradients(tmp_path, precision, value, al
             wanted = torch.autograd.grad(loss, other.parameters, retain_graph=True)
             self.manual_backward(loss)
             network.clip_gradients(value, algorithm)
-            norm = other.clip_gradients(math.inf)
-            self.norms = norm, other.clip_gradients(1e9)
+            self.norms = other.clip_gradients(math.inf), other.clip_gradients(1e9)
             gradients = [[each.grad for each in part.parameters] for part in (network, other)]
             self.did = [*gradients, wanted]
 
@@ -261,8 +256,7 @@ def test_forward_is_in_bf16_and_backward_in_fp32(tmp_path):
     fit(full := ByHand(), tmp_path / "full")
     assert half.seen == {"outside": torch.float32, "inside": torch.bfloat16}
     for name, weight in weights(full).items():
-        difference = (weights(half)[name] - weight).abs().max()
-        assert 0 < float(difference) < 2e-2
+        assert 0 < float((weights(half)[name] - weight).abs().max()) < 2e-2
 
 
 class Scales(ByHand):

@@ -97,10 +97,8 @@ def test_what_is_no_loader_is_refused(tmp_path, made, told, in_evaluation, stage
 
 
 def test_a_loader_that_is_not_there_is_told(tmp_path):
-    assert line_of(tmp_path, Model(train_dataloader=lambda: None)) == (
-        "no batches: Model.train_dataloader returned None, and no loader was given: return a "
-        "DataLoader"
-    )
+    reason = "Model.train_dataloader returned None, and no loader was given: return a DataLoader"
+    assert line_of(tmp_path, Model(train_dataloader=lambda: None)) == f"no batches: {reason}"
 
 
 @pytest.mark.parametrize(
@@ -302,7 +300,5 @@ def test_a_changed_learning_rate_is_told(tmp_path, capsys):
         make(tmp_path, resume="auto").fit(module)
         told = [line for line in capsys.readouterr().err.splitlines() if "note: lr of" in line]
         assert bool(told) == (rate == 0.1)
-    assert told == [
-        "note: lr of optimizer 0: 0.01 in the checkpoint, 0.1 in the code: the checkpoint's is "
-        "used; resume_options='code' takes the code's"
-    ]
+    reason = "the checkpoint's is used; resume_options='code' takes the code's"
+    assert told == [f"note: lr of optimizer 0: 0.01 in the checkpoint, 0.1 in the code: {reason}"]

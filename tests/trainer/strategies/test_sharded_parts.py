@@ -24,8 +24,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 
 def test_a_stored_tensor_is_not_read_into_one_of_another_shape(tmp_path: Path) -> None:
-    checkpoints = writing.Checkpoints(tmp_path)
-    checkpoints.save(1, {"weight": torch.arange(6.0).view(2, 3)}, {})
+    writing.Checkpoints(tmp_path).save(1, {"weight": torch.arange(6.0).view(2, 3)}, {})
     stored = Checkpoint(resolve(tmp_path)).stored_state()["weight"]
     target = torch.zeros(2, 3)
     stored.read_into(target)

@@ -97,8 +97,7 @@ def git(project: Path, *arguments: str) -> str:
 
 def make_repository(project: Path) -> str:
     """Make a render a git repository with one commit, as `make setup` does; return what it says."""
-    script = project / "requirements" / "repository.sh"
-    return ran(["bash", script], check=True).stdout
+    return ran(["bash", project / "requirements" / "repository.sh"], check=True).stdout
 
 
 def template_files(top: Path = TEMPLATE) -> list[Path]:

@@ -114,9 +114,8 @@ def test_beside_torch_with_cuda_the_build_of_pip_s_index_is_right(
     monkeypatch.setenv("PACKAGE", "TIMM==1.0.31 my_lib[extra]~=1.0")  # the same again
     add.main()
     text = (requirements.parent / "pyproject.toml").read_text()
-    assert tomllib.loads(text)["project"]["dependencies"][-3:] == [
-        *("jinja2>=3.1", "TIMM==1.0.31", "my_lib[extra]~=1.0")
-    ]
+    added = ["jinja2>=3.1", "TIMM==1.0.31", "my_lib[extra]~=1.0"]
+    assert tomllib.loads(text)["project"]["dependencies"][-3:] == added
 
 
 @pytest.mark.parametrize("given", ["", "torch==2.12", "git+https://example.org/x", 'a"b', "--pre"])

@@ -23,11 +23,8 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(archive: Path, *arguments: str, ci: str) -> str:
-    done = ran(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
-        cwd=archive,
-        env=os.environ | {"CI": ci},
-    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
+    done = ran(command, cwd=archive, env=os.environ | {"CI": ci})
     assert done.returncode == bool(ci), done.stdout
     return done.stdout
 
@@ -46,8 +43,7 @@ def test_what_needs_the_history_is_skipped_and_all_else_passes(archive: Path) ->
     said = run(
         archive, "-m", "not trains and not docs", *(f"tests/{name}" for name in using), ci=""
     )
-    skipped = re.findall(r"^SKIPPED .*?: (.*)$", said, re.MULTILINE)
-    assert set(skipped) == {NO_HISTORY}
+    assert set(re.findall(r"^SKIPPED .*?: (.*)$", said, re.MULTILINE)) == {NO_HISTORY}
 
 
 def test_in_ci_a_missing_history_is_a_failure(archive: Path) -> None:

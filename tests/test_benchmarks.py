@@ -126,6 +126,5 @@ def test_the_gpu_benchmark_keeps_each_measurement_and_ends_in_time(
     # After two rounds in 250 s, a third would end at 375 s.
     assert {name: len(readings) for name, readings in rounds.items()} == {"loop": 2, "bundled": 2}
     kept = [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()]
-    assert [(line["round"], line["name"]) for line in kept] == [
-        *((1, "loop"), (1, "bundled"), (2, "bundled"), (2, "loop"))
-    ]
+    expected = [(1, "loop"), (1, "bundled"), (2, "bundled"), (2, "loop")]
+    assert [(line["round"], line["name"]) for line in kept] == expected

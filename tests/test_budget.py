@@ -15,33 +15,33 @@ PACKAGE = TEMPLATE / "src" / "{{cookiecutter.package_name}}"
 TRAINER = PACKAGE.with_name(f"{PACKAGE.name}_trainer")
 LINES = {
     "__init__.py": 40,
-    "callbacks": 812,
-    "checkpoint": 1723,
-    "cli": 1174,
+    "callbacks": 811,
+    "checkpoint": 1693,
+    "cli": 1145,
     "data": 2053,
     "errors.py": 190,
-    "launch": 2873,
+    "launch": 2841,
     "legacy": 588,
     "logging": 1418,
     "loop": 2418,
-    "memory": 303,
+    "memory": 302,
     "module": 827,
-    "options": 1098,
+    "options": 1080,
     "run": 1856,
-    "strategies/*.py": 2403,
-    "strategies/asynchronous": 430,
-    "strategies/deepspeed": 1715,
-    "strategies/fairscale": 261,
-    "strategies/fsdp": 725,
-    "strategies/gradients": 444,
-    "strategies/horovod": 222,
-    "strategies/model_parallel": 1911,
-    "strategies/replicated": 579,
-    "strategies/xla": 278,
+    "strategies/*.py": 2380,
+    "strategies/asynchronous": 419,
+    "strategies/deepspeed": 1685,
+    "strategies/fairscale": 257,
+    "strategies/fsdp": 717,
+    "strategies/gradients": 438,
+    "strategies/horovod": 208,
+    "strategies/model_parallel": 1877,
+    "strategies/replicated": 563,
+    "strategies/xla": 265,
     "tools/__init__.py": 6,
     "tools/doctor": 680,
     "tools/isolated.py": 73,
-    "tools/plan": 775,
+    "tools/plan": 766,
     "tools/report": 589,
     "tools/reproduce": 374,
     "trainer.py": 363,
@@ -83,12 +83,12 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
     components = sum(count(folder) for folder in folders if folder.is_dir())
     assert count(TRAINER / "tools") <= 2500
     # To be 27,600 and 19,100, with 1,100 for everyday faults, clusters, disks and files.
-    assert count(TRAINER) <= 29_201
-    assert count(TRAINER) - components <= 21_299
+    assert count(TRAINER) <= 28_952
+    assert count(TRAINER) - components <= 21_165
 
 
 def test_the_tests_are_few() -> None:
-    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 58_975  # to be 58,000
+    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 58_178  # to be 58,000
 
 
 def test_the_benchmarks_are_few_lines() -> None:

@@ -79,8 +79,7 @@ def test_make_installs_the_packages_of_its_examples(
     listed = re.findall(r"^  make (\S+)", done.stdout, re.MULTILINE)
     assert set(listed) & set(EXAMPLES) == set(examples(answers))
     for example in examples(answers):
-        dry = ["make", "-n", example]
-        said = ran(dry, cwd=rendered, check=True).stdout
+        said = ran(["make", "-n", example], cwd=rendered, check=True).stdout
         assert ("PACKAGE=timm" if example == "images" else f"requirements/{example}.txt") in said
 
 

@@ -13,10 +13,8 @@ def stages(project: Path) -> dict[str, tuple[str, str]]:
     """Return each stage's base and its lines, by its name."""
     text = (project / "Dockerfile").read_text(encoding="utf-8")
     parts = re.split(r"^FROM (\S+) AS (\S+)\n", text, flags=re.MULTILINE)[1:]
-    return {
-        name: (base, lines)
-        for base, name, lines in zip(parts[::3], parts[1::3], parts[2::3], strict=True)
-    }
+    found = zip(parts[::3], parts[1::3], parts[2::3], strict=True)
+    return {name: (base, lines) for base, name, lines in found}
 
 
 def test_the_variant_decides_what_all_stages_stand_on(

@@ -54,11 +54,8 @@ def run(folder: Path, job: Job, *lines: str) -> subprocess.CompletedProcess[str]
     variables = {"ENVIRONMENT": "BATCH", "PATH": f"{folder}/tools:/usr/bin:/bin"}
     variables |= {"VENV": str(folder / "venv")}
     variables |= {"CALLS": str(folder / "calls"), "FACTS": job.facts} | job.variables
-    done = ran(
-        ["bash", "-c", "\n".join(lines)],
-        cwd=folder,
-        env=variables | {f"SLURM_{name}": value for name, value in slurm.items()},
-    )
+    variables |= {f"SLURM_{name}": value for name, value in slurm.items()}
+    done = ran(["bash", "-c", "\n".join(lines)], cwd=folder, env=variables)
     assert "command not found" not in done.stderr
     return done
 
@@ -160,8 +157,7 @@ def test_a_job_reproduces_a_run_into_a_run_of_its_own(folder: Path) -> None:
     variables = {"BASH_ENV": str(folder / "given.sh"), "SLURM_GPUS_ON_NODE": "2"}
     done = run(folder, Job(variables=variables), 'printf "%s\\n" "${fit[@]}"')
     own = ["--trainer.run_name", "job-1", "--trainer.resume", "auto"]
-    words = done.stdout.splitlines()
-    assert words[1:] == ["reproduce", "runs/a run", *own, "--at", "5"]
+    assert done.stdout.splitlines()[1:] == ["reproduce", "runs/a run", *own, "--at", "5"]
     # It finishes, and says that a step differs.
     assert conclude(folder, Job("failed step 3, rank 0: data is the first", 1)) == (1, [])
 

@@ -140,8 +140,7 @@ def test_both_ways_to_start_have_the_same_pods(project: Path) -> None:
     found = manifests(project)
     jobset, runtime = (copy.deepcopy(found[kind]) for kind in ("JobSet", "TrainingRuntime"))
     assert runtime["spec"]["template"]["spec"]["failurePolicy"] == jobset["spec"]["failurePolicy"]
-    args = container(jobset)["args"]
-    assert found["TrainJob"]["spec"]["trainer"]["args"] == args
+    assert found["TrainJob"]["spec"]["trainer"]["args"] == container(jobset)["args"]
     for manifest in (jobset, runtime):
         for own in ("args", "command", "env"):
             pod_spec(manifest)["containers"][0].pop(own, None)
@@ -323,8 +322,7 @@ def test_the_numbers_are_those_of_one_process(project: Path, started: list[Pods]
 @pytest.mark.parametrize("kind", ["JobSet", "TrainJob"])
 def test_a_wrong_option_is_not_tried_again(project: Path, started: list[Pods], kind: str) -> None:
     started.append(Pods(project, kind, "--trainer.max_epoch=1"))
-    codes = started[0].end()
-    assert set(codes) == {2}, started[0].said()
+    assert set(started[0].end()) == {2}, started[0].said()
 
 
 @pytest.mark.trains

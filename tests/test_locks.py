@@ -116,13 +116,10 @@ def test_each_source_is_locked_after_those_that_constrain_it(
 
 
 def test_a_source_is_built_in_the_environment_that_its_file_names() -> None:
-    found = {
-        path.stem: lock.ENVIRONMENT.findall(path.read_text("utf-8"))
-        for path in REQUIREMENTS.glob("*.in")
-    }
-    assert {name: pairs for name, pairs in found.items() if pairs} == {
-        "deepspeed": [("DS_BUILD_OPS", "0")]
-    }
+    paths = REQUIREMENTS.glob("*.in")
+    found = {path.stem: lock.ENVIRONMENT.findall(path.read_text("utf-8")) for path in paths}
+    named = {name: pairs for name, pairs in found.items() if pairs}
+    assert named == {"deepspeed": [("DS_BUILD_OPS", "0")]}
 
 
 def test_every_lock_has_hashes_and_no_addresses() -> None:
@@ -131,8 +128,7 @@ def test_every_lock_has_hashes_and_no_addresses() -> None:
     assert len(locks) == 23
     entry = r"[a-z0-9-]+==[^ ;]+( ; [^\\\n]+)?( \\\n    --hash=sha256:[0-9a-f]{64})+\n"
     for path in [*locks, ROOT / "benchmarks" / "requirements.txt"]:
-        text = path.read_text(encoding="utf-8")
-        assert re.fullmatch(rf"(#.*\n)+({entry})+", text), path
+        assert re.fullmatch(rf"(#.*\n)+({entry})+", path.read_text(encoding="utf-8")), path
 
 
 def test_every_lock_has_what_its_source_asks_for() -> None:
@@ -206,8 +202,7 @@ def test_known_cpu_builds_stay_where_no_index_answers(
     entry = f"{line} \\\n    --hash=sha256:{hashlib.sha256(b'x').hexdigest()}"
     lock.write("torch-cpu.txt", {"torch": [entry]}, "of a test", "cpu.in")
     assert lock.lock_cpu_builds("torch", "2.13.0", ["http://127.0.0.1:9"]) == [entry]
-    assert capsys.readouterr().err.splitlines()[1:] == [
-        "lock.py: torch-cpu.txt keeps the hashes of torch that it had: 1"
-    ]
+    line = "lock.py: torch-cpu.txt keeps the hashes of torch that it had: 1"
+    assert capsys.readouterr().err.splitlines()[1:] == [line]
     # Another version's would never be installed.
     assert lock.lock_cpu_builds("torch", "2.14.0", ["http://127.0.0.1:9"]) == []

@@ -290,11 +290,8 @@ def wrong(command: str, project: Path, makefile: str) -> list[str]:
         if rest and rest[0] not in COMMANDS | tools | {"…"}:
             found.append(f"no command {rest[0]}")
         found += wrong_options(match[1], project)
-    found += [
-        f"no option --trainer.{name}"
-        for name in re.findall(r"--trainer\.(\w+)", command)
-        if name not in fields() | {"NAME"}
-    ]
+    names = re.findall(r"--trainer\.(\w+)", command)
+    found += [f"no option --trainer.{name}" for name in names if name not in fields() | {"NAME"}]
     return found
 
 
@@ -367,10 +364,8 @@ def test_the_site_is_built_without_warnings_and_needs_no_network(project: Path) 
         reference = (site / "reference" / "trainer.html").read_text(encoding="utf-8")
         assert all(name in reference for name in ("accumulate_grad_batches", "find_batch_size"))
     index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
-    assert (
-        any("LoopedBFS" in each["text"] for each in index["docs"])
-        == (docs / "strategies" / "model_parallel").is_dir()
-    )
+    loops = any("LoopedBFS" in each["text"] for each in index["docs"])
+    assert loops == (docs / "strategies" / "model_parallel").is_dir()
 
 
 @pytest.mark.docs

@@ -61,10 +61,8 @@ def test_each_answer_has_its_files(project: Path, tmp_path: Path) -> None:
     editors["devcontainer"] = code | {".devcontainer/devcontainer.json"}
     assert set(editors) == set(EDITORS)
     for editor, files in editors.items():
-        assert (
-            own_files(render(tmp_path / "editors" / editor, {"editor": editor}, hooks=True))
-            == files
-        )
+        chosen = render(tmp_path / "editors" / editor, {"editor": editor}, hooks=True)
+        assert own_files(chosen) == files
     updates = {"none": set[str](), "dependabot": {".github/dependabot.yml"}}
     updates["renovate"] = {"renovate.json"}
     assert set(updates) == set(UPDATES)
@@ -86,9 +84,8 @@ def test_dependabot_is_for_workflows_of_github(tmp_path: Path) -> None:
     for service in ("gitlab", "none"):
         with pytest.raises(ClickException) as refusal:
             render(tmp_path / service, {"updates": "dependabot", "ci": service})
-        assert refusal.value.format_message() == (
-            f"updates 'dependabot' is refused: it needs ci=github, not {service}"
-        )
+        line = f"updates 'dependabot' is refused: it needs ci=github, not {service}"
+        assert refusal.value.format_message() == line
         assert not (tmp_path / service).exists()
 
 
@@ -101,8 +98,7 @@ def test_renovate_updates_what_no_lock_holds(
     project = render(tmp_path, {"updates": "renovate", "ci": service})
     file = project / "renovate.json"
     assert lint("check-jsonschema", "--builtin-schema", "vendor.renovate", file, cwd=project) == ""
-    managers = read(file)["enabledManagers"]
-    assert managers == ["dockerfile", *([manager] if manager else [])]
+    assert read(file)["enabledManagers"] == ["dockerfile", *([manager] if manager else [])]
     bad = tmp_path / "bad.json"
     bad.write_text(
         file.read_text("utf-8").replace('"enabledManagers": [', '"enabledManagers": [1, ')
@@ -194,8 +190,7 @@ def test_the_container_to_work_in_is_set_up_by_make(project: Path) -> None:
     assert "\nVENV ?= .venv\n" in makefile  # which the container's variable sets
     assert re.fullmatch(r"mcr\.microsoft\.com/devcontainers/python:3\.11-\w+", content["image"])
     settings = content["customizations"]["vscode"]["settings"]
-    assert settings["python.defaultInterpreterPath"] == (
-        content["containerEnv"]["VENV"] + "/bin/python"
-    )
+    python = content["containerEnv"]["VENV"] + "/bin/python"
+    assert settings["python.defaultInterpreterPath"] == python
     recommended = read(project / ".vscode" / "extensions.json")["recommendations"]
     assert content["customizations"]["vscode"]["extensions"] == recommended

@@ -118,9 +118,8 @@ def test_cruft_asks_again_too(tmp_path: Path) -> None:
     with Terminal(*cruft, cwd=tmp_path) as terminal:
         said = answer_all(terminal, {"license": ["5", "2"]})
         code, rest = terminal.end()
-    assert said == [
-        "license '5' is refused: choose from MIT, Apache-2.0, BSD-3-Clause, Proprietary"
-    ]
+    line = "license '5' is refused: choose from MIT, Apache-2.0, BSD-3-Clause, Proprietary"
+    assert said == [line]
     assert (code, rest.split("\n", 1)[1]) == (0, NEXT_STEPS % (tmp_path / "my-project"))
     stored = json.loads((tmp_path / "my-project" / ".cruft.json").read_text(encoding="utf-8"))
     assert stored["context"]["cookiecutter"]["license"] == "Apache-2.0"
@@ -186,10 +185,8 @@ def test_a_render_into_the_template_s_own_folder_is_refused(inside: str) -> None
     before = sorted(ROOT.iterdir())
     done = command("--no-input", "--output-dir", inside, cwd=ROOT)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == (
-        f"Error: the output folder '{inside}' is refused: "
-        "it is in the template; add --output-dir FOLDER\n"
-    )
+    problem = f"Error: the output folder '{inside}' is refused: it is in the template"
+    assert done.stderr == f"{problem}; add --output-dir FOLDER\n"
     assert sorted(ROOT.iterdir()) == before
 
 

@@ -31,8 +31,7 @@ def test_it_is_short_and_easy_to_read() -> None:
 
 
 def test_it_names_each_strategy() -> None:
-    table = section("Strategies")
-    named = set(re.findall(r"`(\w+)`", table))
+    named = set(re.findall(r"`(\w+)`", section("Strategies")))
     named |= {f"deepspeed_stage{name}" for name in named if name.startswith("_")}
     measured = {name.partition(",")[0] for name in conformance_tables.measured()}
     assert measured - named == set()
@@ -113,8 +112,7 @@ def test_a_terminal_is_drawn_as_it_was() -> None:
         "end",
     ]
     assert terminal_pictures.at_a_moment(said, 0.4)[-1] == frames[1]
-    picture = terminal_pictures.svg(last, "A run")
-    assert "val_loss &lt;1&gt;" in picture
+    assert "val_loss &lt;1&gt;" in terminal_pictures.svg(last, "A run")
     found = terminal_pictures.runs(bar)
     assert [(run.column, run.text) for run in found] == [
         (0, "epoch 1/2 "),

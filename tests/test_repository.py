@@ -31,11 +31,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return ran(
-        ["bash", str(folder / "requirements" / "repository.sh")],
-        cwd=folder.parent,
-        env=dict(os.environ) | environment,
-    )
+    script = folder / "requirements" / "repository.sh"
+    return ran(["bash", str(script)], cwd=folder.parent, env=os.environ | environment)
 
 
 def run_with(folder: Path, settings: str) -> subprocess.CompletedProcess[str]:
@@ -219,9 +216,8 @@ def test_it_says_in_one_line_that_git_is_missing(folder: Path) -> None:
         (tools / tool).symlink_to(shutil.which(tool) or "")
     done = run(folder, PATH=str(tools))
     assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr == (
-        "note: git is not installed, so this folder is not a git repository yet\n"
-    )
+    line = "note: git is not installed, so this folder is not a git repository yet\n"
+    assert done.stderr == line
     assert not (folder / ".git").exists()
 
 
@@ -253,10 +249,6 @@ def test_a_clone_has_the_same_bytes_however_git_ends_lines(
     git(tmp_path, "-c", f"core.autocrlf={end}", "clone", "--quiet", "project", "clone")
     names = git(tmp_path / "project", "ls-files", "-z").split("\0")[:-1]
     assert "slurm/train.sh" in names
-    changed = [
-        name
-        for name in names
-        if Path(tmp_path, "project", name).read_bytes()
-        != Path(tmp_path, "clone", name).read_bytes()
-    ]
+    left, right = tmp_path / "project", tmp_path / "clone"
+    changed = [name for name in names if (left / name).read_bytes() != (right / name).read_bytes()]
     assert changed == []

@@ -65,10 +65,8 @@ class Place:
         ours = {k: v for k, v in os.environ.items() if k == "PIP_CERT" or not k.startswith("PIP_")}
         ours.pop("TORCH_INDEX", None)
         ours |= {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": f"{self.address}/pip"}
-        done = ran(
-            [self.python, self.requirements / "install_torch.py", kind],
-            env=ours | {"PIP_NO_CACHE_DIR": "1"} | self.variables,
-        )
+        variables = ours | {"PIP_NO_CACHE_DIR": "1"} | self.variables
+        done = ran([self.python, self.requirements / "install_torch.py", kind], env=variables)
         assert done.stdout == ""
         lines = done.stderr.splitlines()
         assert all(line.startswith("install_torch.py: ") for line in lines), done.stderr
@@ -77,8 +75,7 @@ class Place:
     def installed(self, name: str = "torch") -> str:
         """Return the version that is installed, or nothing."""
         code = f"import {name}; print({name}.__version__)"
-        done = ran([self.python, "-c", code])
-        return done.stdout.strip()
+        return ran([self.python, "-c", code]).stdout.strip()
 
 
 @pytest.fixture
@@ -147,10 +144,8 @@ def test_where_the_named_index_has_none_the_others_are_asked(place: Place) -> No
     named = place.address.replace("://", "://me:canary@") + "/mine"
     place.variables["TORCH_INDEX"] = named
     hidden = place.address.replace("://", "://****@") + "/mine"
-    assert place.install() == (
-        0,
-        [f"TORCH_INDEX ({hidden}): no torch {CPU} for this Python, or no answer", OF_PIP],
-    )
+    line = f"TORCH_INDEX ({hidden}): no torch {CPU} for this Python, or no answer"
+    assert place.install() == (0, [line, OF_PIP])
     assert place.installed() == CPU
     assert asked_indexes(place) == {"mine", "pip", "pytorch-cpu"}
 
@@ -194,10 +189,8 @@ def test_a_machine_without_a_locked_cpu_build_asks_for_none(place: Place) -> Non
     text = cpu_requirement().replace(f"'{PYTHON}'", "'3.9'")
     place.lock("torch-cpu.txt", text, place.offer("pip", CPU))
     machine = f"Python {PYTHON} on {platform.machine()}"
-    assert place.install() == (
-        0,
-        [f"torch-cpu.txt has no hash of torch for {machine} (`make lock` adds it)", BRINGS_CUDA],
-    )
+    line = f"torch-cpu.txt has no hash of torch for {machine} (`make lock` adds it)"
+    assert place.install() == (0, [line, BRINGS_CUDA])
     assert place.installed() == VERSION
     assert asked_indexes(place) == {"pip"}
 
@@ -262,10 +255,8 @@ def test_another_build_of_pytorch_s_is_taken_from_its_index(place: Place) -> Non
     add_torchvision(place)
     place.offer("pytorch-cu126", f"{VERSION}+cu126")
     place.offer("pytorch-cu126", "0.28.0+cu126", name="torchvision")
-    said = (
-        f"what pip is configured with: no torch {VERSION}+cu126, no torchvision 0.28.0+cu126 "
-        "for this Python, or no answer"
-    )
+    reason = f"no torch {VERSION}+cu126, no torchvision 0.28.0+cu126 for this Python, or no answer"
+    said = f"what pip is configured with: {reason}"
     assert place.install("cu126") == (0, [said])
     assert (place.installed(), place.installed("torchvision")) == (
         *(f"{VERSION}+cu126", "0.28.0+cu126"),
@@ -275,10 +266,9 @@ def test_another_build_of_pytorch_s_is_taken_from_its_index(place: Place) -> Non
     code, lines = place.install("rocm6.4")
     assert code == 1
     assert lines[-2].endswith("no answer; it has torch 2.12.1+rocm6.4")
-    assert lines[-1] == (
-        f"torch=={VERSION}+rocm6.4 torchvision==0.28.0+rocm6.4 could not be installed; "
-        "another version of torch: write it into requirements/cpu.in, and `make lock`"
-    )
+    problem = f"torch=={VERSION}+rocm6.4 torchvision==0.28.0+rocm6.4 could not be installed"
+    advice = "another version of torch: write it into requirements/cpu.in, and `make lock`"
+    assert lines[-1] == f"{problem}; {advice}"
     assert place.installed() == f"{VERSION}+cu126"
 
 

@@ -122,9 +122,8 @@ def test_what_does_not_vary_is_compared(shown: str, printed: str) -> None:
 def test_each_stage_of_the_tutorial_is_followed_somewhere() -> None:
     page = (TEMPLATE / "docs" / "tutorial.md").read_text(encoding="utf-8")
     found = list(tutorial.blocks(page))
-    assert list(dict.fromkeys(block.stage for block in found)) == [
-        *("setup", "files", "local", "docker", "slurm")
-    ]
+    stages = ["setup", "files", "local", "docker", "slurm"]
+    assert list(dict.fromkeys(block.stage for block in found)) == stages
     assert [block.path for block in found if block.path] == [
         "src/my_project/tasks/houses.py",
         "configs/houses.yaml",

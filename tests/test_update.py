@@ -174,8 +174,7 @@ def test_an_update_leaves_out_and_brings_engines(
     expected = files_of_new(template, tmp_path / "new", **((begin or {}) | switch))
     assert there.keys() == expected.keys()
     assert [name for name in there if there[name] != expected[name]] == []
-    given = GIVEN | (begin or {}) | switch | {QUESTION: "green"}
-    assert answers(project) == DEFAULTS | given
+    assert answers(project) == DEFAULTS | GIVEN | (begin or {}) | switch | {QUESTION: "green"}
     assert git(project, "ls-files", "--unmerged") == ""
 
 
@@ -292,11 +291,8 @@ def test_an_updated_project_trains(template: Path, tmp_path: Path) -> None:
         missing(f"there is no {PYTHON} (PROJECT_PYTHON): make demo")
     project = update(template, tmp_path, in_history(0))
     fit = ("-m", "my_project", "fit", "--config", "configs/digits.yaml")
-    done = ran(
-        [PYTHON, *fit, "--trainer.max_epochs", "1", "--trainer.run_name", "updated"],
-        cwd=project,
-        env=os.environ | {"PYTHONPATH": "src"},
-    )
+    options = ["--trainer.max_epochs", "1", "--trainer.run_name", "updated"]
+    done = ran([PYTHON, *fit, *options], cwd=project, env=os.environ | {"PYTHONPATH": "src"})
     assert done.returncode == 0, done.stdout + done.stderr
     record = json.loads((project / "runs" / "updated" / "run.json").read_text(encoding="utf-8"))
     found = record["attempts"][-1]["git"]

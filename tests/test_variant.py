@@ -57,8 +57,7 @@ class Maker:
     def dry(self, target: str) -> str:
         """Return the commands of a target, which are not run."""
         command = ["make", "--dry-run", target, f"PYTHON={self.python}"]
-        done = ran(command, cwd=self.project, env=PLAIN)
-        return done.stdout
+        return ran(command, cwd=self.project, env=PLAIN).stdout
 
 
 @pytest.fixture

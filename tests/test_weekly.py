@@ -14,9 +14,8 @@ def test_each_test_runs_in_the_stages_or_once_a_week() -> None:
     functions = dict(re.findall(r"^run_(\w+)\(\) \{\n(.*?)^\}", text, re.MULTILINE | re.DOTALL))
     assert "TESTS='(slow or needs) and not (gpu or exhaustive)'" in functions["slow"]
     assert "TRAINS='trains and not exhaustive'" in functions["slow"]
-    assert functions["exhaustive"].split() == [
-        *("run_exhaustive_project", "run_exhaustive_trainer", "run_exhaustive_template")
-    ]
+    names = ["run_exhaustive_project", "run_exhaustive_trainer", "run_exhaustive_template"]
+    assert functions["exhaustive"].split() == names
     assert "make test-template ARGS='-m exhaustive'" in functions["exhaustive_template"]
     assert "\nselected='-m \"not exhaustive\"'\n" in text
     assert "selected='-m exhaustive'\n" in functions["clusters"]

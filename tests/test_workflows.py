@@ -301,9 +301,8 @@ def test_each_target_is_run_on_each_push_or_once_a_week() -> None:
 def assert_same_commands(github: dict[str, Any], gitlab: dict[str, Any]) -> None:
     renamed = {"image": "container"}  # `image` is a word of GitLab's own
     gitlab = {name: job for name, job in gitlab.items() if name not in ("docs", "pages")}
-    assert {renamed.get(name, name): makes(job) for name, job in github.items()} == {
-        name: makes(job) for name, job in gitlab.items()
-    }
+    expected = {name: makes(job) for name, job in gitlab.items()}
+    assert {renamed.get(name, name): makes(job) for name, job in github.items()} == expected
 
 
 @pytest.mark.parametrize("engine", [each for each in ENGINES if each not in APART])
@@ -358,11 +357,8 @@ def test_the_file_of_gitlab_is_well_formed(projects: dict[str, Path]) -> None:
         assert re.fullmatch(r"1 hour|\d\d minutes", job["timeout"])
         # A line with a colon would be read as a mapping.
         assert job["script"]
-        assert all(
-            isinstance(line, str)
-            for key in ("before_script", "script")
-            for line in job.get(key, [])
-        )
+        lines = [line for key in ("before_script", "script") for line in job.get(key, [])]
+        assert all(isinstance(line, str) for line in lines)
         for line in makes(job):
             assert_targets_exist(line, projects["gitlab"] / "Makefile")
         for image in (job.get("image", content["default"]["image"]), *job.get("services", [])):

@@ -29,11 +29,8 @@ def test_secrets_reach_pip_and_stay_nowhere(engine: Engine, built: Built) -> Non
     assert CANARY not in engine("history", "--no-trunc", built.image).stdout
     assert CANARY not in engine("inspect", built.image).stdout
     # What the sources hold is found, so a secret would be.
-    known = (
-        (built.project / "src" / "my_project_trainer" / "cli" / "command.py")
-        .read_bytes()
-        .splitlines()[0]
-    )
+    command = built.project / "src" / "my_project_trainer" / "cli" / "command.py"
+    known = command.read_bytes().splitlines()[0]
     assert engine.search(built.image, [CANARY.encode(), known]) == {known}
 
 

@@ -34,10 +34,8 @@ def test_labels_say_what_it_was_built_from(engine: Engine, built: Built) -> None
 
 
 def test_a_second_tag_is_the_commit(engine: Engine, built: Built) -> None:
-    first, second = (
-        engine("inspect", "--format", "{{.Id}}", name).stdout
-        for name in (built.image, built.by_commit)
-    )
+    names = (built.image, built.by_commit)
+    first, second = (engine("inspect", "--format", "{{.Id}}", name).stdout for name in names)
     assert first == second
 
 

@@ -102,24 +102,15 @@ class Cluster:
 
     def control(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Call cluster.sh."""
-        return ran(
-            [str(SCRIPT), *arguments],
-            env=dict(os.environ) | {"SLURM_CLUSTER_DIR": str(self.folder)},
-            stdin=subprocess.DEVNULL,
-        )
+        variables = os.environ | {"SLURM_CLUSTER_DIR": str(self.folder)}
+        return ran([str(SCRIPT), *arguments], env=variables, stdin=subprocess.DEVNULL)
 
     def slurm(self, *command: str, cwd: Path | None = None, **extra: str) -> str:
         """Return what a command of SLURM prints; it must succeed."""
-        (link,) = (
-            line.removeprefix("export SLURM_CONF=").strip()
-            for line in self.control("env").stdout.splitlines()
-        )
-        done = ran(
-            command,
-            cwd=cwd,
-            env=_environment() | {"SLURM_CONF": link} | extra,
-            stdin=subprocess.DEVNULL,
-        )
+        lines = self.control("env").stdout.splitlines()
+        (link,) = (line.removeprefix("export SLURM_CONF=").strip() for line in lines)
+        variables = _environment() | {"SLURM_CONF": link} | extra
+        done = ran(command, cwd=cwd, env=variables, stdin=subprocess.DEVNULL)
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout.strip()
 

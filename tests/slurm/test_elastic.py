@@ -169,9 +169,8 @@ def test_an_elastic_job_is_requeued_by_its_signal(on_cluster: Project) -> None:
     job.signal()
     assert job.finish(200) == "COMPLETED after 1 restarts", job.log
     assert job.log.count("resumed from") == 1
-    assert [row[0] for row in read_metrics(job.run) if row[2] == "loss"] == [
-        str(step) for step in range(1, 24)
-    ]
+    steps = [str(step) for step in range(1, 24)]
+    assert [row[0] for row in read_metrics(job.run) if row[2] == "loss"] == steps
     assert replacements(job) == []
 
 

@@ -177,8 +177,7 @@ def test_ranks_that_do_not_find_each_other_end_at_once(on_cpus: Project, tmp_pat
     variables = {"PATH": f"{tmp_path}:{search_path()}", "STUB_PYTHON": str(PYTHON)}
     variables |= {"CONTAINER": "apptainer", "IMAGE": "image"}
     options = ("--parsable", "--nodes=2", "--gpus-per-node=0", "slurm/train.sh")
-    done = submit(on_cpus, *options, *PLAIN, **variables)
-    job = Job(on_cpus, done.stdout.strip())
+    job = Job(on_cpus, submit(on_cpus, *options, *PLAIN, **variables).stdout.strip())
     assert job.finish() == "FAILED after 0 restarts", job.log
     said = "TRAINER_WORLD_SIZE=2 processes are started, but this one is one of 1, read from none; "
     assert said in job.log

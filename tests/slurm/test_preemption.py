@@ -38,8 +38,7 @@ def test_a_run_that_is_stopped_twice_equals_an_undisturbed_one(
 ) -> None:
     first, second = random.randint(3, 25), random.randint(28, 40)  # noqa: S311 - not a secret
     print(f"stopped after steps {first} and {second}")
-    fit = (*NOISY, "--model.seconds=[0.5, 0.5, 0]")
-    job = on_cluster.submit("train.sh", *fit, sbatch=SMALL)
+    job = on_cluster.submit("train.sh", *NOISY, "--model.seconds=[0.5, 0.5, 0]", sbatch=SMALL)
     job.reach(first)
     job.signal()
     until(lambda: job.has_requeued(1), "requeue")
@@ -70,8 +69,7 @@ def test_a_job_goes_on_after_its_time_limit(on_cluster: Project, undisturbed: Jo
 
 
 def test_requeues_are_bounded(on_cluster: Project) -> None:
-    fit = (*NOISY, "--model.seconds=[1]")
-    job = on_cluster.submit("train.sh", *fit, MAX_REQUEUES="1")
+    job = on_cluster.submit("train.sh", *NOISY, "--model.seconds=[1]", MAX_REQUEUES="1")
     job.reach(1)
     job.signal()
     until(lambda: job.has_requeued(1), "requeue")
@@ -104,8 +102,7 @@ def test_a_job_that_makes_no_step_is_not_requeued_for_ever(
 
 
 def test_a_canceled_job_does_not_come_back(on_cluster: Project) -> None:
-    fit = (*NOISY, "--model.seconds=[1]")
-    job = on_cluster.submit("train.sh", *fit, sbatch=SMALL)
+    job = on_cluster.submit("train.sh", *NOISY, "--model.seconds=[1]", sbatch=SMALL)
     job.reach(2)
     # Even one that is about to be requeued.
     job.signal()
@@ -116,8 +113,7 @@ def test_a_canceled_job_does_not_come_back(on_cluster: Project) -> None:
 
 
 def test_slurm_s_own_preemption_brings_a_job_back(on_cluster: Project, undisturbed: Job) -> None:
-    fit = (*NOISY, "--model.seconds=[0.5, 0]")
-    job = on_cluster.submit("train.sh", *fit, sbatch=SMALL)
+    job = on_cluster.submit("train.sh", *NOISY, "--model.seconds=[0.5, 0]", sbatch=SMALL)
     job.reach(5)
     urgent = on_cluster.cluster.slurm(
         *("sbatch", "--parsable", "--partition=urgent", "--exclusive", "--nodes=3"),

@@ -19,12 +19,9 @@ CPU = "--trainer.accelerator=cpu"
 def submit(project: Project, *words: str, **extra: str) -> subprocess.CompletedProcess[str]:
     """Call submit.sh in the project's folder."""
     link = project.cluster.slurm("printenv", "SLURM_CONF")
-    return ran(
-        ["bash", "slurm/submit.sh", *words],
-        cwd=project.folder,
-        env=_environment() | {"SLURM_CONF": link} | extra,
-        stdin=subprocess.DEVNULL,
-    )
+    variables = _environment() | {"SLURM_CONF": link} | extra
+    command = ["bash", "slurm/submit.sh", *words]
+    return ran(command, cwd=project.folder, env=variables, stdin=subprocess.DEVNULL)
 
 
 def refusal(project: Project, *words: str, **extra: str) -> str:
@@ -51,10 +48,8 @@ def test_a_time_limit_that_no_partition_allows_is_refused(on_cluster: Project) -
 
 def test_a_cpu_build_of_torch_is_refused_for_gpus(on_cluster: Project) -> None:
     venv = str(PYTHON.parent.parent)
-    said = (
-        f"the job asks for GPUs, and torch 2.13.0+cpu in {venv} is a CPU build: "
-        "`make setup VARIANT=cuda`, or --trainer.accelerator cpu"
-    )
+    reason = "`make setup VARIANT=cuda`, or --trainer.accelerator cpu"
+    said = f"the job asks for GPUs, and torch 2.13.0+cpu in {venv} is a CPU build: {reason}"
     assert refusal(on_cluster, "--nodes=2", "slurm/train.sh") == said
     assert refusal(on_cluster, "--gpus-per-node=0", "--gres=gpu:1", "slurm/elastic.sh") == said
     assert "there is no none/bin/python in " in refusal(on_cluster, "slurm/train.sh", VENV="none")

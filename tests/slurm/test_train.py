@@ -31,9 +31,8 @@ def test_ranks_on_two_nodes_train_as_one_process(on_cluster: Project) -> None:
         assert difference(metrics, alone, steps=132) < 1e-2
         assert value(metrics, "val_accuracy") == value(alone, "val_accuracy") > 0.9
         assert f"{job.run.name}: finished step 132\n" in job.log
-        assert sorted(path.name for path in (job.run / "logs").iterdir()) == [
-            f"rank-{rank}.log" for rank in (1, 2, 3)
-        ]
+        logs = [f"rank-{rank}.log" for rank in (1, 2, 3)]
+        assert sorted(path.name for path in (job.run / "logs").iterdir()) == logs
     assert (tasks.run / "metrics.csv").read_bytes() == (torchrun.run / "metrics.csv").read_bytes()
     # The record of a job is enough to run it again on as many nodes.
     again = on_cluster.submit(

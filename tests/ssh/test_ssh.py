@@ -64,8 +64,7 @@ def test_a_run_that_is_stopped_saves_and_resumes(
     assert run.end(number) == code, run.said
     assert f"train.sh: {number.name}: the ranks are told to save\n" in run.said
     assert ": preempted SIGTERM step " in run.said.splitlines()[-1]
-    step = int(run.metrics()[-1][0])
-    assert 4 <= step < 66
+    assert 4 <= int(run.metrics()[-1][0]) < 66
     again = project.start(BOTH, name, *NOISY)
     assert again.end() == 0, again.said
     assert "resumed from" in again.said
@@ -140,10 +139,8 @@ def test_a_host_with_another_code_is_refused(project: Project) -> None:
         assert run.end() == 2, run.said
     finally:
         other.write_text(before, encoding="utf-8")
-    assert run.said == (
-        "train.sh: apart has other files in src, configs or requirements than one: "
-        "copy the folder\n"
-    )
+    reason = "apart has other files in src, configs or requirements than one: copy the folder\n"
+    assert run.said == f"train.sh: {reason}"
 
 
 @pytest.mark.parametrize(

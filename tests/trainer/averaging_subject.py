@@ -23,10 +23,8 @@ from fitting import quiet
 from live_storages import Live
 
 DECAY = 0.7
-OPTIONS = {
-    # What a validation has gathered must not be trained.
-    "fsdp": {"reshard_after_forward": False}
-}
+# What a validation has gathered must not be trained.
+OPTIONS = {"fsdp": {"reshard_after_forward": False}}
 
 
 class Net(trainer.TrainingModule):

@@ -85,8 +85,7 @@ class Records(trainer.Callback):
         self._note(f"batch_end {batch_idx}", trainer)
 
     def on_before_optimizer_step(self, trainer: Any, module: Any, optimizer: Any) -> None:
-        norm = module.layer.weight.grad.norm().item()
-        assert 0 < norm < 0.1001  # clipped
+        assert 0 < module.layer.weight.grad.norm().item() < 0.1001  # clipped
         self._note("before_step", trainer)
 
     def on_after_optimizer_step(self, trainer: Any, module: Any) -> None:
@@ -167,8 +166,7 @@ def _fit_on_two_ranks(folder: Path) -> None:
     shared = {"max_epochs": 20, "default_root_dir": folder, "run_name": "run"}
     fit = quiet(devices=2, strategy="ddp", callbacks=callbacks, **shared)
     with fit.building():
-        model = _Own()
-        fit.fit(model)
+        fit.fit(_Own())
 
 
 if __name__ == "__main__":

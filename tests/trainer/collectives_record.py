@@ -110,12 +110,9 @@ class _Mode(TorchDispatchMode):
         if kind in _OWN_SIZES:
             sizes = []
         elif peer is None:
-            sizes += [given[name] for name in ("root_rank", "reduce_op") if _is_plain(given, name)]
+            values = (given.get(name) for name in ("root_rank", "reduce_op"))
+            sizes += [value for value in values if isinstance(value, int | str)]
         self.records.note(kind, group, sizes, peer)
-
-
-def _is_plain(given: dict[str, Any], name: str) -> bool:
-    return isinstance(given.get(name), int | str)
 
 
 def _is_name(group: Any) -> bool:

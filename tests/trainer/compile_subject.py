@@ -57,8 +57,7 @@ class GPT(LanguageModel):
         if self.way != "parts":
             loss = super().training_step(batch, batch_idx)
         else:
-            tokens = batch[:, :-1]
-            x = self.bytes(tokens) + self.positions(torch.arange(CONTEXT))
+            x = self.bytes(batch[:, :-1]) + self.positions(torch.arange(CONTEXT))
             logits = self.head(self.norm(self.blocks(x)))
             loss = cross_entropy(logits.reshape(-1, 256), batch[:, 1:].reshape(-1))
         self.losses.append(float(loss.detach()))

@@ -73,7 +73,7 @@ class Meter:
             "peak_kib": _peak_memory(),
             "packages": sorted(packages - {TRAINER}),
             "modules": sum(name.partition(".")[0] == TRAINER for name in sys.modules),
-            "lines": {str(path): _lines(path) for path in self._executed()},
+            "lines": {str(path): path.read_bytes().count(b"\n") for path in self._executed()},
         }
 
     def _executed(self) -> Iterator[Path]:
@@ -82,10 +82,6 @@ class Meter:
         for name in sorted({function.co_filename for function in functions}):
             if TRAINER in Path(name).parts:
                 yield Path(name)
-
-
-def _lines(path: Path) -> int:
-    return path.read_bytes().count(b"\n")
 
 
 def _peak_memory() -> int:

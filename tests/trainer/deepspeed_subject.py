@@ -89,10 +89,8 @@ class Rated(Regression):
             optimizer: Any = torch.optim.AdamW(self.parameters(), lr=1.0, weight_decay=0.1)
         else:
             optimizer = torch.optim.SGD(self.parameters(), lr=1.0)
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": LambdaLR(optimizer, warmed_up), "interval": "step"},
-        }
+        schedule = {"scheduler": LambdaLR(optimizer, warmed_up), "interval": "step"}
+        return {"optimizer": optimizer, "lr_scheduler": schedule}
 
 
 class Plain(Regression):
@@ -155,24 +153,15 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"strategy": "deepspeed_stage_3", "precision": "16-mixed"},
     ),
 }
-WAYS |= {
-    f"sometimes {name}": ({"kind": "sometimes"}, {"strategy": name, **more})
-    for name, more in (
-        ("deepspeed_stage_2", {}),
-        ("deepspeed_stage_3", {}),
-        ("deepspeed_stage_2_offload", {}),
-        ("deepspeed_stage_3_offload", {}),
-    )
-}
+SHARDED = [f"deepspeed_stage_{stage}" for stage in ("2", "3", "2_offload", "3_offload")]
+WAYS |= {f"sometimes {name}": ({"kind": "sometimes"}, {"strategy": name}) for name in SHARDED}
 WAYS |= {
     f"{way} accumulating": (subject, {**options, **ACCUMULATING})
     for way, (subject, options) in WAYS.items()
     if way.startswith("sometimes")
 }
-WAYS |= {
-    f"grouped {name}": ({"kind": "grouped"}, {"strategy": name})
-    for name in ("ddp", "deepspeed_stage_2", "deepspeed_stage_3")
-}
+PLAIN = ("ddp", "deepspeed_stage_2", "deepspeed_stage_3")
+WAYS |= {f"grouped {name}": ({"kind": "grouped"}, {"strategy": name}) for name in PLAIN}
 # Arguments of the subject where one process trains it, if others.
 ALONE = {"warm-up": {"kind": "rated"}}
 RESUMED = (*("warm-up", "own optimizer", "one-bit", "one-bit mixed"), *("overflow", "second copy"))

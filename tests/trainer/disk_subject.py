@@ -123,12 +123,8 @@ def main(folder: Path, asynchronous: bool, faults: list[tuple[int, str, int, int
         with contextlib.suppress(OSError):
             found = result(root)
         hidden = [path.name for path in root.rglob(".*") if path.name != ".lock"]
-        line = {
-            "fault": [number, kinds, code, begun],
-            "failed": failed,
-            "code": ended,
-            "said": said,
-        }
+        fault = [number, kinds, code, begun]
+        line = {"fault": fault, "failed": failed, "code": ended, "said": said}
         line |= {"again": again[0], "told": again[3], "hidden": hidden}
         line |= {"differs": sorted(k for k in expected if found.get(k) != expected[k])}
         print(json.dumps(line), flush=True)

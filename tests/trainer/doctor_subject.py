@@ -150,8 +150,7 @@ class WaitsManually(Waits):
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
         optimizer = self.optimizers()
-        loss = super().training_step(batch, batch_idx)
-        self.manual_backward(loss)
+        self.manual_backward(super().training_step(batch, batch_idx))
         optimizer.step()
         optimizer.zero_grad()
 
@@ -192,8 +191,7 @@ class Faulty(Plain):
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
         images, labels = batch
-        logits = self.second(self.first(self(images)))
-        loss = cross_entropy(logits, labels)
+        loss = cross_entropy(self.second(self.first(self(images))), labels)
         return loss + self.rare if batch_idx == 1 else loss
 
 

@@ -86,8 +86,7 @@ PLANTED = {"item": _item, "pageable": _pageable, "left on the CPU": _left}
 
 def data(batches: int = STEPS) -> DataLoader[Any]:
     """The same batches each time."""
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(batches * _BATCH, 6, generator=generator)
+    x = torch.randn(batches * _BATCH, 6, generator=torch.Generator().manual_seed(1))
     return DataLoader(TensorDataset(x, x[:, :3].argmax(1)), batch_size=_BATCH)
 
 
@@ -129,7 +128,7 @@ def seen(fit: Fit, folder: Path) -> dict[str, Any]:
         "validated": model.validation_window.counts.operators.total(),
         "operators": sorted(model.window.counts.operators),
         "difference": _difference(model, reference),
-        "resumed equal": _equal(model, again),
+        "resumed equal": all(map(torch.equal, _numbers(model).values(), _numbers(again).values())),
         "metrics": running.metrics,
         "metrics on the CPU": on_cpu.metrics,
         "metrics resumed": resumed.metrics,
@@ -146,10 +145,6 @@ def _difference(one: nn.Module, other: nn.Module) -> float:
     return max(float((left.double() - right.double()).abs().max()) for left, right in pairs)
 
 
-def _equal(one: nn.Module, other: nn.Module) -> bool:
-    return all(map(torch.equal, _numbers(one).values(), _numbers(other).values()))
-
-
 def evaluations(folder: Path) -> dict[str, Any]:
     """Validation, test and prediction of a trained model, against the CPU's."""
     running, model = trained(_of(), folder / "trained")
@@ -164,10 +159,8 @@ def evaluations(folder: Path) -> dict[str, Any]:
     theirs = on_cpu.predict(again, data())
     tensors = [each for output in ours for each in (output["scores"], *output["of"][:1])]
     found["types"] = sorted({type(tensor).__name__ for tensor in tensors})
-    found["equal"] = all(
-        torch.allclose(left["scores"], right["scores"], atol=1e-6)
-        for left, right in zip(ours, theirs, strict=True)
-    )
+    pairs = zip(ours, theirs, strict=True)
+    found["equal"] = all(torch.allclose(a["scores"], b["scores"], atol=1e-6) for a, b in pairs)
     return found
 
 
@@ -192,10 +185,8 @@ def planted(folder: Path) -> dict[str, Any]:
         except RuntimeError as error:
             found[name] = str(error)
         else:
-            found[name] = {
-                "waits": model.window.counts.waits,
-                "pageable": model.window.counts.pageable,
-            }
+            counts = model.window.counts
+            found[name] = {"waits": counts.waits, "pageable": counts.pageable}
     with (
         mock.patch.object(moving, "copy_stream", return_value=None),
         mock.patch.object(moving, "to", lambda tensor, device, dtype: tensor),

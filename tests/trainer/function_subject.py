@@ -145,9 +145,6 @@ class WithFile(trainer.DataModule):
         return loader(37)
 
 
-# --- own strategies ------------------------------------------------------------------------------
-
-
 class Mine(ddp.DDP):
     """Forms its group and wraps the model in its own way, and says so.
 

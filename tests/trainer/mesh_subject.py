@@ -76,8 +76,7 @@ class Drawing(Descends):
         (computed_again,) = torch.autograd.grad(again.sum(), ones)
         drawn |= {"again": again, "computed again": computed_again, "end": torch.rand(4)}
         self.drawn |= {f"{batch_idx} {name}": each.detach() for name, each in drawn.items()}
-        hidden = self.norm(self.first(batch))
-        return self.down(self.up(hidden).tanh()).square().mean()
+        return self.down(self.up(self.norm(self.first(batch))).tanh()).square().mean()
 
     def validation_step(self, batch: Tensor, batch_idx: int) -> None:
         self.seen.update(float(len(batch)))

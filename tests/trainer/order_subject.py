@@ -141,8 +141,7 @@ def skipped(**options: Any) -> Case:
 
 def skipped_alone(**options: Any) -> Case:
     """Rank 1 skips a batch, which is a whole step."""
-    alone = {"accumulate_grad_batches": 1}
-    return Case(options=options, trainer=alone, situation="skipped")
+    return Case(options=options, trainer={"accumulate_grad_batches": 1}, situation="skipped")
 
 
 def uneven(**options: Any) -> Case:

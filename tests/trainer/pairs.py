@@ -58,10 +58,8 @@ class Array:
             row = dict(seed)
             for name in sorted(self.sizes.keys() - row.keys(), key=lambda each: -self.sizes[each]):
                 taken = frozenset(row.items())
-                found = {
-                    value: self._conflicts(taken | {(name, value)})
-                    for value in range(self.sizes[name])
-                }
+                values = range(self.sizes[name])
+                found = {value: self._conflicts(taken | {(name, value)}) for value in values}
                 allowed = [value for value, conflicts in found.items() if not conflicts]
                 if not allowed:  # what has excluded all values of this factor excludes itself
                     parts = [conflicts[0] for conflicts in found.values()]

@@ -48,8 +48,7 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
 
     def __init__(self, size: int, scale: float, poisoned: bool, noise: float) -> None:
         self.noise = noise
-        generator = torch.Generator().manual_seed(2)
-        self.x = torch.randn(size, 6, generator=generator)
+        self.x = torch.randn(size, 6, generator=torch.Generator().manual_seed(2))
         self.y = torch.stack([self.x.sum(1), self.x.prod(1), self.x[:, 0] * self.x[:, 1]], 1)
         self.y *= scale
         if poisoned:
@@ -127,10 +126,8 @@ class Subject(trainer.TrainingModule):
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.9)
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
-        }
+        schedule = {"scheduler": scheduler, "interval": "step"}
+        return {"optimizer": optimizer, "lr_scheduler": schedule}
 
     def train_dataloader(self) -> Any:
         samples = Samples(SAMPLES, self.scale, self.poisoned, NOISE)
@@ -222,10 +219,8 @@ def make_array(folder: Path) -> Array:
     @cache
     def asked(row: tuple[tuple[str, int], ...]) -> tuple[int, list[str]]:
         options = {**keywords(dict(row), folder), "enable_progress_bar": False}
-        options["callbacks"] = [
-            getattr(callbacks, each["class_path"])(**each["init_args"])
-            for each in options["callbacks"]
-        ]
+        named = [(each["class_path"], each["init_args"]) for each in options["callbacks"]]
+        options["callbacks"] = [getattr(callbacks, name)(**given) for name, given in named]
         with mock.patch.dict(os.environ, LAUNCHED if options["strategy"] == "horovod" else {}):
             return refusals(options)
 

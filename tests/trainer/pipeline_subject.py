@@ -95,8 +95,7 @@ class Subject(trainer.TrainingModule):
     def train_dataloader(self) -> Any:
         x = torch.randn(SAMPLES, 6, generator=torch.Generator().manual_seed(2))
         y = torch.stack([x.sum(1), x.prod(1), x[:, 0] * x[:, 1]], dim=1)
-        data = TensorDataset(x, y)
-        return DataLoader(data, batch_size=4, collate_fn=collated)
+        return DataLoader(TensorDataset(x, y), batch_size=4, collate_fn=collated)
 
     val_dataloader = test_dataloader = predict_dataloader = train_dataloader
 
@@ -316,9 +315,8 @@ class Seen(TorchDispatchMode):
     def write(self, path: Path) -> None:
         """Write all of it as JSON."""
         found = [max(self.counts), sorted(self.weights)]
-        path.write_text(
-            json.dumps([*found, list(self.before.items()), list(self.messages.items())])
-        )
+        record = [*found, list(self.before.items()), list(self.messages.items())]
+        path.write_text(json.dumps(record))
 
 
 SEEN: dict[str, dict[str, Any]] = {

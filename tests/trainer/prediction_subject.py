@@ -41,8 +41,7 @@ class Nested(TrainingModule):
         (x,) = batch
         first = int(x[0])
         if self.kind == "set":
-            raise_late = "computed more than one batch"
-            assert self.calls == 1, raise_late
+            assert self.calls == 1, "computed more than one batch"
             return {"labels": {first}}
         if self.kind == "scalar":
             return (x * self.weight).sum()

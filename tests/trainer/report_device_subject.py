@@ -33,8 +33,7 @@ def main(folder: Path) -> None:
             ("healthy", False, "32-true"),
             ("scaled", False, "16-mixed"),
         ):
-            model = Model(reads=reads)
-            fit(folder / name, model, 64, accelerator="gpu", precision=precision)
+            fit(folder / name, Model(reads=reads), 64, accelerator="gpu", precision=precision)
 
 
 if __name__ == "__main__":

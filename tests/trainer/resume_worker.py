@@ -84,11 +84,8 @@ def main(processes: int, loader_workers: int, folder: Path) -> None:
         found, logged = result(again)
         if is_main(again):
             same = all(torch.equal(weights[key], found[key]) for key in weights)
-            print(
-                json.dumps(
-                    {"step": step, "weights": same, "metrics": logged == tail(whole, checkpoint)}
-                )
-            )
+            told = {"step": step, "weights": same, "metrics": logged == tail(whole, checkpoint)}
+            print(json.dumps(told))
 
 
 def train(

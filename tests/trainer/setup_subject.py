@@ -29,8 +29,7 @@ class Points(DataModule):
         if self.fails:
             raise OSError("no such archive")
         self.calls.append("prepare_data")
-        x = torch.linspace(-1, 1, 48).reshape(12, 4)
-        torch.save(x, self.folder / "data.pt")
+        torch.save(torch.linspace(-1, 1, 48).reshape(12, 4), self.folder / "data.pt")
 
     def setup(self, stage: str) -> None:
         self.calls.append(f"setup {stage}")

@@ -94,12 +94,8 @@ class Tied(trainer.TrainingModule):
 
     def on_train_epoch_end(self) -> None:
         """Write down how many elements lie in this process."""
-        held = {
-            "parameters": elements(self.parameters()),
-            "states": elements(
-                each for state in self.optimizer.state.values() for each in state.values()
-            ),
-        }
+        states = (each for state in self.optimizer.state.values() for each in state.values())
+        held = {"parameters": elements(self.parameters()), "states": elements(states)}
         (self.folder / f"held-{self.global_rank}.json").write_text(json.dumps(held))
 
     def train_dataloader(self) -> DataLoader[Any]:
@@ -162,10 +158,8 @@ def main(folder: str, strategy: str, devices: str, *words: str) -> None:
     (Path(folder) / f"threads-{run.global_rank}").write_text("".join(threads))
     if run.global_rank == 0:
         weights = checkpoint.Checkpoint(checkpoint.resolve(directory)).state()["model"]
-        save_file(
-            {**{key: each.clone() for key, each in weights.items()}, "predictions": predictions},
-            Path(folder) / "weights.safetensors",
-        )
+        saved = {key: each.clone() for key, each in weights.items()} | {"predictions": predictions}
+        save_file(saved, Path(folder) / "weights.safetensors")
         (Path(folder) / "values.json").write_text(json.dumps(metrics))
 
 

@@ -176,11 +176,8 @@ def fit(folder: Path, name: str, case: Case, devices: int) -> None:
         run.fit(module)
     if run.global_rank == 0:
         asked = [after - before for before, after in pairwise(module.asked)]
-        found = {
-            "casts": max(module.casts),
-            "copies": max(copies) / case.weight,
-            "asks": asked[-2:],
-        }
+        casts, largest = max(module.casts), max(copies) / case.weight
+        found = {"casts": casts, "copies": largest, "asks": asked[-2:]}
         (folder / f"{name}.json").write_text(json.dumps(found))
 
 

@@ -22,8 +22,7 @@ STEPS = SAMPLES // BATCH
 
 def data(samples: int = SAMPLES) -> DataLoader[Any]:
     """The same samples in each process."""
-    generator = torch.Generator().manual_seed(3)
-    x = torch.randn(samples, 4, generator=generator)
+    x = torch.randn(samples, 4, generator=torch.Generator().manual_seed(3))
     return DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=BATCH)
 
 
@@ -118,11 +117,8 @@ def evaluated(folder: str, devices: int) -> Any:
     found = made(folder, devices)
     values = found.validate(net, rest)
     predictions = found.predict(net, rest)
-    return [
-        values["error"],
-        values["val_loss"],
-        torch.cat([prediction.cpu() for prediction in predictions])[:, 0].tolist(),
-    ]
+    predicted = torch.cat([prediction.cpu() for prediction in predictions])[:, 0]
+    return [values["error"], values["val_loss"], predicted.tolist()]
 
 
 def refused(folder: str, devices: int) -> Any:

@@ -86,17 +86,15 @@ def test_early_stopping_stops_and_counts_on_after_a_resume() -> None:
 
 def test_the_best_checkpoints_are_kept() -> None:
     best = BestCheckpoint("val_loss", k=2)
-    model = subject.Net(rises_after=3)
-    made = fit(model, best, max_epochs=6, run_name="run")
+    made = fit(subject.Net(rises_after=3), best, max_epochs=6, run_name="run")
     assert [step for _, step in best.kept] == [12, 8]
     folder = Path("runs/run/checkpoints")
     names = {path.name for path in (folder / "best").iterdir()}
     assert names == {"step-00000012", "step-00000008"}
     assert {path.name for path in folder.glob("step-*")} == {"step-00000024", "step-00000020"}
     assert Path("runs/run/best").resolve().name == "step-00000012"
-    assert made.validate(subject.Net(), checkpoint="runs/run/best") == {
-        "val_loss": pytest.approx(best.kept[0][0], abs=1e-12)
-    }
+    expected = {"val_loss": pytest.approx(best.kept[0][0], abs=1e-12)}
+    assert made.validate(subject.Net(), checkpoint="runs/run/best") == expected
     resumed = BestCheckpoint("val_loss", k=2)
     fit(subject.Net(rises_after=3), resumed, max_epochs=7, run_name="run", resume="auto")
     assert resumed.kept == best.kept
@@ -155,8 +153,7 @@ def test_a_run_that_a_callback_stops_can_be_resumed(capsys: pytest.CaptureFixtur
     rest.load_state_dict(whole.state_dict())
     fit(whole, max_epochs=2, run_name="whole")
     options = {"max_epochs": 2, "run_name": "run"}
-    made = fit(rest, subject.Stops(at=3), **options)
-    assert made.global_step == 3
+    assert fit(rest, subject.Stops(at=3), **options).global_step == 3
     assert "note: stop requested in step 3: enough" in capsys.readouterr().err
     assert fit(rest, resume="auto", **options).global_step == 8
     assert torch.equal(rest.layer.weight, whole.layer.weight)
@@ -169,8 +166,7 @@ def test_ranks_decide_together(tmp_path: Path) -> None:
     # Two steps an epoch. Rank 1 asked in step 7; the ranks agree then, or at the epoch's end.
     assert first["step"] in (7, 8)
     assert first["kept"] == [[-float(first["step"]), first["step"]]]
-    log = (tmp_path / "run/logs/rank-1.log").read_text()
-    assert "stop requested in step 7: enough" in log
+    assert "stop requested in step 7: enough" in (tmp_path / "run/logs/rank-1.log").read_text()
 
 
 def test_on_exception_is_told_and_cannot_hide_the_error() -> None:

@@ -51,9 +51,6 @@ def logged(name: str) -> list[tuple[str, ...]]:
         return [tuple(row.values()) for row in csv.DictReader(file)]
 
 
-# --- batches -------------------------------------------------------------------------------------
-
-
 def test_epochs_end_after_the_limit() -> None:
     whole, limited = subject.Net(), subject.Net()
     fit(whole, max_epochs=2, limit_val_batches=0)
@@ -148,9 +145,6 @@ def test_overfit_batches_repeat_and_are_validated() -> None:
         made.fit(subject.Net(), list(model.train_dataloader()))
 
 
-# --- time ----------------------------------------------------------------------------------------
-
-
 def test_max_time_ends_a_fit_and_counts_earlier_attempts(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -180,14 +174,10 @@ def test_forms_of_max_time() -> None:
     assert Options().max_seconds is None
 
 
-# --- fast_dev_run --------------------------------------------------------------------------------
-
-
 def test_fast_dev_run_leaves_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     model = subject.Net()
     options = {"max_epochs": 9, "run_name": "run", "resume": "auto", "accumulate_grad_batches": 2}
-    kept = BestCheckpoint("val_loss")
-    made = fit(model, fast_dev_run=2, callbacks=[kept], **options)
+    made = fit(model, fast_dev_run=2, callbacks=[BestCheckpoint("val_loss")], **options)
     assert (made.global_step, model.total_steps, len(model.seen["training"])) == (2, 2, 4)
     assert model.seen["validation"] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert capsys.readouterr().err.splitlines()[0] == (
@@ -200,9 +190,6 @@ def test_fast_dev_run_leaves_nothing(capsys: pytest.CaptureFixture[str]) -> None
     assert not Path("runs/run").exists()
     made.test(model)
     assert model.seen["test"] == model.seen["validation"]
-
-
-# --- sanity_check --------------------------------------------------------------------------------
 
 
 class Calls(trainer.Callback):
@@ -250,9 +237,6 @@ def test_a_sanity_check_finds_a_broken_validation_before_the_first_step() -> Non
     fit(Broken(), max_epochs=1, limit_val_batches=0, sanity_check=1)
 
 
-# --- errors --------------------------------------------------------------------------------------
-
-
 SELECTS = "each select batches; give only one"
 MAX_TIME = "give 'DD:HH:MM:SS', or one or more of weeks"
 
@@ -290,9 +274,6 @@ def test_contradictions_are_refused_at_once(options: dict[str, Any], line: str) 
         trainer.Trainer(accelerator="cpu", **options)
     for found, expected in zip(caught.value.problems, line.split("\n"), strict=True):
         assert found.startswith(expected)
-
-
-# --- checkpoints ---------------------------------------------------------------------------------
 
 
 class Fails(trainer.Callback):
@@ -348,9 +329,8 @@ def test_two_processes_read_the_same_samples(tmp_path: Path) -> None:
         assert ranks[0]["steps"] == ranks[1]["steps"]
         for each in ranks:
             assert each["gathered"][:3] == [[0, 0], [1, 2], [0, 1]]
-            assert each["gathered"][3].startswith(
-                "all_gather: shapes differ between ranks (0: (0,)"
-            )
+            reason = "shapes differ between ranks (0: (0,)"
+            assert each["gathered"][3].startswith(f"all_gather: {reason}")
         # 5 batches of 4 of one loader, on any number of processes, and one sample of the other.
         assert ranks[0]["metrics"]["count/many"] == 20
         assert ranks[1]["metrics"]["count/one"] == 1

@@ -74,9 +74,6 @@ def refused(work: Callable[[], Any]) -> list[str]:
     return caught.value.problems
 
 
-# --- options -------------------------------------------------------------------------------------
-
-
 def test_options_that_need_another_one_are_refused_together() -> None:
     lines = refused(
         lambda: Trainer(
@@ -123,17 +120,15 @@ def test_options_of_a_validation_are_refused_without_one(tmp_path: Path) -> None
 
 def test_join_is_refused_for_a_loader_in_the_trainer_s_order(tmp_path: Path) -> None:
     why = "the trainer gives each rank the same number of batches of this loader; leave it out"
-    assert refused(lambda: fit(tmp_path, Net(), uneven_inputs="join")) == [
-        f"uneven_inputs='join' has no effect: {why}"
-    ]
+    line = f"uneven_inputs='join' has no effect: {why}"
+    assert refused(lambda: fit(tmp_path, Net(), uneven_inputs="join")) == [line]
     fit(tmp_path, Net(), uneven_inputs="join", use_distributed_sampler=False)
 
 
 def test_a_global_batch_is_refused_for_a_loader_that_is_read_as_it_is(tmp_path: Path) -> None:
     given = {"global_batch_size": 4, "use_distributed_sampler": False}
-    assert refused(lambda: fit(tmp_path, Net(), **given)) == [
-        "global_batch_size=4 has no effect: the training loader is read as it is; leave it out"
-    ]
+    line = "global_batch_size=4 has no effect: the training loader is read as it is; leave it out"
+    assert refused(lambda: fit(tmp_path, Net(), **given)) == [line]
 
 
 def test_a_monitored_value_that_validation_never_logs_is_refused(
@@ -149,9 +144,6 @@ def test_a_monitored_value_that_validation_never_logs_is_refused(
     assert "note: " + line.format("other", "known: val_loss") in capsys.readouterr().err
     fit(tmp_path, Net(), LOADER, callbacks=[EarlyStopping("val_loss")])
     assert "note: " not in capsys.readouterr().err
-
-
-# --- modules -------------------------------------------------------------------------------------
 
 
 def twice(module: Net) -> list[Optimizer]:
@@ -253,9 +245,6 @@ def unreached(name: str) -> dict[str, Any]:
     return {"name": name, **module, "devices": 2, "strategy": strategy, "max_steps": 1, **unused}
 
 
-# --- YAML ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("text", "value"),
     [("12:30:45", 45045), ("1:30", 90), ("017", 15), ("-010", -8), ("1:30.5", 90.5)],
@@ -265,9 +254,8 @@ def test_numbers_that_yaml_reads_otherwise_are_refused_in_files(
 ) -> None:
     file = tmp_path / "a.yaml"
     file.write_text(f"trainer:\n  default_root_dir: {text}\n")
-    line = (
-        f"--config {file}: line 2: {text} would be read as {value}; quote it, or write the number"
-    )
+    advice = "quote it, or write the number"
+    line = f"--config {file}: line 2: {text} would be read as {value}; {advice}"
     assert mistakes(*DIGITS, "--config", file) == [line]
     file.write_text(f"trainer:\n  default_root_dir: '{text}'\n")
     assert read(*DIGITS, *CPU, "--config", file).trainer._plan.options.default_root_dir == text

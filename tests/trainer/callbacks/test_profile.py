@@ -31,8 +31,7 @@ def steps_in(trace: Path) -> set[str]:
 
 
 def test_the_steps_of_the_schedule_are_recorded_and_no_others() -> None:
-    profile = Profile(wait=1, warmup=1, active=2, repeat=2)
-    fit(profile, steps=12)
+    fit(Profile(wait=1, warmup=1, active=2, repeat=2), steps=12)
     first, second = sorted(Path("runs/run/profile").iterdir())
     assert all(
         re.fullmatch(r"rank-00000\.\d+\.pt\.trace\.json", each.name) for each in (first, second)
@@ -44,8 +43,7 @@ def test_the_steps_of_the_schedule_are_recorded_and_no_others() -> None:
 def test_a_fit_that_ends_early_keeps_what_it_has() -> None:
     fit(Profile(wait=0, warmup=1, active=5), steps=3)
     (trace,) = Path("runs/run/profile").iterdir()
-    recorded = steps_in(trace)
-    assert {"ProfilerStep#1", "ProfilerStep#2"} <= recorded
+    assert {"ProfilerStep#1", "ProfilerStep#2"} <= steps_in(trace)
 
 
 def test_mistakes_are_refused() -> None:

@@ -16,8 +16,6 @@ from my_project_trainer.errors import CheckpointError
 
 from checkpoint_subject import STATE, frame, names, read, rewrite, save
 
-# --- what somebody planted -------------------------------------------------------------------
-
 
 class Payload:
     """Makes a file where it is unpickled."""
@@ -182,9 +180,6 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
     assert refused(path) == f"{path / 'state.json'}: written in format 3; this trainer reads 2"
 
 
-# --- what has changed by itself ----------------------------------------------------------------
-
-
 def flip(file: Path, bit: int) -> None:
     """Invert one bit of a file."""
     data = bytearray(file.read_bytes())
@@ -219,8 +214,7 @@ def test_a_file_of_another_step_is_refused(tmp_path: Path, name: str) -> None:
 def test_a_state_is_read_only_if_it_is_as_it_was_saved(tmp_path: Path) -> None:
     path = save(tmp_path)
     (path / ".nfs000000000cf2a91c00000001").touch()  # left by NFS
-    before = Checkpoint(path).state()
-    assert before.keys() == STATE.keys()
+    assert Checkpoint(path).state().keys() == STATE.keys()
     file = path / "rank-00000.safetensors"
     flip(file, 8 * (file.stat().st_size - 1))
     with pytest.raises(CheckpointError, match="its content has changed since it was saved"):

@@ -78,8 +78,7 @@ def test_host_memory_has_one_tensor_while_replicated_state_is_loaded_on_a_device
     optimizer = trained.configure_optimizers()
     trained.training_step(torch.ones(1, 1, WIDTH), 0).backward()
     optimizer.step()
-    names = optimizer_state.parameter_names(trained)
-    state = optimizer_state.optimizer_state(optimizer, names)
+    state = optimizer_state.optimizer_state(optimizer, optimizer_state.parameter_names(trained))
     saved = {"model": trained.state_dict(), "optimizers": [state]}
     Checkpoints(tmp_path).save(1, saved, {})
 

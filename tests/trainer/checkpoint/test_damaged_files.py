@@ -24,23 +24,18 @@ from my_project_trainer.tools.reproduce import compare
 ATTEMPT: dict[str, Any] = {
     **{"started": "2026-01-01T00:00:00+0000", "ended_at": "2026-01-01T00:01:00+0000"},
     **{"ended": "finished step 8", "first_step": 0, "last_step": 8, "device": "cpu"},
-    **{
-        "command": ["fit", "--x=1"],
-        "git": {"commit": "a", "dirty": True, "diff": "", "untracked": []},
-    },
+    "command": ["fit", "--x=1"],
+    "git": {"commit": "a", "dirty": True, "diff": "", "untracked": []},
     **{"layout": {"world_size": 2, "num_nodes": 1}, "hosts": [{"cpu": "x", "threads": 2}]},
     **{"variables": {"OMP_NUM_THREADS": "1"}, "packages": {"torch": "2"}, "metrics": {"a": 1.5}},
     **{"data": [{"path": "x", "bytes": 1, "modified": 2, "sha256": None}], "seed": 1},
 }
-EVENTS = [
-    {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur}
-    for cat, name, ts, dur in (
-        ("user_annotation", "ProfilerStep#1", 0, 100),
-        ("cpu_op", "aten::add", 10, 50),
-        ("user_annotation", "Optimizer.step#SGD", 60, 9.5),
-        ("cuda_runtime", "cudaStreamSynchronize", 70, 3),
-    )
-]
+SPANS = (
+    *(("user_annotation", "ProfilerStep#1", 0, 100), ("cpu_op", "aten::add", 10, 50)),
+    ("user_annotation", "Optimizer.step#SGD", 60, 9.5),
+    ("cuda_runtime", "cudaStreamSynchronize", 70, 3),
+)
+EVENTS = [{"ph": "X", "cat": c, "name": n, "ts": ts, "dur": dur} for c, n, ts, dur in SPANS]
 ROWS = "".join(f"{n},0,loss,{1 / n!r}\n{n},0,val_loss,{n}.5\n" for n in range(1, 9))
 SPEED = "".join(
     f"{n},0,speed/seconds_per_step,0.{n}\n{n},0,speed/checkpoint_seconds,1\n" for n in range(1, 9)
@@ -83,9 +78,8 @@ def mutated(content: bytes, draw: random.Random) -> bytes:
     for _ in range(draw.randint(1, 3)):
         begin = draw.randrange(len(content) + 1)
         end = min(len(content), begin + draw.choice((0, 1, 1, 4, 30)))
-        part = draw.choice(
-            (draw.choice(ODD), bytes([draw.randrange(256)]), content[end : end + 20])
-        )
+        parts = (draw.choice(ODD), bytes([draw.randrange(256)]), content[end : end + 20])
+        part = draw.choice(parts)
         content = draw.choice((content[:begin] + part + content[end:], content[:begin]))
     return content
 
@@ -126,7 +120,6 @@ def use(run: Path, with_page: bool) -> None:
     with contextlib.suppress(OSError, ValueError):
         loggers._end_of_step(run / "speed.csv", 4)
     run_directory.was_cut_off(run)
-    run_directory.first_resumed(run)
     run_directory.write_record(run, {}, "trainer: {}\n")
     run_directory.record_end(run, "finished", {})
     assert run_directory.attempts(run)[-1]["ended"] == "finished"
@@ -202,12 +195,8 @@ def test_other_kinds_of_files_are_read_within_bounds(kind: str, tmp_path: Path) 
     code += (
         "run = Path(sys.argv[1]); print(*t.reading.read(run).notes, sep='\\n'); t.use(run, True)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, run],
-        cwd=Path(__file__).parents[1],
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-c", code, run]
+    done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     for name in FILES:
         if not name.startswith(("restarts", "hashes", "profile/rank-00000")):

@@ -64,10 +64,8 @@ def test_a_file_that_another_rank_cannot_write_fails_the_save_on_rank_0(
     checkpoints = writing.Checkpoints(tmp_path)
     with pytest.raises(CheckpointError) as raised:
         checkpoints.save(7, {"model": {"weight": torch.ones(3)}}, {})
-    assert raised.value.problems == [
-        f"{tmp_path / 'step-00000007'}: cannot be saved: No space left on device (rank 1); there "
-        "is no checkpoint yet"
-    ]
+    problem = f"{tmp_path / 'step-00000007'}: cannot be saved: No space left on device (rank 1)"
+    assert raised.value.problems == [f"{problem}; there is no checkpoint yet"]
     assert list(tmp_path.iterdir()) == []
 
 

@@ -84,8 +84,7 @@ def test_another_network_below_it_is_an_error(tmp_path: Path) -> None:
 
 def test_an_export_has_the_rest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make(str(tmp_path), "run", max_steps=2).fit(Adapted())
-    model = Checkpoint(resolve(tmp_path / "run")).state()["model"]
-    _write_weights(model, {}, tmp_path / "file")
+    _write_weights(Checkpoint(resolve(tmp_path / "run")).state()["model"], {}, tmp_path / "file")
     assert len(load_file(tmp_path / "file")) == 5
     line = "the 6 parameters that its checkpoint left out are not in the file"
     assert line in capsys.readouterr().err

@@ -84,9 +84,8 @@ def test_an_earlier_step_is_resumed_on_a_line_of_its_own(root: Path, capsys: Any
     assert steps(aside) == [3, 4, 5, 6]
     assert f"note: resumed from {early}" in said
     notes = [line for line in said if "set aside" in line]
-    assert notes == [
-        f"note: later checkpoint set aside: {path}" for path in sorted(aside.iterdir())
-    ]
+    expected = [f"note: later checkpoint set aside: {path}" for path in sorted(aside.iterdir())]
+    assert notes == expected
     # The next resume takes the new line, and the log is that of a run without the old one.
     train(root, "run", resume="auto", max_steps=4)
     assert steps(run / "checkpoints") == [3, 4]
@@ -203,9 +202,6 @@ def test_values_that_cannot_be_are_refused(root: Path) -> None:
         with pytest.raises(errors.CheckpointError, match="does not match this model"):
             train(root, resume=str(newest))
         (newest / "state.json").write_text(whole)
-
-
-# --- a full disk -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -110,9 +110,6 @@ def test_a_checkpoint_that_was_copied_belongs_to_no_run(tmp_path: Path) -> None:
     assert (chosen.checkpoint, chosen.is_same_run) == (kept, False)
 
 
-# --- a run that is there already -----------------------------------------------------------------
-
-
 def test_an_existing_run_is_refused(tmp_path: Path) -> None:
     mine, other = tmp_path / "mine", save(tmp_path / "other", 1)
     save(mine, 3)
@@ -132,10 +129,9 @@ def test_an_existing_run_is_refused(tmp_path: Path) -> None:
 def test_one_without_a_checkpoint_cannot_be_resumed(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "metrics.csv").touch()
-    assert refused(tmp_path, "mine", None) == [
-        f"{tmp_path / 'mine'}: there is a run already; choose another run_name, or replace it "
-        "(--trainer.overwrite true)"
-    ]
+    problem = f"{tmp_path / 'mine'}: there is a run already"
+    advice = "choose another run_name, or replace it (--trainer.overwrite true)"
+    assert refused(tmp_path, "mine", None) == [f"{problem}; {advice}"]
 
 
 def test_overwriting_takes_the_directory_and_no_checkpoint(tmp_path: Path) -> None:
@@ -145,13 +141,9 @@ def test_overwriting_takes_the_directory_and_no_checkpoint(tmp_path: Path) -> No
     chosen = choose(tmp_path, "mine", str(other), overwrite=True)
     assert chosen == replace(mine, checkpoint=other)
     assert newest.is_dir()  # until the new run begins
-    assert refused(tmp_path, "mine", str(newest), overwrite=True) == [
-        f"overwrite: {tmp_path / 'mine'} is the run that resume={str(newest)!r} resumes; leave out "
-        "one of them"
-    ]
-
-
-# --- damage ------------------------------------------------------------------------------------
+    problem = f"overwrite: {tmp_path / 'mine'} is the run that resume={str(newest)!r} resumes"
+    advice = "leave out one of them"
+    assert refused(tmp_path, "mine", str(newest), overwrite=True) == [f"{problem}; {advice}"]
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path: Path) -> None:
@@ -184,17 +176,10 @@ def test_a_run_of_damaged_checkpoints_does_not_start_again(tmp_path: Path) -> No
     damage(newest)
     damage(newest.with_name("step-00000001"))
     lines = refused(tmp_path, "mine", "auto")
-    assert [line.split(":")[0] for line in lines[:2]] == [
-        str(newest),
-        str(newest.with_name("step-00000001")),
-    ]
-    assert lines[2:] == [
-        "none of these 2 checkpoints is complete: resume from another one; see "
-        "docs/trouble.md#a-damaged-checkpoint"
-    ]
-
-
-# --- lines -------------------------------------------------------------------------------------
+    begun = [str(newest), str(newest.with_name("step-00000001"))]
+    assert [line.split(":")[0] for line in lines[:2]] == begun
+    problem = "none of these 2 checkpoints is complete: resume from another one"
+    assert lines[2:] == [f"{problem}; see docs/trouble.md#a-damaged-checkpoint"]
 
 
 def steps(directory: Path) -> list[int]:
@@ -221,8 +206,6 @@ def test_what_was_just_saved_is_never_pruned(tmp_path: Path) -> None:
         checkpoints.save(step, {}, {})
         assert step in steps(tmp_path / "checkpoints")
 
-
-# --- locks -------------------------------------------------------------------------------------
 
 HOLD = """
 import fcntl, sys, time
@@ -365,7 +348,6 @@ def test_a_file_system_without_locks_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fcntl, "lockf", without_locks)
-    assert run_lock.RunLock().acquire(tmp_path) == (
-        f"{tmp_path}: its file system has no locks (No locks available): if another training "
-        "run starts to write to it, this one ends"
-    )
+    problem = f"{tmp_path}: its file system has no locks (No locks available)"
+    reason = "if another training run starts to write to it, this one ends"
+    assert run_lock.RunLock().acquire(tmp_path) == f"{problem}: {reason}"

@@ -23,9 +23,8 @@ def test_a_name(name: str | None) -> None:
 def test_a_name_that_is_refused(name: str) -> None:
     with pytest.raises(errors.ConfigurationError) as raised:
         runs.check_name(name)
-    assert raised.value.problems == [
-        f"run_name={name!r}: use letters, digits, '.', '_' and '-', a letter or digit first"
-    ]
+    problem = f"run_name={name!r}: use letters, digits, '.', '_' and '-', a letter or digit first"
+    assert raised.value.problems == [problem]
 
 
 def test_a_run_without_a_name_has_a_new_directory_each_time(
@@ -70,9 +69,6 @@ def test_a_lock_that_is_a_link_is_refused_and_its_target_kept(tmp_path: Path) ->
     assert target.read_text() == "precious"
 
 
-# --- what is written -------------------------------------------------------------------------
-
-
 def test_attempts_are_appended_and_their_configurations_kept(tmp_path: Path) -> None:
     for index, text in enumerate(["a: 1\n", "a: 1\n", "a: 2\n", "a: 3\n"]):
         runs.write_record(tmp_path, {"index": index}, text)
@@ -85,9 +81,9 @@ def test_attempts_are_appended_and_their_configurations_kept(tmp_path: Path) -> 
 @pytest.mark.parametrize("text", ["", "[]", "5", "{}", '{"attempts": 5}', '{"attempts": [5]}'])
 def test_a_record_that_is_none_is_begun_again(tmp_path: Path, text: str) -> None:
     (tmp_path / "run.json").write_text(text)
-    assert runs.first_resumed(tmp_path) is None
+    assert runs.attempts(tmp_path) == []
     runs.write_record(tmp_path, {"resumed_from": "there"})
-    assert runs.first_resumed(tmp_path) == "there"
+    assert [attempt["resumed_from"] for attempt in runs.attempts(tmp_path)] == ["there"]
 
 
 def test_clearing_leaves_what_training_has_not_written(tmp_path: Path) -> None:

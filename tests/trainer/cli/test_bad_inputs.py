@@ -20,10 +20,8 @@ from tests.project import ROOT
 import bad_inputs
 from bad_inputs import Bad
 
-DEFAULTS = {
-    name: parameter.default
-    for name, parameter in inspect.signature(trainer.Trainer).parameters.items()
-}
+OPTIONS = inspect.signature(trainer.Trainer).parameters
+DEFAULTS = {name: option.default for name, option in OPTIONS.items()}
 SOURCES = ROOT / "src"
 LONGEST = 1100
 PRINT = "--print_config"
@@ -119,12 +117,9 @@ def check(bad: Bad, lines: list[str]) -> None:
         )
     assert len(set(lines)) == len(lines), lines
     for named in bad.named:
-        assert any(re.search(_pattern(named), line) for line in lines), (bad.what, named, lines)
+        pattern = "|".join(map(re.escape, named.split("|")))
+        assert any(re.search(pattern, line) for line in lines), (bad.what, named, lines)
     assert len(lines) <= max(len(bad.named), 1), (bad.what, lines)
-
-
-def _pattern(named: str) -> str:
-    return "|".join(map(re.escape, named.split("|")))
 
 
 def attack(inputs: list[Bad], attempt: Callable[[Bad], list[str]]) -> None:
@@ -206,8 +201,6 @@ def test_bad_arguments_from_python() -> None:
     attack(KINDS["arguments from Python"](), attempt)
 
 
-# --- whatever it is -------------------------------------------------------------------------------
-
 _VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
     lambda below: (
@@ -250,9 +243,6 @@ def assert_lines(attempt: Callable[[], object]) -> None:
         lines = error.problems
     assert lines
     assert all("\n" not in line and line.strip() for line in lines)
-
-
-# --- one by one -----------------------------------------------------------------------------------
 
 
 def test_all_mistakes_from_python_are_told_at_once() -> None:

@@ -11,14 +11,11 @@ from my_project_trainer import strategies
 from my_project_trainer.cli import arguments as command_line
 from my_project_trainer.cli import command as cli
 from my_project_trainer.errors import foreign as legacy
-from tests.project import PACKAGE, run
+from tests.project import PACKAGE
 
 from configuration_subject import CPU, DIGITS, GPT, mistakes, read, resolved, write
 
 pytestmark = pytest.mark.usefixtures("nothing_runs")
-
-
-# --- what is read ----------------------------------------------------------------------------
 
 
 def test_the_configurations_that_come_along() -> None:
@@ -119,9 +116,6 @@ def test_values_of_the_command_line_extend_lists_and_are_expanded_in_paths(
     assert [line.split(":")[0] for line in lines] == ["trainer.seeds"]
 
 
-# --- the command line ------------------------------------------------------------------------
-
-
 def test_print_config(capsys: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["fit", *DIGITS, "--trainer.max_epochs", "4", "--print_config"])
@@ -194,16 +188,6 @@ def test_a_mistake_ends_with_2(
     captured = capsys.readouterr()
     assert captured.err.splitlines() == lines
     assert captured.out == ""
-
-
-def test_from_outside_several_mistakes_are_as_many_lines(tmp_path: Path) -> None:
-    path = write(tmp_path / "c.yaml", {"trainer": {"max_epoch": 1}, "model": "nowhere.Nope"})
-    done = run(["-m", PACKAGE, "fit", "--config", path, "--data.x", "1"])
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
-    lines = done.stderr.splitlines()
-    assert len(lines) == 3
-    assert all(line.startswith("error: ") for line in lines)
 
 
 def test_a_configuration_is_written_in_today_s_spelling(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,9 +13,6 @@ from configuration_subject import CPU, DIGITS, TASKS, mistakes, write
 pytestmark = pytest.mark.usefixtures("nothing_runs")
 
 
-# --- one mistake -----------------------------------------------------------------------------
-
-
 NOPE = f"{TASKS}.image_classifier.Nope"
 OPTION = "there is no such option; did you mean"
 
@@ -73,9 +70,8 @@ def test_a_mistake_is_one_line(words: str, line: str) -> None:
 
 def test_an_argument_that_is_required_and_missing() -> None:
     name = "configuration_subject.NeedsArgument"
-    assert mistakes("--trainer.max_steps", "1", "--model", name) == [
-        "model.width: not given, and it has no default"
-    ]
+    line = "model.width: not given, and it has no default"
+    assert mistakes("--trainer.max_steps", "1", "--model", name) == [line]
 
 
 def test_an_argument_that_is_passed_on_to_a_parent_class() -> None:
@@ -94,15 +90,13 @@ def test_a_class_with_any_keywords_is_given_all() -> None:
 
 
 def test_no_model_at_all() -> None:
-    assert mistakes("--trainer.max_epochs", "1") == [
-        "model: not given; name its class in a config file or by --model CLASS"
-    ]
+    line = "model: not given; name its class in a config file or by --model CLASS"
+    assert mistakes("--trainer.max_epochs", "1") == [line]
 
 
 def test_a_checkpoint_that_is_not_there() -> None:
-    assert mistakes(*DIGITS, "--checkpoint", "gone", command="test") == [
-        "checkpoint='gone': no such directory; give a run directory or a checkpoint"
-    ]
+    line = "checkpoint='gone': no such directory; give a run directory or a checkpoint"
+    assert mistakes(*DIGITS, "--checkpoint", "gone", command="test") == [line]
     assert mistakes("--checkpoint", "gone", "--trainer.seed", "x", command="test") == [
         "checkpoint='gone': no such directory; give a run directory or a checkpoint",
         "trainer.seed='x': expected int >= 0",
@@ -133,9 +127,6 @@ def test_yaml_cannot_make_python_objects(tmp_path: Path) -> None:
     (line,) = mistakes("--config", path)
     assert line.startswith(f"--config {path}: not YAML (could not determine a constructor")
     assert not canary.exists()
-
-
-# --- several mistakes ------------------------------------------------------------------------
 
 
 def test_mistakes_in_every_part_are_reported_together() -> None:

@@ -124,9 +124,6 @@ def test_a_program_computes_what_the_module_does(runs: Path) -> None:
         assert torch.equal(program(images), module(images))
 
 
-# --- modules -------------------------------------------------------------------------------------
-
-
 class Model(TrainingModule):
     """A linear layer."""
 
@@ -272,9 +269,6 @@ def test_weights_of_a_script_s_run_need_no_class(capsys: Any) -> None:
     assert "no config.yaml with a model, because a script has started it" in line
 
 
-# --- arguments -----------------------------------------------------------------------------------
-
-
 WEIGHTS = "--format safetensors"
 
 
@@ -322,7 +316,6 @@ def test_the_help_names_the_formats(capsys: Any) -> None:
     with pytest.raises(SystemExit) as ended:
         export("--help")
     assert ended.value.code == 0
-    text = " ".join(capsys.readouterr().out.split())
-    assert "safetensors: the weights by name" in text
+    assert "safetensors: the weights by name" in " ".join(capsys.readouterr().out.split())
     cli.main([])
     assert "export RUN --format NAME" in capsys.readouterr().out

@@ -30,9 +30,8 @@ def opened(file: Path | str) -> Any:
 def computed(file: Path | str, *inputs: Tensor) -> Tensor:
     session = opened(file)
     names = [each.name for each in session.get_inputs()]
-    [result] = session.run(
-        None, {name: each.numpy() for name, each in zip(names, inputs, strict=True)}
-    )
+    named = {name: each.numpy() for name, each in zip(names, inputs, strict=True)}
+    [result] = session.run(None, named)
     return torch.from_numpy(result)
 
 
@@ -55,8 +54,7 @@ def test_a_sharded_run_with_and_without_its_average(tmp_path: Path, capsys: Any)
     file = folder / "exported-step-00000002.onnx"
     assert capsys.readouterr().out.startswith(f"step 2 exported to {file.relative_to(tmp_path)}")
     export(*FORMAT, folder, "--output", "trained.onnx", "--averaged", "false")
-    captured = capsys.readouterr()
-    assert captured.err == ""
+    assert capsys.readouterr().err == ""
     results = []
     for averaged, written in ((True, file), (False, "trained.onnx")):
         extra = opened(written).get_modelmeta().custom_metadata_map
@@ -116,6 +114,5 @@ def test_weights_that_no_file_holds(monkeypatch: pytest.MonkeyPatch, capsys: Any
 def test_packages_that_are_missing(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     _, directory = save(ByName)
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    assert refused(capsys, directory, *FORMAT)[-1] == (
-        "--format onnx needs onnx and onnxscript: make onnx, or pip install '.[onnx]'"
-    )
+    line = "--format onnx needs onnx and onnxscript: make onnx, or pip install '.[onnx]'"
+    assert refused(capsys, directory, *FORMAT)[-1] == line

@@ -21,8 +21,7 @@ pytestmark = pytest.mark.usefixtures("nothing_runs")
 
 def test_every_variable_of_the_trainer_is_known() -> None:
     text = "\n".join(path.read_text() for path in SOURCES.rglob("*.py"))
-    found = set(re.findall(r"\bTRAINER_[A-Z_]*[A-Z]\b", text))
-    assert found == environment.KNOWN
+    assert set(re.findall(r"\bTRAINER_[A-Z_]*[A-Z]\b", text)) == environment.KNOWN
 
 
 def test_a_misspelt_variable_is_named_once(
@@ -33,9 +32,8 @@ def test_a_misspelt_variable_is_named_once(
     for _ in range(2):
         trainer.Trainer(max_epochs=1)
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(
-        "warning: TRAINER_CLUSTR is not a variable of the trainer; did you mean 'TRAINER_CLUSTER'"
-    )
+    advice = "did you mean 'TRAINER_CLUSTER'"
+    assert line.startswith(f"warning: TRAINER_CLUSTR is not a variable of the trainer; {advice}")
 
 
 @pytest.mark.parametrize("is_whole", [True, False], ids=["a rank's variables", "the directory"])
@@ -50,10 +48,8 @@ def test_what_a_rank_has_set_silences_no_command_that_it_starts(
     assert ended.value.code == 2
     *notes, last = capfd.readouterr().err.splitlines()
     assert last == "error: model.class_path='nowhere.Nope': No module named 'nowhere'"
-    note = (
-        "note: rank 1 of another run has started this process; that run's launch variables are "
-        "ignored"
-    )
+    advice = "that run's launch variables are ignored"
+    note = f"note: rank 1 of another run has started this process; {advice}"
     assert notes == [note] * is_whole
     assert list(tmp_path.iterdir()) == []
 

@@ -1,7 +1,7 @@
 """What ``devices=`` means, and how a batch gets to its device."""
 
 import re
-from collections import OrderedDict, defaultdict, namedtuple
+from collections import OrderedDict, namedtuple
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -152,20 +152,6 @@ def test_move_reaches_every_tensor_and_keeps_every_container() -> None:
     )
     assert [each.device for each in found] == [META] * 5
     assert tensor.device.type == "cpu"
-
-
-def test_move_takes_a_defaultdict() -> None:
-    batch: dict[str, Any] = defaultdict(list, images=torch.ones(2))
-    moved = moving.move(batch, META)
-    assert moved["images"].device == META
-
-
-def test_move_takes_a_packed_sequence() -> None:
-    packed = torch.nn.utils.rnn.pack_sequence([torch.ones(3), torch.ones(2)])
-    moved = moving.move({"text": packed}, META)["text"]
-    assert type(moved) is torch.nn.utils.rnn.PackedSequence
-    assert moved.data.device == META
-    assert moved.batch_sizes.device.type == "cpu"  # where torch wants it
 
 
 @dataclass(frozen=True)

@@ -89,9 +89,6 @@ def tensors(count: int, batch_size: int, **options: Any) -> DataLoader[Any]:
     return DataLoader(TensorDataset(torch.arange(float(count))), batch_size, **options)
 
 
-# --- what the loop is told -------------------------------------------------------------------
-
-
 def test_ordered_batches_say_where_steps_and_the_epoch_end() -> None:
     feed = training(tensors(9, 2), accumulate=2)
     assert (feed.batches, feed.steps, feed.samples_per_step) == (5, 3, 4)
@@ -132,10 +129,8 @@ def test_weights_make_the_mean_of_the_global_batch(
 ) -> None:
     samples = batch_size * replicas * accumulate + more
     shares = [Share(replica, replicas, 0) for replica in range(replicas)]
-    ranks = [
-        list(training(tensors(samples, batch_size), share, accumulate=accumulate).epoch(0, 0))
-        for share in shares
-    ]
+    made = [training(tensors(samples, batch_size), each, accumulate=accumulate) for each in shares]
+    ranks = [list(feed.epoch(0, 0)) for feed in made]
     totals, sums, counts = [0.0], [0.0], [0]
     for batches in zip(*ranks, strict=True):
         assert len({(batch.ends_step, batch.ends_epoch) for batch in batches}) == 1
@@ -174,14 +169,12 @@ def test_a_later_epoch_is_the_same_for_who_starts_there_with_a_generator_of_thei
     """The loader's own generator moves from epoch to epoch; one that resumes has not moved."""
 
     def loader() -> DataLoader[Any]:
-        own = torch.Generator().manual_seed(11)
-        return DataLoader(Noisy(), 2, shuffle=True, generator=own)
+        return DataLoader(Noisy(), 2, shuffle=True, generator=torch.Generator().manual_seed(11))
 
     uninterrupted = training(loader(), in_global_order=False)
     list(uninterrupted.epoch(0, 0))
     whole = data_of(uninterrupted.epoch(1, 0))
-    resumed = training(loader(), in_global_order=False)
-    assert data_of(resumed.epoch(1, 2)) == whole[2:]
+    assert data_of(training(loader(), in_global_order=False).epoch(1, 2)) == whole[2:]
 
 
 @pytest.mark.parametrize("kind", ["ordered", "iterable", "own sampler", "generated"])
@@ -191,9 +184,8 @@ def test_each_epoch_draws_other_samples(kind: str) -> None:
 
 
 def test_replicas_draw_apart_from_a_stream() -> None:
-    first, second = (
-        data_of(training(Generated(), Share(replica, 2, 3)).epoch(0, 0)) for replica in (0, 1)
-    )
+    shares = [Share(replica, 2, 3) for replica in (0, 1)]
+    first, second = (data_of(training(Generated(), share).epoch(0, 0)) for share in shares)
     assert first != second
 
 
@@ -203,9 +195,6 @@ def test_a_generator_that_is_used_up_is_one_line() -> None:
     with pytest.raises(errors.UserError) as raised:
         list(feed.epoch(1, 0))
     assert raised.value.problems == ["rank 0: the loader yielded no batches"]
-
-
-# --- the model's randomness ------------------------------------------------------------------
 
 
 @KINDS
@@ -233,9 +222,6 @@ def test_what_a_step_draws_does_not_change_what_is_read(kind: str) -> None:
     assert loud == quiet
 
 
-# --- how loaders become feeds ----------------------------------------------------------------
-
-
 def test_a_global_batch_size_replaces_the_loader_s() -> None:
     loader = tensors(100, 7)
     for replicas, accumulate, each in [(1, 1, 24), (2, 1, 12), (3, 4, 2), (1, 8, 3)]:
@@ -250,20 +236,17 @@ def test_a_global_batch_size_replaces_the_loader_s() -> None:
 def test_a_step_larger_than_the_data_set_is_one_line(drop_last: bool) -> None:
     with pytest.raises(errors.ConfigurationError) as raised:
         training(tensors(7, 4, drop_last=drop_last), Share(0, 2, 0))
-    assert raised.value.problems == [
-        "batch_size=4 x 2 replicas x accumulate_grad_batches=1 = 8: an optimizer step takes more "
-        "samples than the 7 of the dataset; use at most 7"
-    ]
+    problem = "batch_size=4 x 2 replicas x accumulate_grad_batches=1 = 8"
+    reason = "an optimizer step takes more samples than the 7 of the dataset; use at most 7"
+    assert raised.value.problems == [f"{problem}: {reason}"]
     assert training(tensors(8, 4, drop_last=drop_last), Share(0, 2, 0)).steps == 1
 
 
 def test_more_micro_batches_than_a_loader_has_are_one_line() -> None:
     with pytest.raises(errors.ConfigurationError) as raised:
         training([torch.ones(2)] * 3, accumulate=4)
-    assert raised.value.problems == [
-        "accumulate_grad_batches=4: an optimizer step takes more batches than the 3 of the loader; "
-        "use at most 3"
-    ]
+    reason = "an optimizer step takes more batches than the 3 of the loader; use at most 3"
+    assert raised.value.problems == [f"accumulate_grad_batches=4: {reason}"]
 
 
 def test_drop_last_leaves_out_the_step_that_is_not_full() -> None:

@@ -103,8 +103,7 @@ def test_an_accelerator_that_sums_more_pieces_at_once_finds_the_same(monkeypatch
     assert alone.shape == (41,)
     meta = type("Words", (), {"device": torch.device("cuda"), "split": words.split})
     assert torch.equal(hashing._sums(meta(), numbers), alone)
-    first = words[: hashing._WORDS]
-    assert alone[0] == (first * numbers).sum()
+    assert alone[0] == (words[: hashing._WORDS] * numbers).sum()
 
 
 def test_other_layouts_have_hashes() -> None:

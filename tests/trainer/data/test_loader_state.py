@@ -87,17 +87,15 @@ def test_it_goes_on_from_any_batch_without_reading_earlier_ones(
     for start in range(1, len(whole)):
         dataset = Noisy()
         resumed = feed(dataset)
-        notes = resumed.load_state(states[start - 1], start)
-        assert len(notes) == has_workers
+        assert len(resumed.load_state(states[start - 1], start)) == has_workers
         rest, later = read(resumed, start)
         columns = slice(1 if has_workers else None)
         for one, other in zip(rest, whole[start:], strict=True):
             assert torch.equal(one[:, columns], other[:, columns])
         if kind == "dataset" and most is None:
             assert dataset.reads == SAMPLES - start * SIZE
-        assert [each["tree"].tolist() for each in later] == [
-            state["tree"].tolist() for state in states[start:]
-        ]
+        expected = [state["tree"].tolist() for state in states[start:]]
+        assert [each["tree"].tolist() for each in later] == expected
         if most is None:  # the next epoch is read from its beginning
             assert len(read(resumed)[0]) == len(whole)
 
@@ -135,9 +133,8 @@ def test_the_state_of_a_sampler_is_not_saved_and_said_so(told: bool) -> None:
         DataLoader(dataset, batch_sampler=BatchSampler(sampler, SIZE, False)),
     ):
         feed = replay.ReplayFeed(loader, Share(replica=0, replicas=1, seed=3), 1)
-        assert [remark.split(":")[0] for remark in feed.remarks] == [
-            "the state_dict of Told is not saved"
-        ] * told
+        expected = ["the state_dict of Told is not saved"] * told
+        assert [remark.split(":")[0] for remark in feed.remarks] == expected
         whole, states = read(feed)
         assert states[2] == {}
         rest, _ = read(feed, 3)
@@ -193,8 +190,7 @@ def test_a_fit_resumes_exactly_and_reads_only_the_rest(
 def test_what_cannot_be_used_is_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     fit(tmp_path, Net(Noisy()), run_name="run", max_steps=3)
     capfd.readouterr()
-    dataset = Noisy()
-    fit(tmp_path, Net(dataset), run_name="run", resume="auto", accumulate_grad_batches=2)
+    fit(tmp_path, Net(Noisy()), run_name="run", resume="auto", accumulate_grad_batches=2)
     told = "the first 2 batches of the epoch are read again and skipped"
     assert told in capfd.readouterr().err
 

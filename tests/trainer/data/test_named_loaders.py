@@ -99,8 +99,7 @@ def test_limits_apply_to_each_loader(tmp_path: Path) -> None:
 def test_validate_test_and_predict(tmp_path: Path) -> None:
     trainer, module = make(tmp_path), Net()
     assert trainer.test(module) == {"test_loss/clean": 2, "test_loss/noisy": 30}
-    given = {"only": loader(4, 8)}
-    assert trainer.validate(module, given)["val_loss/only"] == 6
+    assert trainer.validate(module, {"only": loader(4, 8)})["val_loss/only"] == 6
     predicted = trainer.predict(module)
     assert {name: torch.cat(each).tolist() for name, each in predicted.items()} == {
         "clean": [6, 7, 8],

@@ -37,8 +37,7 @@ def records(tmp_path_factory: pytest.TempPathFactory):
     def trained(launch: str) -> tuple[Path, str]:
         path = tmp_path_factory.mktemp("order-")
         how = {"engine": launch} if launch in ENGINES else {}
-        arguments = ["-m", "order_subject", path, launch]
-        done = run_nodes(arguments, NODES.get(launch, 1), **how)
+        done = run_nodes(["-m", "order_subject", path, launch], NODES.get(launch, 1), **how)
         return path, "".join(each.stderr for each in done if each.returncode)
 
     def ranks(launch: str, name: str) -> Ranks:

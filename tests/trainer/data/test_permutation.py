@@ -64,8 +64,7 @@ def test_a_billion_samples_need_no_memory() -> None:
     assert len({index for batch in whole for index in batch}) == 300 * 32
     assert peak < 2**20
     assert next(iter(order(BILLION, 0, 1, epoch=1))) != whole[0]
-    last = BILLION // 32 - 1
-    assert len(list(order(BILLION, 0, 1, start=last))) == 1
+    assert len(list(order(BILLION, 0, 1, start=BILLION // 32 - 1))) == 1
 
 
 @given(st.integers(1, 90), st.sampled_from([1, 2, 4]))
@@ -82,7 +81,6 @@ def test_which_orders_are_held(more: int) -> None:
     dataset = TensorDataset(torch.empty(sampling.MOST_HELD + more, 0))
     share = feed_creation.Share(0, 1, 0)
     given: dict[str, Any] = {"accumulate": 1, "global_batch_size": None, "in_global_order": True}
-    loader = DataLoader(dataset, batch_size=8)
-    feed = feed_creation.feed_training(loader, share, **given)
+    feed = feed_creation.feed_training(DataLoader(dataset, batch_size=8), share, **given)
     assert isinstance(feed, OrderedFeed)
     assert feed._order.is_held == (not more)

@@ -36,9 +36,6 @@ def make_order(plan: Any, replica: int = 0, **options: Any) -> Any:
     return GlobalOrder(plan, replica, **(defaults | options))
 
 
-# --- plans -----------------------------------------------------------------------------------
-
-
 @given(plans)
 def test_parts_partition_each_micro_batch(plan: Any) -> None:
     position = 0
@@ -53,9 +50,6 @@ def test_parts_partition_each_micro_batch(plan: Any) -> None:
         assert sizes == sorted(sizes, reverse=True)
         assert max(sizes) <= plan.batch_size
     assert position == plan.samples_used
-
-
-# --- order -----------------------------------------------------------------------------------
 
 
 @given(plans, st.integers(0, 3), st.integers(0, 2**62))
@@ -136,9 +130,6 @@ def test_keys_are_epoch_and_index() -> None:
     assert list(order) == [[(7, 2), (7, 3)]]
 
 
-# --- randomness inside samples ---------------------------------------------------------------
-
-
 class Drawing(Dataset[Tensor]):
     """Samples that draw from torch, NumPy and Python."""
 
@@ -175,8 +166,7 @@ def test_another_epoch_index_or_seed_gives_other_draws() -> None:
 
 
 def read(loader: DataLoader[Tensor], start: int = 0, replica: int = 0, replicas: int = 1) -> Tensor:
-    plan = BatchPlan(12, 4 // replicas, replicas)
-    order = make_order(plan, replica, keyed=True)
+    order = make_order(BatchPlan(12, 4 // replicas, replicas), replica, keyed=True)
     order.epoch, order.start = 1, start
     return torch.stack(list(sampling.order_globally(loader, order)))
 
@@ -198,9 +188,6 @@ def test_batches_made_at_once_are_the_same_from_the_middle() -> None:
         whole = read(DataLoader(dataset))
         torch.rand(5)
         assert torch.equal(read(DataLoader(dataset), start=1), whole[1:])
-
-
-# --- which loaders ---------------------------------------------------------------------------
 
 
 class Stream(IterableDataset[int]):

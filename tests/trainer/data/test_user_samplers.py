@@ -44,12 +44,8 @@ def numbers(data: Any) -> list[int]:
 def trained(loader: Any, replicas: int, epoch: int = 0, start: int = 0) -> list[list[int]]:
     """The global batches of an epoch; each replica has its part of them."""
     shares = [feeds.Share(replica, replicas, 7) for replica in range(replicas)]
-    made = [
-        feed_creation.feed_training(
-            *(loader, share), accumulate=1, global_batch_size=12, in_global_order=True
-        )
-        for share in shares
-    ]
+    given = {"accumulate": 1, "global_batch_size": 12, "in_global_order": True}
+    made = [feed_creation.feed_training(loader, share, **given) for share in shares]
     read = [[numbers(each.data) for each in feed.epoch(epoch, start)] for feed in made]
     return [joined(parts) for parts in zip(*read, strict=True)]
 

@@ -174,8 +174,7 @@ def test_it_can_be_imported(name: str) -> None:
 
 
 def test_schedulers_and_fused_optimizers_have_the_attributes_that_are_read() -> None:
-    parameter = nn.Parameter(torch.ones(1))
-    fused = torch.optim.Adam([parameter], fused=True)
+    fused = torch.optim.Adam([nn.Parameter(torch.ones(1))], fused=True)
     assert fused._step_supports_amp_scaling  # else a fused step would read an overflow too early
     inner = torch.optim.lr_scheduler.LinearLR(fused)
     outer = torch.optim.lr_scheduler.SequentialLR(fused, [inner, inner], [1])

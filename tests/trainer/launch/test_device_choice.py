@@ -82,10 +82,8 @@ def test_indices_mean_nothing_to_a_task_that_sees_its_own_gpu_alone(gpus: Any, s
 def test_more_processes_than_gpus_are_refused(gpus: Any, srun: Any, value: Any) -> None:
     gpus(4)
     srun(7, 8)
-    assert problems(devices=value) == [
-        "srun started 8 processes on this node, which has 4 GPUs for them: start 4, or set "
-        "accelerator='cpu'"
-    ]
+    problem = "srun started 8 processes on this node, which has 4 GPUs for them"
+    assert problems(devices=value) == [f"{problem}: start 4, or set accelerator='cpu'"]
 
 
 @pytest.mark.parametrize("value", ["auto", 2])

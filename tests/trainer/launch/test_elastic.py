@@ -108,8 +108,6 @@ def test_three_failures_without_progress_end_the_job(tmp_path):
     assert_nothing_left(tmp_path)
 
 
-# --- counting ------------------------------------------------------------------------------------
-
 ALONE = cluster.Layout(source="torchelastic")
 
 

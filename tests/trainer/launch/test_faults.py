@@ -79,18 +79,13 @@ def fail(
     return Ended(done.returncode, done.stderr, seconds)
 
 
-# --- a rank that dies ----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("launcher", [pytest.param("ddp_spawn", marks=slow), "ddp_fork"])
 def test_a_rank_that_is_killed_is_named(tmp_path, launcher):
     ended = fail(launcher, "is_killed", tmp_path)
     assert ended.seconds < SOON
     assert ended.code == 1
-    assert ended.error == (
-        "rank 1 was killed by SIGKILL; if nobody sent it, memory ran out: "
-        "see docs/trouble.md#a-rank-was-killed\n"
-    )
+    advice = "if nobody sent it, memory ran out: see docs/trouble.md#a-rank-was-killed\n"
+    assert ended.error == f"rank 1 was killed by SIGKILL; {advice}"
 
 
 @pytest.mark.parametrize(
@@ -108,10 +103,8 @@ def test_a_rank_that_a_fault_ends_is_shown_with_its_stack(tmp_path, launcher, co
 def test_a_forward_of_synchronized_batchnorm_on_one_rank_is_named(tmp_path):
     synchronized = ["--trainer.sync_batchnorm", "true"]
     ended = fail("ddp_fork", "none", tmp_path, rank=0, model="ForwardsAlone", more=synchronized)
-    assert ended.last == (
-        "all ranks take part in SyncBatchNorm's forward in training mode: call it on each of them, "
-        "or after module.eval()"
-    )
+    problem = "all ranks take part in SyncBatchNorm's forward in training mode"
+    assert ended.last == f"{problem}: call it on each of them, or after module.eval()"
 
 
 def test_a_rank_that_aborts_is_named_though_its_peer_waits(tmp_path):
@@ -119,9 +112,6 @@ def test_a_rank_that_aborts_is_named_though_its_peer_waits(tmp_path):
     assert ended.last == "rank 0 was killed by SIGABRT"
     assert ended.error.startswith("rank 0 stood at:\n")
     assert ended.error.splitlines()[-2].endswith(" in aborts")
-
-
-# --- a rank that hangs ---------------------------------------------------------------------------
 
 
 def assert_accused(ended: Ended, fault: str, rank: int, processes: int) -> None:
@@ -188,12 +178,8 @@ def test_with_torchrun_a_rank_that_hangs_prints_its_stack(tmp_path, fault):
 def test_a_rank_that_came_late_to_where_all_wait_is_not_accused(tmp_path):
     model = ["--model", f"{SUBJECT}.Fails", "--model.fault", "loops", "--model.rank", "0"]
     late = [*model, "--model.late", "1"]
-    done = run(
-        # expires
-        command("ours", tmp_path, *late, processes=3, timeout=15),
-        cwd=tmp_path,
-        extra=at_root(),
-    )
+    expiring = command("ours", tmp_path, *late, processes=3, timeout=15)
+    done = run(expiring, cwd=tmp_path, extra=at_root())
     assert re.search(r"^rank 1 (waited|\(process \d+\) stands) at:\n", done.stderr, re.M)
     assert re.match(r"rank 0 hangs: ranks? (1 and )?2 timed out \(", done.stderr.splitlines()[-1])
 
@@ -235,9 +221,6 @@ def test_a_rank_that_never_comes_is_named(tmp_path, launcher, rank):
     assert_nothing_left(tmp_path)
 
 
-# --- a rank that leaves, or raises ---------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("launcher", "rank"),
     [
@@ -260,10 +243,8 @@ def test_a_rank_that_is_gone_without_a_word_ends_all(tmp_path, launcher):
     ended = fail(launcher, "leaves", tmp_path)
     assert ended.seconds < SOON
     assert ended.code == 1
-    assert ended.last == (
-        "rank 1 ended with exit code 0 before its work was done: user code, or a library, called "
-        "os._exit(0)"
-    )
+    reason = "user code, or a library, called os._exit(0)"
+    assert ended.last == f"rank 1 ended with exit code 0 before its work was done: {reason}"
 
 
 def test_a_rank_that_leaves_with_a_code_is_said_to(tmp_path):
@@ -313,8 +294,6 @@ def test_an_error_that_torchrun_shows_is_the_rank_s_own(tmp_path):
     assert "Connection closed" not in ended.error
 
 
-# --- a rank with fewer batches -------------------------------------------------------------------
-
 UNEVEN = ["--data", f"{SUBJECT}.UnevenBatches", "--trainer.global_batch_size", "null"]
 
 
@@ -328,10 +307,8 @@ UNEVEN = ["--data", f"{SUBJECT}.UnevenBatches", "--trainer.global_batch_size", "
 )
 def test_loaders_of_different_lengths_are_refused(tmp_path, launcher):
     done = run(command(launcher, tmp_path, *UNEVEN), cwd=tmp_path, extra=at_root())
-    line = (
-        "error: the ranks' loaders give different numbers of batches: rank 0 has 5, rank 1 has 4; "
-        "give each the same number, or set uneven_inputs='join'"
-    )
+    reason = "rank 0 has 5, rank 1 has 4; give each the same number, or set uneven_inputs='join'"
+    line = f"error: the ranks' loaders give different numbers of batches: {reason}"
     if launcher == "torchrun":
         assert line in done.stderr.splitlines()
         return

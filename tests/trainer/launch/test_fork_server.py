@@ -29,12 +29,9 @@ print(json.dumps({
 def test_it_is_what_a_fresh_interpreter_would_be(tmp_path, kind):
     (tmp_path / "report.py").write_text(REPORT)
     command = {"module": ["-m", "report"], "script": ["report.py"], "code": ["-c", REPORT]}[kind]
-    reports = [
-        json.loads(
-            run([*command, "1"], cwd=tmp_path, extra={"ONLY_HERE": "yes"}, fresh=fresh).stdout
-        )
-        for fresh in (True, False)
-    ]
+    given = {"cwd": tmp_path, "extra": {"ONLY_HERE": "yes"}}
+    done = [run([*command, "1"], fresh=fresh, **given) for fresh in (True, False)]
+    reports = [json.loads(each.stdout) for each in done]
     assert [report.pop("torch") for report in reports] == [False, True]
     assert reports[0] == reports[1]
     assert reports[1]["variables"] == {"ONLY_HERE": "yes", "OMP_NUM_THREADS": "1"}

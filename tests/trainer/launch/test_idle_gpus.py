@@ -51,9 +51,8 @@ def test_too_few_are_refused_with_what_is_wrong_with_each() -> None:
 def test_more_than_there_are_are_refused(gpus: list[Any]) -> None:
     with pytest.raises(ConfigurationError) as raised:
         idle_gpus.choose_idle(gpus, 2)
-    assert raised.value.problems == [
-        f"auto_select_gpus: 2 wanted, {len(gpus)} of {len(gpus)} can be used; ask for fewer"
-    ]
+    problem = f"auto_select_gpus: 2 wanted, {len(gpus)} of {len(gpus)} can be used; ask for fewer"
+    assert raised.value.problems == [problem]
 
 
 class NVML:
@@ -137,6 +136,5 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     with pytest.raises(ConfigurationError) as raised:
         idle_gpus.read_gpus()
-    assert raised.value.problems == [
-        "auto_select_gpus needs a package that is not installed: pip install nvidia-ml-py"
-    ]
+    problem = "auto_select_gpus needs a package that is not installed: pip install nvidia-ml-py"
+    assert raised.value.problems == [problem]

@@ -89,8 +89,7 @@ def test_a_second_one_ends_at_once(tmp_path, devices, expected):
 
 
 def test_outside_a_fit_it_is_one_short_line(tmp_path):
-    config = fit()[3:]
-    arguments = ["-m", PACKAGE, "test", *config, *CPU, "--trainer.devices", "1"]
+    arguments = ["-m", PACKAGE, "test", *fit()[3:], *CPU, "--trainer.devices", "1"]
     arguments += [
         "--checkpoint",
         "none",

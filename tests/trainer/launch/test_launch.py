@@ -96,12 +96,8 @@ def test_a_launcher_that_is_ended_takes_its_ranks_along(tmp_path, number):
 def test_a_run_on_one_node_listens_on_loopback_only(tmp_path):
     with running(launched("ours", *model("Sleeps", tmp_path)), tmp_path) as process:
         family = [psutil.Process(process.pid), *wait_for_ranks(tmp_path, process)]
-        listening = [
-            connection.laddr.ip
-            for each in family
-            for connection in each.net_connections("inet")
-            if connection.status == psutil.CONN_LISTEN
-        ]
+        found = [connection for each in family for connection in each.net_connections("inet")]
+        listening = [each.laddr.ip for each in found if each.status == psutil.CONN_LISTEN]
         assert listening
         assert set(listening) <= {"127.0.0.1", "::1"}
 
@@ -123,8 +119,7 @@ try:
 except UserError as error:
     print(error)
 """
-    done = run(["-c", code])
-    assert "write a script, or use torchrun" in done.stdout
+    assert "write a script, or use torchrun" in run(["-c", code]).stdout
 
 
 def test_launch_needs_no_more_processes_than_there_are(tmp_path):

@@ -191,9 +191,6 @@ def test_trains_in_a_thread(tmp_path):
     assert done.stdout == "10\n"
 
 
-# --- what cannot be started ----------------------------------------------------------------------
-
-
 def test_a_script_without_a_guard_is_told_so_once(tmp_path):
     script = write(tmp_path, "make('ddp_spawn').fit(Net())", guard="if True:")
     done = run([script], cwd=tmp_path, extra=at_root())

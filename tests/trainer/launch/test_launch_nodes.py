@@ -53,9 +53,8 @@ def test_two_nodes_train_as_one_does(tmp_path: Path, devices: int, more: dict[st
     layout = attempt["layout"]
     assert (layout["world_size"], layout["local_world_size"]) == (2 * devices, devices)
     assert (layout["num_nodes"], layout["main_address"]) == (2, "127.0.0.1")
-    assert sorted(path.name for path in (tmp_path / "run" / "logs").iterdir()) == [
-        f"rank-{rank}.log" for rank in range(1, 2 * devices)
-    ]
+    logs = [f"rank-{rank}.log" for rank in range(1, 2 * devices)]
+    assert sorted(path.name for path in (tmp_path / "run" / "logs").iterdir()) == logs
     assert "effective batch size 64" in nodes[0].stdout
     alone = ["--trainer.run_name", "alone", "--trainer.default_root_dir", tmp_path]
     succeed(fit(*SHORT, *EVERY, *size, *alone, "--trainer.accelerator", "cpu"))

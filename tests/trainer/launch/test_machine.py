@@ -328,10 +328,8 @@ def test_a_killed_worker_keeps_no_logger_from_being_closed(
             wait_at(waiting)
         closed.append("first")
 
-    loggers = [
-        ClosingLogger("first", close_first),
-        ClosingLogger("second", lambda: closed.append("second")),
-    ]
+    second = ClosingLogger("second", lambda: closed.append("second"))
+    loggers = [ClosingLogger("first", close_first), second]
     with pytest.raises(UserError) as raised:
         train(LosesWorker(waiting.exists), tmp_path, loggers=loggers)
     assert re.fullmatch(KILLED, str(raised.value))

@@ -162,10 +162,8 @@ def test_an_interrupt_saves_and_gives_the_session_back(tmp_path):
     for devices, (interrupted, resumed) in ((1, cells[1:3]), (2, cells[3:5])):
         shown = interrupted.outputs[-1]
         assert shown.ename == "Interrupted"
-        found = re.fullmatch(
-            r"interrupted: saved after step (\d+); resume with: Trainer\(resume='(.*)'\)",
-            shown.evalue,
-        )
+        line = r"interrupted: saved after step (\d+); resume with: Trainer\(resume='(.*)'\)"
+        found = re.fullmatch(line, shown.evalue)
         assert found, shown.evalue
         assert found[2] == f"runs/run{devices}"
         assert [each.get("evalue") for each in resumed.outputs if each.output_type == "error"] == []

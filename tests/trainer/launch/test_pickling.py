@@ -82,9 +82,8 @@ KINDS = [
 def test_a_kind_is_named_with_its_remedy(make, what, remedy):
     value = nn.Sequential(module(make()))
     why = " (ValueError: not on a Sunday)" if isinstance(value[0].activation, Refuses) else ""
-    assert find_unpicklable(value, "model") == (
-        f"model[0].activation {what}, which cannot be pickled{why}; {remedy}{OTHERWISE}"
-    )
+    line = f"model[0].activation {what}, which cannot be pickled{why}; {remedy}{OTHERWISE}"
+    assert find_unpicklable(value, "model") == line
 
 
 # Each puts something into something else, and says how it is reached from there.

@@ -151,11 +151,8 @@ def test_the_outcome_is_told(tmp_path, arguments, code, expected):
     told.write_text("preempted SIGUSR1 step 3\n" if code == 0 else "")
     if code:
         told.unlink()
-    done = run(
-        fit("--trainer.default_root_dir", tmp_path, *arguments),
-        cwd=tmp_path,
-        extra=told_in(tmp_path),
-    )
+    words = fit("--trainer.default_root_dir", tmp_path, *arguments)
+    done = run(words, cwd=tmp_path, extra=told_in(tmp_path))
     assert done.returncode == code, done.stderr
     assert re.fullmatch(expected, told.read_text())
     assert list(tmp_path.glob(".outcome*")) == []

@@ -148,9 +148,8 @@ def test_a_gpu_is_waited_for_where_a_value_is_read(tmp_path, monkeypatch):
     (tmp_path / "model.py").write_text(WAITS)
     places = [f'  File "{tmp_path}/model.py", line {line} in step' for line in (1, 2, 3, 4)]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert [hangs.waits_for_peers(f"  File x\n{place}") for place in places] == [
-        *(True, True, True, False)
-    ]
+    waits = [hangs.waits_for_peers(f"  File x\n{place}") for place in places]
+    assert waits == [True, True, True, False]
     assert not hangs.waits_for_peers('  File "gone.py", line 1 in step')
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert not any(map(hangs.waits_for_peers, places))

@@ -96,10 +96,8 @@ def test_hyperparameters_are_recorded() -> None:
 
 
 def test_keywords_of_lightning() -> None:
-    module, own = (
-        Module(),
-        made(callbacks=[EarlyStopping("val_loss/dataloader_idx_0", verbose=True, strict=False)]),
-    )
+    stopping = EarlyStopping("val_loss/dataloader_idx_0", verbose=True, strict=False)
+    module, own = Module(), made(callbacks=[stopping])
     own.fit(module, train_dataloaders=loader(8), val_dataloaders=[loader(), loader(4)])  # type: ignore[call-arg]
     assert module.seen == [4, 4]  # validation data is never trained on
     assert {"val_loss/dataloader_idx_0", "val_loss/dataloader_idx_1"} <= own.metrics.keys()
@@ -145,9 +143,8 @@ def test_an_option_of_the_command_line_says_what_to_use() -> None:
 def test_attributes_say_what_to_use() -> None:
     for owner in (Module(), trainer.DataModule()):
         line = one_line(AttributeError, lambda owner=owner: owner.logger)
-        assert line.endswith(
-            "has no attribute 'logger'; use self.log; for images and text, a Logger of your own"
-        )
+        advice = "use self.log; for images and text, a Logger of your own"
+        assert line.endswith(f"has no attribute 'logger'; {advice}")
     assert not hasattr(Module(), "_nothing")
     own: Any = made()
     assert one_line(AttributeError, lambda: own.logged_metrics).endswith("; use metrics")

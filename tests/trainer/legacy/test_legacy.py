@@ -15,10 +15,8 @@ from my_project_trainer.legacy import arguments as legacy
 from my_project_trainer.strategies import SingleDevice
 
 GPUS = 8
-NEWER = {
-    name: parameter.default
-    for name, parameter in inspect.signature(trainer.Trainer).parameters.items()
-}
+OPTIONS = inspect.signature(trainer.Trainer).parameters
+NEWER = {name: option.default for name, option in OPTIONS.items()}
 
 
 class Model(trainer.TrainingModule):

@@ -161,9 +161,6 @@ def test_the_documents_1_bit_adam_with_stage_2_is_refused_with_the_reason() -> N
         Trainer(plugins=given, precision="bf16", accelerator="cpu", max_steps=1)  # type: ignore[call-arg]
 
 
-# --- names ----------------------------------------------------------------------------------------
-
-
 def test_names_are_imported_from_where_the_documents_do() -> None:
     from my_project_trainer.legacy.loggers import WandbLogger
     from my_project_trainer.legacy.plugins import DeepSpeedPlugin
@@ -188,9 +185,8 @@ def test_a_hook_that_would_not_be_called_is_refused_where_its_class_is_made() ->
         type("Net", (legacy.LightningModule,), body)
     first, second = raised.value.problems
     assert first.startswith("Net.optimizer_zero_grad would not be called: it is no hook; ")
-    assert second == (
-        "Net.validation_epoch_end would not be called: it is no hook; use on_validation_epoch_end"
-    )
+    advice = "use on_validation_epoch_end"
+    assert second == f"Net.validation_epoch_end would not be called: it is no hook; {advice}"
     with pytest.raises(ConfigurationError, match=r"Data\.transfer_batch_to_device would not be c"):
         type("Data", (legacy.LightningDataModule,), {"transfer_batch_to_device": hook})
     assert isinstance(Model(), TrainingModule)
@@ -209,9 +205,6 @@ def test_the_folder_can_be_deleted(tmp_path: Path) -> None:
     done = run(["-c", check], cwd=tmp_path, extra={"PYTHONPATH": str(tmp_path)})
     assert done.stderr == ""
     assert done.stdout.startswith("gpus: Trainer has no such argument; ")
-
-
-# --- runs -----------------------------------------------------------------------------------------
 
 
 def trained(folder: Path, plugin: str | None, **options: Any) -> dict[str, torch.Tensor]:
@@ -250,19 +243,14 @@ def test_a_module_is_divided_as_the_documents_say(tmp_path: Path) -> None:
 
 
 def test_a_method_that_forgets_its_work_is_named(apart: None) -> None:
+    from legacy_subject import Numbers
+
     cpu = {"accelerator": "cpu", "devices": 1, "logger": False}
     made = Trainer(plugins=NotWrapped(), max_steps=1, seed=1, **cpu)  # type: ignore[call-arg]
     with pytest.raises(
         Exception, match=r"NotWrapped\.configure_ddp must set self\.model to a Dist"
     ):
-        made.fit(Model(), legacy_data())
-
-
-def legacy_data() -> Any:
-    """Its data module."""
-    from legacy_subject import Numbers
-
-    return Numbers()
+        made.fit(Model(), Numbers())
 
 
 def test_methods_are_called_in_spawned_processes_too() -> None:

@@ -41,9 +41,8 @@ def chained(optimizer: Optimizer) -> Any:
 
 
 def nested(optimizer: Optimizer) -> Any:
-    return lr_scheduler.ChainedScheduler(
-        [warm_up_and_cosine(optimizer), lr_scheduler.StepLR(optimizer, 3, 0.7)]
-    )
+    parts = [warm_up_and_cosine(optimizer), lr_scheduler.StepLR(optimizer, 3, 0.7)]
+    return lr_scheduler.ChainedScheduler(parts)
 
 
 def warm_restarts(optimizer: Optimizer) -> Any:

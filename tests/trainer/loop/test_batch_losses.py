@@ -118,8 +118,7 @@ print(*(float(value.double().sum()) for _, value in sorted(module.state_dict().i
 def test_ddp2_on_two_nodes_compares_with_its_own_node(weights):
     # 24 a node, as two processes of ddp would have them: the nodes' gradients are averaged.
     one = weights("ddp2", 2, 2, 48)
-    other = weights("ddp", 2, 1, 48)
-    assert difference(one, other) < ROUNDING
+    assert difference(one, weights("ddp", 2, 1, 48)) < ROUNDING
 
 
 if __name__ == "__main__":

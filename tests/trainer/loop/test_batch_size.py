@@ -57,9 +57,8 @@ def test_ranks_agree_on_the_smallest_and_try_the_same(tmp_path, processes):
 @quiet_gloo
 def test_every_rank_hears_that_one_of_them_cannot_even_start(tmp_path):
     printed = run_ranks("too_large_a_start", 2, tmp_path)
-    assert printed[0].startswith(
-        "find_batch_size: a batch of one sample does not fit into the memory"
-    )
+    reason = "a batch of one sample does not fit into the memory"
+    assert printed[0].startswith(f"find_batch_size: {reason}")
     assert printed[0] == printed[1]
 
 

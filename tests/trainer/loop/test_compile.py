@@ -270,9 +270,6 @@ def test_a_note_names_what_is_not_compiled(graphs, capfd, tmp_path):
     assert "note: compile" not in capfd.readouterr().err
 
 
-# --- what is refused ------------------------------------------------------------------------------
-
-
 def problems(value: Any) -> list[str]:
     """What the trainer, and then a fit, say of a value."""
     with contextlib.suppress(ConfigurationError):

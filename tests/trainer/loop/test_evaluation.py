@@ -112,8 +112,7 @@ class Eight(Dataset[Tensor]):
 @pytest.mark.parametrize("replicas", [1, 2, 3])
 def test_the_largest_batch_leaves_each_replica_one(replicas: int) -> None:
     loader, device = DataLoader(Eight()), torch.device("cpu")
-    trial = (Draws(), loader, device, "32-true")
-    found, why = trials.find_batch_size(*trial, replicas)
+    found, why = trials.find_batch_size(Draws(), loader, device, "32-true", replicas)
     assert found == 8 // replicas
     of_all = f" for {replicas} replicas" if replicas > 1 else ""
     assert why == f"; no larger one was tried: the dataset has 8 samples{of_all}"
@@ -122,8 +121,7 @@ def test_the_largest_batch_leaves_each_replica_one(replicas: int) -> None:
 def test_a_batch_that_does_not_fit_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trials, "_try", _refuse_more_than_five)
     loader, device = DataLoader(Eight()), torch.device("cpu")
-    trial = (Draws(), loader, device, "32-true")
-    assert trials.find_batch_size(*trial, 1) == (5, "")
+    assert trials.find_batch_size(Draws(), loader, device, "32-true", 1) == (5, "")
 
 
 def _refuse_more_than_five(alone: object, module: object, loader: object, size: int) -> None:

@@ -84,16 +84,10 @@ def test_a_step_that_the_gradient_scaler_skips_does_not_count(tmp_path):
 
 
 def test_a_gradient_scaler_that_skips_every_step_ends_the_fit(tmp_path):
-    with pytest.raises(
-        errors.UserError, match=r"the gradient scaler's scale fell to .* by step 36:"
-    ):
-        fit(
-            tmp_path,
-            Diverges(step=2, ever=True),
-            precision="16-mixed",
-            max_epochs=8,
-            checkpoint_every_n_steps=40,
-        )
+    line = r"the gradient scaler's scale fell to .* by step 36:"
+    steady = {"precision": "16-mixed", "max_epochs": 8, "checkpoint_every_n_steps": 40}
+    with pytest.raises(errors.UserError, match=line):
+        fit(tmp_path, Diverges(step=2, ever=True), **steady)
 
 
 def test_more_losses_than_are_kept_are_all_looked_at():

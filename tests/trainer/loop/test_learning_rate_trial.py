@@ -33,9 +33,8 @@ def test_the_steepest_rate_is_returned_and_each_step_written(
     with (tmp_path / "sweep" / "learning_rates.csv").open() as file:
         rows = [[float(value) for value in row.values()] for row in csv.DictReader(file)]
     tried = [trials.Tried(*row) for row in rows]
-    assert [each.rate for each in tried] == pytest.approx(
-        [10 ** (step * 8 / 49 - 5) for step in range(len(tried))]
-    )
+    expected = [10 ** (step * 8 / 49 - 5) for step in range(len(tried))]
+    assert [each.rate for each in tried] == pytest.approx(expected)
     assert tried[0].change == 0
     assert max(abs(each.change) for each in tried[:5]) < 1e-2  # only the samples differ
     assert len(tried) < 50  # the loss diverges, and ends the sweep

@@ -50,9 +50,6 @@ class Once(ByHand):
         return [SGD(each.parameters(), lr=0.1) for each in (self.network, self.other)]
 
 
-# --- what a step is given --------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_one_optimizer_or_a_list(tmp_path, count):
     class Asks(Once):
@@ -106,9 +103,6 @@ def test_a_weight_that_is_returned_is_not_ignored(tmp_path):
         fit(Weighs(), tmp_path)
 
 
-# --- toggling --------------------------------------------------------------------------------
-
-
 def test_a_toggled_model_alone_gets_gradients_and_all_is_as_before_afterwards(tmp_path):
     class Toggles(Once):
         def do(self, batch: Any) -> None:
@@ -159,19 +153,12 @@ def test_a_shared_parameter_belongs_to_both(tmp_path):
 
         def configure_optimizers(self) -> Any:
             self.other.requires_grad_(False)
-            return [
-                SGD(self.network.parameters(), lr=0.1),
-                SGD(self.network[0].parameters(), lr=0.1),
-            ]
+            parts = (self.network, self.network[0])
+            return [SGD(part.parameters(), lr=0.1) for part in parts]
 
     fit(module := Shares(), tmp_path)
-    assert module.did == [
-        [True, True, True, True, False, False],
-        [True, True, False, False, False, False],
-    ]
-
-
-# --- accumulation, clipping, schedulers, rates -----------------------------------------------
+    first, second = [True] * 4 + [False] * 2, [True] * 2 + [False] * 4
+    assert module.did == [first, second]
 
 
 def test_accumulated_batches_equal_one_large_one(tmp_path):
@@ -193,8 +180,7 @@ def test_clipping_is_of_one_optimizer_s_gradients(tmp_path, precision, value, al
             wanted = torch.autograd.grad(loss, other.parameters, retain_graph=True)
             self.manual_backward(loss)
             network.clip_gradients(value, algorithm)
-            norm = other.clip_gradients(math.inf)
-            self.norms = norm, other.clip_gradients(1e9)
+            self.norms = other.clip_gradients(math.inf), other.clip_gradients(1e9)
             gradients = [[each.grad for each in part.parameters] for part in (network, other)]
             self.did = [*gradients, wanted]
 
@@ -258,9 +244,6 @@ def test_rates_are_scaled_in_a_step_and_their_own_before_and_after(tmp_path):
     assert module.did == pytest.approx([0.125, 0.15, 0.175, 0.2, 0.2, 0.2], rel=1e-5)
 
 
-# --- precision -------------------------------------------------------------------------------
-
-
 def test_forward_is_in_bf16_and_backward_in_fp32(tmp_path):
     class Half(ByHand):
         def training_step(self, batch: Any, batch_idx: int) -> None:
@@ -273,8 +256,7 @@ def test_forward_is_in_bf16_and_backward_in_fp32(tmp_path):
     fit(full := ByHand(), tmp_path / "full")
     assert half.seen == {"outside": torch.float32, "inside": torch.bfloat16}
     for name, weight in weights(full).items():
-        difference = (weights(half)[name] - weight).abs().max()
-        assert 0 < float(difference) < 2e-2
+        assert 0 < float((weights(half)[name] - weight).abs().max()) < 2e-2
 
 
 class Scales(ByHand):
@@ -313,9 +295,6 @@ def test_an_overflow_skips_the_one_optimizer_and_halves_the_scale_once(tmp_path)
     assert skipped == ["5.other.weight"]
     assert len(module.seen) == 12
     assert module.scales == [2.0**16] * 6 + [2.0**15] * 6
-
-
-# --- what is refused -------------------------------------------------------------------------
 
 
 def test_what_the_trainer_cannot_do_for_it(tmp_path):

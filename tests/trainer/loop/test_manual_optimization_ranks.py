@@ -70,8 +70,7 @@ def test_what_was_accumulated_is_averaged_when_its_own_backward_synchronizes(ran
             kept = rank[f"1.network.gradient.other.{parameter}"]
             assert kept.equal(rank[f"0.other.gradient.other.{parameter}"])
     first = (one["0.other.gradient.other.bias"] + two["0.other.gradient.other.bias"]) / 2
-    whole = one["1.other.gradient.other.bias"]
-    assert not whole.equal(first)
+    assert not one["1.other.gradient.other.bias"].equal(first)
     assert not one["0.other.gradient.other.bias"].equal(two["0.other.gradient.other.bias"])
 
 

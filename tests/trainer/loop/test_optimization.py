@@ -93,10 +93,9 @@ def test_refused(returned: Any, line: str) -> None:
 
 
 def test_an_unknown_entry_of_a_scheduler_s_dict_is_refused() -> None:
+    returned = {"optimizer": FIRST, "lr_scheduler": {"scheduler": STEPS, "frequency": 2}}
     with pytest.raises(errors.ConfigurationError, match="'frequency' is not") as raised:
-        optimization.read_optimization(
-            {"optimizer": FIRST, "lr_scheduler": {"scheduler": STEPS, "frequency": 2}}
-        )
+        optimization.read_optimization(returned)
     advice = "; multiply the scheduler's own lengths by it, such as step_size"
     assert raised.value.problems[0].endswith(advice)
 
@@ -113,9 +112,6 @@ def test_parameters_are_those_of_all_optimizers_each_once() -> None:
     assert [id(parameter) for parameter in found.parameters] == [id(shared), id(own)]
 
 
-# --- schedules -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("values", "logged"), [({}, "nothing"), ({"loss": 1.0, "accuracy": 0.5}, "accuracy, loss")]
 )
@@ -124,12 +120,8 @@ def test_a_value_that_was_not_logged_is_one_line(values: dict[str, float], logge
     entry.step(values)  # it waits for a value of its own
     with pytest.raises(errors.UserError) as raised:
         optimization.Optimization([FIRST], [entry]).check_monitored(values)
-    assert raised.value.problems == [
-        f"ReduceLROnPlateau monitors 'val_loss', which was not logged; logged: {logged}"
-    ]
-
-
-# --- state by name ---------------------------------------------------------------------------
+    problem = f"ReduceLROnPlateau monitors 'val_loss', which was not logged; logged: {logged}"
+    assert raised.value.problems == [problem]
 
 
 def make_module() -> nn.Sequential:
@@ -140,8 +132,7 @@ def make_module() -> nn.Sequential:
 def step(module: nn.Module, optimizer: Optimizer, times: int) -> list[Tensor]:
     """Train, and give the weights."""
     for index in range(times):
-        x = torch.linspace(-1, 1, 8).reshape(2, 4) * (index + 1)
-        module(x).square().sum().backward()
+        module(torch.linspace(-1, 1, 8).reshape(2, 4) * (index + 1)).square().sum().backward()
         optimizer.step()
         optimizer.zero_grad()
     return [parameter.detach().clone() for parameter in module.parameters()]
@@ -173,8 +164,7 @@ def test_training_goes_on_bit_for_bit(kind: str, backwards: bool) -> None:
     module, resumed = make_module(), make_module()
     optimizer = OPTIMIZERS[kind](groups(module))
     step(module, optimizer, 3)
-    names = states.parameter_names(module)
-    state = copy.deepcopy(states.optimizer_state(optimizer, names))
+    state = copy.deepcopy(states.optimizer_state(optimizer, states.parameter_names(module)))
 
     resumed.load_state_dict(module.state_dict())
     other = OPTIMIZERS[kind](groups(resumed, backwards))
@@ -233,10 +223,8 @@ def test_state_is_keyed_by_name_and_keeps_the_groups() -> None:
     state = states.optimizer_state(optimizer, states.parameter_names(module))
     assert sorted(state["state"]) == ["0.bias", "0.weight", "2.bias", "2.weight"]
     assert sorted(state["state"]["0.bias"]) == ["exp_avg", "exp_avg_sq", "step"]
-    assert [group["params"] for group in state["param_groups"]] == [
-        ["0.weight", "2.weight"],
-        ["0.bias", "2.bias"],
-    ]
+    names = [group["params"] for group in state["param_groups"]]
+    assert names == [["0.weight", "2.weight"], ["0.bias", "2.bias"]]
     assert [group["lr"] for group in state["param_groups"]] == [0.05, 0.02]
     assert [group["weight_decay"] for group in state["param_groups"]] == [0.1, 0.01]
 
@@ -259,8 +247,7 @@ def test_a_parameter_that_the_module_does_not_own_has_its_index_for_a_name() -> 
     optimizer = SGD([alone], lr=1.0, momentum=0.9)
     alone.grad = torch.ones(1)
     optimizer.step()
-    state = states.optimizer_state(optimizer, {})
-    assert list(state["state"]) == ["#0"]
+    assert list(states.optimizer_state(optimizer, {})["state"]) == ["#0"]
 
 
 def test_the_state_of_other_parameters_is_refused() -> None:
@@ -270,9 +257,8 @@ def test_the_state_of_other_parameters_is_refused() -> None:
     fewer = SGD(list(module.parameters())[:2], lr=1.0)
     with pytest.raises(errors.ConfigurationError) as raised:
         states.load_optimizer_state(fewer, state, names)
-    assert raised.value.problems == [
-        "the checkpoint's optimizer has other parameters than this one (2.bias, 2.weight)"
-    ]
+    problem = "the checkpoint's optimizer has other parameters than this one (2.bias, 2.weight)"
+    assert raised.value.problems == [problem]
 
 
 def test_a_save_before_the_first_step_makes_none() -> None:

@@ -69,14 +69,11 @@ def test_a_run_that_is_killed_resumes_to_the_last_bit(tmp_path, processes):
     succeed([*arguments, "--trainer.run_name", "whole"])
     killed = [*arguments, "--trainer.run_name", "killed", "--trainer.resume", "auto"]
     kill_at_random_step(killed, tmp_path / "killed")
-    resumed = succeed(killed)
-    assert "resumed from" in resumed.stderr
-    logs = [(tmp_path / name / "metrics.csv").read_text() for name in ("whole", "killed")]
+    assert "resumed from" in succeed(killed).stderr
+    runs = [tmp_path / name for name in ("whole", "killed")]
+    logs = [(run / "metrics.csv").read_text() for run in runs]
     assert logs[0] == logs[1]
-    states = [
-        checkpoint.Checkpoint(checkpoint.resolve(tmp_path / name)).state()
-        for name in ("whole", "killed")
-    ]
+    states = [checkpoint.Checkpoint(checkpoint.resolve(run)).state() for run in runs]
     assert all(value.equal(states[1]["model"][key]) for key, value in states[0]["model"].items())
 
 

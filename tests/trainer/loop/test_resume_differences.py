@@ -40,10 +40,8 @@ class Model(TrainingModule):
     def configure_optimizers(self) -> Any:
         self.adam = torch.optim.AdamW(self.parameters(), **{"lr": 0.1, **self.options})
         self.scheduler = self.schedule(self.adam, self)
-        return {
-            "optimizer": self.adam,
-            "lr_scheduler": {"scheduler": self.scheduler, "interval": "step"},
-        }
+        schedule = {"scheduler": self.scheduler, "interval": "step"}
+        return {"optimizer": self.adam, "lr_scheduler": schedule}
 
 
 class Unfreezes(Callback):
@@ -104,8 +102,7 @@ def test_a_schedule_that_would_end_is_refused_before_a_step() -> None:
         Exception, match="OneCycleLR ends after total_steps=4, and this fit makes 8"
     ):
         fit(Model(one_cycle), 8)
-    model = fit(Model(one_cycle), 8, resume_options="code")
-    assert model.scheduler.last_epoch == 8
+    assert fit(Model(one_cycle), 8, resume_options="code").scheduler.last_epoch == 8
 
 
 def test_an_unfrozen_layer_and_a_hidden_state_resume_exactly(capsys: Any) -> None:
@@ -116,8 +113,7 @@ def test_an_unfrozen_layer_and_a_hidden_state_resume_exactly(capsys: Any) -> Non
     assert not torch.equal(whole.first.weight, Model(cosine(8)).first.weight)
     for name, value in whole.state_dict().items():
         assert torch.equal(value, resumed.state_dict()[name]), name
-    model = fit(Model(cosine(8), trains_first=True), 8)
-    assert model.first.weight.requires_grad
+    assert fit(Model(cosine(8), trains_first=True), 8).first.weight.requires_grad
     assert "frozen parameters: ['first.weight', 'first.bias'] in the checkpoint" in (
         capsys.readouterr().err
     )

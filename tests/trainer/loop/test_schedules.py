@@ -134,9 +134,6 @@ def test_a_run_that_ended_is_not_validated_twice_at_its_last_step(tmp_path: Path
     assert (first.validated, again.validated) == ([EVERY], [])
 
 
-# --- an unfinished epoch -------------------------------------------------------------------------
-
-
 class Reads(Scheduled):
     """Records the samples of its batches."""
 

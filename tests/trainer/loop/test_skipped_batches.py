@@ -86,8 +86,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Plain:
             kept = [n for n in range(start, start + accumulate) if n not in skipped]
             optimizer.zero_grad()
             for x, y in (records.batches[number] for number in kept):
-                loss = nn.functional.mse_loss(module.sequential_module(x), y)
-                (loss / accumulate).backward()
+                (nn.functional.mse_loss(module.sequential_module(x), y) / accumulate).backward()
             if kept:
                 optimizer.step()
         return dict(module.state_dict())
@@ -208,9 +207,8 @@ def test_values_of_the_other_rank_are_logged(tmp_path: Path, rank: int) -> None:
     rows = [row.split(",") for row in (tmp_path / "run" / "metrics.csv").read_text().splitlines()]
     steps = {int(row[0]): float(row[3]) for row in rows if row[2] == "loss_step"}
     assert steps == {step: (2.0 - rank if step == 3 else 1.5) for step in range(1, 9)}
-    assert [float(row[3]) for row in rows if row[2] == "loss_epoch"] == [
-        pytest.approx((7 * 3 + 2 - rank) / 15)
-    ]
+    losses = [float(row[3]) for row in rows if row[2] == "loss_epoch"]
+    assert losses == [pytest.approx((7 * 3 + 2 - rank) / 15)]
 
 
 def line_of(module: Any, **options: Any) -> str:

@@ -205,8 +205,7 @@ def marks(name: str) -> list[pytest.MarkDecorator]:
 @pytest.mark.parametrize("name", [pytest.param(run, marks=marks(run)) for run in RUNS])
 @pytest.mark.slow
 def test_every_strategy_trains_the_same(tmp_path, name):
-    options = json.dumps({"devices": 2, **RUNS[name]})
-    succeed(["-m", "checkpointed_subject", tmp_path, options])
+    succeed(["-m", "checkpointed_subject", tmp_path, json.dumps({"devices": 2, **RUNS[name]})])
     kept, again, resumed = (
         load_file(tmp_path / f"{each}.file") for each in ("kept", "again", "resumed")
     )

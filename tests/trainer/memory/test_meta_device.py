@@ -74,8 +74,7 @@ def test_pieces_have_the_values_of_the_whole():
     assert [name for name, parameter in module.named_parameters() if not parameter.is_meta] == [
         name for name, _ in module.named_parameters() if name.startswith("blocks.1")
     ]
-    whole = materialized(Tied)
-    assert torch.equal(module.blocks[1].up.weight, whole.blocks[1].up.weight)
+    assert torch.equal(module.blocks[1].up.weight, materialized(Tied).blocks[1].up.weight)
 
 
 def test_the_language_model_begins_as_it_does_otherwise():

@@ -25,9 +25,6 @@ def command(name: str, *arguments: str | Path) -> list[str | Path]:
     return ["-m", PACKAGE, name, "--config", ROOT / "configs" / "gan.yaml", *arguments]
 
 
-# --- training --------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory):
     """Trains under a strategy once; the run's directory."""

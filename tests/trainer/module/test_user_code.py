@@ -52,9 +52,6 @@ def line_of(folder: Path, module: Any, *given: Any, command: str = "fit", **opti
     return line
 
 
-# --- loaders -------------------------------------------------------------------------------------
-
-
 class Stream(IterableDataset[Tensor]):
     """Yields single samples."""
 
@@ -100,10 +97,8 @@ def test_what_is_no_loader_is_refused(tmp_path, made, told, in_evaluation, stage
 
 
 def test_a_loader_that_is_not_there_is_told(tmp_path):
-    assert line_of(tmp_path, Model(train_dataloader=lambda: None)) == (
-        "no batches: Model.train_dataloader returned None, and no loader was given: return a "
-        "DataLoader"
-    )
+    reason = "Model.train_dataloader returned None, and no loader was given: return a DataLoader"
+    assert line_of(tmp_path, Model(train_dataloader=lambda: None)) == f"no batches: {reason}"
 
 
 @pytest.mark.parametrize(
@@ -146,9 +141,6 @@ def test_a_stop_iteration_of_the_data_set_does_not_end_the_epoch(tmp_path, worke
     traceback.clear_frames(raised.value.__traceback__)
 
 
-# --- hooks ---------------------------------------------------------------------------------------
-
-
 class Nothing(trainer.TrainingModule):
     """Overwrites nothing."""
 
@@ -189,9 +181,6 @@ def test_a_missing_validation_step_is_told_before_the_first_step(tmp_path, given
     assert steps == []
 
 
-# --- losses --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("loss", "told"),
     [
@@ -229,9 +218,6 @@ class Manual(Model):
 )
 def test_what_manual_backward_cannot_take_is_told(tmp_path, loss, told):
     assert re.match(told, line_of(tmp_path, Manual(loss=loss)))
-
-
-# --- the end of an epoch -------------------------------------------------------------------------
 
 
 class Validates(Model):
@@ -314,7 +300,5 @@ def test_a_changed_learning_rate_is_told(tmp_path, capsys):
         make(tmp_path, resume="auto").fit(module)
         told = [line for line in capsys.readouterr().err.splitlines() if "note: lr of" in line]
         assert bool(told) == (rate == 0.1)
-    assert told == [
-        "note: lr of optimizer 0: 0.01 in the checkpoint, 0.1 in the code: the checkpoint's is "
-        "used; resume_options='code' takes the code's"
-    ]
+    reason = "the checkpoint's is used; resume_options='code' takes the code's"
+    assert told == [f"note: lr of optimizer 0: 0.01 in the checkpoint, 0.1 in the code: {reason}"]

@@ -60,9 +60,8 @@ def test_train_with_own_classes_then_test_load_and_export(capsys: Any) -> None:
     Path("mine.py").write_text(classes("PrintRate", "TextLogger"))
     Path("mine.yaml").write_text(CONFIG)
     done = succeed(fit("--config", "mine.yaml", "--trainer.run_name", "RUN"), cwd=Path.cwd())
-    assert re.findall("^epoch .*", done.stdout, re.MULTILINE) == [
-        f"epoch {epoch}: step {22 * epoch + 22} of 440" for epoch in range(3)
-    ]
+    expected = [f"epoch {epoch}: step {22 * epoch + 22} of 440" for epoch in range(3)]
+    assert re.findall("^epoch .*", done.stdout, re.MULTILINE) == expected
     with Path("runs/RUN/metrics.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["name"] == "val_loss"]
     losses = {int(row["step"]): float(row["value"]) for row in rows}

@@ -56,9 +56,6 @@ def set_up(
         strategy.teardown()
 
 
-# --- ddp -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -77,9 +74,6 @@ def test_torch_s_ddp_has_the_options(options: dict[str, Any], expected: dict[str
         assert strategy.wrapped is not None
         told = strategy.wrapped._get_ddp_logging_data()
         assert {name: told.get(name) for name in expected} == expected
-
-
-# --- ddp_zero1 -----------------------------------------------------------------------------------
 
 
 def adam(module: Layers) -> torch.optim.Optimizer:
@@ -131,9 +125,6 @@ def test_zero1_keeps_the_options_of_the_optimizer_and_of_its_groups(
             assert {name: group[name] for name in names} == {name: expected[name] for name in names}
     for name, value in alone.state_dict().items():
         assert torch.allclose(module.state_dict()[name], value, rtol=ROUNDING, atol=0), name
-
-
-# --- fsdp ----------------------------------------------------------------------------------------
 
 
 def sharding(options: dict[str, Any]) -> tuple[list[mock._Call], set[str]]:

@@ -66,8 +66,7 @@ class WGAN(Manual):
     def penalty(self, between: Tensor) -> Tensor:
         """How far the norm of the critic's gradient is from 1."""
         between.requires_grad_()
-        score = self.critic(between).sum()
-        (gradient,) = torch.autograd.grad(score, between, create_graph=True)
+        (gradient,) = torch.autograd.grad(self.critic(between).sum(), between, create_graph=True)
         return ((gradient.norm(dim=1) - 1) ** 2).mean()
 
 

@@ -65,10 +65,8 @@ class Llama(Text):
         styles = dict.fromkeys(by_columns, ColwiseParallel())
         styles |= dict.fromkeys(("self_attn.o_proj", "mlp.down_proj"), RowwiseParallel())
         layers = range(len(self.model.model.layers))
-        return {
-            f"model.model.layers.{layer}.{name}": style
-            for layer, (name, style) in itertools.product(layers, styles.items())
-        }
+        pairs = itertools.product(layers, styles.items())
+        return {f"model.model.layers.{n}.{name}": style for n, (name, style) in pairs}
 
 
 class LoRA(Text):

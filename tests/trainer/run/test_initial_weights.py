@@ -95,8 +95,7 @@ def test_a_file_and_the_average_of_a_run(expected: dict[str, Tensor], capsys: An
     assert_close(saved("several"), expected)
 
     fit(averaging_subject.Net(), "averages", callbacks=[EMA(0.9)])
-    state = Checkpoint(resolve(Path("runs/averages"))).state()
-    average = state["callbacks"]["EMA"]["average"]
+    average = Checkpoint(resolve(Path("runs/averages"))).state()["callbacks"]["EMA"]["average"]
     module = Net()
     capsys.readouterr()
     fit(module, "from_average", weights="runs/averages", callbacks=[_KeepsStart()], max_steps=1)
@@ -131,9 +130,8 @@ def test_weights_that_do_not_fit_are_named(expected: dict[str, Tensor], capsys: 
     )
     with pytest.raises(trainer.ConfigurationError) as raised:
         fit(Other(), "strict", weights="runs/source")
-    assert raised.value.problems == [
-        f"weights='runs/source' do not fit Other: {names}; weights_strict=False uses the others"
-    ]
+    advice = "weights_strict=False uses the others"
+    assert raised.value.problems == [f"weights='runs/source' do not fit Other: {names}; {advice}"]
     assert not Path("runs/strict").exists()
     callback, module = _KeepsStart(), Other()
     how = {"weights": "runs/source", "weights_strict": False, "callbacks": [callback]}

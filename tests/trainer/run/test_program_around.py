@@ -75,9 +75,8 @@ def test_an_exception_of_a_rank_arrives_as_itself(tmp_path: Path, strategy: str)
 
 
 def test_a_notebook_shows_one_line_of_an_interrupt() -> None:
-    assert Interrupted(3, "runs/a", False)._render_traceback_() == [
-        "interrupted: saved after step 3; resume with: Trainer(resume='runs/a')"
-    ]
+    line = "interrupted: saved after step 3; resume with: Trainer(resume='runs/a')"
+    assert Interrupted(3, "runs/a", False)._render_traceback_() == [line]
 
 
 def test_numbers_of_the_program_s_own_tensors_are_read_as_before(tmp_path: Path) -> None:

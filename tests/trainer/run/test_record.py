@@ -83,9 +83,6 @@ def test_an_end_without_a_number_in_json() -> None:
     assert json.loads(json.dumps(end, allow_nan=False)) == end
 
 
-# --- data files ----------------------------------------------------------------------------------
-
-
 class Named(DataModule):
     def __init__(self, *paths: Path) -> None:
         self.paths = paths

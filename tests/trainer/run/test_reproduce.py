@@ -133,8 +133,7 @@ def test_steps_in_which_a_difference_may_have_begun_are_named(recorded, again):
             assert again()[0] == 0
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         path.write_text("".join(f"{json.dumps(lines[step])}\n" for step in kept))
-    changed = path.read_text().replace(lines[6]["gradients"], "0")
-    path.write_text(changed)
+    path.write_text(path.read_text().replace(lines[6]["gradients"], "0"))
     is_equal, (line,) = compare.compare(RUN, RUN.with_name("run-reproduced"), 12)
     assert not is_equal
     assert line.startswith("step 6, rank 0: gradients is the first that differs: the backward pass")

@@ -60,29 +60,25 @@ def test_batches_are_exchanged_by_the_eight_and_weighted_each(monkeypatch, start
     peer = Peer(others)
     found = list(epoch(monkeypatch, peer, Stream(own), start=start))
     assert peer.exchanged == [2, 4, 8, 8, 8, 8, 8]  # and not twenty times two
-    assert [(each.number, each.samples, float(each.data[0])) for each in found] == [
-        (number, own[number], number) for number in range(start, 40)
-    ]
+    expected = [(number, own[number], number) for number in range(start, 40)]
+    assert [(each.number, each.samples, float(each.data[0])) for each in found] == expected
     sums = [sum(own[at : at + 2] + others[at : at + 2]) for at in range(0, 40, 2)]
-    assert [each.weight for each in found] == [
-        own[number] * 2 / sums[number // 2] for number in range(start, 40)
-    ]
+    weights = [own[number] * 2 / sums[number // 2] for number in range(start, 40)]
+    assert [each.weight for each in found] == weights
     assert [each.number for each in found if each.ends_step] == list(range(start | 1, 40, 2))
     assert [each.number for each in found if each.ends_epoch] == [39]
 
 
 @pytest.mark.parametrize(("own", "others"), [(20, 25), (25, 20), (3, 25), (1, 2)])
 def test_joined_loaders_count_each_sample_once(monkeypatch, own, others):
-    peer = Peer([2] * others)
-    found = list(epoch(monkeypatch, peer, Stream([2] * own), "join"))
+    found = list(epoch(monkeypatch, Peer([2] * others), Stream([2] * own), "join"))
     last = max(own, others)
     assert [each.number for each in found] == list(range(last))
     assert [each.samples for each in found] == [2] * own + [0] * (last - own)
     counts = [[2 * (number < each) for each in (own, others)] for number in range(last + 1)]
     sums = [sum(counts[at] + counts[at + 1]) for at in range(0, last, 2)]
-    assert [each.weight for each in found] == [
-        2 * counts[number][0] / sums[number // 2] for number in range(last)
-    ]
+    weights = [2 * counts[number][0] / sums[number // 2] for number in range(last)]
+    assert [each.weight for each in found] == weights
     assert float(found[-1].data[0]) == own - 1
     assert [each.ends_epoch for each in found] == [False] * (last - 1) + [True]
 

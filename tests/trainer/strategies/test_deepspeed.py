@@ -40,9 +40,6 @@ def test_an_optimizer_that_cannot_be_compiled_is_one_line(tmp_path):
     done = succeed([*arguments, "--trainer.overwrite", "true"], extra=extra, engine="deepspeed")
 
 
-# --- training ------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """Folders of what two processes train with DeepSpeed, and of what one trains without."""
@@ -82,13 +79,8 @@ def test_equals_one_process(trained, way, bound):
 @slow
 @pytest.mark.parametrize("way", RESUMED)
 def test_resumes_to_the_last_bit(trained, way):
-    assert_resumed(trained[0], way)
-
-
-def assert_resumed(folder: Path, way: str) -> None:
-    whole, stopped, resumed = (
-        load_file(folder / f"{way}{part}.safetensors") for part in ("", "-stopped", "-resumed")
-    )
+    files = (trained[0] / f"{way}{part}.safetensors" for part in ("", "-stopped", "-resumed"))
+    whole, stopped, resumed = map(load_file, files)
     assert len(stopped["losses"]) == 6
     assert all(torch.equal(whole[key], resumed[key]) for key in whole)
 
@@ -120,8 +112,7 @@ def scaler(run_directory: Path) -> dict[str, Any]:
 def test_steps_that_overflow_are_left_out_and_the_scale_adapts(trained):
     run_directory = trained[0] / "runs" / "overflow"
     assert 128 < scaler(run_directory)["scale"] < 65536
-    losses = logged(run_directory, "loss")
-    assert torch.isfinite(torch.tensor(losses)).all()
+    assert torch.isfinite(torch.tensor(logged(run_directory, "loss"))).all()
 
 
 @slow

@@ -103,5 +103,4 @@ def test_groups_of_deepspeed_have_our_timeout(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(groups, "_WORLD_GROUP", None)
     monkeypatch.setattr(torch.distributed, "new_group", lambda *ranks, timeout: (*ranks, timeout))
     process.adopt_process_group(timedelta(seconds=60))
-    found = TorchBackend.new_group(None, [0, 2])
-    assert found == ([0, 2], timedelta(seconds=60))
+    assert TorchBackend.new_group(None, [0, 2]) == ([0, 2], timedelta(seconds=60))

@@ -59,12 +59,8 @@ def sizes(device_type: str, elements: int, **options: Any) -> tuple[Any, ...]:
         "zero_optimization"
     ]
     ahead = ("prefetch_bucket_size", "max_live_parameters", "max_reuse_distance")
-    return (
-        zero["reduce_bucket_size"],
-        zero["allgather_bucket_size"],
-        *(zero.get(f"stage3_{name}") for name in ahead),
-        zero["overlap_comm"],
-    )
+    buckets = (zero["reduce_bucket_size"], zero["allgather_bucket_size"])
+    return (*buckets, *(zero.get(f"stage3_{name}") for name in ahead), zero["overlap_comm"])
 
 
 def test_buffers_are_as_small_as_ddp_s_on_cpus_and_deepspeed_s_own_on_gpus():
@@ -212,9 +208,8 @@ def test_options_that_cannot_be(strategy, options, part):
 @pytest.mark.needs("deepspeed")
 def test_what_deepspeed_itself_does_not_take_is_said_before_anything_starts():
     own = {"zero_optimization": {"stage": 2, "reduce_bucket_size": -1}}
-    assert problems(config=own) == [
-        "reduce_bucket_size in the DeepSpeed configuration: Input should be greater than 0"
-    ]
+    line = "reduce_bucket_size in the DeepSpeed configuration: Input should be greater than 0"
+    assert problems(config=own) == [line]
     assert "has been removed" in problems(config={"elasticity": {"enabled": True}})[0]
 
 

@@ -45,17 +45,13 @@ def part(found: Any, *names: str) -> Any:
     return found
 
 
-def without_lines(counts: dict[str, int]) -> dict[str, int]:
-    """Counts by file."""
-    return {re.sub(r":\d+", "", place): count for place, count in counts.items()}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FITS)
 def test_a_step_and_a_validation_wait_for_nothing(found: Any, name: str) -> None:
     fit = part(found, "fits", name)
     assert fit["steps"] == STEPS
-    assert without_lines(fit["waits"]) == _WAITS.get(name, {})
+    waits = {re.sub(r":\d+", "", place): count for place, count in fit["waits"].items()}
+    assert waits == _WAITS.get(name, {})
     assert fit["pageable"] == {}
     assert fit["validated"] > 0
     assert (fit["waits in validation"], fit["pageable in validation"]) == ({}, {})

@@ -249,11 +249,9 @@ def test_an_engines_error_says_that_a_peer_has_gone(monkeypatch):
     assert failures.is_lost_peer(EngineError("aborted"), ["EngineError"])
 
     monkeypatch.setattr(strategies.registry, "lost_peer_errors", [])
-    declared = Registration({}, lost_peer_errors=["EngineError"])
-    strategies.registry._add("engine", declared)
+    strategies.registry._add("engine", Registration({}, lost_peer_errors=["EngineError"]))
     given: list[Any] = []
     caller = f"{PACKAGE}_trainer.trainer.run_external"
     monkeypatch.setattr(caller, lambda *arguments: given.extend(arguments))
-    options = {"max_steps": 1, "accelerator": "cpu", "devices": 1}
-    trainer.Trainer(**options).fit(gan.GAN())
+    trainer.Trainer(max_steps=1, accelerator="cpu", devices=1).fit(gan.GAN())
     assert given[2] == ["EngineError"]

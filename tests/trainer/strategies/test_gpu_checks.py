@@ -40,8 +40,7 @@ def checks(folder: str | Path, words: str) -> list[str]:
 )
 @pytest.mark.slow
 def test_some_checks_pass_on_the_cpu(folder, words, counts):
-    done = succeed(checks(folder, words), extra=DRY)
-    assert counts in done.stdout
+    assert counts in succeed(checks(folder, words), extra=DRY).stdout
 
 
 @pytest.mark.slow
@@ -122,9 +121,8 @@ def test_a_process_that_an_error_ends_costs_one_check(tmp_path, capsys):
     (tmp_path / "test_broken.py").write_text(BROKEN)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu\n")
     results = list(run_session(Session((str(tmp_path / "test_broken.py"),)), "cpu", ""))
-    assert [result.outcome for result in results] == [
-        *("passed", "crashed", "skipped", "failed", "passed")
-    ]
+    outcomes = ["passed", "crashed", "skipped", "failed", "passed"]
+    assert [result.outcome for result in results] == outcomes
     assert results[0].found == "1.5 s (bound 5 s)"
     assert results[1].message.startswith("the process ended with -6")
     assert results[2].message == "not today"
@@ -292,9 +290,8 @@ def test_make_test_gpu_says_in_one_line_that_there_is_no_gpu():
     )
     assert done.returncode == 2
     line, *rest = done.stderr.splitlines()
-    assert line.startswith(
-        f"no Python here whose torch sees a GPU: {sys.executable} has torch {torch.__version__}"
-    )
+    reason = f"{sys.executable} has torch {torch.__version__}"
+    assert line.startswith(f"no Python here whose torch sees a GPU: {reason}")
     assert not [each for each in rest if not each.startswith("make")]
 
 

@@ -56,17 +56,11 @@ def test_fusion_is_off_where_sums_are_to_be_exact():
 @pytest.mark.needs("horovod")
 def test_rates_are_multiplied_by_the_size_unless_told_not_to(tmp_path):
     scaled = trained(tmp_path / "scaled", *HOROVOD, processes=2)
-    not_scaled = trained(
-        tmp_path / "not",
-        *HOROVOD,
-        *("--trainer.strategy_options", "{scale_learning_rate: false}"),
-        processes=2,
-    )
+    unscaled = (*HOROVOD, "--trainer.strategy_options", "{scale_learning_rate: false}")
+    not_scaled = trained(tmp_path / "not", *unscaled, processes=2)
     alone = trained(tmp_path / "alone")
-    twice = trained(
-        tmp_path / "twice",
-        *("--trainer.learning_rate_scaling", "linear", "--trainer.reference_batch_size", "32"),
-    )
+    linear = ("--trainer.learning_rate_scaling", "linear", "--trainer.reference_batch_size", "32")
+    twice = trained(tmp_path / "twice", *linear)
     assert set(logged(scaled / "run", "lr")) == {0.006}
     assert set(logged(not_scaled / "run", "lr")) == {0.003}
     assert len(logged(scaled / "run", "loss")) == 44

@@ -54,7 +54,5 @@ def test_a_package_that_is_missing_is_named_with_how_to_install_it(
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(trainer.ConfigurationError) as raised:
         trainer.Trainer(accelerator="cpu", devices=2, strategy=strategy, max_steps=1)
-    assert raised.value.problems == [
-        f"strategy={strategy!r} needs the package {package}, which is not installed: "
-        f"make {package}, or pip install '.[{package}]'"
-    ]
+    problem = f"strategy={strategy!r} needs the package {package}, which is not installed"
+    assert raised.value.problems == [f"{problem}: make {package}, or pip install '.[{package}]'"]

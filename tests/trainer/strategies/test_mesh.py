@@ -175,23 +175,19 @@ def test_a_plan_that_does_not_fit_is_refused_before_processes_start():
         "parallelize_plan: norm is a LayerNorm, and ColwiseParallel supports nn.Linear and "
         "nn.Embedding",
     ]
-    assert refused(Planned({"norm": ShardedRandomness()})) == [
-        "parallelize_plan of Planned shards no parameter: give layers a style such as "
-        "ColwiseParallel(), or use strategy='ddp'"
-    ]
+    problem = "parallelize_plan of Planned shards no parameter"
+    reason = "give layers a style such as ColwiseParallel(), or use strategy='ddp'"
+    assert refused(Planned({"norm": ShardedRandomness()})) == [f"{problem}: {reason}"]
     (line,) = refused(Planned({"up": ColwiseParallel()}), devices=3)
     assert line.startswith("up.weight is used in 2 places, and parallelize_plan would separate")
 
 
 def test_the_gpt_refuses_heads_and_lengths_that_do_not_divide():
-    assert refused(GPT(heads=2, width=16), devices=4) == [
-        "model.heads=2 is not divisible by tensor=4"
-    ]
+    line = "model.heads=2 is not divisible by tensor=4"
+    assert refused(GPT(heads=2, width=16), devices=4) == [line]
     lines = refused(GPT(heads=8, context=CONTEXT + 2), devices=8)
-    assert lines == [
-        "positions.weight of shape (10, 16) is sharded along dimension 0: 10 is not divisible by "
-        "tensor=8"
-    ]
+    reason = "10 is not divisible by tensor=8"
+    assert lines == [f"positions.weight of shape (10, 16) is sharded along dimension 0: {reason}"]
 
 
 @pytest.mark.needs("g++")

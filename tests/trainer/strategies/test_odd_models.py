@@ -24,8 +24,7 @@ def fit(folder: Path, subject: str, **options: Any) -> subprocess.CompletedProce
     require(missing(engine))
     folder.mkdir()
     given = {"max_epochs": 2, "global_batch_size": 4, "gradient_clip_val": 0.3, **options}
-    arguments = ["-m", "odd_subject", folder, subject, json.dumps(given)]
-    return run(arguments, engine=engine)
+    return run(["-m", "odd_subject", folder, subject, json.dumps(given)], engine=engine)
 
 
 @pytest.mark.parametrize(

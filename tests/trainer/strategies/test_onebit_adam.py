@@ -44,10 +44,8 @@ class Simulation:
         ]
         if step < FREEZE_STEP:
             self.momentum = mean(moments)
-            self.variance = [
-                beta2 * old + (1 - beta2) * new**2
-                for old, new in zip(self.variance, mean(own), strict=True)
-            ]
+            pairs = zip(self.variance, mean(own), strict=True)
+            self.variance = [beta2 * old + (1 - beta2) * new**2 for old, new in pairs]
         else:
             self.momentum = self.compressed(moments)
         self.weights = [
@@ -100,7 +98,5 @@ def test_every_process_makes_the_same_step_to_the_last_bit(tmp_path):
     run_ranks("step_one_bit_adam", 3, tmp_path)
     first, *others = [load_file(tmp_path / f"{rank}.safetensors") for rank in range(3)]
     for name in SHAPES:
-        assert all(
-            other[f"{ADAM_STEPS - 1}.{name}"].equal(first[f"{ADAM_STEPS - 1}.{name}"])
-            for other in others
-        )
+        last = f"{ADAM_STEPS - 1}.{name}"
+        assert all(other[last].equal(first[last]) for other in others)

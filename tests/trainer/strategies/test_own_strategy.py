@@ -35,10 +35,8 @@ def command(strategy: str, *arguments: str) -> list[str]:
 
 
 def test_registered_where_the_model_is(tmp_path):
-    assert fitted(tmp_path, "mine") == [
-        ["hello from 0 of 2", "wraps Net"],
-        ["hello from 1 of 2", "wraps Net"],
-    ]
+    said = [[f"hello from {rank} of 2", "wraps Net"] for rank in (0, 1)]
+    assert fitted(tmp_path, "mine") == said
 
 
 def test_named_by_class_path_with_options_of_its_own_and_of_what_it_is_made_from(tmp_path):

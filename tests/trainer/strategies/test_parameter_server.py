@@ -24,9 +24,6 @@ STEPS = -(-SAMPLES // BATCH)
 NO_CLIPPING = (0.0, 0.0)
 
 
-# --- what it refuses ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
@@ -56,9 +53,6 @@ def test_refuses_a_module(nothing_runs: None, kind: str, reason: str) -> None:
     trainer = Trainer(strategy="parameter_server", accelerator="cpu", devices=2, max_epochs=1)
     with pytest.raises(ConfigurationError, match=reason):
         trainer.check_fit(make(kind))
-
-
-# --- whose gradients make a step ------------------------------------------------------------------
 
 
 class Workers:

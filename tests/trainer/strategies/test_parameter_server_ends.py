@@ -18,10 +18,8 @@ def test_a_lost_server_ends_the_run_with_one_line(tmp_path: Path) -> None:
     options = {"devices": 3, "max_epochs": 50}
     code, error, _ = train(tmp_path, options, {"ends": {"0": [5, "SIGKILL"]}})
     assert code == 128 + signal.SIGKILL, error
-    assert error == (
-        "rank 0 was killed by SIGKILL; if nobody sent it, memory ran out: "
-        "see docs/trouble.md#a-rank-was-killed\n"
-    )
+    advice = "if nobody sent it, memory ran out: see docs/trouble.md#a-rank-was-killed\n"
+    assert error == f"rank 0 was killed by SIGKILL; {advice}"
 
 
 def test_an_error_of_a_worker_ends_the_run(tmp_path: Path) -> None:
@@ -32,8 +30,7 @@ def test_an_error_of_a_worker_ends_the_run(tmp_path: Path) -> None:
 
 
 def test_an_error_of_the_optimizer_ends_the_run(tmp_path: Path) -> None:
-    options = {"devices": 3, "max_epochs": 50}
-    code, error, _ = train(tmp_path, options, {"fails": 5})
+    code, error, _ = train(tmp_path, {"devices": 3, "max_epochs": 50}, {"fails": 5})
     assert code == 1
     assert error.splitlines()[-1] == "rank 0: ValueError: bad rate"
 

@@ -49,10 +49,8 @@ def results(folder: Path, name: str) -> dict[str, torch.Tensor]:
 def test_equals_one_process(trained, name):
     case = CASES[name]
     folder = trained(case.processes, case.exhaustive)
-    ours, theirs = (
-        results(folder, each) | results(folder, f"{each} evaluated")
-        for each in (name, f"{name} alone")
-    )
+    names = (name, f"{name} alone")
+    ours, theirs = (results(folder, each) | results(folder, f"{each} evaluated") for each in names)
     assert ours.keys() == theirs.keys()
     assert len(ours["logged/loss"]) >= 6
     assert len(ours["predictions"]) == SAMPLES

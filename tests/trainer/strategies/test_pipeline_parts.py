@@ -28,8 +28,7 @@ from pipeline_subject import Subject
     ("microbatches", "samples", "count"), [(4, 12, 4), (4, 7, 1), (8, 7, 7), (5, 12, 4), (6, 4, 4)]
 )
 def test_a_batch_runs_with_the_most_micro_batches_that_divide_it(microbatches, samples, count):
-    shape = Shape(None, "parameters", microbatches, "1f1b", "never")
-    assert shape.count(samples) == count
+    assert Shape(None, "parameters", microbatches, "1f1b", "never").count(samples) == count
 
 
 def test_what_a_stage_gives_is_packed_without_loss():

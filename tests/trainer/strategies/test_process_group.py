@@ -159,9 +159,8 @@ def test_groups_for_the_cpu_can_be_added_to_one_that_is_bound_to_a_gpu(tmp_path:
 def test_several_backends_are_named_with_their_devices(name: str) -> None:
     with pytest.raises(ConfigurationError) as raised:
         environment.check(several=False, environment={name: "gloo,gloo"})
-    assert str(raised.value) == (
-        f"{name}='gloo,gloo': '' is not a device type; write it as in 'cpu:gloo,cuda:nccl'"
-    )
+    line = f"{name}='gloo,gloo': '' is not a device type; write it as in 'cpu:gloo,cuda:nccl'"
+    assert str(raised.value) == line
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])

@@ -42,8 +42,7 @@ class Results:
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     folder = tmp_path_factory.mktemp("ranks")
-    done = succeed(["-m", "ranks_subject", folder, *STRATEGIES])
-    return Results(folder, done.stdout)
+    return Results(folder, succeed(["-m", "ranks_subject", folder, *STRATEGIES]).stdout)
 
 
 def assert_rank_0_s(results: Results, strategy: str) -> None:
@@ -118,10 +117,8 @@ def test_gloo_uses_the_loopback_interface(results: Results) -> None:
 def held(results: Results, strategy: str, part: str) -> list[dict[str, int]]:
     """Elements of each tensor in the file of each rank, by name."""
     files = [results.newest(strategy) / f"rank-{rank:05d}.safetensors" for rank in range(2)]
-    return [
-        {name: each.numel() for name, each in load_file(file).items() if part in name}
-        for file in files
-    ]
+    states = [load_file(file).items() for file in files]
+    return [{name: each.numel() for name, each in state if part in name} for state in states]
 
 
 def test_each_rank_steps_and_saves_its_share_of_the_optimizer_s_state(results: Results) -> None:

@@ -50,8 +50,7 @@ def sharded(local: Tensor, rows: int) -> DTensor:
     """A DTensor over GPUs whose shard lies where it is, as under ``offload``."""
     world: Any = dist.group.WORLD
     mesh = DeviceMesh.from_group(world, "cuda", mesh_dim_names=("shard",))
-    shape = torch.Size([rows, *local.shape[1:]])
-    meta = TensorMeta(shape, local.stride(), local.dtype)
+    meta = TensorMeta(torch.Size([rows, *local.shape[1:]]), local.stride(), local.dtype)
     return DTensor(local, DTensorSpec(mesh, (Shard(0),), tensor_meta=meta), requires_grad=False)
 
 
@@ -76,10 +75,8 @@ def test_a_checkpoint_of_shards_in_main_memory_never_leaves_it(connect, tmp_path
     module.weight.grad = sharded(torch.ones(4, 2), 4)
     optimizer.step()
     names = states.parameter_names(module)
-    state = {
-        "model": dict(module.state_dict()),
-        "optimizer": states.optimizer_state(optimizer, names),
-    }
+    moments = states.optimizer_state(optimizer, names)
+    state = {"model": dict(module.state_dict()), "optimizer": moments}
     checkpoint_writer.Checkpoints(tmp_path).save(1, state, {})
     stored = checkpoint.Checkpoint(tmp_path / "step-00000001").stored_state()
     other = nn.Linear(2, 4, bias=False)
@@ -198,8 +195,7 @@ def test_the_scale_of_offloaded_gradients_has_arrived_before_it_is_used():
     layer = nn.Linear(2, 2, bias=False)
     layer.weight.grad = torch.full((2, 2), 4.0)
     optimizer = torch.optim.SGD(layer.parameters())
-    scaler = Precision("16-mixed", "cpu").scaler
-    scaler._unscale_grads_(optimizer, OnGPU(), OnGPU(), False)
+    Precision("16-mixed", "cpu").scaler._unscale_grads_(optimizer, OnGPU(), OnGPU(), False)
     assert layer.weight.grad.tolist() == [[2, 2], [2, 2]]
 
 
@@ -207,8 +203,7 @@ def test_the_scale_of_offloaded_gradients_has_arrived_before_it_is_used():
 def test_an_offloaded_fused_optimizer_reads_no_overflow_from_a_gpu(
     monkeypatch, device, reads_overflow
 ):
-    layer = nn.Linear(2, 2)
-    optimizer = torch.optim.AdamW(layer.parameters(), fused=True)
+    optimizer = torch.optim.AdamW(nn.Linear(2, 2).parameters(), fused=True)
     scaler = Precision("16-mixed", "cpu").scaler
     scaler._device = device
     seen = []
@@ -261,8 +256,7 @@ def test_a_replica_computes_on_its_own_gpu(monkeypatch):
     monkeypatch.setattr(dp.moving, "move", lambda piece, *_: piece)
     monkeypatch.setattr(dp, "replicate", lambda *_, **__: Replica())
     monkeypatch.setattr(dp, "gather", lambda outputs, _: outputs)
-    step = dp.ReplicatedStep(Own(automatic=True), GPUS)
-    outputs = step("training", torch.arange(3), 0)
+    outputs = dp.ReplicatedStep(Own(automatic=True), GPUS)("training", torch.arange(3), 0)
     assert outputs == [(torch.tensor([i]), device) for i, device in enumerate(GPUS)]
 
 

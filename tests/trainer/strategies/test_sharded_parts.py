@@ -22,12 +22,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 
-# --- loading -------------------------------------------------------------------------------------
-
 
 def test_a_stored_tensor_is_not_read_into_one_of_another_shape(tmp_path: Path) -> None:
-    checkpoints = writing.Checkpoints(tmp_path)
-    checkpoints.save(1, {"weight": torch.arange(6.0).view(2, 3)}, {})
+    writing.Checkpoints(tmp_path).save(1, {"weight": torch.arange(6.0).view(2, 3)}, {})
     stored = Checkpoint(resolve(tmp_path)).stored_state()["weight"]
     target = torch.zeros(2, 3)
     stored.read_into(target)
@@ -64,9 +61,6 @@ def test_an_optimizer_s_state_of_another_shape_is_not_loaded(
         saved["state"]["weight"]["exp_avg"] = torch.zeros(shape)
         with pytest.raises(ConfigurationError, match="'exp_avg' has another shape than its param"):
             load_optimizer_state(optimizer, saved, names)
-
-
-# --- gradients -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -214,8 +214,7 @@ def test_steps_that_use_a_parameter_in_unusual_ways(
 def test_what_no_output_uses_has_no_gradient_in_a_pipeline(tmp_path: Path):
     names, options = ["PartlyUsed", "UsedAfterDetach"], {"strategy": "sequential", "devices": 2}
     alone = fits(tmp_path, names, (), devices=1, run_name="alone")
-    found = fits(tmp_path, names, TORCHRUN, **options)
-    assert found == pytest.approx(alone, rel=1e-6)
+    assert fits(tmp_path, names, TORCHRUN, **options) == pytest.approx(alone, rel=1e-6)
 
 
 DECAYING = [

@@ -78,10 +78,9 @@ def test_sharded_parameters_need_a_newer_torch_than_it(
     nothing_runs: None, monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:
     monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.9.0"))
-    assert refusal(strategy=strategy, accelerator="cpu", devices=2) == [
-        "sharded parameters need torch 2.10 or newer, and this is torch 2.9.0; use "
-        "strategy='ddp', or another environment"
-    ]
+    problem = "sharded parameters need torch 2.10 or newer, and this is torch 2.9.0"
+    advice = "use strategy='ddp', or another environment"
+    assert refusal(strategy=strategy, accelerator="cpu", devices=2) == [f"{problem}; {advice}"]
 
 
 @pytest.mark.parametrize(

@@ -62,13 +62,10 @@ def test_metrics_and_predictions_are_those_of_the_whole_data(tmp_path, devices):
 def test_what_it_does_not_support_is_refused_in_one_line_each(tmp_path):
     no_tpu, half, compiled, batch_size, sparse, is_imported = told(tmp_path, "refused", 1)
     assert no_tpu == ["accelerator='tpu': this machine has none; use 'cpu' or 'auto'"]
-    assert half == [
-        "strategy='xla' does not support '16-mixed': TPUs have no float16 and no gradient scaler; "
-        "use 'bf16-mixed' or 'bf16-true'"
-    ]
-    assert compiled == [
-        "strategy='xla' does not support compile: XLA compiles each step already; leave compile out"
-    ]
+    reason = "TPUs have no float16 and no gradient scaler; use 'bf16-mixed' or 'bf16-true'"
+    assert half == [f"strategy='xla' does not support '16-mixed': {reason}"]
+    problem = "strategy='xla' does not support compile: XLA compiles each step already"
+    assert compiled == [f"{problem}; leave compile out"]
     [line] = batch_size
     assert line.startswith("find_batch_size: strategy='xla' compiles a step for each batch size")
     [line] = sparse

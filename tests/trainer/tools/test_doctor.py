@@ -47,8 +47,6 @@ def named(found: list[Check], name: str) -> list[Check]:
 
 pytestmark = pytest.mark.usefixtures("apart")
 
-# --- waits ---------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("model", ["Waits", "WaitsManually"])
 def test_each_planted_wait_is_found_by_its_line_and_nothing_else(model: str) -> None:
@@ -68,9 +66,6 @@ def test_nothing_waits_in_the_examples(name: str) -> None:
     found = checks.run("step", partial(fit._step, work), 100)
     assert {each.status for each in found} == {"ok"}, found
     assert {each.name for each in found} >= {"step", "waits", "unused parameters"}
-
-
-# --- other faults of a module --------------------------------------------------------------------
 
 
 def test_parameters_that_a_step_does_not_use_are_named() -> None:
@@ -110,9 +105,6 @@ def test_batchnorm_is_a_warning_with_several_replicas() -> None:
     assert named(checked("Faulty", fit._model, *sync), "BatchNorm") == []
 
 
-# --- a check that does not come to a result ------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("model", "status", "line"),
     [
@@ -126,9 +118,6 @@ def test_a_check_that_fails_is_a_line(model: str, status: str, line: str) -> Non
     assert found.status == status
     assert re.match(f"not checked: {line}", found.found), found.found
     assert "secret" not in checks.report([found], is_json=True)
-
-
-# --- data ----------------------------------------------------------------------------------------
 
 
 def test_an_order_that_is_not_reproducible_is_found() -> None:
@@ -179,9 +168,6 @@ def test_the_fewest_workers_that_keep_a_step_fed(
 ) -> None:
     found = fit.suggest(given, measured, 1.0, "cpu")
     assert (found.status, found.advice.split(",")[0]) == (status, advice)
-
-
-# --- the machine ---------------------------------------------------------------------------------
 
 
 def test_little_shared_memory_is_a_warning() -> None:
@@ -237,9 +223,6 @@ def test_a_program_that_hangs_or_fails_is_named(tmp_path: Path, monkeypatch: Any
     with pytest.raises(UserError, match="refuses: no permission"):
         checks.output("refuses")
     assert checks.output("missing-program") is None
-
-
-# --- the command ---------------------------------------------------------------------------------
 
 
 def test_the_machine_alone_without_any_program(tmp_path: Path) -> None:

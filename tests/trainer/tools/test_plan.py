@@ -95,9 +95,8 @@ def test_lines_for_slurm_are_compared(digits: Any, tmp_path: Path):
         "slurm/train.sh: #SBATCH --gpus-per-node=a100:4, and the plan has 8: give sbatch "
         "--gpus-per-node=8",
     ]
-    (tmp_path / "slurm" / "settings.sh").write_text(
-        "export SBATCH_GPUS_PER_NODE=a100:8\n# export SBATCH_NODES=9\n"
-    )
+    settings = "export SBATCH_GPUS_PER_NODE=a100:8\n# export SBATCH_NODES=9\n"
+    (tmp_path / "slurm" / "settings.sh").write_text(settings)
     assert len(planning.disagreements(tmp_path, 8, 4, "cuda")) == 1
     (tmp_path / "slurm" / "settings.sh").unlink()
     script.write_text("#SBATCH --time=1:00\n")
@@ -166,8 +165,7 @@ def memory(name: str, sizes: Sizes = SIZES) -> Memory:
 def test_each_strategy_declares_its_memory(name: str, accelerator: str):
     sizes = Sizes(**{**vars(SIZES), "accelerator": accelerator})
     found = memory(name, sizes)
-    state = found.parameters + found.optimizer
-    assert found.peak >= state
+    assert found.peak >= found.parameters + found.optimizer
     assert found.peak <= 2 * 160 * MiB + 200 * MiB
     # A GPU's context is in the margin.
     assert memory("single_device", sizes).peak / MiB == 170 + (16 if accelerator == "cpu" else 0)
@@ -214,11 +212,8 @@ def test_the_memory_of_zero():
 def test_only_what_depends_on_the_batch_grows_with_it():
     two = Sizes(**{**vars(SIZES), "moments": [(0, 50 * MiB), (20 * MiB, 30 * MiB)]})
     found = extrapolated(SIZES, two, 10)
-    assert found.moments == [
-        (0, (30 + 9 * 20) * MiB),
-        (20 * MiB, (20 + 9 * 10) * MiB),
-        (40 * MiB, 10 * MiB),
-    ]
+    sizes = [(0, 30 + 9 * 20), (20, 20 + 9 * 10), (40, 10)]
+    assert found.moments == [(first * MiB, second * MiB) for first, second in sizes]
 
 
 def test_a_unit_is_gathered_without_those_inside_it():

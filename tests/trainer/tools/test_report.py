@@ -163,8 +163,7 @@ def test_nothing_that_a_run_contains_is_executed(tmp_path: Path) -> None:
 
 
 def test_what_is_missing_or_damaged_is_said(tmp_path: Path) -> None:
-    empty = made(tmp_path / "empty")
-    page = written(empty)
+    page = written(made(tmp_path / "empty"))
     assert page.row("ended") == ["unknown"]
     assert page.row("steps") == ["none logged"]
     assert page.row("effective training time") == ["unknown"]

@@ -151,8 +151,7 @@ def on_two_ranks(folder: Path, model: Callable[[], Model], **options: Any) -> No
 @pytest.mark.parametrize("slow", [0, 1])
 def test_a_slow_rank_is_found_by_the_profiles_of_all(tmp_path: Path, slow: int) -> None:
     on_two_ranks(tmp_path / "run", lambda: Model(width=8, slow_rank=slow))
-    found = examined(tmp_path / "run")[RANK]
-    assert f"wait for rank {slow}" in str(found.advice)
+    assert f"wait for rank {slow}" in str(examined(tmp_path / "run")[RANK].advice)
     waiting = reading.read(tmp_path / "run").traces[1 - slow]
     assert fmean(step.seconds["communication"] for step in waiting.steps) > 0.1
 
@@ -174,8 +173,7 @@ def test_a_step_that_waits_for_the_device_is_found(tmp_path: Path) -> None:
         "healthy": set(),
         "scaled": set(),  # the gradient scaler waits once for each optimizer
     }
-    advice = str(examined(tmp_path / "reads")[WAITS].advice)
-    assert "at least 1 time in each step" in advice
+    assert "at least 1 time in each step" in str(examined(tmp_path / "reads")[WAITS].advice)
 
 
 def trace_of_a_gpu(waits: list[float]) -> dict[str, Any]:

@@ -354,10 +354,8 @@ def test_an_agent_of_wandb_calls_fit_as_the_page_says() -> None:
         for block in page.split("```yaml\n")[1:]
         if block.startswith("method:")
     )
-    chosen = {
-        name: {"value": 32 if "values" in each else 1e-3}
-        for name, each in file["parameters"].items()
-    }
+    drawn = file["parameters"].items()
+    chosen = {name: {"value": 32 if "values" in each else 1e-3} for name, each in drawn}
     words = utils.create_sweep_command(file["command"])
     assert (words[0], words[-1]) == ("${env}", "${args}")
     words = [*words[1:-1], *utils.create_sweep_command_args({"args": chosen})["args"]]

@@ -20,8 +20,7 @@ class WeightAverage(Callback):
 
     Validations of the fit use it. Buffers are not averaged. Checkpoints contain it beside the
     weights; what evaluates or exports a checkpoint uses it, unless ``averaged`` is False. It needs
-    the memory of another copy of this process' parameters or shards, at least in float32; in
-    validations, of two.
+    another copy of this process' parameters or shards, at least in float32; in validations, two.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("parameter_averaging",)

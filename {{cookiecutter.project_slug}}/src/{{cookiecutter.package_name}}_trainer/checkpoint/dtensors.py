@@ -33,11 +33,8 @@ def is_first_copy(value: Tensor) -> bool:
     mesh = dtensor.device_mesh
     root = mesh._get_root_mesh()
     here, of_root = mesh.get_coordinate(), root.get_coordinate()
-    shared = [
-        coordinate
-        for coordinate, placement in zip(here, dtensor.placements, strict=True)
-        if placement.is_replicate()
-    ]
+    placed = zip(here, dtensor.placements, strict=True)
+    shared = [coordinate for coordinate, placement in placed if placement.is_replicate()]
     if root is not mesh:
         named = zip(root.mesh_dim_names, of_root, strict=True)
         shared += [coordinate for name, coordinate in named if name not in mesh.mesh_dim_names]

@@ -62,8 +62,7 @@ def check(module: nn.Module, model: Any, source: object) -> None:
     for name, param in module.named_parameters(remove_duplicate=False):
         was = model.get(name) if isinstance(model, Mapping) else None  # damaged, or forged
         if isinstance(was, str) and not dtensors.is_sharded(param) and was != (now := _text(param)):
-            raise CheckpointError(
-                f"{source}: {name} was frozen and left out (checkpoint_weights='trainable'), and "
-                f"the module gives another one: {was} then, {now} now; load the same pretrained "
-                "weights in its __init__"
-            )
+            problem = f"{name} was frozen and left out (checkpoint_weights='trainable')"
+            other = f"the module gives another one: {was} then, {now} now"
+            advice = "load the same pretrained weights in its __init__"
+            raise CheckpointError(f"{source}: {problem}, and {other}; {advice}")

@@ -33,9 +33,8 @@ def candidates(path: str | Path) -> list[Path]:
     for directory in (target / DIRECTORY, target):
         if checkpoints := named(directory):
             return checkpoints[::-1]
-    raise CheckpointError(
-        f"{target}: no checkpoint there; give a run directory or a checkpoint in it"
-    )
+    advice = "give a run directory or a checkpoint in it"
+    raise CheckpointError(f"{target}: no checkpoint there; {advice}")
 
 
 def resolve(path: str | Path) -> Path:
@@ -69,9 +68,8 @@ class Checkpoint:
             raise unreadable(f"{file}: {reason}", error) from None
         self.step, self.world_size, self._files = head.step, head.world_size, head.files
         if step_of(path) not in (-1, head.step):
-            raise CheckpointError(
-                f"{file}: of step {head.step}, not of the step that the directory is named after"
-            )
+            other = "not of the step that the directory is named after"
+            raise CheckpointError(f"{file}: of step {head.step}, {other}")
         names = {entry.name for entry in path.iterdir()} - {state_file.FILE}
         # Hidden ones are of the file system: .nfs0001, .DS_Store.
         present = {name for name in names if not name.startswith(".")}

@@ -92,15 +92,11 @@ def _check_auto(options: Options, layout: Layout, problems: Problems) -> None:
     # torchrun's restarts name the run by its --rdzv-id.
     name = rank.elastic_run_name() if rank.restarts_expected(layout) else None
     if (options.run_name or name) is None:
-        problems.add(
-            "resume='auto' needs run_name, the run to look for: add --trainer.run_name NAME, "
-            "or set resume to a run directory"
-        )
+        advice = "add --trainer.run_name NAME, or set resume to a run directory"
+        problems.add(f"resume='auto' needs run_name, the run to look for: {advice}")
     if options.overwrite:
-        problems.add(
-            "overwrite=True with resume='auto': the one replaces the run that the other "
-            "continues; leave out one of them"
-        )
+        reason = "the one replaces the run that the other continues"
+        problems.add(f"overwrite=True with resume='auto': {reason}; leave out one of them")
 
 
 def refuse_existing(request: Request) -> None:
@@ -146,10 +142,8 @@ def _choose(request: Request, lock: RunLock) -> dict[str, Any]:
     candidates = _candidates(request)
     is_same = _own_run(request, candidates) is not None
     if is_same and request.overwrite:
-        raise ConfigurationError(
-            f"overwrite: {directory} is the run that resume={request.resume!r} resumes; leave out "
-            "one of them"
-        )
+        problem = f"{directory} is the run that resume={request.resume!r} resumes"
+        raise ConfigurationError(f"overwrite: {problem}; leave out one of them")
     if not (is_same or request.overwrite or request.resume == "auto"):
         _check_empty(directory)
     return {
@@ -227,7 +221,5 @@ def _check_empty(directory: Path) -> None:
     if not has_saved and (directory / run_directory.OVERWRITTEN).is_dir():
         kept = path / run_directory.OVERWRITTEN
         resume = f"resume the run that it overwrote (--trainer.resume {kept}), "
-    raise ConfigurationError(
-        f"{path}: there is a run already{state}; {resume}choose another run_name, or replace it "
-        "(--trainer.overwrite true)"
-    )
+    advice = f"{resume}choose another run_name, or replace it (--trainer.overwrite true)"
+    raise ConfigurationError(f"{path}: there is a run already{state}; {advice}")

@@ -42,9 +42,8 @@ _RECORDS = (
 def check_name(name: str | None) -> None:
     """Raise ConfigurationError if a name is not valid for a run."""
     if name is not None and not _NAME.fullmatch(name):
-        raise ConfigurationError(
-            f"run_name={name!r}: use letters, digits, '.', '_' and '-', a letter or digit first"
-        )
+        advice = "use letters, digits, '.', '_' and '-', a letter or digit first"
+        raise ConfigurationError(f"run_name={name!r}: {advice}")
 
 
 def create(root: Path, name: str | None) -> Path:
@@ -209,8 +208,7 @@ def was_cut_off(directory: Path) -> bool:
 def was_begun_since(directory: Path, moment: float) -> bool:
     """Whether the last attempt was begun at a time or later."""
     with contextlib.suppress(LookupError, TypeError, ValueError):  # no record, or a damaged one
-        started = datetime.strptime(attempts(directory)[-1]["started"], _TIME)
-        return started.timestamp() >= moment
+        return datetime.strptime(attempts(directory)[-1]["started"], _TIME).timestamp() >= moment
     return False
 
 

@@ -55,19 +55,16 @@ class RunLock:
             if time.monotonic() > deadline:
                 holder = self._read().decode(errors="replace").strip() or "unknown"
                 self.close()
-                raise TemporaryError(
-                    f"{directory}: another training run writes to it ({holder}); wait until it "
-                    f"ends, or use another run_name; {_ADVICE}"
-                )
+                problem = f"another training run writes to it ({holder})"
+                advice = f"wait until it ends, or use another run_name; {_ADVICE}"
+                raise TemporaryError(f"{directory}: {problem}; {advice}")
             time.sleep(_POLL_SECONDS)
 
     def check(self) -> None:
         """Raise TemporaryError if another attempt has the lock: nothing may be written any more."""
         if self.is_lost():
-            raise TemporaryError(
-                f"{self._path.parent}: another training run writes to it now: this one, attempt "
-                f"{self.attempt}, ends; {_ADVICE}"
-            )
+            line = f"another training run writes to it now: this one, attempt {self.attempt}, ends"
+            raise TemporaryError(f"{self._path.parent}: {line}; {_ADVICE}")
 
     def is_lost(self) -> bool:
         """Whether another attempt has the lock that this one had."""
@@ -87,8 +84,7 @@ class RunLock:
     def _open(self) -> None:
         try:
             # Not through a link: the file that it names would be overwritten.
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-            self._descriptor = os.open(self._path, flags, 0o666)
+            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         except OSError as error:
             if error.errno == errno.ELOOP:
                 error.strerror = "it is a link; remove it"
@@ -114,9 +110,8 @@ class RunLock:
 
     def _is_in_place(self) -> bool:
         """Whether the file that is locked is the one in the directory."""
-        locked = os.fstat(self._descriptor)
         try:
-            return os.path.samestat(locked, self._path.stat())
+            return os.path.samestat(os.fstat(self._descriptor), self._path.stat())
         except FileNotFoundError:
             return False
 

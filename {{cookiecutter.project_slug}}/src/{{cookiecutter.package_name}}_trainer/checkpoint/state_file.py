@@ -122,10 +122,8 @@ class Packing:
         if isinstance(value, list | tuple):
             items = [self.pack(item, f"{path}/{index}", writes) for index, item in enumerate(value)]
             return items if isinstance(value, list) else {"~tuple": items}
-        raise CheckpointError(
-            f"{path} is a {type(value).__name__}; a checkpoint supports numbers, text and tensors "
-            "in dicts, lists and tuples"
-        )
+        supported = "a checkpoint supports numbers, text and tensors in dicts, lists and tuples"
+        raise CheckpointError(f"{path} is a {type(value).__name__}; {supported}")
 
     def _note(self, tensor: Tensor, path: str, writes: bool) -> str:
         name = path

@@ -21,8 +21,7 @@ _TOOLS = Path(__file__).parents[1] / "tools"
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command (default: of this process' command line).
 
-    Exits with 0, 1 after a failure, 2 after a user error, 75 after one that may be temporary, 130
-    after Ctrl-C.
+    Exits with 0, 1 after a failure, 2 after a user error, 75 if it is temporary, 130 after Ctrl-C.
     """
     words = cluster.without_appended(sys.argv[1:] if arguments is None else arguments)
     # So that a console script finds the user's classes, too; last, because its files must not
@@ -40,8 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             shows = True
             with contextlib.suppress(ConfigurationError):  # reported already where a run begins
                 shows = cluster.detect().is_main
-            line = str(interrupt) or signals.INTERRUPTED
-            _end(line, signals.INTERRUPTED_CODE, shows=shows)
+            _end(str(interrupt) or signals.INTERRUPTED, signals.INTERRUPTED_CODE, shows=shows)
         except Exception as error:
             _end(failures.describe(error), reports.exit_code(error))
 
@@ -56,9 +54,8 @@ def _run(words: list[str]) -> None:
         _tool(command).run(program, rest)
         return
     if command not in HELP:
-        raise ConfigurationError(
-            f"{shorten(repr(command))} is not a command{nearest(command, [*HELP, *tools])}"
-        )
+        similar = nearest(command, [*HELP, *tools])
+        raise ConfigurationError(f"{shorten(repr(command))} is not a command{similar}")
     if command == export.COMMAND:
         export.run(program, rest)
         return

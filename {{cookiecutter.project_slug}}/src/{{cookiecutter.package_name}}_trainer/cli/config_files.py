@@ -115,9 +115,8 @@ def _load(name: str, text: str) -> Any:
     except yaml.YAMLError as error:
         raise _NotYAMLError(f"{name}: not YAML ({_reason(error)})") from None
     except (ValueError, TypeError) as error:  # a number with too many digits, an invalid date
-        raise ConfigurationError(
-            f"{name}: contains a value that cannot be read ({_reason(error)})"
-        ) from None
+        problem = f"contains a value that cannot be read ({_reason(error)})"
+        raise ConfigurationError(f"{name}: {problem}") from None
 
 
 def _reason(error: Exception) -> str:
@@ -138,10 +137,9 @@ def _check(name: str, node: yaml.Node, level: int, visited: Iterator[int]) -> No
         _check(name, child, level + 1, visited)
     is_number = isinstance(node, yaml.ScalarNode) and node.style is None and node.tag in _NUMBERS
     if is_number and _MISREAD.fullmatch(node.value):
-        raise ConfigurationError(
-            f"{name}: line {node.start_mark.line + 1}: {shorten(node.value)} would be read as "
-            f"{yaml.safe_load(node.value)}; quote it, or write the number"
-        )
+        line, meaning = node.start_mark.line + 1, yaml.safe_load(node.value)
+        problem = f"{shorten(node.value)} would be read as {meaning}"
+        raise ConfigurationError(f"{name}: line {line}: {problem}; quote it, or write the number")
 
 
 def _refuse_repeated(name: str, node: yaml.MappingNode) -> None:
@@ -152,8 +150,6 @@ def _refuse_repeated(name: str, node: yaml.MappingNode) -> None:
             continue
         line = key.start_mark.line + 1
         if key.value in lines:
-            raise ConfigurationError(
-                f"{name}: line {line}: {shorten(repr(key.value))} is given twice, first in line "
-                f"{lines[key.value]}; give it once"
-            )
+            twice = f"{shorten(repr(key.value))} is given twice, first in line {lines[key.value]}"
+            raise ConfigurationError(f"{name}: line {line}: {twice}; give it once")
         lines[key.value] = line

@@ -76,20 +76,17 @@ def _checked_paths(args: argparse.Namespace, kind: _Format) -> tuple[Path, Path]
     problems = Problems()
     checkpoint = file = None
     if missing := [name for name in kind.packages if importlib.util.find_spec(name) is None]:
-        problems.add(
-            f"--format {args.format} needs {' and '.join(missing)}: make {args.format}, or "
-            f"pip install '.[{args.format}]'"
-        )
+        install = f"make {args.format}, or pip install '.[{args.format}]'"
+        problems.add(f"--format {args.format} needs {' and '.join(missing)}: {install}")
     with problems:
         checkpoint = resolve_option("RUN", args.run)
     with problems:
         if args.output is not None:
             file = Path(values.expand_path("--output", args.output))
             if file.suffix != kind.suffix:
-                raise ConfigurationError(
-                    f"--output={shown(args.output)}: --format {args.format} writes {kind.suffix} "
-                    f"files; name it {file.stem}{kind.suffix}"
-                )
+                written = f"--format {args.format} writes {kind.suffix} files"
+                advice = f"name it {file.stem}{kind.suffix}"
+                raise ConfigurationError(f"--output={shown(args.output)}: {written}; {advice}")
         elif checkpoint is not None:
             if (directory := run_of(checkpoint)) is None:
                 raise ConfigurationError(f"{checkpoint}: is not in a run; add --output FILE")
@@ -114,9 +111,8 @@ def _write_weights(weights: dict[str, Any], metadata: dict[str, str], file: Path
         output.print_lines(line, error=True)
     for name, value in weights.items():
         if not isinstance(value, Tensor):
-            raise UserError(
-                f"{name} is a {type(value).__name__}; safetensors files contain only tensors"
-            )
+            kind = type(value).__name__
+            raise UserError(f"{name} is a {kind}; safetensors files contain only tensors")
     tensor_files.write(file, weights, {"format": "pt", **metadata})
 
 
@@ -129,10 +125,8 @@ def _write_onnx(module: TrainingModule, metadata: dict[str, str], file: Path) ->
     name, program = type(module).__name__, _program(module)
     size = sum(value.nbytes for value in program.state_dict.values())
     if size >= _ONNX_BYTES:
-        raise UserError(
-            f"{name} has {size / 2**30:.1f} GiB of weights, and an ONNX file holds less than 2: "
-            "use --format torch_export"
-        )
+        line = f"{name} has {size / 2**30:.1f} GiB of weights, and an ONNX file holds less than 2"
+        raise UserError(f"{line}: use --format torch_export")
     # Without them it names every package that it has no use for.
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with warnings.catch_warnings():
@@ -158,28 +152,22 @@ def _program(module: TrainingModule) -> torch.export.ExportedProgram:
         with torch.no_grad():
             return torch.export.export(module, inputs, keywords, dynamic_shapes=shapes)
     except Exception as error:  # torch.export and a user's forward may raise anything
-        raise UserError(
-            f"{name}.forward: torch.export cannot trace it for batches of any size "
-            f"({one_line(error)})"
-        ) from None
+        problem = f"torch.export cannot trace it for batches of any size ({one_line(error)})"
+        raise UserError(f"{name}.forward: {problem}") from None
 
 
 def _example(module: TrainingModule) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
     name, value = f"{type(module).__name__}.example_input_array", module.example_input_array
     if value is None:
-        raise UserError(
-            f"{name} is not defined: in __init__, set it to inputs of forward, such as "
-            "torch.zeros(1, 3, 32, 32)"
-        )
+        advice = "in __init__, set it to inputs of forward, such as torch.zeros(1, 3, 32, 32)"
+        raise UserError(f"{name} is not defined: {advice}")
     inputs = value if isinstance(value, tuple) else () if isinstance(value, dict) else (value,)
     keywords = value if isinstance(value, dict) else {}
     tensors = [*inputs, *keywords.values()]
     are_batches = all(isinstance(tensor, Tensor) and tensor.ndim > 0 for tensor in tensors)
     if not are_batches or len({len(tensor) for tensor in tensors}) != 1:
-        raise UserError(
-            f"{name}: give a tensor, a tuple of tensors, or a dict of them by argument of forward, "
-            "all with the batch as first dimension"
-        )
+        kinds = "a tensor, a tuple of tensors, or a dict of them by argument of forward"
+        raise UserError(f"{name}: give {kinds}, all with the batch as first dimension")
     # Twice: torch.export takes a batch of one sample for a constant.
     twice = [torch.cat([tensor, tensor]) for tensor in tensors]
     return tuple(twice[: len(inputs)]), dict(zip(keywords, twice[len(inputs) :], strict=True))

@@ -48,16 +48,13 @@ class _Finder(MetaPathFinder):
         shown = files.shown(file, Path.cwd())
         for folder in sorted({*file.parents, *real.parents} - above):
             if run_directory.is_run(folder):
-                raise ImportError(
-                    f"{shown} is in a run directory ({folder.name}), and code of a run is never "
-                    "imported; move it to where your code is, if you trust it"
-                )
+                why = f"is in a run directory ({folder.name}), and code of a run is never imported"
+                raise ImportError(f"{shown} {why}; move it to where your code is, if you trust it")
         is_here = Path.cwd().is_relative_to(found_by) and not _OURS & {*real.parents}
         if self._from_run and is_here:
-            raise ImportError(
-                f"{shown} is neither in this package nor installed, and is named by a run's "
-                f"configuration; if you trust it, add {TRUST} (in Python trust=True)"
-            )
+            why = "is neither in this package nor installed, and is named by a run's configuration"
+            advice = f"if you trust it, add {TRUST} (in Python trust=True)"
+            raise ImportError(f"{shown} {why}; {advice}")
 
 
 @contextlib.contextmanager

@@ -42,10 +42,8 @@ def load_module(run: str | Path, *, averaged: bool = True, trust: bool = False) 
     path = resolve(run)
     section = classes_of(path).get("model")
     if section is None:
-        raise ConfigurationError(
-            f"{path}: its run has no config.yaml with a model, because a script has started it; "
-            "create the module, and use load_weights"
-        )
+        reason = "its run has no config.yaml with a model, because a script has started it"
+        raise ConfigurationError(f"{path}: {reason}; create the module, and use load_weights")
     with imports.checked(from_run=not trust):
         module: TrainingModule = class_paths.read("model", section, TrainingModule, {}).create()
     load_weights(module, path, averaged=averaged)
@@ -66,9 +64,8 @@ def load_weights(module: TrainingModule, run: str | Path, *, averaged: bool = Tr
         check(module, weights, checkpoint.path)
         fill_module(module, weights)
     except RuntimeError as error:
-        raise CheckpointError(
-            f"{checkpoint.path}: does not fit {type(module).__name__} ({one_line(error)})"
-        ) from None
+        problem = f"does not fit {type(module).__name__} ({one_line(error)})"
+        raise CheckpointError(f"{checkpoint.path}: {problem}") from None
 
 
 def read_weights(checkpoint: Checkpoint, *, averaged: bool) -> dict[str, Any]:
@@ -85,10 +82,9 @@ def find_checkpoint(sections: Mapping[str, Any]) -> Path | None:
     """The checkpoint that the section ``checkpoint`` refers to; ``None``: initial weights."""
     checkpoint, trainer = sections.get("checkpoint"), sections.get("trainer", {})
     if checkpoint is None:
-        raise ConfigurationError(
-            "checkpoint: not given; add --checkpoint with a run directory or a checkpoint, or "
-            "--checkpoint none for the module's initial weights"
-        )
+        trained = "--checkpoint with a run directory or a checkpoint"
+        initial = "--checkpoint none for the module's initial weights"
+        raise ConfigurationError(f"checkpoint: not given; add {trained}, or {initial}")
     if checkpoint == "none":
         return None
     if not is_link(checkpoint) or Path(checkpoint).exists():
@@ -97,10 +93,8 @@ def find_checkpoint(sections: Mapping[str, Any]) -> Path | None:
     root = root if isinstance(root, str) else Options.default_root_dir
     folder = Path(values.expand_path("default_root_dir", root))
     if not isinstance(name, str):
-        raise ConfigurationError(
-            f"checkpoint={checkpoint}: of which run? Add --trainer.run_name RUN, or give "
-            f"{folder.name}/RUN/{checkpoint}"
-        )
+        advice = f"Add --trainer.run_name RUN, or give {folder.name}/RUN/{checkpoint}"
+        raise ConfigurationError(f"checkpoint={checkpoint}: of which run? {advice}")
     return _resolve(find_link(folder / name, checkpoint))
 
 
@@ -108,9 +102,8 @@ def resolve_option(name: str, text: str) -> Path:
     """The checkpoint of a path on the command line; ConfigurationError, with the option's name."""
     path = values.expand_path(name, text)
     if not files.pointed(Path(path)).is_dir():
-        raise ConfigurationError(
-            f"{name}={shown(text)}: no such directory; give a run directory or a checkpoint"
-        )
+        advice = "give a run directory or a checkpoint"
+        raise ConfigurationError(f"{name}={shown(text)}: no such directory; {advice}")
     return _resolve(path)
 
 

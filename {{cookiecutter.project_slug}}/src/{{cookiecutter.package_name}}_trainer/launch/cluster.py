@@ -170,10 +170,8 @@ def read_named(
         for name in (names.rank, names.world_size, names.local_rank, names.local_world_size)
     )
     if on_node < 1:
-        raise ValueError(
-            f"{names.local_world_size}={on_node}, but it is the number of processes on this node, "
-            "at least 1"
-        )
+        meaning = "the number of processes on this node, at least 1"
+        raise ValueError(f"{names.local_world_size}={on_node}, but it is {meaning}")
     return Layout(
         rank=rank,
         local_rank=local_rank,
@@ -249,22 +247,17 @@ def _nodes(env: Environment) -> Layout | None:
                 f"set {OVERRIDE}=none to ignore them"
             )
     if named["LOCAL_RANK"] != "0":
-        raise ConfigurationError(
-            f"nodes: LOCAL_RANK={named['LOCAL_RANK']}, but neither RANK nor WORLD_SIZE; start the "
-            "command once on each node without LOCAL_RANK, or set all three for each process"
-        )
+        problem = f"LOCAL_RANK={named['LOCAL_RANK']}, but neither RANK nor WORLD_SIZE"
+        advice = "start the command once on each node without LOCAL_RANK, or set all three"
+        raise ConfigurationError(f"nodes: {problem}; {advice} for each process")
     return read_named(named, NODES, _COMMANDS)
 
 
 # --- srun ----------------------------------------------------------------------------------------
 
 _STEP = Names(
-    "SLURM_PROCID",
-    "SLURM_STEP_NUM_TASKS",
-    "SLURM_LOCALID",
-    "number of tasks on this node",
-    "SLURM_NODEID",
-    "SLURM_STEP_NUM_NODES",
+    *("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "number of tasks on this node"),
+    *("SLURM_NODEID", "SLURM_STEP_NUM_NODES"),
 )
 
 
@@ -303,10 +296,8 @@ def first_host(nodelist: str) -> str:
 
 # OMPI_COMM_WORLD_NODE_RANK is the rank within its node. Open MPI 5 sets no number of nodes.
 _OPEN_MPI = Names(
-    "OMPI_COMM_WORLD_RANK",
-    "OMPI_COMM_WORLD_SIZE",
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    *("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     num_nodes="OMPI_MCA_orte_num_nodes",
 )
 _HYDRA = Names("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
@@ -317,10 +308,9 @@ def _open_mpi(env: Environment) -> Layout:
     launch = (env["PMIX_NAMESPACE"], env.get("OMPI_MCA_orte_precondition_transports", ""))
     layout = read_named(env, "openmpi", _OPEN_MPI, launch_id="-".join(filter(None, launch)))
     if layout.num_nodes > 1 and "MASTER_ADDR" not in env:
-        raise ConfigurationError(
-            f"openmpi: {layout.num_nodes} nodes, but the address of rank 0 is unknown; start them "
-            "with mpirun -x MASTER_ADDR=HOST_OF_RANK_0 -x MASTER_PORT=29500"
-        )
+        problem = f"{layout.num_nodes} nodes, but the address of rank 0 is unknown"
+        command = "mpirun -x MASTER_ADDR=HOST_OF_RANK_0 -x MASTER_PORT=29500"
+        raise ConfigurationError(f"openmpi: {problem}; start them with {command}")
     return check_filled(layout)
 
 
@@ -332,10 +322,9 @@ def _hydra(env: Environment) -> Layout | None:
     layout = check_filled(read_named(env, "hydra", _HYDRA))
     # Nothing else identifies a launch.
     if layout.world_size > 1 and not {"MASTER_ADDR", "MASTER_PORT"} <= env.keys():
-        raise ConfigurationError(
-            "hydra: the address of rank 0 is unknown; start the ranks with "
-            "mpiexec -genv MASTER_ADDR HOST_OF_RANK_0 -genv MASTER_PORT 29500"
-        )
+        problem = "the address of rank 0 is unknown"
+        command = "mpiexec -genv MASTER_ADDR HOST_OF_RANK_0 -genv MASTER_PORT 29500"
+        raise ConfigurationError(f"hydra: {problem}; start the ranks with {command}")
     return layout
 
 

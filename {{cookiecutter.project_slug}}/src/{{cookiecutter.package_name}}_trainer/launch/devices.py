@@ -49,9 +49,8 @@ def choose_accelerator(name: str) -> Accelerator:
     """Select an accelerator that is there: of ``"auto"``, ``"cpu"``, ``"gpu"``, or an engine's."""
     if name in ENGINE_HARDWARE:
         if ENGINE_HARDWARE[name].count() == 0:
-            raise ConfigurationError(
-                f"accelerator={name!r}: this machine has none; use 'cpu' or 'auto'"
-            )
+            problem = "this machine has none; use 'cpu' or 'auto'"
+            raise ConfigurationError(f"accelerator={name!r}: {problem}")
         return name
     if name not in _ACCELERATORS:
         known = (*_ACCELERATORS, *ENGINE_HARDWARE)

@@ -1,7 +1,6 @@
 """Stack traces of ranks, and a timer that ends a rank that hangs.
 
-A stack is one call per line, the most recent last. faulthandler writes stacks in C, so also while
-native code holds the GIL.
+A stack is one call per line, the last one at its end. faulthandler writes it while C has the GIL.
 """
 
 import contextlib
@@ -158,9 +157,8 @@ def printed(path: Path) -> str:
 def of_error(error: BaseException) -> str:
     """Stack at which an error was raised."""
     frames = traceback.extract_tb(root(error).__traceback__)
-    return _shortened(
-        [f'{_FRAME}{frame.filename}", line {frame.lineno} in {frame.name}' for frame in frames]
-    )
+    calls = [f'{_FRAME}{frame.filename}", line {frame.lineno} in {frame.name}' for frame in frames]
+    return _shortened(calls)
 
 
 def waits_for_peers(stack: str) -> bool:

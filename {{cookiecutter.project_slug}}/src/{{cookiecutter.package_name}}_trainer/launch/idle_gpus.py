@@ -35,10 +35,9 @@ def choose_idle(gpus: Sequence[GPU], count: int) -> list[int]:
     usable = [gpu for gpu in gpus if not gpu.obstacle]
     if len(usable) < count:
         obstacles = "".join(gpu.obstacle for gpu in gpus)
-        raise ConfigurationError(
-            f"auto_select_gpus: {count} wanted, {len(usable)} of {len(gpus)} can be used"
-            f"{obstacles}; ask for fewer{' or wait' if obstacles else ''}"
-        )
+        problem = f"{count} wanted, {len(usable)} of {len(gpus)} can be used{obstacles}"
+        advice = f"ask for fewer{' or wait' if obstacles else ''}"
+        raise ConfigurationError(f"auto_select_gpus: {problem}; {advice}")
     usable.sort(key=lambda gpu: (gpu.processes > 0, -gpu.free_bytes, gpu.index))
     return [gpu.index for gpu in usable[:count]]
 
@@ -48,9 +47,8 @@ def read_gpus() -> list[GPU]:
     try:
         nvml: Any = importlib.import_module("pynvml")
     except ImportError:
-        raise ConfigurationError(
-            "auto_select_gpus needs a package that is not installed: pip install nvidia-ml-py"
-        ) from None
+        missing = "a package that is not installed: pip install nvidia-ml-py"
+        raise ConfigurationError(f"auto_select_gpus needs {missing}") from None
     modes = {
         nvml.NVML_COMPUTEMODE_EXCLUSIVE_THREAD: "exclusive",
         nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: "exclusive",
@@ -66,14 +64,12 @@ def read_gpus() -> list[GPU]:
             free_bytes = nvml.nvmlDeviceGetMemoryInfo(handle).free
             gpus.append(GPU(index, name, mode, processes, free_bytes))
     except (nvml.NVMLError, RuntimeError) as error:  # also for MIG instances
-        raise ConfigurationError(
-            f"auto_select_gpus: the GPUs cannot be read ({error}); select GPUs with devices=[…]"
-        ) from None
+        problem = f"the GPUs cannot be read ({error}); select GPUs with devices=[…]"
+        raise ConfigurationError(f"auto_select_gpus: {problem}") from None
     names = sorted({gpu.name for gpu in gpus})
     is_by_uuid = os.environ.get("CUDA_VISIBLE_DEVICES", "").startswith("GPU-")
     if len(names) > 1 and not is_by_uuid and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
-        raise ConfigurationError(
-            f"auto_select_gpus: of different GPUs ({', '.join(names)}) CUDA counts the fastest "
-            "first, and which one that is is unknown; set CUDA_DEVICE_ORDER=PCI_BUS_ID"
-        )
+        order = f"of different GPUs ({', '.join(names)}) CUDA counts the fastest first"
+        problem = "which one that is is unknown; set CUDA_DEVICE_ORDER=PCI_BUS_ID"
+        raise ConfigurationError(f"auto_select_gpus: {order}, and {problem}")
     return gpus

@@ -105,11 +105,8 @@ def drop_inherited_variables() -> None:
     for name in (*NodeLaunch(1, Path()).variables(0), reports.OUTCOME):
         if name.startswith("TRAINER_") or not is_started_otherwise:
             os.environ.pop(name, None)
-    output.print_lines(
-        f"note: rank {rank} of another run has started this process; that run's launch variables "
-        "are ignored",
-        error=True,
-    )
+    line = f"note: rank {rank} of another run has started this process"
+    output.print_lines(f"{line}; that run's launch variables are ignored", error=True)
 
 
 def is_interactive() -> bool:

@@ -174,10 +174,9 @@ def _address_file(layout: Layout) -> Path:
 
 def _await_address(path: Path, timeout: datetime.timedelta) -> str:
     if not poll(path.exists, timeout.total_seconds(), _POLL_SECONDS):
-        raise TemporaryError(
-            f"rank 0 did not write its port to {path} within {timeout.total_seconds():g} s; "
-            "set MASTER_PORT if the nodes do not share this directory"
-        )
+        problem = f"did not write its port to {path} within {timeout.total_seconds():g} s"
+        advice = "set MASTER_PORT if the nodes do not share this directory"
+        raise TemporaryError(f"rank 0 {problem}; {advice}")
     if (owner := path.stat().st_uid) != os.geteuid():
         raise UserError(f"{path} was written by another user (id {owner}); remove it")
     return path.read_text("utf-8")

@@ -61,8 +61,7 @@ class Preemption:
     """Records the :data:`SIGNALS` and makes all ranks act on them after the same step.
 
     Ranks agree about every second by an all-reduce on the CPU, or by the strategy's ``agree``, in
-    which they also agree on the number of steps until the next one. Create it when the ranks are
-    connected.
+    which they also agree on the number of steps until the next one. Create it after connecting.
     """
 
     def __init__(self, agree: Callable[[Tensor], Tensor] | None = None) -> None:

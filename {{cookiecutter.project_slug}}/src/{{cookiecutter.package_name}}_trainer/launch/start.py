@@ -52,15 +52,12 @@ def supervise_copies(processes: int, layout: Layout, directory: Path) -> NoRetur
     """
     # sys.argv[0] is "" or "-" when Python reads the program from standard input.
     if is_interactive() or sys.argv[0] in ("", "-"):
-        raise UserError(
-            "an interactive session, or a script on standard input, has no command to start once "
-            "per rank; use strategy='ddp_notebook', write a script, or use torchrun"
-        )
+        session = "an interactive session, or a script on standard input,"
+        advice = "use strategy='ddp_notebook', write a script, or use torchrun"
+        raise UserError(f"{session} has no command to start once per rank; {advice}")
     if threading.current_thread() is not threading.main_thread():
-        raise UserError(
-            "a thread cannot start this command once per rank, and exit like the ranks; call it in "
-            "the main thread, or use strategy='ddp_spawn'"
-        )
+        problem = "a thread cannot start this command once per rank, and exit like the ranks"
+        raise UserError(f"{problem}; call it in the main thread, or use strategy='ddp_spawn'")
     # Readable by this user only: on one node it contains the store of the ranks.
     with held_folders.private_folder("trainer-launch-") as private:
         node = NodeLaunch(processes, private, layout)
@@ -128,10 +125,9 @@ def _check_can_fork(names: dict[str, Any]) -> None:
     for name, value in names.items():
         for path, tensor in value.state_dict().items() if isinstance(value, nn.Module) else ():
             if isinstance(tensor, Tensor) and tensor.device.type == "cpu" and tensor.is_shared():
-                raise UserError(
-                    f"{name}.{path} is in shared memory, to which all forked processes would "
-                    "write; train a copy.deepcopy of the model, or use strategy='ddp_spawn'"
-                )
+                problem = "is in shared memory, to which all forked processes would write"
+                advice = "train a copy.deepcopy of the model, or use strategy='ddp_spawn'"
+                raise UserError(f"{name}.{path} {problem}; {advice}")
 
 
 def _is_fork_poisoned() -> bool:
@@ -222,10 +218,9 @@ def _raise(failure: Failure, directory: Path) -> NoReturn:
     if failure.interrupted is not None:
         raise failure.interrupted
     if failure.code == _NO_MAIN_GUARD:
-        raise UserError(
-            "the script starts processes while it is being imported by one of them; put the call "
-            "under: if __name__ == '__main__': (see docs/trouble.md#the-main-guard-is-missing)"
-        )
+        problem = "the script starts processes while it is being imported by one of them"
+        guard = "if __name__ == '__main__': (see docs/trouble.md#the-main-guard-is-missing)"
+        raise UserError(f"{problem}; put the call under: {guard}")
     if failure.rank < 0:
         # Behave as if there were no watcher: run Python's default handler, or the user's.
         signal.raise_signal(failure.code - 128)

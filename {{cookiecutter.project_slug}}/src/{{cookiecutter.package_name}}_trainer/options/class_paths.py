@@ -61,19 +61,15 @@ def read(where: str, value: object, base: type[T], built_in: Mapping[str, str]) 
     """Read a class path, a built-in name, or a dict with ``class_path`` and ``init_args``."""
     entry = {"class_path": value} if isinstance(value, str) else value
     if not isinstance(entry, Mapping) or not isinstance(path := entry.get("class_path"), str):
-        raise ConfigurationError(
-            f"{where}={shown(values.plain(value))}: give a {base.__name__}, its class path, or "
-            "class_path and init_args"
-        )
+        kinds = f"a {base.__name__}, its class path, or class_path and init_args"
+        raise ConfigurationError(f"{where}={shown(values.plain(value))}: give {kinds}")
     if unknown := sorted(map(str, entry.keys() - set(_KEYS))):
         raise ConfigurationError(f"{where} has no {unknown[0]!r}{nearest(unknown[0], _KEYS)}")
     path = str(path)
     named = f"{where}{'' if built_in else '.class_path'}={shown(path)}"
     if built_in and "." not in path and path not in built_in:
-        raise ConfigurationError(
-            f"{named} is no built-in {base.__name__.lower()} and no class path"
-            f"{nearest(path, built_in, 'function')}"
-        )
+        kind, similar = base.__name__.lower(), nearest(path, built_in, "function")
+        raise ConfigurationError(f"{named} is no built-in {kind} and no class path{similar}")
     cls = imported(named, built_in.get(path, path), base)
     arguments = entry.get("init_args") or {}
     if not isinstance(arguments, Mapping):

@@ -197,8 +197,6 @@ class Options:
         except (ValueError, TypeError, OverflowError):
             seconds = 0.0
         if seconds <= 0:
-            raise ConfigurationError(
-                f"max_time={shown(self.max_time)}: give 'DD:HH:MM:SS', or one or more of "
-                f"{', '.join(_UNITS)} as a dict; above 0"
-            )
+            forms = f"'DD:HH:MM:SS', or one or more of {', '.join(_UNITS)} as a dict"
+            raise ConfigurationError(f"max_time={shown(self.max_time)}: give {forms}; above 0")
         return seconds

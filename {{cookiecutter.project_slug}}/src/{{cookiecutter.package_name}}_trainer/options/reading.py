@@ -110,16 +110,13 @@ def check(options: Options, problems: Problems) -> None:
     """Check options against each other; ``problems`` collects one line per error."""
     problems.lines += _limits(options)
     if options.cudnn_benchmark and options.deterministic:
-        problems.add(
-            "cudnn_benchmark=True with deterministic=True: which algorithm is fastest differs from "
-            "run to run, and so do the last bits; leave cudnn_benchmark out"
-        )
+        both = "cudnn_benchmark=True with deterministic=True"
+        reason = "which algorithm is fastest differs from run to run, and so do the last bits"
+        problems.add(f"{both}: {reason}; leave cudnn_benchmark out")
     rule = options.learning_rate_scaling
     if rule != "none" and options.global_batch_size and options.reference_batch_size is None:
-        problems.add(
-            f"learning_rate_scaling={rule!r} with global_batch_size: give reference_batch_size, "
-            "the batch that the rate was chosen for"
-        )
+        advice = "give reference_batch_size, the batch that the rate was chosen for"
+        problems.add(f"learning_rate_scaling={rule!r} with global_batch_size: {advice}")
     if options.uneven_inputs == "join" and options.sync_batchnorm:
         problems.add(
             "uneven_inputs='join' with sync_batchnorm=True: a rank whose loader has ended repeats "
@@ -139,20 +136,14 @@ def _limits(options: Options) -> Iterator[str]:
         value = getattr(options, name)
         is_number, is_none = type(value) is int, value == 0 and name in _OR_NONE
         if not (is_none or (value >= 1 if is_number else 0 < value <= 1)):
-            yield (
-                f"{name}={value!r}: give a number of batches, or a fraction above 0 and up to 1.0"
-                f"{_OR_NONE.get(name, '')}"
-            )
+            advice = "give a number of batches, or a fraction above 0 and up to 1.0"
+            yield f"{name}={value!r}: {advice}{_OR_NONE.get(name, '')}"
         elif is_number and value % accumulate and name in (_LIMITS[0], _LIMITS[-1]):
-            yield (
-                f"{name}={value}: an optimizer step takes accumulate_grad_batches={accumulate} "
-                f"batches; give a multiple of {accumulate}"
-            )
+            taken = f"an optimizer step takes accumulate_grad_batches={accumulate} batches"
+            yield f"{name}={value}: {taken}; give a multiple of {accumulate}"
         elif overfit and name in _LIMITS[:2] and (is_number or value != 1.0):
-            yield (
-                f"overfit_batches={overfit!r} and {name}={value!r} each select batches; give only "
-                "one of them"
-            )
+            both = f"overfit_batches={overfit!r} and {name}={value!r}"
+            yield f"{both} each select batches; give only one of them"
 
 
 def notes(options: Options) -> list[str]:

@@ -17,10 +17,8 @@ def shortened(options: Options, problems: Problems) -> tuple[Options, list[str]]
     """Options of a run, which ``fast_dev_run`` makes short, and what to print of that."""
     number = int(options.fast_dev_run)
     if options.overfit_batches:
-        problems.add(
-            f"fast_dev_run={number} and overfit_batches={options.overfit_batches!r} each select "
-            "batches; give only one of them"
-        )
+        both = f"fast_dev_run={number} and overfit_batches={options.overfit_batches!r}"
+        problems.add(f"{both} each select batches; give only one of them")
     limits = ("limit_val_batches", "limit_test_batches", "limit_predict_batches")
     short: dict[str, Any] = {
         **dict.fromkeys(limits, number),

@@ -217,9 +217,8 @@ def refused(
     inside = [frame for frame in frames if frame.filename == inspect.getfile(cls)]
     at = f" ({Path(inside[-1].filename).name}, line {inside[-1].lineno})" if inside else ""
     kind = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
-    return ConfigurationError(
-        f"{option}: {cls.__name__}({arguments}) was refused: {kind}{one_line(error)}{at}"
-    )
+    reason = f"{kind}{one_line(error)}{at}"
+    return ConfigurationError(f"{option}: {cls.__name__}({arguments}) was refused: {reason}")
 
 
 def expand_path(name: str, value: str | os.PathLike[str]) -> str:

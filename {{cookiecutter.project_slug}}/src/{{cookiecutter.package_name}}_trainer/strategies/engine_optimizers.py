@@ -118,10 +118,9 @@ def sharded_optimizer(sharded: Callable[..., T], optimizer: Optimizer) -> T:
 
 def not_created(optimizer: Optimizer, error: Exception) -> ConfigurationError:
     """The error of an optimizer that an engine cannot create again, as one that wraps another."""
-    return ConfigurationError(
-        f"configure_optimizers gave {type(optimizer).__name__}, which cannot be created again from "
-        f"its settings ({one_line(error)}); use strategy='ddp'"
-    )
+    given = f"configure_optimizers gave {type(optimizer).__name__}"
+    problem = f"which cannot be created again from its settings ({one_line(error)})"
+    return ConfigurationError(f"{given}, {problem}; use strategy='ddp'")
 
 
 def copy_settings(optimizer: Optimizer, made: Optimizer) -> None:
@@ -220,7 +219,6 @@ def step_alone(
     precision.step(optimizer)
     after = randomness.full_state([device])
     if not all(torch.equal(state, after[name]) for name, state in before.items()):
-        raise UserError(
-            f"{type(optimizer).__name__}.step draws random numbers, and processes that hold copies "
-            "of the same weights would draw others; use strategy='ddp'"
-        )
+        problem = f"{type(optimizer).__name__}.step draws random numbers"
+        others = "processes that hold copies of the same weights would draw others"
+        raise UserError(f"{problem}, and {others}; use strategy='ddp'")

@@ -75,15 +75,11 @@ class Limits:
             on = " or ".join(self.accelerators)
             lines.append(f"strategy={name!r} runs on {on}, not on {accelerator}")
         if self.max_devices is not None and devices > self.max_devices:
-            lines.append(
-                f"strategy={name!r} uses {self.max_devices} device and {devices} were "
-                "requested; use strategy='ddp', or devices=1"
-            )
+            problem = f"uses {self.max_devices} device and {devices} were requested"
+            lines.append(f"strategy={name!r} {problem}; use strategy='ddp', or devices=1")
         if self.max_nodes is not None and nodes > self.max_nodes:
-            lines.append(
-                f"strategy={name!r} runs on {self.max_nodes} node and there are {nodes}; "
-                "use strategy='ddp'"
-            )
+            problem = f"runs on {self.max_nodes} node and there are {nodes}"
+            lines.append(f"strategy={name!r} {problem}; use strategy='ddp'")
         return lines
 
 

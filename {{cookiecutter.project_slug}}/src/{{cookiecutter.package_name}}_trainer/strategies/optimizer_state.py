@@ -54,9 +54,8 @@ def check_groups(saved: Sequence[Mapping[str, Any]], names: Sequence[Sequence[st
     ours = [set(members) for members in names]
     if set().union(*theirs) != set().union(*ours):
         strange = ", ".join(sorted(set().union(*theirs) ^ set().union(*ours))[:3])
-        raise ConfigurationError(
-            f"the checkpoint's optimizer has other parameters than this one ({strange})"
-        )
+        problem = f"has other parameters than this one ({strange})"
+        raise ConfigurationError(f"the checkpoint's optimizer {problem}")
     if theirs != ours:
         raise ConfigurationError("the checkpoint's optimizer groups its parameters differently")
 
@@ -80,18 +79,15 @@ def optimizer_state(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str,
     if STEPS_SHARD in vars(optimizer):
         inner: Any = vars(optimizer)["optim"]
         shard = {names[id(parameter)]: dict(values) for parameter, values in inner.state.items()}
-        return {
-            "state": ShardedDict(shard),
-            "param_groups": named_groups(optimizer.param_groups, groups),
-        }
+        named = named_groups(optimizer.param_groups, groups)
+        return {"state": ShardedDict(shard), "param_groups": named}
     by_index = [name for group in groups for name in group]
     try:
         state = optimizer.state_dict()
     except KeyError:  # torch's, of a parameter's id
-        raise UserError(
-            f"{type(optimizer).__name__} has the state of a parameter that is in none of its "
-            "groups: remove it from optimizer.state, too"
-        ) from None
+        problem = "has the state of a parameter that is in none of its groups"
+        advice = "remove it from optimizer.state, too"
+        raise UserError(f"{type(optimizer).__name__} {problem}: {advice}") from None
     values = {  # an optimizer may keep more, by names of its own
         by_index[key] if isinstance(key, int) else key: copy.copy(value)
         for key, value in state["state"].items()
@@ -129,10 +125,9 @@ def load_optimizer_state(
     optimizer.load_state_dict({**rest, "state": by_index, "param_groups": groups})
     for before, group in zip(options, optimizer.param_groups, strict=True):
         if missing := before - group.keys():
-            raise ConfigurationError(
-                f"its optimizer is not {type(optimizer).__name__}: it has no {min(missing)!r}; use "
-                "the optimizer of the checkpoint, or start a new run with weights=PATH"
-            )
+            problem = f"{type(optimizer).__name__}: it has no {min(missing)!r}"
+            advice = "use the optimizer of the checkpoint, or start a new run with weights=PATH"
+            raise ConfigurationError(f"its optimizer is not {problem}; {advice}")
     if is_shard:
         inner: Any = vars(optimizer)["optim"]
         _load_shard(inner, state, names)
@@ -150,10 +145,9 @@ def _state_like(parameter: Tensor, values: Mapping[str, Any]) -> dict[str, Any]:
             state[key] = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)
             fill(state[key], value)
         elif is_sharded:
-            raise ConfigurationError(
-                f"the optimizer's {key!r} has another shape than its parameter, and cannot be "
-                "sharded like it; load the checkpoint under strategy='ddp'"
-            )
+            problem = "has another shape than its parameter, and cannot be sharded like it"
+            advice = "load the checkpoint under strategy='ddp'"
+            raise ConfigurationError(f"the optimizer's {key!r} {problem}; {advice}")
         else:
             state[key] = value.read()
     return state

@@ -105,8 +105,7 @@ class Precision:
 
     def cast(self, module: nn.Module) -> None:
         """Cast a module's floating-point parameters and buffers to their data type, in place."""
-        # Not with Module.to, which would make complex buffers real, and also cast the state of
-        # torchmetrics.
+        # Not with Module.to, which would make complex buffers real, and cast torchmetrics' state.
         self.cast_all((*module.parameters(), *module.buffers()))
 
     def cast_all(self, tensors: Iterable[Tensor]) -> None:

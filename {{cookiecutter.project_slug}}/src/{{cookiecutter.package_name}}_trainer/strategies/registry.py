@@ -116,14 +116,11 @@ def names() -> list[str]:
 def find(name: object) -> Entry:
     """The entry of a name or a class path."""
     if isinstance(name, type):
-        raise ConfigurationError(
-            f"strategy={name.__name__} is a class: create an instance, {name.__name__}(), or give "
-            "its name"
-        )
+        advice = f"create an instance, {name.__name__}(), or give its name"
+        raise ConfigurationError(f"strategy={name.__name__} is a class: {advice}")
     if not isinstance(name, str):
-        raise ConfigurationError(
-            f"strategy={shown(name)}: give a name, a class path, or a Strategy object"
-        )
+        kinds = "a name, a class path, or a Strategy object"
+        raise ConfigurationError(f"strategy={shown(name)}: give {kinds}")
     if "." in name:
         return Entry(class_paths.imported(f"strategy={shown(name)}", name, Strategy))
     if name not in _ENTRIES:
@@ -167,15 +164,11 @@ def create(name: object, options: dict[str, Any]) -> Strategy:
             wrong.append(option)
     timeout = options.get("timeout_seconds", 1)
     if "timeout_seconds" not in wrong and not 0 < timeout <= _LONGEST_TIMEOUT:
-        problems.add(
-            f"strategy_options.timeout_seconds={shown(timeout)}: give a number above 0, of at most "
-            f"{_LONGEST_TIMEOUT}"
-        )
+        advice = f"give a number above 0, of at most {_LONGEST_TIMEOUT}"
+        problems.add(f"strategy_options.timeout_seconds={shown(timeout)}: {advice}")
     for option in (option for option in entry.preset if option in options):
-        problems.add(
-            f"strategy_options.{option} is set by the strategy's name; use "
-            f"strategy={entry.base!r} to choose it"
-        )
+        advice = f"use strategy={entry.base!r} to choose it"
+        problems.add(f"strategy_options.{option} is set by the strategy's name; {advice}")
     problems.raise_any()
     try:
         return entry.make(options)

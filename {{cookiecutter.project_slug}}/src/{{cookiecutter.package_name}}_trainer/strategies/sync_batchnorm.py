@@ -56,9 +56,8 @@ class SyncBatchNorm(_BatchNorm):
         values = batch.new_tensor([batch[:, 0].numel()])
         sums, count = _over_ranks(torch.cat([batch.sum(dims), values])).split([batch.shape[1], 1])
         if count < 2:
-            raise ValueError(
-                f"BatchNorm needs at least 2 values per channel in training, not {int(count)}"
-            )
+            needed = "at least 2 values per channel in training"
+            raise ValueError(f"BatchNorm needs {needed}, not {int(count)}")
         mean = sums / count
         # Compute the mean first: E[x²] - E[x]² would lose precision.
         centered = batch - mean.view(shape)

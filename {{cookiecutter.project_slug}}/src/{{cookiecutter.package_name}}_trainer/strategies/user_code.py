@@ -31,10 +31,9 @@ def refuse_sharded(module: nn.Module) -> None:
     for p in module.parameters():
         is_freed = p.numel() > 1 and p.layout == torch.strided and not any(p.stride())
         if dtensors.is_sharded(p) or is_freed:
-            raise UserError(
-                f"{type(module).__name__} is still sharded from a previous fit; create it again, "
-                "and give a checkpoint, as in test(module, checkpoint=trainer.run_directory)"
-            )
+            problem = f"{type(module).__name__} is still sharded from a previous fit"
+            example = "test(module, checkpoint=trainer.run_directory)"
+            raise UserError(f"{problem}; create it again, and give a checkpoint, as in {example}")
 
 
 def forbid_calls(module: nn.Module, *, only_empty: bool = False) -> None:
@@ -77,9 +76,8 @@ class HookGuard:
 
     def error(self, what: str) -> UserError:
         """The error of an operation on ``what``."""
-        return UserError(
-            f"{self._hook} uses {what} that are not whole in this process; {self._instead}"
-        )
+        problem = f"{self._hook} uses {what} that are not whole in this process"
+        return UserError(f"{problem}; {self._instead}")
 
     @contextmanager
     def __call__(self, hook: str) -> Iterator[None]:

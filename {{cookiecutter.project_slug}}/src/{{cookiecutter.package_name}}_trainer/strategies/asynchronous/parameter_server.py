@@ -37,8 +37,7 @@ _ON_SERVER = "optimizers step on the server; use strategy='ddp'"
 class ParameterServer(ProcessGroupStrategy):
     """Workers send gradients to a server, which steps and sends weights back.
 
-    No step waits for all: each gradient is an optimizer step of its own, on the batch of one
-    worker.
+    No step waits for all: each gradient is an optimizer step of its own, on one worker's batch.
 
     Args:
         max_staleness: Maximum number of optimizer steps made between computing a gradient's weights
@@ -158,10 +157,9 @@ class ParameterServer(ProcessGroupStrategy):
     def _check_weights(self) -> None:
         """Refuse changes of weights by user code that would be lost."""
         if self._loaded is not None and not torch.equal(self._loaded, pack(self._parameters)):
-            raise UserError(
-                "training_step or a hook changed weights, which a worker of parameter_server only "
-                "reads; set strategy_options={max_staleness: 0}, or use strategy='ddp'"
-            )
+            reason = "which a worker of parameter_server only reads"
+            advice = "set strategy_options={max_staleness: 0}, or use strategy='ddp'"
+            raise UserError(f"training_step or a hook changed weights, {reason}; {advice}")
 
     @contextmanager
     def around_hooks(self, hook: str) -> Iterator[None]:

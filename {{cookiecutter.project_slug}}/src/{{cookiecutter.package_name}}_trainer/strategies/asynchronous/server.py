@@ -127,8 +127,7 @@ class Server:
                 tensors = unpack(self._received(content, rank, group), self.parameters)
                 pairs = zip(tensors, used, strict=True)
                 gradients = [tensor if is_used else None for tensor, is_used in pairs]
-                answer = self.step(rank, gradients, (norm, value))
-                dist.send(torch.tensor([answer]), rank, group)
+                dist.send(torch.tensor([self.step(rank, gradients, (norm, value))]), rank, group)
         except Exception as error:
             failures.exit_after_failure(error)
 
@@ -180,9 +179,6 @@ def pack(tensors: Sequence[Tensor]) -> Tensor:
 
 def unpack(content: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """The tensors in the bytes of :func:`pack`, with the shapes and data types of others."""
-    pieces = content.split([tensor.nbytes for tensor in like])
+    pairs = zip(content.split([tensor.nbytes for tensor in like]), like, strict=True)
     # Copies, which are aligned.
-    return [
-        piece.clone().view(tensor.dtype).view(tensor.shape)
-        for piece, tensor in zip(pieces, like, strict=True)
-    ]
+    return [piece.clone().view(tensor.dtype).view(tensor.shape) for piece, tensor in pairs]

@@ -1,7 +1,4 @@
-"""The DeepSpeed engine. No file outside this folder names it; deleting the folder removes it.
-
-It imports from ``strategies/`` and ``gradients/``, and from the floors below.
-"""
+"""The DeepSpeed engine. No file outside this folder names it; deleting the folder removes it."""
 
 from dataclasses import replace
 from typing import Any
@@ -26,12 +23,8 @@ VARIABLES = ("TRAINER_DEEPSPEED_CONFIG", "PL_DEEPSPEED_CONFIG_PATH")
 ELSEWHERE = (
     "use strategy='fsdp' or 'ddp', with --trainer.strategy_options.find_unused_parameters true"
 )
-_DEEPSPEED = Entry(
-    "deepspeed:DeepSpeed",
-    lacks={
-        "find_unused_parameters": f"it steps all that it has flattened together; {ELSEWHERE}",
-    },
-)
+_LACKS = {"find_unused_parameters": f"it steps all that it has flattened together; {ELSEWHERE}"}
+_DEEPSPEED = Entry("deepspeed:DeepSpeed", lacks=_LACKS)
 
 
 def _preset(stage: int, what: str, **options: Any) -> Entry:

@@ -105,13 +105,9 @@ class DeepSpeed(ProcessGroupStrategy):
         chosen = settings.read(config)
         self.is_configured = chosen is not None
         if chosen is None:
-            chosen = settings.defaults(
-                2 if stage is None else stage,
-                offload_optimizer,
-                offload_parameters,
-                reduce_bucket_size,
-                allgather_bucket_size,
-            )
+            sizes = (reduce_bucket_size, allgather_bucket_size)
+            named = 2 if stage is None else stage
+            chosen = settings.defaults(named, offload_optimizer, offload_parameters, *sizes)
         self.config = chosen
         self.stage = settings.stage(self.config)
         self._named_stage = self.stage if stage is None else stage
@@ -140,12 +136,10 @@ class DeepSpeed(ProcessGroupStrategy):
             return []
         lines = settings.contradictions(self.config, options)
         if self.stage != self._named_stage:
-            lines.insert(
-                0,
-                f"zero_optimization.stage={self.stage} in the DeepSpeed configuration, and "
-                f"stage={self._named_stage} by the strategy's name or option; use "
-                "strategy='deepspeed' without stage, which takes either",
-            )
+            configured = f"zero_optimization.stage={self.stage} in the DeepSpeed configuration"
+            named = f"stage={self._named_stage} by the strategy's name or option"
+            advice = "use strategy='deepspeed' without stage, which takes either"
+            lines.insert(0, f"{configured}, and {named}; {advice}")
         accelerator = choose_accelerator(options.accelerator)
         if importlib.util.find_spec("deepspeed") is not None:  # otherwise that is reported
             lines += process.rejected(settings.completed(self.config), accelerator)
@@ -289,10 +283,9 @@ class DeepSpeed(ProcessGroupStrategy):
         for name, parameter, was_trained in self._trains:
             if parameter.requires_grad != was_trained:
                 changed = "trained" if parameter.requires_grad else "frozen"
-                raise UserError(
-                    f"{name} is {changed} since the fit began, and DeepSpeed steps what was "
-                    "trained then; set requires_grad before fit, or use strategy='fsdp'"
-                )
+                reason = "since the fit began, and DeepSpeed steps what was trained then"
+                advice = "set requires_grad before fit, or use strategy='fsdp'"
+                raise UserError(f"{name} is {changed} {reason}; {advice}")
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

@@ -111,21 +111,15 @@ def compressed_average(tensor: Tensor, errors: CompressionErrors) -> Tensor:
     packed = _pack(signs, size * world)
     received = torch.empty_like(packed)
     dist.all_to_all_single(received, packed)  # every process' bytes of this process' chunk
-    scales = collectives.all_gather_equal(scale)
-    parts = [
-        _restore(_unpack(chunk, lengths[rank]), scale)
-        for chunk, scale in zip(received.chunk(world), scales, strict=True)
-    ]
+    sent = zip(received.chunk(world), collectives.all_gather_equal(scale), strict=True)
+    parts = [_restore(_unpack(chunk, lengths[rank]), scale) for chunk, scale in sent]
     corrected = torch.stack(parts).mean(0) + errors.served
     signs, scale = _compress(corrected)
     errors.served = corrected - _restore(signs, scale)
 
     chunks = collectives.all_gather_equal(_pack(signs, size))
-    scales = collectives.all_gather_equal(scale)
-    result = [
-        _restore(_unpack(chunk, length), scale)
-        for chunk, length, scale in zip(chunks, lengths, scales, strict=True)
-    ]
+    served = zip(chunks, lengths, collectives.all_gather_equal(scale), strict=True)
+    result = [_restore(_unpack(chunk, length), scale) for chunk, length, scale in served]
     return torch.cat(result).view_as(tensor)
 
 

@@ -144,10 +144,8 @@ def contradictions(config: Mapping[str, Any], options: Options) -> list[str]:
     ):
         value = config.get(name, AUTO)
         if value not in (AUTO, 0 if val is None else val):
-            lines.append(
-                f"{name}={value!r} in {where}, but {argument}={val!r}; leave it out there, or give "
-                f"{argument}={value!r}"
-            )
+            advice = f"leave it out there, or give {argument}={value!r}"
+            lines.append(f"{name}={value!r} in {where}, but {argument}={val!r}; {advice}")
     lines += _contradictions_of_precision(config, str(options.precision))
     for name, known in (
         ("optimizer", _OPTIMIZERS),
@@ -181,18 +179,15 @@ def _contradictions_of_precision(config: Mapping[str, Any], ours: str) -> list[s
         extra = {key: item for key, item in section(config, name).items() if item != AUTO}
         enabled = extra.pop("enabled", None)
         if enabled not in (None, ours == precision):
-            lines.append(
-                f"{name}.enabled={enabled!r} in {where}, but precision={ours!r}; leave it out "
-                f"there, or give precision={precision if enabled else '32-true'!r}"
-            )
+            problem = f"{name}.enabled={enabled!r} in {where}, but precision={ours!r}"
+            fitting = precision if enabled else "32-true"
+            lines.append(f"{problem}; leave it out there, or give precision={fitting!r}")
         other = [
             f"{name}.{key}={item!r}" for key, item in extra.items() if item != _DONE.get(key, False)
         ]
         if other and ours == precision:
-            lines.append(
-                f"{', '.join(other)} in {where}: the trainer scales gradients by itself; leave it "
-                "out"
-            )
+            reason = "the trainer scales gradients by itself; leave it out"
+            lines.append(f"{', '.join(other)} in {where}: {reason}")
     return lines
 
 
@@ -293,8 +288,7 @@ def _offloaded(need: Memory, mine: Sizes, sizes: Sizes, zero: Mapping[str, Any])
         return need
     host = 0
     if steps:
-        flat = round(sizes.gradients / sizes.ranks)
-        host += mine.optimizer + flat
+        host += mine.optimizer + round(sizes.gradients / sizes.ranks)
         # What is left on the device for a step is the copy of the new parameters.
         need = replace(need, optimizer=0, peak=need.peak - mine.optimizer)
     if holds:

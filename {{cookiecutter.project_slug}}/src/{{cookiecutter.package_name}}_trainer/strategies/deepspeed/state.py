@@ -208,10 +208,8 @@ class ShardedState:
         self._parameters = dict(module.named_parameters())
         first = {id(parameter): name for name, parameter in self._parameters.items()}
         # Parameters with several names: each name with the first one.
-        self._aliases = {
-            name: first[id(parameter)]
-            for name, parameter in module.named_parameters(remove_duplicate=False)
-        }
+        named = module.named_parameters(remove_duplicate=False)
+        self._aliases = {name: first[id(parameter)] for name, parameter in named}
 
     def state(self) -> dict[str, Any]:
         """State in the form of ``Strategy.state``."""
@@ -276,10 +274,8 @@ class ShardedState:
         for name, parameter in self._parameters.items():
             saved, shape = model[name], slices.shape(parameter)
             if saved.shape != shape:
-                raise ConfigurationError(
-                    f"{name} has the shape {tuple(saved.shape)} in the checkpoint and "
-                    f"{tuple(shape)} here"
-                )
+                shapes = f"{tuple(saved.shape)} in the checkpoint and {tuple(shape)} here"
+                raise ConfigurationError(f"{name} has the shape {shapes}")
             weights = slices.weights(parameter)
             values = weights.cut(saved)
             for shard in (weights, slices.of(parameter)):

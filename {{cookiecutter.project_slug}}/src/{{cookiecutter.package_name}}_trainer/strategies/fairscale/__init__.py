@@ -1,7 +1,4 @@
-"""The FairScale engine. No file outside this folder names it; deleting the folder removes it.
-
-It imports from ``strategies/``, ``gradients/`` and ``replicated/``, and from the floors below.
-"""
+"""The FairScale engine. No file outside this folder names it; deleting the folder removes it."""
 
 from dataclasses import replace
 

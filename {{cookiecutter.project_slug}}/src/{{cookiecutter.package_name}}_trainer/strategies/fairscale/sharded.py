@@ -37,8 +37,7 @@ _ADVICE = f"set {OPTION}"
 class DDPSharded(ProcessGroupStrategy):
     """FairScale: gradients and optimizer states sharded over the processes.
 
-    A gradient is averaged on the process that steps its parameter, which then broadcasts the new
-    value.
+    A gradient is averaged on the process that steps its parameter and broadcasts the new value.
 
     Args:
         find_unused_parameters: For models that do not use all parameters in every step, also if

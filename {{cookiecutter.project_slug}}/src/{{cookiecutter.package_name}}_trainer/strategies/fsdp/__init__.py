@@ -1,7 +1,4 @@
-"""Torch's fully sharded data parallel (FSDP2), plain and hybrid.
-
-It imports from ``strategies/`` and ``gradients/``, and from the floors below.
-"""
+"""Torch's fully sharded data parallel (FSDP2), plain and hybrid."""
 
 from ..registry import Entry, Registration
 

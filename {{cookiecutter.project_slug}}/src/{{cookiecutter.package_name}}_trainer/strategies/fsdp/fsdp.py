@@ -120,10 +120,9 @@ class FSDP(ProcessGroupStrategy):
         if module.automatic_optimization:
             return lines
         if self.find_unused_parameters:
-            lines.append(
-                "strategy_options.find_unused_parameters does not support manual optimization with "
-                "FSDP; use strategy='ddp', which needs no such option for it"
-            )
+            problem = "does not support manual optimization with FSDP"
+            advice = "use strategy='ddp', which needs no such option for it"
+            lines.append(f"strategy_options.find_unused_parameters {problem}; {advice}")
         holders = Counter(id(p) for root in outer_modules(module) for p in root.parameters())
         return lines + [
             f"{name} is in {holders[id(tensor)] or 'none'} of the model's children; a model with "
@@ -349,10 +348,9 @@ class FSDP(ProcessGroupStrategy):
         except (LookupError, RuntimeError, UserError) as error:
             if not re.search("DTensor|placement|sharding strategy|sharded", str(error)):
                 raise
-            raise UserError(
-                f"{type(optimizer).__name__} cannot step sharded parameters ({one_line(error)}); "
-                "use AdamW, or strategy='ddp'"
-            ) from error
+            name = type(optimizer).__name__
+            problem = f"{name} cannot step sharded parameters ({one_line(error)})"
+            raise UserError(f"{problem}; use AdamW, or strategy='ddp'") from error
 
     def _has_copies(self, optimizer: Optimizer) -> bool:
         """Whether other processes hold what it steps, too."""

@@ -29,7 +29,6 @@ class HSDP(FSDP):
         world = self.layout.world_size
         size = self.shard_size or self.layout.local_world_size
         if world % size:
-            raise UserError(
-                f"strategy_options.shard_size={size}: {world} processes are not divisible by it"
-            )
+            problem = f"{world} processes are not divisible by it"
+            raise UserError(f"strategy_options.shard_size={size}: {problem}")
         return self.new_mesh({"replicate": world // size, "shard": size})

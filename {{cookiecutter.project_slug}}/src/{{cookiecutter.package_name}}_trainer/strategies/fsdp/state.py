@@ -85,10 +85,8 @@ def read_number(operation: Callable[[Tensor], Any], arguments: tuple[Any, ...], 
     """Refuse to read a number of a DTensor that is not whole, of which torch gives a part."""
     if all(placement.is_replicate() for placement in arguments[0].placements):
         return operation(arguments[0].to_local())
-    raise UserError(
-        "item(), float() or if of a sharded tensor: call full_tensor() on all ranks, or read the "
-        "checkpoint after a fit"
-    )
+    advice = "call full_tensor() on all ranks, or read the checkpoint after a fit"
+    raise UserError(f"item(), float() or if of a sharded tensor: {advice}")
 
 
 def move_rest(module: nn.Module, device: torch.device) -> None:

@@ -1,5 +1,4 @@
 """Gradients across ranks: averaging, sparse gradients, and ranks that use other parameters.
 
-Several strategies use what is here. Imports ``checkpoint``, ``launch`` and ``errors``, and no
-strategy.
+Several strategies use what is here; it imports none of them.
 """

@@ -144,10 +144,8 @@ class SameUse:
     def _difference(self, ours: Sequence[str], theirs: Sequence[str], peer: str) -> UserError:
         sides = [(f"rank {collectives.rank()}", ours, theirs), (peer, theirs, ours)]
         extras = [(who, sorted({*this} - {*that})) for who, this, that in sides]
-        parts = [f"{who} {_shown(extra)}" for who, extra in extras if extra]
-        return UserError(
-            f"ranks use different parameters in a step: {', '.join(parts)}; {self._advice}"
-        )
+        parts = ", ".join(f"{who} {_shown(extra)}" for who, extra in extras if extra)
+        return UserError(f"ranks use different parameters in a step: {parts}; {self._advice}")
 
 
 def _shown(names: Sequence[str]) -> str:
@@ -162,7 +160,5 @@ def trained(module: nn.Module) -> list[tuple[str, Tensor]]:
 
 def left_out(names: Sequence[str], advice: str) -> UserError:
     """The error to raise if torch's DDP waits for gradients that are not computed."""
-    return UserError(
-        f"rank {collectives.rank()} does not use {_shown(names)} in a step, and DDP waits for "
-        f"their gradients; {advice}"
-    )
+    problem = f"rank {collectives.rank()} does not use {_shown(names)} in a step"
+    return UserError(f"{problem}, and DDP waits for their gradients; {advice}")

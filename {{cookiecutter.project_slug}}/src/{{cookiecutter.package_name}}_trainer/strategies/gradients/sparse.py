@@ -37,8 +37,7 @@ def average(gradient: Tensor) -> Tensor:
     """Average a sparse gradient over all processes; their rows may differ."""
     gradient = gradient.coalesce()
     indices = collectives.all_gather(gradient.indices().T.contiguous())
-    values = collectives.all_gather(gradient.values())
-    mean = torch.cat(values) / collectives.world_size()
+    mean = torch.cat(collectives.all_gather(gradient.values())) / collectives.world_size()
     return _made(torch.cat(indices).T, mean, gradient.shape).coalesce()
 
 

@@ -1,19 +1,13 @@
-"""The Horovod engine. No file outside this folder names it; deleting the folder removes it.
-
-It imports from ``strategies/`` and ``gradients/``, and from the floors below.
-"""
+"""The Horovod engine. No file outside this folder names it; deleting the folder removes it."""
 
 from ...launch.cluster import Environment, Layout, Names, Source, check_filled, number, read_named
 from ..registry import Entry, Registration
 
 _NAMES = Names(
-    "HOROVOD_RANK",
-    "HOROVOD_SIZE",
-    "HOROVOD_LOCAL_RANK",
-    "HOROVOD_LOCAL_SIZE",
-    "HOROVOD_CROSS_RANK",
-    "HOROVOD_CROSS_SIZE",
+    *("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
+    *("HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE"),
 )
+_LACKS = {"find_unused_parameters": "it finds them without this option; leave the option out"}
 
 
 def _read(env: Environment) -> Layout:
@@ -24,14 +18,7 @@ def _read(env: Environment) -> Layout:
 
 
 REGISTRATION = Registration(
-    {
-        "horovod": Entry(
-            "horovod:Horovod",
-            lacks={
-                "find_unused_parameters": "it finds them without this option; leave the option out"
-            },
-        )
-    },
+    {"horovod": Entry("horovod:Horovod", lacks=_LACKS)},
     # After torchelastic, before Open MPI: horovodrun may start its ranks with mpirun.
     cluster_sources=[Source("horovod", 20, _read, variables=["HOROVOD_RANK"])],
     lost_peer_errors=["HorovodInternalError"],

@@ -86,10 +86,9 @@ class Horovod(ProcessGroupStrategy):
         for name in ("GLOO_TIMEOUT_SECONDS", "STALL_SHUTDOWN_TIME_SECONDS"):
             os.environ.setdefault(f"HOROVOD_{name}", seconds)
         if devices[0].type == "cuda" and not (hvd.cuda_built() or hvd.rocm_built()):
-            raise UserError(
-                "strategy='horovod' on GPUs: Horovod was built for CPUs only; build it where nvcc "
-                "is (HOROVOD_GPU_OPERATIONS=NCCL make horovod), or use strategy='ddp'"
-            )
+            problem = "strategy='horovod' on GPUs: Horovod was built for CPUs only"
+            advice = "build it where nvcc is (HOROVOD_GPU_OPERATIONS=NCCL make horovod)"
+            raise UserError(f"{problem}; {advice}, or use strategy='ddp'")
         if _is_exact(devices[0].type):
             os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
         if not hvd.is_initialized():  # MPI is initialized once per process

@@ -1,7 +1,4 @@
-"""Model parallelism: pipelines, and meshes with tensor parallelism.
-
-It imports from ``strategies/``, ``gradients/`` and ``fsdp/``, and from the floors below.
-"""
+"""Model parallelism: pipelines, and meshes with tensor parallelism."""
 
 from dataclasses import replace
 

@@ -1,7 +1,4 @@
-"""Strategies in which each process, or each device, holds a replica of the whole model.
-
-It imports from ``strategies/`` and ``gradients/``, and from the floors below.
-"""
+"""Strategies in which each process, or each device, holds a replica of the whole model."""
 
 from dataclasses import replace
 

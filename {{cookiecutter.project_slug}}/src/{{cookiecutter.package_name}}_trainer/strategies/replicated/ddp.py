@@ -89,11 +89,10 @@ class DDP(ProcessGroupStrategy):
         So are sparse and complex ones: not all backends and hooks reduce their gradients.
         """
         unfit = sparse_parameters(module)
-        excluded: dict[str, Tensor] = {
-            name: parameter
-            for name, parameter in module.named_parameters()
-            if parameter.requires_grad
-            and (name in unfit or parameter.is_complex() or id(parameter) not in optimized)
+        excluded = {
+            name: p
+            for name, p in trained(module)
+            if name in unfit or p.is_complex() or id(p) not in optimized
         }
         self.start_equal(excluded.values())
         self._ignored = list(excluded.values())
@@ -159,12 +158,8 @@ def _rebuild_buckets(wrapped: DistributedDataParallel) -> None:
     its last bit: a resumed run would sum its first step in the initial order, and the
     uninterrupted run in the rebuilt order. An empty backward leaves only the rebuilt order.
     """
-    ignored = wrapped.parameters_to_ignore
-    parameters: list[Tensor] = [
-        parameter
-        for name, parameter in wrapped.module.named_parameters()
-        if parameter.requires_grad and name not in ignored
-    ]
+    named, ignored = trained(wrapped.module), wrapped.parameters_to_ignore
+    parameters = [parameter for name, parameter in named if name not in ignored]
     wrapped.reducer.prepare_for_backward([])
     torch.stack([parameter.sum() * 0 for parameter in parameters]).sum().backward()
     # Gradients are views of the first buckets and would keep them in memory.

@@ -55,10 +55,8 @@ class ReplicatedStep(StepModule):
         sizes = part_sizes(number, min(len(self._devices), max(1, number)))
         parts = self._splitter.split(batch, sizes)
         self.counts = counts_of(self.module, parts, sizes)
-        pieces = [
-            moving.move(piece, device, self._dtype)
-            for piece, device in zip(parts, self._devices, strict=False)
-        ]
+        pairs = zip(parts, self._devices, strict=False)
+        pieces = [moving.move(piece, device, self._dtype) for piece, device in pairs]
         # All before the first one's step, which may change buffers.
         replicas = [
             replicate(self.module, device, is_first=index == 0)
@@ -76,10 +74,9 @@ class ReplicatedStep(StepModule):
                 outputs.append(getattr(replica, f"{stage}_step")(piece, batch_idx))
         for name, value in vars(self.module).items():
             if before.get(name) is not value:  # by a lambda, which has the original
-                raise UserError(
-                    f"{stage}_step on a replica set {name} of the module itself, as a hook that is "
-                    "a function may: register a method of the module, or use strategy='ddp'"
-                )
+                problem = f"set {name} of the module itself, as a hook that is a function may"
+                advice = "register a method of the module, or use strategy='ddp'"
+                raise UserError(f"{stage}_step on a replica {problem}: {advice}")
         if self.module.may_skip_batches and any(output is None for output in outputs):
             return None
         if stage == "predict":
@@ -113,10 +110,9 @@ class _Scatters(Strategy):
         except TypeError as error:
             if "cat()" not in str(error):
                 raise
-            raise UserError(
-                f"{stage}_step_end gets what the steps of all replicas returned, concatenated "
-                f"along dim 0 already: leave torch.cat out ({one_line(error)})"
-            ) from error
+            given = "what the steps of all replicas returned, concatenated along dim 0 already"
+            advice = f"leave torch.cat out ({one_line(error)})"
+            raise UserError(f"{stage}_step_end gets {given}: {advice}") from error
 
     def read_loss(self, outputs: Any) -> Tensor:
         return self.scattered.read_loss(outputs)
@@ -246,10 +242,9 @@ def join_rows(outputs: Sequence[Any], sizes: Sequence[int], device: torch.device
     if len({len(moving.leaves(output)) for output in outputs}) > 1 or not all(
         all(value is None for value in column) or _are_rows(column, sizes) for column in columns
     ):
-        raise UserError(
-            "predict_step returned what the devices of a batch cannot join: return tensors with a "
-            "row of one shape for each sample, or use strategy='ddp', or one device"
-        )
+        problem = "predict_step returned what the devices of a batch cannot join"
+        advice = "return tensors with a row of one shape for each sample"
+        raise UserError(f"{problem}: {advice}, or use strategy='ddp', or one device")
     joined = (
         column[0] if column[0] is None else torch.cat([value.to(device) for value in column])
         for column in columns

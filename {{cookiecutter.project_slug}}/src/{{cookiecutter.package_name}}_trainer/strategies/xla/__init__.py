@@ -1,7 +1,4 @@
-"""The PyTorch/XLA engine. No file outside this folder names it; deleting the folder removes it.
-
-It imports from ``strategies/`` and ``gradients/``, and from the floors below.
-"""
+"""The PyTorch/XLA engine. No file outside this folder names it; deleting the folder removes it."""
 
 import importlib.util
 import os
@@ -46,10 +43,8 @@ def mismatch() -> str | None:
         return None
     if built_for.split(".")[:2] == torch.__version__.split(".")[:2]:
         return None
-    return (
-        f"torch_xla {built_for} works only with torch of the same version, and this is torch "
-        f"{torch.__version__}: {INSTALL}"
-    )
+    problem = f"torch_xla {built_for} works only with torch of the same version"
+    return f"{problem}, and this is torch {torch.__version__}: {INSTALL}"
 
 
 def problems_of(options: Options) -> list[str]:
@@ -61,21 +56,14 @@ def problems_of(options: Options) -> list[str]:
     except ConfigurationError:
         asked = 1  # reported with the devices
     if asked not in (1, chips):
-        lines.append(
-            f"devices={options.devices!r}: PyTorch/XLA runs on one chip, or on all {chips} of this "
-            "machine; give 1 or 'auto'"
-        )
+        problem = f"PyTorch/XLA runs on one chip, or on all {chips} of this machine"
+        lines.append(f"devices={options.devices!r}: {problem}; give 1 or 'auto'")
     return lines
 
 
+_LACKS = {"find_unused_parameters": "it finds them without this option; leave the option out"}
+
 REGISTRATION = Registration(
-    {
-        "xla": Entry(
-            "xla:XLA",
-            lacks={
-                "find_unused_parameters": "it finds them without this option; leave the option out"
-            },
-        )
-    },
+    {"xla": Entry("xla:XLA", lacks=_LACKS)},
     accelerators={"tpu": Hardware("xla", count_chips, "xla")},
 )

@@ -159,10 +159,9 @@ def _start(layout: Layout, chip: int | None) -> torch.device:
     else:
         pjrt.initialize_singleprocess()
     if runtime.addressable_device_count() > 1:
-        raise UserError(
-            "strategy='xla': a process has several devices here (TPU v2, v3 and 7x, or "
-            "CPU_NUM_DEVICES), and it trains on one; use TPU v4 to v6e, and unset CPU_NUM_DEVICES"
-        )
+        problem = "a process has several devices here (TPU v2, v3 and 7x, or CPU_NUM_DEVICES)"
+        advice = "use TPU v4 to v6e, and unset CPU_NUM_DEVICES"
+        raise UserError(f"strategy='xla': {problem}, and it trains on one; {advice}")
     device: torch.device = torch_xla.device()
     return device
 

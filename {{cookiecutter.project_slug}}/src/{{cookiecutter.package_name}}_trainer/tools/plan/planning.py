@@ -236,10 +236,9 @@ class _Planning:
         try:
             traced = Child(work, self.asked.seconds).result()
         except Failure as second:
-            raise UserError(
-                f"the training step can be traced neither with fake tensors ({failure}) nor with "
-                f"real ones ({second}); correct it, or give a longer --seconds"
-            ) from None
+            how = f"neither with fake tensors ({failure}) nor with real ones ({second})"
+            advice = "correct it, or give a longer --seconds"
+            raise UserError(f"the training step can be traced {how}; {advice}") from None
         base, doubled = (extrapolated(traced.base, traced.doubled, n * samples) for n in (1, 2))
         return traced._replace(base=base, doubled=doubled)
 

@@ -338,7 +338,7 @@ class _Steps:
                 parameters=parameters,
                 gradients=max(grads for grads, _ in seen),
                 optimizer=self.live.total - parameters,
-                moments=_moments(seen),
+                moments=sorted((grads, max(other, 0)) for grads, other in seen),
                 step=steps[-1][1],  # the first one makes states
                 numels=[],
             )
@@ -369,11 +369,3 @@ class _Steps:
                 self.strategy.clip(self.optimization, value, algorithm)
             self.strategy.step(self.optimization)
         return seen, max(grads + other for grads, other in live.moments.items()) - held
-
-
-def _moments(seen: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """:attr:`~.memory.Sizes.moments` of the pairs seen."""
-    most: dict[int, int] = {}
-    for grads, other in seen:
-        most[grads] = max(most.get(grads, 0), other)
-    return sorted(most.items())

@@ -37,8 +37,7 @@ from . import styles
 DIMENSIONS = ("data", "shard", "tensor")
 ATTRIBUTE = "parallelize_plan"
 _Layouts = Iterable[Placement | None]
-# Relative difference of the norms of two gradients that should be equal; not 0: a kernel of a GPU
-# may sum in any order.
+# Relative difference of the norms of equal gradients; not 0: a GPU's kernel may sum in any order.
 _TOLERANCE = 1e-2
 
 # Styles that shard activations, and no parameters.
@@ -90,10 +89,8 @@ class Sizes:
         shown = " x ".join(f"{name}={size}" for name, size in self if size != 1 or name == "data")
         line = f"{shown}: {processes} processes are not divisible by {known}"
         if free is None:
-            line = (
-                f"{shown} is a mesh of {known} processes, and there are {processes}; make one size "
-                "-1, or change devices"
-            )
+            line = f"{shown} is a mesh of {known} processes, and there are {processes}"
+            line += "; make one size -1, or change devices"
         raise ConfigurationError(f"strategy_options: {line}")
 
     @property
@@ -176,10 +173,8 @@ def problems_of(module: TrainingModule, sizes: Sizes) -> list[str]:
             by_key.setdefault(layer.key, line)
     lines += by_key.values()
     if not lines and not any(layer.parameters for layer in planned):
-        lines.append(
-            f"{ATTRIBUTE} of {type(module).__name__} shards no parameter: give layers a style such "
-            "as ColwiseParallel(), or use strategy='ddp'"
-        )
+        advice = "give layers a style such as ColwiseParallel(), or use strategy='ddp'"
+        lines.append(f"{ATTRIBUTE} of {type(module).__name__} shards no parameter: {advice}")
     return lines + _of_shared(module, planned)
 
 
@@ -209,14 +204,10 @@ def _of_layer(layer: Layer, size: int) -> str:
             shape = tuple(layer.module.weight.shape)
             if shape[dimension] % size == 0:
                 return ""
-            return (
-                f"{layer.name}.weight of shape {shape} is sharded along dimension {dimension}: "
-                f"{shape[dimension]} is not divisible by tensor={size}"
-            )
-    return (
-        f"{ATTRIBUTE}: {layer.name} is a {type(layer.module).__name__}, and "
-        f"{type(style).__name__} supports nn.Linear and nn.Embedding"
-    )
+            line = f"{layer.name}.weight of shape {shape} is sharded along dimension {dimension}"
+            return f"{line}: {shape[dimension]} is not divisible by tensor={size}"
+    supported = f"{type(style).__name__} supports nn.Linear and nn.Embedding"
+    return f"{ATTRIBUTE}: {layer.name} is a {type(layer.module).__name__}, and {supported}"
 
 
 def _of_shared(module: nn.Module, planned: list[Layer]) -> list[str]:

@@ -72,10 +72,8 @@ class Mesh(FSDP):
                 "parameter_dtype: float32), or strategy='fsdp'"
             )
         if options.sync_batchnorm and self.sizes.tensor != 1:
-            lines.append(
-                "sync_batchnorm would count a sample on each rank of a tensor group; use "
-                "strategy='fsdp' or 'ddp'"
-            )
+            problem = "sync_batchnorm would count a sample on each rank of a tensor group"
+            lines.append(f"{problem}; use strategy='fsdp' or 'ddp'")
         return lines
 
     def _problems_of(self, options: Options, module: TrainingModule) -> list[str]:
@@ -145,11 +143,8 @@ class Mesh(FSDP):
         cache: Any = torch.compiler.config
         tag = f"{cache.cache_key_tag} rank {self.layout.rank}"
         stack.enter_context(cache.patch(cache_key_tag=tag))
-        metrics = [
-            metric
-            for metric in torchmetrics_state.metrics(module)
-            if getattr(metric, "process_group", module) is None
-        ]
+        known = torchmetrics_state.metrics(module)
+        metrics = [metric for metric in known if getattr(metric, "process_group", module) is None]
         if metrics:  # are reduced over one rank of each tensor group
             tensor = self.sizes.tensor
             group = self.new_group(self.layout.world_size // tensor, tensor)

@@ -46,18 +46,16 @@ class Spec(NamedTuple):
         specs = []
         for value in output if isinstance(output, tuple) else (output,):
             if not isinstance(value, Tensor):
-                raise UserError(
-                    f"{where} gives a {type(value).__name__} to the next stage; give a tensor or a "
-                    "tuple of tensors there, or divide sequential_module elsewhere (balance)"
-                )
+                problem = f"{where} gives a {type(value).__name__} to the next stage"
+                other = "divide sequential_module elsewhere (balance)"
+                raise UserError(f"{problem}; give a tensor or a tuple of tensors there, or {other}")
             specs.append(TensorSpec(tuple(value.shape), str(value.dtype)[6:], value.requires_grad))
         return cls(tuple(specs), isinstance(output, tuple))
 
     @classmethod
     def from_json(cls, value: Any) -> "Spec":
         """Read a description that was sent as JSON."""
-        specs = (TensorSpec(tuple(shape), *rest) for shape, *rest in value[0])
-        return cls(tuple(specs), value[1])
+        return cls(tuple(TensorSpec(tuple(shape), *rest) for shape, *rest in value[0]), value[1])
 
     @property
     def dtype(self) -> torch.dtype:

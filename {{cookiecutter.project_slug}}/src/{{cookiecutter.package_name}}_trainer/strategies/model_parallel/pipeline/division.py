@@ -95,15 +95,11 @@ class Shape:
         """One line for each option that a number of processes contradicts."""
         count = self.processes(run_processes)
         if run_processes % count:
-            return [
-                f"strategy_options.stages={count}: {run_processes} processes are not divisible by "
-                "it; change it, or devices"
-            ]
+            problem = f"{run_processes} processes are not divisible by it"
+            return [f"strategy_options.stages={count}: {problem}; change it, or devices"]
         if not isinstance(self.balance, str) and len(self.balance) != count:
-            return [
-                f"strategy_options.balance={list(self.balance)} has {len(self.balance)} entries "
-                f"for {count} stages; give one per stage"
-            ]
+            problem = f"{list(self.balance)} has {len(self.balance)} entries for {count} stages"
+            return [f"strategy_options.balance={problem}; give one per stage"]
         return []
 
 
@@ -113,20 +109,16 @@ def problems_of_module(module: TrainingModule, shape: Shape, run_processes: int)
     sequential = getattr(module, ATTRIBUTE, None)
     if not isinstance(sequential, nn.Sequential):
         what = "has none" if sequential is None else f"has a {type(sequential).__name__}"
-        return [
-            f"a pipeline divides the children of self.{ATTRIBUTE}, an nn.Sequential; {name} {what}"
-        ]
+        needed = f"a pipeline divides the children of self.{ATTRIBUTE}, an nn.Sequential"
+        return [f"{needed}; {name} {what}"]
     lines = []
     count, stages = len(sequential), shape.processes(run_processes)
     if not isinstance(shape.balance, str) and sum(shape.balance) != count:
-        lines.append(
-            f"strategy_options.balance={list(shape.balance)} is of {sum(shape.balance)} children; "
-            f"{name}.{ATTRIBUTE} has {count}"
-        )
+        problem = f"{list(shape.balance)} is of {sum(shape.balance)} children"
+        lines.append(f"strategy_options.balance={problem}; {name}.{ATTRIBUTE} has {count}")
     elif count < stages:
-        lines.append(
-            f"{name}.{ATTRIBUTE} has {count} children for {stages} stages; use fewer stages"
-        )
+        problem = f"{count} children for {stages} stages"
+        lines.append(f"{name}.{ATTRIBUTE} has {problem}; use fewer stages")
     if "forward" in vars(sequential):
         lines.append(f"{name}.{ATTRIBUTE} has a forward of its own, which would be replaced")
     elif not _is_chain(sequential):

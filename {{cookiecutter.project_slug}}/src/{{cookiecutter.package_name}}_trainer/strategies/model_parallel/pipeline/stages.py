@@ -87,9 +87,8 @@ class Boundary:
             raise UserError(f"{ATTRIBUTE} is called outside of a step; call it in a step")
         self._calls += 1
         if self._calls > 1:
-            raise UserError(
-                f"a step calls {ATTRIBUTE} twice; a pipeline runs it once: use strategy='fsdp'"
-            )
+            advice = "a pipeline runs it once: use strategy='fsdp'"
+            raise UserError(f"a step calls {ATTRIBUTE} twice; {advice}")
         self._before.close()
         return self._compute(inputs)
 
@@ -121,10 +120,8 @@ class Boundary:
         finally:
             self._compute, module.trainer_state = None, state
         if not self._calls:
-            raise UserError(
-                f"{type(self._module).__name__}: a step did not call self.{ATTRIBUTE}; call it, "
-                "not its children"
-            )
+            problem = f"a step did not call self.{ATTRIBUTE}; call it, not its children"
+            raise UserError(f"{type(self._module).__name__}: {problem}")
         return outputs
 
     @contextmanager
@@ -247,8 +244,7 @@ class OwnStage:
         return schedule
 
     def _next(self, received: Tensor) -> Tensor:
-        step = next(self._steps)
-        output = self._run(received, step)
+        output = self._run(received, next(self._steps))
         if self._processes.has_first:
             received = torch.zeros((), device=self._device, requires_grad=True)
         if self._processes.has_last:

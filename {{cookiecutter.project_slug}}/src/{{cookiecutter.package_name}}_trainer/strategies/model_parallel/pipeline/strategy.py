@@ -106,10 +106,8 @@ class Sequential(ProcessGroupStrategy):
     def problems(self, options: Options, module: TrainingModule | None) -> list[str]:
         if module is None:
             return []
-        return [
-            *problems_of_module(module, self.shape, self._run_processes),
-            *sparse.problems_of(module, "a pipeline sums gradients as whole tensors"),
-        ]
+        lines = problems_of_module(module, self.shape, self._run_processes)
+        return lines + sparse.problems_of(module, "a pipeline sums gradients as whole tensors")
 
     def init_process_group(self, layout: Any, device: torch.device) -> None:
         super().init_process_group(layout, device)
@@ -128,8 +126,7 @@ class Sequential(ProcessGroupStrategy):
 
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         self._place(module)
-        # The optimizers get the whole module: they skip the parameters of other processes, which
-        # have no gradients.
+        # The optimizers get the whole module: other processes' parameters have no gradients here.
         optimization = configure()
         if self.processes.count > 1:
             refuse(problems_of(optimization.optimizers, "parameters", "sequential"))

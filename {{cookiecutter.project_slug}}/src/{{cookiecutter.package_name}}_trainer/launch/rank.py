@@ -111,7 +111,7 @@ def drop_inherited_variables() -> None:
 
 def is_interactive() -> bool:
     """Whether this process is a notebook or an interactive session."""
-    return hasattr(sys, "ps1")
+    return hasattr(sys, "ps1") or bool(sys.flags.inspect)
 
 
 # --- restarts by torchelastic: resume the run, and stop when it makes no progress ----------------

@@ -40,6 +40,12 @@ class Preempted(SystemExit):
         self.signal = signal.Signals(number)
 
 
+def name_of(number: int) -> str:
+    """The name of a signal; real-time ones have none."""
+    names = {known.value: known.name for known in signal.Signals}
+    return names.get(number, f"signal {number}")
+
+
 class Interrupted(KeyboardInterrupt):
     """SIGINT (Ctrl-C) ended a fit after it saved a checkpoint; the message says how to resume.
 

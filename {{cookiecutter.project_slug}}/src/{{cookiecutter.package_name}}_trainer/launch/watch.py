@@ -198,7 +198,7 @@ class Watcher:
             return Failure(number, code, f"rank {number} exited with code {code}")
         stack = hangs.printed(self._stack_file(number))
         where = f"rank {number} stood at:\n{stack}\n" if stack else ""
-        message = f"{where}rank {number} was killed by {signal.Signals(-code).name}"
+        message = f"{where}rank {number} was killed by {signals.name_of(-code)}"
         if code == -signal.SIGKILL:
             message += "; if nobody sent it, memory ran out: see docs/trouble.md#a-rank-was-killed"
         return Failure(number, 128 - code, message)

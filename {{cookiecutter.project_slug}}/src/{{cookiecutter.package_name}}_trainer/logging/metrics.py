@@ -208,8 +208,9 @@ class Recorder:
     def _add(self, totals: dict[str, _Total], logged: _Logged) -> None:
         name, value, samples, how, synced = logged
         if name not in totals:
+            how = getattr(how, "__name__", how)  # of torch.mean, sum …
             if how not in _REDUCE_FX:
-                known = nearest(how, _REDUCE_FX)
+                known = nearest(str(how), _REDUCE_FX)
                 raise UserError(f"log({name!r}): reduce_fx={how!r} is unknown{known}")
             totals[name] = _empty_total(how, synced, self._device)
         try:

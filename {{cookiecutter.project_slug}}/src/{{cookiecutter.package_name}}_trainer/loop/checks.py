@@ -220,16 +220,17 @@ class NonfinitePolicy:
         if least[1] != -least[2] and replicas == collectives.world_size() and not may_differ:
             raise UserError(
                 f"ranks have different weights after step {step}, and they are not saved: a hook "
-                "that changes weights by random numbers needs a torch.Generator that all seed alike"
+                "that changes weights by random numbers needs a torch.Generator that all seed "
+                "alike, and manual optimization self.manual_backward(loss), which averages"
             )
 
     def _stop(self, text: str) -> NoReturn:
         newest = self._checkpoints.newest()
         last = f"the last good checkpoint is {newest}" if newest else "there is no checkpoint yet"
-        raise UserError(
-            f"{text}; {last}; lower the learning rate or set gradient_clip_val, or train on with "
-            "--trainer.nonfinite_loss skip"
-        )
+        skip = "set gradient_clip_val, or train on with --trainer.nonfinite_loss skip"
+        if not self._strategy.module.automatic_optimization:
+            skip = "step only where the loss is finite"
+        raise UserError(f"{text}; {last}; lower the learning rate or {skip}")
 
 
 def largest(tensors: Mapping[str, Any]) -> dict[str, float]:

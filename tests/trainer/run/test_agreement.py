@@ -1,0 +1,73 @@
+"""Ranks whose options, code or data differ end the run in lines that say where."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from my_project_trainer import TrainingModule, UserError
+from my_project_trainer.launch.start import run_in_processes
+from my_project_trainer.run import agreement
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import fitting
+
+
+class Differs(TrainingModule):
+    """On rank 1, what ``what`` says is another one."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what = what if os.environ.get("RANK") == "1" else ""
+        self.layer = nn.Linear(6, 1)
+        if self.what == "buffer":
+            self.register_buffer("count", torch.zeros(2))
+        if self.what == "dtype":
+            self.double()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.layer(batch[0]).mean()
+
+    def configure_optimizers(self) -> Any:
+        kind = torch.optim.Adam if self.what == "class" else torch.optim.SGD
+        return kind(self.parameters(), lr=0.2 if self.what == "rate" else 0.1)
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(torch.ones(6 if self.what == "data" else 8, 6)), 2)
+
+
+OPTIONS = {
+    "seed": ({"seed": 4}, "seed is 0 on rank 0 and 4 on rank 1"),
+    "gradient_clip_val": ({"gradient_clip_val": 1.0}, "gradient_clip_val is None on rank 0 and"),
+    "precision": ({"precision": "bf16-mixed"}, "precision is 32-true on rank 0 and bf16-mixed on"),
+    "steps": ({"checkpoint_every_n_steps": 3}, "checkpoint_every_n_steps is None on rank 0 and 3"),
+    "buffer": ({}, r"count is not there on rank 0 and \(2,\) of torch.float32 on rank 1"),
+    "dtype": ({}, r".* of torch.float32 on rank 0 and .* of torch.float64 on rank 1"),
+    "data": ({}, "samples of training is 8 on rank 0 and 6 on rank 1"),
+    "class": ({}, "optimizer 0 is SGD on rank 0 and Adam on rank 1"),
+    "rate": ({}, "lr of optimizer 0 is 0.1 on rank 0 and 0.2 on rank 1"),
+}
+
+
+@pytest.mark.parametrize("what", OPTIONS)
+def test_what_differs_is_named(tmp_path: Path, what: str) -> None:
+    options, line = OPTIONS[what]
+
+    def train() -> None:
+        own = options if os.environ["RANK"] == "1" else {}
+        fitting.fit(Differs(what), tmp_path, devices=2, strategy="ddp", max_epochs=1, **own)
+
+    with pytest.raises(UserError, match=rf"^ranks differ: {line}"):
+        run_in_processes("fork", 2, train, {})
+
+
+def test_of_many_differences_three_are_named() -> None:
+    facts = agreement.of_module(nn.Linear(2, 1))  # type: ignore[arg-type]
+    assert facts == {
+        "module": "Linear",
+        "weight": "(1, 2) of torch.float32",
+        "bias": "(1,) of torch.float32",
+    }
+    agreement.check(facts)  # one rank agrees with itself

@@ -1,0 +1,68 @@
+"""Compare what all ranks of a fit have alike, before their steps and collectives depend on it.
+
+Each rank reads its own command line, environment, code and data. Where these differ, ranks would
+read other samples, train other models, or wait for each other in different collectives.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from typing import Any
+
+from ..data.feed import Feed, OrderedFeed
+from ..data.sampling import can_be_ordered
+from ..data.sources import LoadersByName
+from ..errors import UserError, shorten
+from ..launch import collectives
+from ..module import TrainingModule
+from ..options import Options
+
+# Where a rank runs, finds files and prints. The main rank's name is the run's; objects are equal
+# only to themselves.
+_MAY_DIFFER = {
+    *("accelerator", "devices", "num_nodes", "auto_select_gpus", "default_root_dir", "run_name"),
+    *("callbacks", "loggers", "enable_progress_bar", "strategy", "resume", "weights"),
+}
+_MOST_LINES = 3
+
+
+def check(facts: Mapping[str, str]) -> None:
+    """Raise a UserError on all ranks that names what differs between them; all call it."""
+    encoded = json.dumps(facts, sort_keys=True).encode()
+    if len({*collectives.gather(hashlib.blake2b(encoded).hexdigest())}) == 1:
+        return
+    first, *others = collectives.gather(dict(facts))
+    lines = [
+        f"ranks differ: {name} is {first.get(name, 'not there')} on rank 0 and "
+        f"{other.get(name, 'not there')} on rank {rank}: start all with the same options, code "
+        "and data"
+        for rank, other in enumerate(others, 1)
+        for name in dict.fromkeys([*first, *other])
+        if first.get(name) != other.get(name)
+    ]
+    raise UserError(lines[:_MOST_LINES])
+
+
+def of_options(options: Options) -> dict[str, str]:
+    """The trainer's options that decide what is trained."""
+    names = (field.name for field in fields(options) if field.name not in _MAY_DIFFER)
+    return {name: shorten(str(getattr(options, name))) for name in names}
+
+
+def of_module(module: TrainingModule) -> dict[str, str]:
+    """Shapes and data types of a module's tensors."""
+    named: Iterable[tuple[str, Any]] = [*module.named_parameters(), *module.named_buffers()]
+    facts = {name: f"{tuple(tensor.shape)} of {tensor.dtype}" for name, tensor in named}
+    return {"module": type(module).__name__, **facts}
+
+
+def of_data(feed: Feed, loaders: LoadersByName) -> dict[str, str]:
+    """Batches of loaders whose samples the ranks divide, and the names of validation loaders."""
+    facts = {"names of validation loaders": str(sorted(loaders))}
+    if isinstance(feed, OrderedFeed):
+        facts |= {f"{name} of training": str(value) for name, value in vars(feed.plan).items()}
+    for name, loader in loaders.items():
+        if can_be_ordered(loader):
+            facts[f"validation samples {name}".strip()] = str(len(loader.dataset))  # type: ignore[arg-type]
+    return facts

@@ -18,20 +18,20 @@ LINES = {
     "callbacks": 818,
     "checkpoint": 1705,
     "cli": 1161,
-    "data": 2087,
+    "data": 2073,
     "errors.py": 190,
-    "launch": 2841,
+    "launch": 2847,
     "legacy": 588,
-    "logging": 1442,
-    "loop": 2441,
+    "logging": 1438,
+    "loop": 2430,
     "memory": 302,
-    "module": 830,
+    "module": 826,
     "options": 1083,
-    "run": 1865,
-    "strategies/*.py": 2445,
+    "run": 1943,
+    "strategies/*.py": 2442,
     "strategies/asynchronous": 420,
     "strategies/deepspeed": 1686,
-    "strategies/fairscale": 257,
+    "strategies/fairscale": 262,
     "strategies/fsdp": 749,
     "strategies/gradients": 438,
     "strategies/horovod": 208,
@@ -44,7 +44,7 @@ LINES = {
     "tools/plan": 766,
     "tools/report": 589,
     "tools/reproduce": 376,
-    "trainer.py": 375,
+    "trainer.py": 373,
 }
 # How far below its limit a folder may be, before the limit is to be lowered.
 SLACK = 40
@@ -83,12 +83,12 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
     components = sum(count(folder) for folder in folders if folder.is_dir())
     assert count(TRAINER / "tools") <= 2500
     # To be 27,600 and 19,100, with 1,100 for everyday faults, clusters, disks and files.
-    assert count(TRAINER) <= 29_178
-    assert count(TRAINER) - components <= 21_386
+    assert count(TRAINER) <= 29_229
+    assert count(TRAINER) - components <= 21_432
 
 
 def test_the_tests_are_few() -> None:
-    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 58_606  # to be 58,000
+    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 58_692  # to be 58,000
 
 
 def test_the_benchmarks_are_few_lines() -> None:

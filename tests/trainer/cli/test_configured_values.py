@@ -143,7 +143,7 @@ def test_any_word_for_a_string_is_that_word(tmp_path_factory: pytest.TempPathFac
     words = WORDS.filter(lambda word: word and word.strip().lower() not in ("null", "~"))
 
     @ANY
-    @for_all(words, words, words.filter(lambda word: "\0" not in word))
+    @for_all(words, words, words.filter(lambda word: not {*word} & {*"\0[]{}$~"}))
     def check(text: str, maybe: str, path: str) -> None:
         options = f"--model.text={text}", f"--model.maybe={maybe}", f"--model.path={path}"
         found = both_ways(tmp_path_factory.mktemp("any"), *options)

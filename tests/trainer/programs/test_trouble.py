@@ -52,9 +52,21 @@ def _functions() -> Iterator[list[str]]:
 
 def is_printed(message: str, texts: list[str]) -> bool:
     """Whether texts of one function have all fragments of a message."""
-    pieces = [word.strip(" ():;,.") for word in message.split("…")]
+    pieces = [word.strip(" ():;,.") for word in re.split("…|[;:] ", message)]
     fragments = [piece for piece in pieces if len(piece) >= SHORT]
-    return bool(fragments) and all(any(each in text for text in texts) for each in fragments)
+    return bool(fragments) and all(is_made_of(each, texts) for each in fragments)
+
+
+def is_made_of(fragment: str, texts: list[str]) -> bool:
+    """Whether a text has a fragment, or several have its parts: variables of a function."""
+    if any(fragment in text for text in texts):
+        return True
+    ends = (match.start() for match in re.finditer(" ", fragment) if match.start() > 4)
+    return any(
+        any(fragment[:end] in text for text in texts) and is_made_of(fragment[end + 1 :], texts)
+        for end in ends
+        if len(fragment) - end > SHORT
+    )
 
 
 def anchors() -> set[str]:

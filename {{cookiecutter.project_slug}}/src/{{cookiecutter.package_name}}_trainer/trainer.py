@@ -275,10 +275,8 @@ class Trainer(current_run.RunProperties, current_run.OptionNames):
         if not is_link(checkpoint):
             return str(Path(values.expand_path("checkpoint", checkpoint)).absolute())
         if self._last.run_directory is None:
-            raise ConfigurationError(
-                f"checkpoint={checkpoint!r}: nothing was trained here; give the path "
-                f"runs/RUN/{checkpoint}"
-            )
+            advice = f"nothing was trained here; give the path runs/RUN/{checkpoint}"
+            raise ConfigurationError(f"checkpoint={checkpoint!r}: {advice}")
         return str(find_link(self._last.run_directory, str(checkpoint)).absolute())
 
     def _result(self, module: TrainingModule, command: Command) -> Any:

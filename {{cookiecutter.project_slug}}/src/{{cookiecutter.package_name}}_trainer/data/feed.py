@@ -144,10 +144,8 @@ def drawn(
         yield batch
         number += 1
     if total is not None and number < total:
-        raise UserError(
-            f"the loader ended after {number} of {total} batches: its dataset raised "
-            "StopIteration, or __len__ of its sampler is wrong"
-        )
+        advice = "its dataset raised StopIteration, or __len__ of its sampler is wrong"
+        raise UserError(f"the loader ended after {number} of {total} batches: {advice}")
 
 
 def _in_stream(batches: Iterator[Any], stream: randomness.Stream) -> Iterator[Any]:

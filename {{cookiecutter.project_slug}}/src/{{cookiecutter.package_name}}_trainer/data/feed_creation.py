@@ -32,10 +32,8 @@ class BatchLimit:
         # Not 2 of 10 for 0.3, because of the last bit of the product.
         limited = int(round(steps * self.value, 6))
         if limited < 1 <= steps:
-            raise UserError(
-                f"{option} this fraction of {steps} is less than 1; give a larger one, or a whole "
-                "number"
-            )
+            advice = "give a larger one, or a whole number"
+            raise UserError(f"{option} this fraction of {steps} is less than 1; {advice}")
         return limited * accumulate
 
 

@@ -253,10 +253,8 @@ def _has_ended(row: list[list[float]], count: int, is_refused: bool) -> bool:
             for _, is_last, most in row
         ]
         lines = (f"rank {rank} has {number}" for rank, number in enumerate(counts))
-        raise UserError(
-            f"the ranks' loaders give different numbers of batches: {', '.join(lines)}; give each "
-            "the same number, or set uneven_inputs='join'"
-        )
+        numbers = f"{', '.join(lines)}; give each the same number, or set uneven_inputs='join'"
+        raise UserError(f"the ranks' loaders give different numbers of batches: {numbers}")
     return all(ended)
 
 
@@ -355,10 +353,8 @@ def _reason(batch: Any, number: int) -> str:
     splittable = list(filter(_is_splittable, leaves(batch)))
     for leaf in splittable:
         if not _has_length(leaf):
-            return (
-                f"a batch is split by samples, and {type(leaf).__name__} cannot be: give it "
-                f"__len__ and split(sizes), like torch.Tensor's, {advice}"
-            )
+            advice = f"give it __len__ and split(sizes), like torch.Tensor's, {advice}"
+            return f"a batch is split by samples, and {type(leaf).__name__} cannot be: {advice}"
     other = next(leaf for leaf in splittable if len(leaf) != number)
     shapes = [tuple(getattr(leaf, "shape", [len(leaf)])) for leaf in (splittable[0], other)]
     return (

@@ -141,20 +141,14 @@ def _check_loader(loader: Any, source: str) -> None:
     """Refuse what is not an iterable of batches, or has too many workers."""
     kind = type(loader).__name__
     if isinstance(loader, Dataset) or type(loader).__module__.startswith("datasets."):
-        raise UserError(
-            f"{source} {kind}, a dataset, which yields single samples: return "
-            f"DataLoader({kind}(…), batch_size=…)"
-        )
+        advice = f"return DataLoader({kind}(…), batch_size=…)"
+        raise UserError(f"{source} {kind}, a dataset, which yields single samples: {advice}")
     if _is_several(loader):
-        raise UserError(
-            f"{source} a {kind} of loaders: one loader is supported; join the datasets with "
-            "torch.utils.data.ConcatDataset, or give one of them"
-        )
+        advice = "join the datasets with torch.utils.data.ConcatDataset, or give one of them"
+        raise UserError(f"{source} a {kind} of loaders: one loader is supported; {advice}")
     if isinstance(loader, Mapping | str | bytes | Tensor) or not hasattr(loader, "__iter__"):
-        raise UserError(
-            f"{source} {kind}, which is not an iterable of batches: return a DataLoader, or "
-            "another iterable whose every element is a batch"
-        )
+        advice = "return a DataLoader, or another iterable whose every element is a batch"
+        raise UserError(f"{source} {kind}, which is not an iterable of batches: {advice}")
     workers, cores = getattr(loader, "num_workers", 0), os.cpu_count() or 1
     if isinstance(workers, int) and workers > _MOST_WORKERS * cores:
         raise UserError(

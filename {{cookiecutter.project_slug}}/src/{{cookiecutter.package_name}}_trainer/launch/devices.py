@@ -148,10 +148,8 @@ def why_hidden() -> str | None:
             torch.cuda.init()
         except (RuntimeError, AssertionError) as error:
             reason = one_line(error)
-    return (
-        f"this machine has {count} GPU{'s' * (count > 1)}, which torch cannot use: {reason}, or "
-        "set accelerator='cpu'"
-    )
+    advice = f"{reason}, or set accelerator='cpu'"
+    return f"this machine has {count} GPU{'s' * (count > 1)}, which torch cannot use: {advice}"
 
 
 # --- torch's settings ----------------------------------------------------------------------------

@@ -59,6 +59,8 @@ class NodeLaunch:
             # 0 on one node: no TCP store is used. With several nodes, rank 0 serves the store.
             "MASTER_PORT": str(layout.main_port),
             "TORCHELASTIC_USE_AGENT_STORE": "False",
+            # A set of names has one order on all ranks: list(set(labels)) numbers classes.
+            "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),
             # The launcher's own override is not meant for its ranks.
             cluster.OVERRIDE: "environment",
             reports.DIRECTORY: str(self.directory),

@@ -345,10 +345,8 @@ def _levels(
 ) -> tuple[bool, bool]:
     """Whether to log a value of the step, and of the epoch; UserError if it is neither."""
     if context.level == "none":
-        raise UserError(
-            f"log({name!r}): nothing is logged in this hook; log in on_train_epoch_end, in "
-            "on_validation_epoch_end, or in a step"
-        )
+        advice = "log in on_train_epoch_end, in on_validation_epoch_end, or in a step"
+        raise UserError(f"log({name!r}): nothing is logged in this hook; {advice}")
     if context.is_training and context.level == "epoch" and on_step:
         raise UserError(f"log({name!r}, on_step=True): this hook belongs to no step; leave it out")
     is_step = context.is_training and context.level == "step"

@@ -66,10 +66,9 @@ class RemoteLogger(Logger):
                 os.truncate(self._values, content.rfind(b"\n") + 1)
             self._last = {name: step for step, values in self.sent() for name in values}
         except (OSError, ValueError, LookupError, TypeError) as error:
-            raise UserError(
-                f"{folder}: run.json or values.jsonl cannot be read ({one_line(error)}); restore "
-                "it, or remove the folder: the service then gets another run"
-            ) from None
+            problem = f"{folder}: run.json or values.jsonl cannot be read ({one_line(error)})"
+            advice = "restore it, or remove the folder: the service then gets another run"
+            raise UserError(f"{problem}; {advice}") from None
         service_id = self.open(run, known)
         files.write_atomically(record, json.dumps({"id": service_id}), mode=0o600)
         self._file = self._values.open("a", encoding="utf-8")
@@ -123,10 +122,8 @@ def _check_answer(url: str) -> None:
 def require(package: str) -> None:
     """Raise ConfigurationError if the package of a logger is not installed."""
     if importlib.util.find_spec(package) is None:
-        raise ConfigurationError(
-            f"loggers: {package!r} needs the package {package}: make {package}, or "
-            f"pip install '.[{package}]'"
-        )
+        advice = f"make {package}, or pip install '.[{package}]'"
+        raise ConfigurationError(f"loggers: {package!r} needs the package {package}: {advice}")
 
 
 class WandbLogger(RemoteLogger):

@@ -105,10 +105,8 @@ class Compiled:
             if name.endswith("._orig_mod") or vars(module).get("_compiled_call_impl") is not None
         ]
         if own and not self._graphs:
-            raise UserError(
-                f"compile: {own[0] or 'the module'} is compiled already, by its own code: leave "
-                "that out, or compile"
-            )
+            problem = f"compile: {own[0] or 'the module'} is compiled already, by its own code"
+            raise UserError(f"{problem}: leave that out, or compile")
         if not self._graphs:
             raise UserError(
                 "compile: nothing is compiled, because training_step calls neither self(...) nor a "

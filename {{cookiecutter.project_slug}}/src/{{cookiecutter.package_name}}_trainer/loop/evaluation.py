@@ -281,10 +281,8 @@ def _tree(value: Any, tensors: list[Tensor]) -> Any:
         )
     name = f"{kind.__module__}:{kind.__qualname__}"
     if collectives.world_size() > 1 and _class(name) is not kind:
-        raise UserError(
-            f"predict_step returned a {kind.__qualname__}, which other ranks cannot find: define "
-            "the class at the top of its module"
-        )
+        problem = f"predict_step returned a {kind.__qualname__}, which other ranks cannot find"
+        raise UserError(f"{problem}: define the class at the top of its module")
     return [name, form, items]
 
 

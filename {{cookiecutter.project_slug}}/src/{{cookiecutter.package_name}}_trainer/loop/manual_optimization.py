@@ -14,9 +14,10 @@ from ..module import TrainingModule
 from ..options import Options
 from ..strategies import Strategy
 from ..strategies.base import StepOutput, check_loss, refuse_others
+from ..strategies.engine_optimizers import requiring_grad
 from ..strategies.gradients import sparse
 from ..strategies.limits import FEATURES
-from ..strategies.optimizers import Optimization, requiring_grad
+from ..strategies.optimizers import Optimization
 from .checks import FirstGradients
 
 

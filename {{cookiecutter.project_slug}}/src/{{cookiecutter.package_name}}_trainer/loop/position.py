@@ -78,10 +78,8 @@ def scaled_rate(options: Options, batch_size: int | None, device_batch_size: int
         return 1.0
     reference = options.reference_batch_size or device_batch_size
     if batch_size is None or reference is None:
-        raise ConfigurationError(
-            f"learning_rate_scaling={rule!r}: the loader's batch size is unknown; scale the rate "
-            "in configure_optimizers"
-        )
+        advice = "the loader's batch size is unknown; scale the rate in configure_optimizers"
+        raise ConfigurationError(f"learning_rate_scaling={rule!r}: {advice}")
     ratio = batch_size / reference
     return ratio if rule == "linear" else ratio**0.5
 

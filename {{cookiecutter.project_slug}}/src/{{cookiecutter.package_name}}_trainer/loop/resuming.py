@@ -43,10 +43,9 @@ def resume(fit: FitParts, checkpoint: Checkpoint, layout: Layout, same_run: bool
             if loader := section(local, "loader"):
                 remarks += fit.feed.load_state(loader, fit.position.batch)
         else:
-            remarks.append(
-                f"saved by {checkpoint.world_size} processes, resumed on {layout.world_size}: "
-                "random states (dropout) are new; the order of the data does not change"
-            )
+            problem = f"saved by {checkpoint.world_size} processes, resumed on {layout.world_size}"
+            advice = "random states (dropout) are new; the order of the data does not change"
+            remarks.append(f"{problem}: {advice}")
             if section(checkpoint.rank_local_state(0), "loader"):
                 remarks.append(note_unused(fit.position.batch))
             if section(checkpoint.rank_local_state(0), "module"):
@@ -55,10 +54,9 @@ def resume(fit: FitParts, checkpoint: Checkpoint, layout: Layout, same_run: bool
         raise CheckpointError(f"{checkpoint.path}: {error}") from None
     except _NOT_OF_THIS_MODEL as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise CheckpointError(
-            f"{checkpoint.path}: does not match this model ({reason}); see "
-            "docs/trouble.md#a-checkpoint-of-another-model"
-        ) from None
+        problem = f"{checkpoint.path}: does not match this model ({reason})"
+        advice = "see docs/trouble.md#a-checkpoint-of-another-model"
+        raise CheckpointError(f"{problem}; {advice}") from None
     fit.position.saved_at = fit.position.global_step if same_run else -1
     return remarks
 

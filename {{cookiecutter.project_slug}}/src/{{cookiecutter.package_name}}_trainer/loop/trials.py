@@ -60,10 +60,9 @@ def _copied(module: TrainingModule) -> TrainingModule:
         copied = copy.deepcopy(module, known)
     except Exception as error:  # user code may raise anything
         reason = f"{type(error).__name__}: {one_line(error)}"
-        raise UserError(
-            f"{type(module).__name__} cannot be copied, to try it on a copy ({reason}): create in "
-            "on_fit_start what cannot be, or give it a __deepcopy__"
-        ) from None
+        problem = f"{type(module).__name__} cannot be copied, to try it on a copy ({reason})"
+        advice = "create in on_fit_start what cannot be, or give it a __deepcopy__"
+        raise UserError(f"{problem}: {advice}") from None
     copied.trainer_state = state
     return copied
 
@@ -188,10 +187,8 @@ def _minimum(*values: int) -> list[int]:
 def rates(lowest: float, highest: float, steps: int) -> list[float]:
     """The learning rates to try, one per step: in equal ratios; ConfigurationError for bad ones."""
     if not 0 < lowest < highest < math.inf:
-        raise ConfigurationError(
-            f"find_learning_rate: lowest={lowest!r} and highest={highest!r}: give numbers above 0, "
-            "the lowest first"
-        )
+        problem = f"find_learning_rate: lowest={lowest!r} and highest={highest!r}"
+        raise ConfigurationError(f"{problem}: give numbers above 0, the lowest first")
     if steps < 20:
         raise ConfigurationError(f"find_learning_rate: steps={steps!r}: give at least 20")
     return [lowest * (highest / lowest) ** (step / (steps - 1)) for step in range(steps)]
@@ -282,10 +279,8 @@ def _losses(trained: Strategy, untrained: Strategy, batch: MicroBatch) -> Tensor
     try:
         result = trained.forward_backward(*args, weight=batch.weight, synchronize=True)
     except BatchSkipped:
-        raise UserError(
-            f"find_learning_rate: training_step returned None for batch {batch.number}: leave such "
-            "batches out of the data"
-        ) from None
+        problem = f"find_learning_rate: training_step returned None for batch {batch.number}"
+        raise UserError(f"{problem}: leave such batches out of the data") from None
     randomness.set_full_state(state, devices)
     with torch.no_grad():
         initial = read_loss(untrained.forward("training", *args))

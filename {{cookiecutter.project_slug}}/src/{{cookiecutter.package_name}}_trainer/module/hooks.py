@@ -212,10 +212,8 @@ def problems_of_signatures(owner: object, base: type) -> list[str]:
             signature.bind(*expected)
         except TypeError:
             taken = signature.replace(return_annotation=signature.empty)
-            lines.append(
-                f"{type(owner).__name__}.{name} takes {taken}; it is called with "
-                f"({', '.join(expected)})"
-            )
+            advice = f"it is called with ({', '.join(expected)})"
+            lines.append(f"{type(owner).__name__}.{name} takes {taken}; {advice}")
     return lines
 
 

@@ -297,10 +297,8 @@ class TrainingModule(RunProperties, Hooks, nn.Module):
         shapes = collectives.gather(list(tensor.shape))
         if any(shape != shapes[0] for shape in shapes):
             known = ", ".join(f"{rank}: {tuple(shape)}" for rank, shape in enumerate(shapes))
-            raise UserError(
-                f"all_gather: shapes differ between ranks ({known}): pad the tensors, or gather "
-                "their sum or mean"
-            )
+            advice = "pad the tensors, or gather their sum or mean"
+            raise UserError(f"all_gather: shapes differ between ranks ({known}): {advice}")
         return torch.stack(collectives.all_gather_equal(tensor.detach().contiguous()))
 
     def print(self, *values: Any, **options: Any) -> None:

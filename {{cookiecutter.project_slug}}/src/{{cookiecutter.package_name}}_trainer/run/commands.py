@@ -53,10 +53,9 @@ def _place(run: RankRun, module: TrainingModule, checkpoint: str | None, average
         run.strategy.load_state({**loaded.stored_state(), "model": weights}, None)
     except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
         reason = " ".join(str(error).split())[:300]
-        raise CheckpointError(
-            f"{loaded.path}: does not match this model ({reason}); see "
-            "docs/trouble.md#a-checkpoint-of-another-model"
-        ) from None
+        problem = f"{loaded.path}: does not match this model ({reason})"
+        advice = "see docs/trouble.md#a-checkpoint-of-another-model"
+        raise CheckpointError(f"{problem}; {advice}") from None
 
 
 def _note_hooks(run: RankRun, module: TrainingModule, command: str) -> None:

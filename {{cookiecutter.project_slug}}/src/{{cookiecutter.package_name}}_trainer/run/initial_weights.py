@@ -70,10 +70,8 @@ def _has_files(path: Path) -> bool:
 def _source(path: Path) -> Path:
     if (path.is_file() and path.suffix != _SUFFIX) or not path.exists():
         kind = "not a safetensors file" if path.exists() else "no such file or directory"
-        raise ConfigurationError(
-            f"weights={shown(str(path))}: {kind}; give a run directory, a checkpoint, or a "
-            f"{_SUFFIX} file"
-        )
+        advice = f"give a run directory, a checkpoint, or a {_SUFFIX} file"
+        raise ConfigurationError(f"weights={shown(str(path))}: {kind}; {advice}")
     with _naming_the_option():
         return path if _has_files(path) else resolve(path)
 

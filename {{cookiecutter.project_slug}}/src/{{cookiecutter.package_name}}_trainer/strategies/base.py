@@ -338,10 +338,8 @@ def read_loss(outputs: Any) -> Tensor:
     if isinstance(outputs, Tensor) and outputs.numel() == 1:
         return outputs
     if outputs is None:
-        raise UserError(
-            "training_step returned None: return the loss; or, to skip the batch on all ranks, set "
-            "may_skip_batches = True in the module"
-        )
+        advice = "or, to skip the batch on all ranks, set may_skip_batches = True in the module"
+        raise UserError(f"training_step returned None: return the loss; {advice}")
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         what = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)[:80]

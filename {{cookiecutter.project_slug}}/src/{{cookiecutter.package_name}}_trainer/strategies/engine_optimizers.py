@@ -155,6 +155,26 @@ def problems_of(
     ]
 
 
+def problems_of_code(optimizers: Iterable[Optimizer], *, is_same: bool = False) -> list[str]:
+    """One line for each optimizer with code attached that an engine does not call, or undoes.
+
+    ``is_same``: the engine calls it, and then overwrites what a hook after the step has changed.
+    """
+    lines = []
+    for optimizer in optimizers:
+        own = vars(optimizer)
+        has_hooks = own["_optimizer_step_post_hooks"] or own["_optimizer_step_pre_hooks"]
+        has_step = "step" in own and not hasattr(optimizer.step, "_wrapped_by_lr_sched")
+        if own["_optimizer_step_post_hooks"] or (not is_same and (has_hooks or has_step)):
+            what = "hooks of its step" if has_hooks else "a step that was replaced"
+            lines.append(
+                f"configure_optimizers gave {type(optimizer).__name__} with {what}, which has no "
+                "effect with this strategy: use on_before_optimizer_step and "
+                "on_after_optimizer_step, or strategy='ddp'"
+            )
+    return lines
+
+
 def _with_inner(optimizer: Optimizer) -> Iterator[Optimizer]:
     yield optimizer
     for value in vars(optimizer).values():
@@ -178,6 +198,19 @@ def _fits(kind: Any, cut: Cut, examined: str) -> bool | None:
         if "step" in members and inspect.unwrap(members["step"]) is not inspect.unwrap(inherited):
             return None
     return None
+
+
+@contextmanager
+def requiring_grad(parameters: Iterable[Tensor], value: bool) -> Iterator[None]:
+    """Set ``requires_grad`` of parameters in this context."""
+    changed = [parameter for parameter in parameters if parameter.requires_grad is not value]
+    for parameter in changed:
+        parameter.requires_grad_(value)
+    try:
+        yield
+    finally:
+        for parameter in changed:
+            parameter.requires_grad_(not value)
 
 
 class Noise:

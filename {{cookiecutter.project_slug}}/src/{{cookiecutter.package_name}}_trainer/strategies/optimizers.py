@@ -5,7 +5,7 @@ import inspect
 import re
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -71,6 +71,8 @@ class Optimization:
 
     def replaced(self, make: Callable[[Optimizer], Optimizer]) -> "Optimization":
         """A copy with an engine's optimizers instead of the user's."""
+        from .engine_optimizers import problems_of_code
+
         refuse(problems_of_code(self.optimizers))
         made = {id(optimizer): make(optimizer) for optimizer in self.optimizers}
         for entry in self.schedulers:
@@ -104,10 +106,8 @@ class Optimization:
         """Raise a UserError if a scheduler monitors none of the latest logged values."""
         for entry in self.plateaus:
             if entry.monitor not in values:
-                raise UserError(
-                    f"ReduceLROnPlateau monitors {entry.monitor!r}, which was not logged; "
-                    f"logged: {', '.join(sorted(values)) or 'nothing'}"
-                )
+                problem = f"ReduceLROnPlateau monitors {entry.monitor!r}, which was not logged"
+                raise UserError(f"{problem}; logged: {', '.join(sorted(values)) or 'nothing'}")
 
     def first_rates(self) -> list[float | Tensor | None]:
         """Learning rate of each optimizer's first group; the host does not wait for a tensor.
@@ -149,19 +149,6 @@ class Optimization:
         finally:
             for group, rate in zip(groups, rates, strict=True):
                 group["lr"] = rate
-
-
-@contextlib.contextmanager
-def requiring_grad(parameters: Iterable[Tensor], value: bool) -> Iterator[None]:
-    """Set ``requires_grad`` of parameters in this context."""
-    changed = [parameter for parameter in parameters if parameter.requires_grad is not value]
-    for parameter in changed:
-        parameter.requires_grad_(value)
-    try:
-        yield
-    finally:
-        for parameter in changed:
-            parameter.requires_grad_(not value)
 
 
 def rates_to_log(rates: Sequence[float | Tensor | None], factor: float) -> dict[str, float]:
@@ -211,26 +198,6 @@ def _replace_optimizers(scheduler: Any, optimizers: Mapping[int, Optimizer]) -> 
         scheduler.optimizer = optimizers[id(scheduler.optimizer)]
     for inner in getattr(scheduler, "_schedulers", ()):
         _replace_optimizers(inner, optimizers)
-
-
-def problems_of_code(optimizers: Iterable[Optimizer], *, is_same: bool = False) -> list[str]:
-    """One line for each optimizer with code attached that an engine does not call, or undoes.
-
-    ``is_same``: the engine calls it, and then overwrites what a hook after the step has changed.
-    """
-    lines = []
-    for optimizer in optimizers:
-        own = vars(optimizer)
-        has_hooks = own["_optimizer_step_post_hooks"] or own["_optimizer_step_pre_hooks"]
-        has_step = "step" in own and not hasattr(optimizer.step, "_wrapped_by_lr_sched")
-        if own["_optimizer_step_post_hooks"] or (not is_same and (has_hooks or has_step)):
-            what = "hooks of its step" if has_hooks else "a step that was replaced"
-            lines.append(
-                f"configure_optimizers gave {type(optimizer).__name__} with {what}, which has no "
-                "effect with this strategy: use on_before_optimizer_step and "
-                "on_after_optimizer_step, or strategy='ddp'"
-            )
-    return lines
 
 
 def replace_optimizers_kept(module: TrainingModule, pairs: Sequence[tuple[Any, Any]]) -> None:
@@ -355,10 +322,9 @@ def _read(returned: Any) -> Optimization:
             unknown = {key for item in returned for key in item} - known
             if unknown:
                 names = ", ".join(sorted(map(repr, unknown)))
-                raise ConfigurationError(
-                    f"configure_optimizers gave {names}; give 'optimizer' and 'lr_scheduler': a "
-                    "scheduler, or a dict of 'scheduler', 'interval' and 'monitor'"
-                )
+                problem = f"configure_optimizers gave {names}; give 'optimizer' and 'lr_scheduler'"
+                advice = "a scheduler, or a dict of 'scheduler', 'interval' and 'monitor'"
+                raise ConfigurationError(f"{problem}: {advice}")
             scheduled = [item for item in returned if "lr_scheduler" in item]
             schedulers = [_fields(item["lr_scheduler"], item.get("monitor")) for item in scheduled]
             return _pair([item.get("optimizer") for item in returned], schedulers)

@@ -21,13 +21,13 @@ from ...module import TrainingModule
 from ...options import Options
 from ...options.values import NonNegativeInt
 from ..base import StepOutput
-from ..engine_optimizers import EngineGroups
+from ..engine_optimizers import EngineGroups, problems_of_code
 from ..gradients import sparse
 from ..gradients.averaging import reduce_used
 from ..limits import Limits
 from ..memory import Memory, Sizes, memory
 from ..optimizer_state import load_optimizer_state, optimizer_state, parameter_names
-from ..optimizers import Optimization, problems_of_code
+from ..optimizers import Optimization
 from ..process_group import ProcessGroupStrategy
 from .server import MOST_TO_MEET, Clipping, RemoteServer, Server, pack, unpack
 

@@ -20,7 +20,7 @@ from ...launch import collectives, output
 from ...module import TrainingModule
 from .. import engine_optimizers
 from ..gradients.averaging import leaving_out_unused
-from ..optimizers import Optimization, SchedulerConfig, problems_of_code
+from ..optimizers import Optimization, SchedulerConfig
 from . import settings
 from .onebit_adam import OneBitAdam
 from .state import FlatSlices, ParameterSlices, Slice
@@ -61,7 +61,7 @@ def problems_of(optimization: Optimization, config: Mapping[str, Any]) -> list[s
         )
     if settings.stage(config) and not has_own:
         lines += _not_sliced(optimization.optimizers, config)
-        lines += problems_of_code(optimization.optimizers, is_same=True)
+        lines += engine_optimizers.problems_of_code(optimization.optimizers, is_same=True)
     return lines
 
 

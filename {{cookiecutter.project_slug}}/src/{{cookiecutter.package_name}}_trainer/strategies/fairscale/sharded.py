@@ -16,14 +16,19 @@ from ...module import TrainingModule
 from ...options import Options
 from ..base import Devices, StepModule, StepOutput
 from ..clipping import clip_gradients
-from ..engine_optimizers import EngineGroups, problems_of, sharded_optimizer
+from ..engine_optimizers import (
+    EngineGroups,
+    problems_of,
+    requiring_grad,
+    sharded_optimizer,
+)
 from ..gradients import sparse
 from ..gradients.averaging import GradientAverage
 from ..gradients.same_use import OPTION, SameUse, trained
 from ..limits import Limits
 from ..memory import Memory, Sizes, divided, memory
 from ..optimizer_state import parameter_names
-from ..optimizers import Optimization, requiring_grad
+from ..optimizers import Optimization
 from ..precision import Precision
 from ..process_group import ProcessGroupStrategy
 from ..user_code import HookGuard

@@ -17,13 +17,13 @@ from ...errors import UserError
 from ...launch.cluster import Layout
 from ...module import TrainingModule
 from ..base import Devices, StepOutput
-from ..engine_optimizers import EngineGroups, copy_settings, not_created
+from ..engine_optimizers import EngineGroups, copy_settings, not_created, requiring_grad
 from ..gradients.averaging import GradientAverage, copy_gradient, leaving_out_unused
 from ..gradients.sparse import sparse_parameters
 from ..limits import Limits
 from ..memory import Memory, Sizes, memory
 from ..optimizer_state import parameter_names
-from ..optimizers import Optimization, requiring_grad
+from ..optimizers import Optimization
 from ..precision import Precision
 from ..process_group import ProcessGroupStrategy
 

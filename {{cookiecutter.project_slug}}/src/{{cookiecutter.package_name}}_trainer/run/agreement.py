@@ -13,7 +13,7 @@ from typing import Any
 from ..data.feed import Feed, OrderedFeed
 from ..data.sampling import can_be_ordered
 from ..data.sources import LoadersByName
-from ..errors import UserError, shorten
+from ..errors import UserError, shown
 from ..launch import collectives
 from ..module import TrainingModule
 from ..options import Options
@@ -47,7 +47,7 @@ def check(facts: Mapping[str, str]) -> None:
 def of_options(options: Options) -> dict[str, str]:
     """The trainer's options that decide what is trained."""
     names = (field.name for field in fields(options) if field.name not in _MAY_DIFFER)
-    return {name: shorten(str(getattr(options, name))) for name in names}
+    return {name: shown(getattr(options, name)) for name in names}
 
 
 def of_module(module: TrainingModule) -> dict[str, str]:

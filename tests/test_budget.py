@@ -28,7 +28,7 @@ LINES = {
     "module": 826,
     "options": 1083,
     "run": 1943,
-    "strategies/*.py": 2442,
+    "strategies/*.py": 2441,
     "strategies/asynchronous": 420,
     "strategies/deepspeed": 1686,
     "strategies/fairscale": 262,
@@ -83,12 +83,12 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
     components = sum(count(folder) for folder in folders if folder.is_dir())
     assert count(TRAINER / "tools") <= 2500
     # To be 27,600 and 19,100, with 1,100 for everyday faults, clusters, disks and files.
-    assert count(TRAINER) <= 29_229
-    assert count(TRAINER) - components <= 21_432
+    assert count(TRAINER) <= 29_228
+    assert count(TRAINER) - components <= 21_431
 
 
 def test_the_tests_are_few() -> None:
-    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 58_692  # to be 58,000
+    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 58_755  # to be 58,000
 
 
 def test_the_benchmarks_are_few_lines() -> None:

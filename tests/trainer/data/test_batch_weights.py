@@ -53,6 +53,7 @@ def test_what_told_the_samples_of_a_flat_batch_tells_that_one_has_a_single_sampl
         ({"a": torch.ones(7), "b": torch.ones(2)}, "7, 2"),
         ({"image": torch.ones(8, 3), "labels": torch.ones(40)}, "8, 40"),  # of boxes
         ((torch.ones(8, 3), torch.ones(3, 6)), "8, 3"),
+        ((torch.ones(8, 3), torch.ones(40)), "8, 40"),
         ((torch.ones(8, 3), torch.ones(8), torch.ones(3)), "8, 3"),
         ((torch.ones(7, 3), torch.ones(7), torch.ones(2)), "7, 2"),  # points, clouds, labels
     ],
@@ -60,6 +61,16 @@ def test_what_told_the_samples_of_a_flat_batch_tells_that_one_has_a_single_sampl
 def test_an_ambiguous_batch_is_one_line(batch: Any, lengths: str) -> None:
     with pytest.raises(UserError, match=rf"lengths \({lengths}\): override count_samples"):
         Counter(Share(0, 1, 7)).count(batch, None)
+
+
+@pytest.mark.parametrize(
+    "batch", [[torch.ones(3, 8, 8)] * 4, {"images": [torch.ones(1, 5, 5)] * 2}]
+)
+def test_images_in_a_list_are_not_counted_by_their_channels(batch: Any) -> None:
+    with pytest.raises(UserError, match="may be samples or fields: override count_samples"):
+        Counter(Share(0, 1, 7)).count(batch, None)
+    assert Counter(Share(0, 1, 7)).count([torch.ones(3, 8, 8)] * 4, 4).samples == 4
+    assert Counter(Share(0, 1, 7)).count(["a", "b"], None).samples == 2
 
 
 def good(samples: list[float]) -> Tensor:

@@ -1,8 +1,10 @@
 """Everyday metrics of public bug reports: their values are those of plain torchmetrics."""
 
+import threading
 from typing import Any
 
 import pytest
+import torch
 from my_project_trainer import UserError
 from my_project_trainer.callbacks import StochasticWeightAveraging
 from test_public_programs import Model, data, make
@@ -133,3 +135,22 @@ def test_a_parameter_is_logged_as_it_is_before_the_step() -> None:
 def test_an_average_of_epochs_that_are_not_reached_is_refused() -> None:
     with pytest.raises(UserError, match="start_epoch=2 is not reached with max_epochs=2"):
         make(callbacks=[StochasticWeightAveraging(2)]).fit(Model(), data())
+
+
+class Reduces(Model):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.log("sum", float(batch_idx), on_epoch=True, reduce_fx=torch.sum)
+        self.log("most", float(batch_idx), on_epoch=True, reduce_fx=max)
+        return super().training_step(batch, batch_idx)
+
+
+def test_values_may_be_reduced_by_functions_of_that_name() -> None:
+    made = make(max_epochs=1)
+    made.fit(Reduces(), data(4))
+    assert (made.metrics["sum_epoch"], made.metrics["most_epoch"]) == (6.0, 3.0)
+
+
+def test_threads_show_their_errors_as_before_a_fit() -> None:
+    before = threading.excepthook
+    make(loggers=["tensorboard"]).fit(Model(), data())
+    assert threading.excepthook is before

@@ -1,5 +1,6 @@
 """More everyday programs of public bug reports: right as in plain torch, or one line in time."""
 
+import time
 from typing import Any
 
 import pytest
@@ -369,3 +370,30 @@ def test_an_expanded_buffer_is_refused_before_the_first_step() -> None:
     with pytest.raises(UserError, match=r"^scale is an expanded tensor, .*: clone it$"):
         make().fit(model, data())
     assert model.weight.item() == 0
+
+
+class Slow(torch.utils.data.Dataset[Any]):
+    """The first sample comes last."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Tensor:
+        time.sleep(0.5 if index == 0 else 0.0)
+        return torch.tensor([float(index)])
+
+
+class Predicts(Model):
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        return batch
+
+
+def test_predictions_are_in_the_order_of_the_dataset() -> None:
+    found = make().predict(Predicts(), DataLoader(Slow(), 1, num_workers=2, in_order=False))
+    assert torch.cat(found).flatten().tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_a_dataset_of_another_library_is_no_loader() -> None:
+    kind: Any = type("Dataset", (list,), {"__module__": "datasets.arrow_dataset"})
+    with pytest.raises(UserError, match="Dataset, a dataset, which yields single samples"):
+        make().fit(Model(), kind([1, 2]))

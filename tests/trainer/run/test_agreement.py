@@ -41,7 +41,10 @@ class Differs(TrainingModule):
 OPTIONS = {
     "seed": ({"seed": 4}, "seed is 0 on rank 0 and 4 on rank 1"),
     "gradient_clip_val": ({"gradient_clip_val": 1.0}, "gradient_clip_val is None on rank 0 and"),
-    "precision": ({"precision": "bf16-mixed"}, "precision is '32-true' on rank 0 and 'bf16-mixed' on"),
+    "precision": (
+        {"precision": "bf16-mixed"},
+        "precision is '32-true' on rank 0 and 'bf16-mixed' on",
+    ),
     "steps": ({"checkpoint_every_n_steps": 3}, "checkpoint_every_n_steps is None on rank 0 and 3"),
     "buffer": ({}, r"count is not there on rank 0 and \(2,\) of torch.float32 on rank 1"),
     "dtype": ({}, r".* of torch.float32 on rank 0 and .* of torch.float64 on rank 1"),

@@ -207,7 +207,6 @@ def replace_optimizers_kept(module: TrainingModule, pairs: Sequence[tuple[Any, A
     """
     replaced = {id(old): new for old, new in pairs if new is not old}
     for old, new in pairs if replaced else ():
-        replaced[id(old.param_groups)] = new.param_groups
         of_groups = zip(old.param_groups, new.param_groups, strict=False)
         replaced |= {id(group): of_new for group, of_new in of_groups}
     replace_kept(module, replaced)

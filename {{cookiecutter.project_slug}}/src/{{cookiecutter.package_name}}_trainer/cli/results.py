@@ -26,8 +26,8 @@ class Results:
     def __init__(
         self, checkpoint: Path | None, root: Path, name: str | None, started_in: Path
     ) -> None:
-        self._checkpoint, self._root, self._name = checkpoint, root, name
-        self._started_in = started_in
+        self._root, self._name, self._started_in = root, name, started_in
+        self._checkpoint = checkpoint
 
     def write_metrics(self, stage: str, metrics: dict[str, float]) -> None:
         """Write the metrics of ``"validation"`` or ``"test"``, and print the path."""

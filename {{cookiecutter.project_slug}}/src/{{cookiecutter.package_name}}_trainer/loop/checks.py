@@ -56,8 +56,9 @@ class FirstGradients:
         # An engine's optimizers may step other tensors than the module's.
         watched = [p for p in trained if id(p) in optimized] or trained
         self._layers = WeakSet(strategy.module.modules())
-        is_whole = not strategy.limits.shards_parameters  # or others replace them while they are
-        self._known = {id(p): p for p in strategy.module.parameters()} if is_whole else None
+        # Strategies that shard parameters replace them while they are gathered.
+        named = () if strategy.limits.shards_parameters else strategy.module.parameters()
+        self._known = {id(parameter): parameter for parameter in named}
         self._module = strategy.module
         self._hook = register_multi_grad_hook(watched, self._reach, mode="any")
 
@@ -66,13 +67,12 @@ class FirstGradients:
         optimized = {*map(id, self._optimization.parameters)}
         is_alone = collectives.world_size() == 1
         for name, layer in self._module.named_modules():
-            known = self._known if layer in self._layers else {}
+            is_new = layer not in self._layers
             for own_name, parameter in layer.named_parameters(recurse=False):
-                is_new = known is not None and id(parameter) not in known
-                if not is_new or not parameter.requires_grad:
-                    continue
-                if not (is_alone and id(parameter) in optimized):
-                    what = f"parameter {own_name}" if known else type(layer).__name__
+                is_replaced = bool(self._known) and id(parameter) not in self._known
+                has_it = is_alone and id(parameter) in optimized
+                if parameter.requires_grad and (is_new or is_replaced) and not has_it:
+                    what = type(layer).__name__ if is_new else f"parameter {own_name}"
                     alone = ", or give its parameters to an optimizer by add_param_group" * is_alone
                     raise UserError(
                         f"{name} ({what}) was added after configure_optimizers, and would not be "

@@ -98,7 +98,6 @@ class Compiled:
         if self._called and not self._graphs:
             variables = "TORCH_COMPILE_DISABLE and TORCHDYNAMO_DISABLE"
             raise UserError(f"compile: torch has compiled nothing; unset {variables}")
-        # torch.compile(module) holds it as "_orig_mod"; module.compile() sets another call.
         own = [
             name.removesuffix("._orig_mod")
             for name, module in self._modules.items()

@@ -6,7 +6,7 @@ read other samples, train other models, or wait for each other in different coll
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -24,7 +24,6 @@ _MAY_DIFFER = {
     *("accelerator", "devices", "num_nodes", "auto_select_gpus", "default_root_dir", "run_name"),
     *("callbacks", "loggers", "enable_progress_bar", "strategy", "resume", "weights"),
 }
-_MOST_LINES = 3
 
 
 def check(facts: Mapping[str, str]) -> None:
@@ -41,7 +40,7 @@ def check(facts: Mapping[str, str]) -> None:
         for name in dict.fromkeys([*first, *other])
         if first.get(name) != other.get(name)
     ]
-    raise UserError(lines[:_MOST_LINES])
+    raise UserError(lines[:3])
 
 
 def of_options(options: Options) -> dict[str, str]:
@@ -52,9 +51,9 @@ def of_options(options: Options) -> dict[str, str]:
 
 def of_module(module: TrainingModule) -> dict[str, str]:
     """Shapes and data types of a module's tensors."""
-    named: Iterable[tuple[str, Any]] = [*module.named_parameters(), *module.named_buffers()]
-    facts = {name: f"{tuple(tensor.shape)} of {tensor.dtype}" for name, tensor in named}
-    return {"module": type(module).__name__, **facts}
+    named: list[tuple[str, Any]] = [*module.named_parameters(), *module.named_buffers()]
+    shapes = {name: f"{tuple(tensor.shape)} of {tensor.dtype}" for name, tensor in named}
+    return {"module": type(module).__name__, **shapes}
 
 
 def of_data(feed: Feed, loaders: LoadersByName) -> dict[str, str]:

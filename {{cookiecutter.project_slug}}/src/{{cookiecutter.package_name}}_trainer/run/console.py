@@ -70,8 +70,8 @@ def warn_of_unused(plan: Plan) -> None:
         output.print_once(f"warning: this run is on the CPU: {line}")
     seed = torch.initial_seed()  # before a program sets one, a random number of 64 bits
     if plan.options.seed == 0 and seed not in OWN_SEEDS and seed < 2**32:
-        unused = f"note: seed=0 is used, not that of torch.manual_seed({seed})"
-        output.print_once(f"{unused}: give Trainer(seed={seed})")
+        used = "note: seed=0 is used, not that of torch.manual_seed({0}): give Trainer(seed={0})"
+        output.print_once(used.format(seed))
 
 
 def _settings(plan: Plan, loop: FitLoop, total_steps: int | None) -> list[str]:

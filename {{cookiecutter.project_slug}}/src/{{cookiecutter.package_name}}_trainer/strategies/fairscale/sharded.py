@@ -16,12 +16,7 @@ from ...module import TrainingModule
 from ...options import Options
 from ..base import Devices, StepModule, StepOutput
 from ..clipping import clip_gradients
-from ..engine_optimizers import (
-    EngineGroups,
-    problems_of,
-    requiring_grad,
-    sharded_optimizer,
-)
+from ..engine_optimizers import EngineGroups, problems_of, requiring_grad, sharded_optimizer
 from ..gradients import sparse
 from ..gradients.averaging import GradientAverage
 from ..gradients.same_use import OPTION, SameUse, trained

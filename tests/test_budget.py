@@ -43,7 +43,7 @@ LINES = {
     "tools/isolated.py": 73,
     "tools/plan": 766,
     "tools/report": 589,
-    "tools/reproduce": 376,
+    "tools/reproduce": 378,
     "trainer.py": 373,
 }
 # How far below its limit a folder may be, before the limit is to be lowered.
@@ -83,7 +83,7 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
     components = sum(count(folder) for folder in folders if folder.is_dir())
     assert count(TRAINER / "tools") <= 2500
     # To be 27,600 and 19,100, with 1,100 for everyday faults, clusters, disks and files.
-    assert count(TRAINER) <= 29_221
+    assert count(TRAINER) <= 29_223
     assert count(TRAINER) - components <= 21_429
 
 

@@ -178,7 +178,7 @@ def test_with_torchrun_a_rank_that_hangs_prints_its_stack(tmp_path, fault):
 def test_a_rank_that_came_late_to_where_all_wait_is_not_accused(tmp_path):
     model = ["--model", f"{SUBJECT}.Fails", "--model.fault", "loops", "--model.rank", "0"]
     late = [*model, "--model.late", "1"]
-    expiring = command("ours", tmp_path, *late, processes=3, timeout=15)
+    expiring = command("ours", tmp_path, *late, processes=3, timeout=15)  # expires
     done = run(expiring, cwd=tmp_path, extra=at_root())
     assert re.search(r"^rank 1 (waited|\(process \d+\) stands) at:\n", done.stderr, re.M)
     assert re.match(r"rank 0 hangs: ranks? (1 and )?2 timed out \(", done.stderr.splitlines()[-1])

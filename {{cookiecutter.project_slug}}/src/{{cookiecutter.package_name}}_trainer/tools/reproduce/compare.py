@@ -78,9 +78,11 @@ def _compared(attempt: Attempt) -> dict[str, Any]:
     names = ("directory", "seed", "strategy", "precision", "image", "template", "locks", "packages")
     for name in names:
         compared |= {name.removesuffix("s"): attempt[name]} if name in attempt else {}
-    variables = attempt.get("variables") or {}
+    variables, layout = dict(attempt.get("variables") or {}), attempt.get("layout") or {}
+    if layout.get("world_size") != 1 and variables.get("PYTHONHASHSEED") == "0":
+        del variables["PYTHONHASHSEED"]  # our launcher sets it for its ranks
     compared["variable"] = {name: variables[name] for name in variables if not re.match(_OWN, name)}
-    compared["layout"] = _processes(attempt.get("layout") or {})
+    compared["layout"] = _processes(layout)
     for name, label in _OF_HOSTS.items():
         if values := {_shown(host[name]) for host in attempt.get("hosts") or [] if name in host}:
             compared[label] = " and ".join(sorted(values))

@@ -20,7 +20,7 @@ LINES = {
     "cli": 1161,
     "data": 2073,
     "errors.py": 190,
-    "launch": 2847,
+    "launch": 2846,
     "legacy": 588,
     "logging": 1438,
     "loop": 2429,
@@ -43,7 +43,7 @@ LINES = {
     "tools/isolated.py": 73,
     "tools/plan": 766,
     "tools/report": 589,
-    "tools/reproduce": 378,
+    "tools/reproduce": 377,
     "trainer.py": 373,
 }
 # How far below its limit a folder may be, before the limit is to be lowered.
@@ -83,8 +83,8 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
     components = sum(count(folder) for folder in folders if folder.is_dir())
     assert count(TRAINER / "tools") <= 2500
     # To be 27,600 and 19,100, with 1,100 for everyday faults, clusters, disks and files.
-    assert count(TRAINER) <= 29_223
-    assert count(TRAINER) - components <= 21_429
+    assert count(TRAINER) <= 29_221
+    assert count(TRAINER) - components <= 21_428
 
 
 def test_the_tests_are_few() -> None:

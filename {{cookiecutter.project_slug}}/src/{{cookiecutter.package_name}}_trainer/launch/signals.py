@@ -42,8 +42,7 @@ class Preempted(SystemExit):
 
 def name_of(number: int) -> str:
     """The name of a signal; real-time ones have none."""
-    names = {known.value: known.name for known in signal.Signals}
-    return names.get(number, f"signal {number}")
+    return {known.value: known.name for known in signal.Signals}.get(number, f"signal {number}")
 
 
 class Interrupted(KeyboardInterrupt):

@@ -197,8 +197,7 @@ def _first_difference(step: int, ranks: list[tuple[int, Steps, Steps]]) -> str |
     when = f"step {step}" if step else "before the first step"
     for name, cause in _CAUSES.items():
         for rank, theirs, ours in ranks:
-            is_of_both = step in theirs and step in ours
-            if is_of_both and theirs[step].get(name) != ours[step].get(name):
+            if step in theirs and step in ours and theirs[step].get(name) != ours[step].get(name):
                 return f"{when}, rank {rank}: {name} is the first that differs: {cause}"
     return None
 

@@ -40,7 +40,7 @@ WEIGHTS = {
 ZERO = {
     **GROUPS,
     **GRADIENTS,
-    "FreezesHead": "head.bias is frozen since the fit began",
+    "FreezesHead": "head.weight is frozen since the fit began",
     "Anchors": "Anchored, which has a state before its first step",
 }
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")

@@ -28,8 +28,6 @@ class Bad:
     arguments: dict[str, Any] = field(default_factory=dict)
 
 
-# --- values of the wrong type, or out of range ----------------------------------------------------
-
 _NUMBERS = ("three", "1.5", "true", "[1]", "{a: 1}", "null", "0", "-1", "nan", "1e400", BIG)
 _OPTIONAL_NUMBERS = tuple(text for text in _NUMBERS if text != "null")
 _SWITCHES = ("2", "maybe", "2.0", "[true]", "{a: true}", "null", "on_", BIG)
@@ -108,8 +106,6 @@ ALSO = {
     "strategy_options": ("strategy_options",),
 }
 
-# --- names that are not built, or are elsewhere ---------------------------------------------------
-
 NAMES: dict[str, tuple[str, ...]] = {
     "strategy": (
         *("tpu", "tpu_spawn", "rpc_sequential", "gpipe", "model_parallel"),
@@ -123,8 +119,6 @@ NAMES: dict[str, tuple[str, ...]] = {
     "loggers": ("[comet]", "[clearml]", "[neptune]", "[TensorBoardLogger]"),
     "amp_backend": ("apex",),
 }
-
-# --- Python ---------------------------------------------------------------------------------------
 
 
 class Odd:
@@ -173,8 +167,6 @@ PYTHON: dict[str, list[Any]] = {
     "nonfinite_loss": [5, None, True],
     "learning_rate_scaling": [5, None, True],
 }
-
-# --- options of other shapes ----------------------------------------------------------------------
 
 OF_STRATEGY = "--trainer.strategy_options"
 NAMED = OF_STRATEGY[10:]  # by the lines that refuse one
@@ -252,8 +244,6 @@ WORDS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ),
 ]
 CLASSES = ("Refuses", "Crashes", "NeedsWidth")
-
-# --- environments ---------------------------------------------------------------------------------
 
 RANK = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
 RANK |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}

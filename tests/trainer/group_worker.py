@@ -42,8 +42,6 @@ def run_ranks(subject: str, processes: int, folder: Path, timeout: float = PATIE
     return [output for output, _ in ended]
 
 
-# --- SyncBatchNorm -------------------------------------------------------------------------------
-
 FEATURES = 3
 STEPS = 3
 
@@ -141,8 +139,6 @@ def train_cases(rank: int, processes: int, folder: Path) -> None:
         )
 
 
-# --- batch size ----------------------------------------------------------------------------------
-
 MOST = (37, 21, 90)  # that fit on each rank
 
 
@@ -168,8 +164,6 @@ def too_large_a_start(rank: int, processes: int, folder: Path) -> None:
     except UserError as error:
         print(error)
 
-
-# --- 1-bit Adam ----------------------------------------------------------------------------------
 
 SHAPES = {"matrix": (5, 7), "bias": (3,), "number": (1,)}
 ADAM = {"lr": 0.1, "betas": (0.8, 0.9), "eps": 1e-3, "weight_decay": 0.01}

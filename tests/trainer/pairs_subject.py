@@ -150,9 +150,6 @@ class Subject(trainer.TrainingModule):
         return DataLoader(Samples(VALIDATED, self.scale, False, noise), batch_size=8)
 
 
-# --- asking --------------------------------------------------------------------------------------
-
-
 def refusals(options: Mapping[str, Any]) -> tuple[int, list[str]]:
     """Ask the trainer why it refuses a run: by which check, and in which lines.
 
@@ -239,9 +236,6 @@ def write_weights(folder: Path) -> None:
         save_file(weights, folder / f"{kind}weights.safetensors")
         del weights["sequential_module.4.bias"]
         save_file(weights, folder / f"{kind}part-weights.safetensors")
-
-
-# --- training ------------------------------------------------------------------------------------
 
 
 def train(folder: Path, name: str, options: Mapping[str, Any], **subject: Any) -> int:

@@ -159,6 +159,7 @@ def test_a_head_that_cannot_be_is_refused(tmp_path: Path, content: Any, reason: 
         pytest.param('{"a": {"~tensor": "state/none"}}', id="tensor that is not there"),
         pytest.param('{"a": {"~tensor": []}}', id="tensor without a name"),
         pytest.param('{"a": {"~tuple": 5}}', id="tuple of a number"),
+        pytest.param('{"a": {"~dtype": "load"}}', id="data type that is a function"),
         pytest.param('{"a": {"~dict": [[1]]}}', id="pair of one"),
         pytest.param('{"a": {"~dict": [[[], 1]]}}', id="key that is a list"),
         pytest.param('{"a": {"~counter": 5}}', id="counter of a number"),

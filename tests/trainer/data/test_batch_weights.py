@@ -31,6 +31,7 @@ def flat(*sizes: int) -> dict[str, Tensor]:
         ([{"x": torch.ones(7), "y": torch.ones(2)}], [2]),  # by the labels
         ([(torch.ones(7, 3), torch.ones(2)), (torch.ones(9, 3), torch.ones(1))], [2, 1]),
         ([(torch.ones(2, 4), torch.ones(2), torch.ones(0))], [2]),  # no boxes
+        ([{"x": torch.ones(3, 5), "names": []}], [3]),
         ([torch.nn.utils.rnn.pack_sequence([torch.ones(4), torch.ones(2)])], [2]),
         ([(torch.nested.nested_tensor([torch.ones(4), torch.ones(2)]), torch.ones(2))], [2]),
     ],

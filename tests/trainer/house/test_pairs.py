@@ -38,9 +38,6 @@ Request = dict[str, Any]
 WAYS = {"bf16-mixed": "bf16", "16-mixed": "fp16", "bf16-true": "bf16 true", "16-true": "fp16 true"}
 
 
-# --- the array -----------------------------------------------------------------------------------
-
-
 def test_each_option_is_a_factor_or_has_a_reason_not_to_be() -> None:
     assert OPTIONS.keys() | EXEMPT.keys() == {field.name for field in fields(Options)}
     assert not OPTIONS.keys() & EXEMPT.keys()
@@ -118,9 +115,6 @@ def test_pairs_that_are_refused_say_why_in_one_line(array, record_property) -> N
         record_property("pairs", ["all", name, str(number)])
 
 
-# --- training ------------------------------------------------------------------------------------
-
-
 def train(folder: Path, strategy: str, requests: list[Request]) -> dict[str, str]:
     """Train one after another in the processes of a strategy; give what failed, and how.
 
@@ -186,9 +180,6 @@ def in_one_process(folder: Path, number: str, options: Mapping[str, Any]) -> Req
             alone["reference_batch_size"] = samples // shares
     subject = {"pieces": replicas, "norm": options["sync_batchnorm"]}
     return {"name": f"{number}-alone", "options": alone, **subject}
-
-
-# --- comparing -----------------------------------------------------------------------------------
 
 
 def values(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -247,6 +247,26 @@ def test_what_a_step_calls_is_compiled(graphs, tmp_path, how, value, count):
     assert again.losses == found.losses
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_module_that_has_compiled_itself_is_named(graphs, tmp_path, in_place):
+    class Compiles(Calls):
+        def __init__(self):
+            super().__init__("self")
+            self.net = nn.Sequential(nn.Linear(FEATURES, 4))
+            if in_place:
+                self.net.compile()
+            else:
+                self.net = torch.compile(self.net)
+
+        def training_step(self, batch, batch_idx):
+            return self.net(batch[0]).square().mean()
+
+    options = {"accelerator": "cpu", "max_steps": 1, "default_root_dir": tmp_path}
+    made = trainer.Trainer(**options, compile=True, limit_val_batches=0, loggers=[])
+    with pytest.raises(trainer.UserError, match=r"^compile: net is compiled already, by its own"):
+        made.fit(Compiles())
+
+
 def test_a_step_of_which_nothing_is_compiled_is_an_error(graphs, tmp_path):
     with pytest.raises(trainer.UserError) as raised:
         fitted(tmp_path / "method", "method", True)

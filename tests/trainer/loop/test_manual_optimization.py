@@ -153,8 +153,8 @@ def test_a_shared_parameter_belongs_to_both(tmp_path):
 
         def configure_optimizers(self) -> Any:
             self.other.requires_grad_(False)
-            parts = (self.network, self.network[0])
-            return [SGD(part.parameters(), lr=0.1) for part in parts]
+            stepped = (self.network, self.network[0])
+            return [SGD(layers.parameters(), lr=0.1) for layers in stepped]
 
     fit(module := Shares(), tmp_path)
     first, second = [True] * 4 + [False] * 2, [True] * 2 + [False] * 4

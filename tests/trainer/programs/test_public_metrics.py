@@ -135,6 +135,7 @@ def test_a_parameter_is_logged_as_it_is_before_the_step() -> None:
 def test_an_average_of_epochs_that_are_not_reached_is_refused() -> None:
     with pytest.raises(UserError, match="start_epoch=2 is not reached with max_epochs=2"):
         make(callbacks=[StochasticWeightAveraging(2)]).fit(Model(), data())
+    make(callbacks=[StochasticWeightAveraging(2)], fast_dev_run=True).fit(Model(), data())
 
 
 class Reduces(Model):

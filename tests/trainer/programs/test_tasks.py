@@ -15,8 +15,6 @@ from my_project.tasks import digits, text
 from my_project.tasks.image_classifier import ImageClassifier
 from my_project.tasks.language_model import LanguageModel
 
-# --- digits ----------------------------------------------------------------------------------
-
 
 @pytest.fixture(scope="module")
 def data() -> "digits.Digits":
@@ -41,9 +39,6 @@ def test_only_training_is_augmented(data: "digits.Digits") -> None:
     assert data.train_dataloader().dataset.dataset is data.augmented
     assert data.val_dataloader().dataset.dataset is data.plain
     assert data.test_dataloader().dataset.dataset is data.plain
-
-
-# --- language model --------------------------------------------------------------------------
 
 
 def make_model(**options: int) -> "LanguageModel":
@@ -102,9 +97,6 @@ def test_prediction_is_a_byte_for_each_sequence() -> None:
     predicted = make_model().eval().predict_step(make_bytes(4, 25), 0)
     assert predicted.shape == (4,)
     assert predicted.dtype is torch.int64
-
-
-# --- text ------------------------------------------------------------------------------------
 
 
 def test_an_own_folder_is_read_in_order_and_by_pattern(tmp_path: Path) -> None:

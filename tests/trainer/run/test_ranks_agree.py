@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 from my_project_trainer import TrainingModule, UserError
+from my_project_trainer.data import randomness
 from my_project_trainer.launch.start import run_in_processes
-from my_project_trainer.run import agreement
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -66,11 +66,39 @@ def test_what_differs_is_named(tmp_path: Path, what: str) -> None:
         run_in_processes("fork", 2, train, {})
 
 
-def test_of_many_differences_three_are_named() -> None:
-    facts = agreement.of_module(nn.Linear(2, 1))  # type: ignore[arg-type]
-    assert facts == {
-        "module": "Linear",
-        "weight": "(1, 2) of torch.float32",
-        "bias": "(1,) of torch.float32",
-    }
-    agreement.check(facts)  # one rank agrees with itself
+class Ours(Differs):
+    """Each rank validates on samples of its own, which the trainer reads as they are."""
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(torch.ones(8, 6)), 2)
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(torch.ones(6 if self.what else 8, 6)), 2)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("samples", float(len(batch[0])), reduce_fx="sum")
+
+
+def test_data_of_a_rank_s_own_may_differ(tmp_path: Path) -> None:
+    def train() -> None:
+        options = {"devices": 2, "strategy": "ddp", "max_epochs": 1, "sanity_check": 0}
+        made = fitting.fit(Ours("own"), tmp_path, use_distributed_sampler=False, **options)
+        assert made.metrics["samples"] == 14
+
+    run_in_processes("fork", 2, train, {})
+
+
+def test_options_of_an_evaluation_are_compared_too(tmp_path: Path) -> None:
+    def validate() -> None:
+        limit = 1 if os.environ["RANK"] == "1" else 2
+        made = fitting.quiet(devices=2, strategy="ddp", limit_val_batches=limit)
+        made.validate(Ours("own"))
+
+    with pytest.raises(UserError, match=r"^ranks differ: limit_val_batches is 2 on rank 0 and"):
+        run_in_processes("fork", 2, validate, {})
+
+
+def test_seeds_of_steps_are_not_kept() -> None:
+    before = set(randomness.OWN_SEEDS)
+    randomness.seed_generators(randomness.mix(3, 4))
+    assert before == randomness.OWN_SEEDS

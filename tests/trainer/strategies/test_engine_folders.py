@@ -28,9 +28,6 @@ def declared(engine: str) -> Any:
     return importlib.import_module(f"{PACKAGE}_trainer.strategies.{engine}").REGISTRATION
 
 
-# --- nothing outside an engine's folder names it --------------------------------------------------
-
-
 def naming(words: set[str], folder: Path) -> list[str]:
     """Lines of the package's files outside a folder, and ``legacy/``, that hold some words."""
     found = re.compile("|".join(map(re.escape, sorted(words))), re.IGNORECASE)
@@ -54,8 +51,6 @@ def test_nothing_outside_its_folder_names_an_engine(engine):
 def test_a_name_outside_the_folder_would_be_found():
     assert naming({"DDPZERO1"}, SOURCE / FOLDERS / "fsdp") != []
 
-
-# --- an engine whose folder is deleted -----------------------------------------------------------
 
 # Lists all names, makes each strategy, and trains a step.
 REMOVED = """
@@ -155,8 +150,6 @@ def test_sources_are_asked_in_their_order():
     assert [each.name for each in cluster.SOURCES] == [name for name in order if name not in absent]
 
 
-# --- a strategy that is added ---------------------------------------------------------------------
-
 # The one that the page about writing a strategy shows.
 PAGE = (ROOT / "docs" / "how-to" / "strategy.md").read_text()
 SIGN = PAGE.split("**1. One file")[1].split("```python\n")[1].split("```")[0]
@@ -208,9 +201,6 @@ def test_two_folders_cannot_declare_one_name(tmp_path):
     (copied(tmp_path) / "sign.py").write_text(SIGN.replace('"sign"', '"fsdp"'))
     done = run(["-c", REMOVED], cwd=tmp_path, extra={"PYTHONPATH": str(tmp_path)})
     assert "strategies.sign declares strategy 'fsdp', which exists already" in done.stderr
-
-
-# --- names with presets ---------------------------------------------------------------------------
 
 
 def test_a_preset_is_part_of_what_its_name_makes():

@@ -27,9 +27,6 @@ def checks(folder: str | Path, words: str) -> list[str]:
     return [*command, "-q", "-rsfE", "-k", words]
 
 
-# --- the checks ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("folder", "words", "counts"),
     [
@@ -97,8 +94,6 @@ def test_every_file_of_checks_is_run_by_make_test_gpu(monkeypatch):
     assert files() == own | marked(HERE)
     assert marked(HERE.parent) == marked(HERE)
 
-
-# --- the processes that run them -----------------------------------------------------------------
 
 BROKEN = """
 import os, pytest
@@ -206,8 +201,6 @@ def test_a_file_that_cannot_be_imported_is_no_success(tmp_path):
     assert "nowhere" in result.message
 
 
-# --- the page ------------------------------------------------------------------------------------
-
 FACTS = {"date": "2026-11-22 12:00 UTC", "device": "a GPU", "torch": "2.13.0"}
 RESULTS = [
     *(Result(f"tests/gpu/test_a.py::test_near[x{i}-p]", "passed", f"{i}e-07") for i in range(6)),
@@ -244,9 +237,6 @@ def test_the_output_replaces_what_stands_between_its_marks(tmp_path):
     with pytest.raises(ValueError, match="has no lines"):
         report.write(page, "three\n")
     assert page.read_text() == "nothing"
-
-
-# --- the Python, and what it needs ---------------------------------------------------------------
 
 
 def fake(folder: Path, answer: str) -> str:

@@ -150,7 +150,7 @@ class StochasticWeightAveraging(WeightAverage):
     def on_fit_start(self, trainer: Run, module: TrainingModule) -> None:
         super().on_fit_start(trainer, module)
         most = trainer.max_epochs
-        is_reached = most is None or self.start_epoch < most
+        is_reached = most is None or self.start_epoch < most or bool(trainer.fast_dev_run)
         line = f"start_epoch={self.start_epoch} is not reached with max_epochs={most}"
         check("StochasticWeightAveraging", (is_reached, line))
 

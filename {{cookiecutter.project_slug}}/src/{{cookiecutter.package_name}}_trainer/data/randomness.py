@@ -63,7 +63,8 @@ def seed_everything(seed: int) -> None:
 
 def seed_generators(seed: int) -> None:
     """Seed torch (all devices), NumPy and Python."""
-    OWN_SEEDS.add(seed)
+    if seed < 2**32:  # those that are mixed are larger, and one for each step
+        OWN_SEEDS.add(seed)
     torch.manual_seed(seed)
     seed_sample(seed)
 

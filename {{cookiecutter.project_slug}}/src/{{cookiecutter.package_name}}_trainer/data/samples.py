@@ -69,8 +69,7 @@ class Counter:
     """Counts the batches of a loader: by the module's hooks, or by what is in them.
 
     A batch says it itself (``num_graphs``); or something in it is as long as the batch size, as it
-    was in all full batches; or all in it has the same length; or its labels say it, which are
-    fewer than the entries of all fields that are flat.
+    was in all full batches; or all in it has the same length; or labels, fewer than all else, do.
     """
 
     def __init__(self, share: Share) -> None:
@@ -144,7 +143,7 @@ def _may_be_images(batch: Any, channels: int) -> bool:
 
     leaves(batch, note)
     return channels in (1, 3, 4) and any(
-        len(items) != channels and all(getattr(item, "ndim", 0) == 3 for item in items)
+        len(items) not in (0, channels) and all(getattr(item, "ndim", 0) == 3 for item in items)
         for items in lists
     )
 
@@ -353,8 +352,8 @@ def _reason(batch: Any, number: int) -> str:
     splittable = list(filter(_is_splittable, leaves(batch)))
     for leaf in splittable:
         if not _has_length(leaf):
-            advice = f"give it __len__ and split(sizes), like torch.Tensor's, {advice}"
-            return f"a batch is split by samples, and {type(leaf).__name__} cannot be: {advice}"
+            kind, how = type(leaf).__name__, "give it __len__ and split(sizes), like torch.Tensor's"
+            return f"a batch is split by samples, and {kind} cannot be: {how}, {advice}"
     other = next(leaf for leaf in splittable if len(leaf) != number)
     shapes = [tuple(getattr(leaf, "shape", [len(leaf)])) for leaf in (splittable[0], other)]
     return (

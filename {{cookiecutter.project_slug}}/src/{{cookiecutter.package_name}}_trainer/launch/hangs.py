@@ -1,6 +1,7 @@
 """Stack traces of ranks, and a timer that ends a rank that hangs.
 
-A stack is one call per line, the last one at its end. faulthandler writes it while C has the GIL.
+A stack is one call per line, the most recent last. faulthandler writes stacks in C, so also while
+native code holds the GIL.
 """
 
 import contextlib

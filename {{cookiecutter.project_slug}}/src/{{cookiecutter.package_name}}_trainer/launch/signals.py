@@ -66,7 +66,7 @@ class Preemption:
     """Records the :data:`SIGNALS` and makes all ranks act on them after the same step.
 
     Ranks agree about every second by an all-reduce on the CPU, or by the strategy's ``agree``, in
-    which they also agree on the number of steps until the next one. Create it after connecting.
+    which they also agree on the number of steps until the next one. Create it once connected.
     """
 
     def __init__(self, agree: Callable[[Tensor], Tensor] | None = None) -> None:

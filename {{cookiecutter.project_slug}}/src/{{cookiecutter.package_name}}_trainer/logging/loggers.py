@@ -126,7 +126,7 @@ class TensorBoardLogger(Logger):
     _directory: Path
     _writer: "SummaryWriter | None"
     _purge_step: int | None
-    _excepthook: Callable[[Any], object]
+    _excepthook: "partial[None]"
 
     def start(self, run: LoggedRun) -> None:
         """Select the directory."""
@@ -139,8 +139,8 @@ class TensorBoardLogger(Logger):
             from torch.utils.tensorboard import SummaryWriter
 
             # No traceback of TensorBoard's thread, whose error its next call raises.
-            self._excepthook = threading.excepthook
-            threading.excepthook = partial(_show_of_others, self._excepthook)
+            self._excepthook = partial(_show_of_others, threading.excepthook)
+            threading.excepthook = self._excepthook
             self._writer = SummaryWriter(str(self._directory), purge_step=self._purge_step)
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
@@ -153,7 +153,8 @@ class TensorBoardLogger(Logger):
         """Flush and close the event file."""
         if self._writer is not None:
             self._writer.close()
-            threading.excepthook = self._excepthook
+            if threading.excepthook is self._excepthook:
+                threading.excepthook = self._excepthook.args[0]
 
 
 def _show_of_others(show: Callable[[Any], object], args: Any) -> None:

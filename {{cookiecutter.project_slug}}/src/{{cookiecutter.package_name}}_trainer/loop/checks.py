@@ -67,12 +67,12 @@ class FirstGradients:
         optimized = {*map(id, self._optimization.parameters)}
         is_alone = collectives.world_size() == 1
         for name, layer in self._module.named_modules():
-            is_new = layer not in self._layers
+            is_old = layer in self._layers
             for own_name, parameter in layer.named_parameters(recurse=False):
-                is_replaced = bool(self._known) and id(parameter) not in self._known
+                is_known = id(parameter) in self._known if self._known else is_old
                 has_it = is_alone and id(parameter) in optimized
-                if parameter.requires_grad and (is_new or is_replaced) and not has_it:
-                    what = type(layer).__name__ if is_new else f"parameter {own_name}"
+                if parameter.requires_grad and not (is_known or has_it):
+                    what = f"parameter {own_name}" if is_old else type(layer).__name__
                     alone = ", or give its parameters to an optimizer by add_param_group" * is_alone
                     raise UserError(
                         f"{name} ({what}) was added after configure_optimizers, and would not be "

@@ -43,9 +43,9 @@ def resume(fit: FitParts, checkpoint: Checkpoint, layout: Layout, same_run: bool
             if loader := section(local, "loader"):
                 remarks += fit.feed.load_state(loader, fit.position.batch)
         else:
-            problem = f"saved by {checkpoint.world_size} processes, resumed on {layout.world_size}"
-            advice = "random states (dropout) are new; the order of the data does not change"
-            remarks.append(f"{problem}: {advice}")
+            sizes = f"saved by {checkpoint.world_size} processes, resumed on {layout.world_size}"
+            effect = "random states (dropout) are new; the order of the data does not change"
+            remarks.append(f"{sizes}: {effect}")
             if section(checkpoint.rank_local_state(0), "loader"):
                 remarks.append(note_unused(fit.position.batch))
             if section(checkpoint.rank_local_state(0), "module"):
@@ -149,7 +149,8 @@ def _load_optimization(fit: FitParts, saved: Mapping[str, Any]) -> list[str]:
     for index, (optimizer, groups) in enumerate(zip(optimization.optimizers, options, strict=True)):
         keys = {key for key in groups[0] if f"{key} of optimizer {index}" in taken}
         keys |= {key for key in groups[0] if is_new and key in _SCHEDULED}
-        for group, own_group in zip(optimizer.param_groups, groups, strict=False):  # none was added
+        # Groups that a hook had added come after those of the code.
+        for group, own_group in zip(optimizer.param_groups, groups, strict=False):
             group.update({key: own_group[key] for key in keys})
     optimization.configured_rates()  # are numbers
     if FROZEN not in taken:

@@ -40,7 +40,8 @@ class Initializer:
 
     A layer is initialized with random numbers from (seed, its name), the same with every strategy.
     So each rank initializes its share of the layers before the first one is needed; the caller
-    broadcasts them to ``device``. With one of ``ranks``, it does so when a layer is materialized.
+    broadcasts them to ``device``. With one of ``ranks``, a layer is initialized when it is
+    materialized.
     """
 
     def __init__(

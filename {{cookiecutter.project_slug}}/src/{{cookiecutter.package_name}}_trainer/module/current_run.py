@@ -79,6 +79,7 @@ class OptionNames:
 
     max_epochs: int | None
     max_steps: int | None
+    fast_dev_run: bool | int
     enable_progress_bar: bool
     metrics: Any
 

@@ -18,11 +18,10 @@ from ..launch import collectives
 from ..module import TrainingModule
 from ..options import Options
 
-# Where a rank runs, finds files and prints. The main rank's name is the run's; objects are equal
-# only to themselves.
+# Where a rank runs, finds files and prints. The main rank's name is the run's.
 _MAY_DIFFER = {
     *("accelerator", "devices", "num_nodes", "auto_select_gpus", "default_root_dir", "run_name"),
-    *("callbacks", "loggers", "enable_progress_bar", "strategy", "resume", "weights"),
+    *("callbacks", "loggers", "enable_progress_bar", "resume", "weights"),
 }
 
 
@@ -57,7 +56,7 @@ def of_module(module: TrainingModule) -> dict[str, str]:
 
 
 def of_data(feed: Feed, loaders: LoadersByName) -> dict[str, str]:
-    """Batches of loaders whose samples the ranks divide, and the names of validation loaders."""
+    """Batches of loaders whose samples the ranks divide, and names of such validation loaders."""
     facts = {"names of validation loaders": str(sorted(loaders))}
     if isinstance(feed, OrderedFeed):
         facts |= {f"{name} of training": str(value) for name, value in vars(feed.plan).items()}

@@ -70,6 +70,14 @@ class RankRun(Run):
             counts=data.counts,
         )
         self.log, self.has_skipped_step = self.recorder.log, strategy.precision.has_skipped_step
+        self.agree(lambda agreement: agreement.of_options(plan.options))
+
+    def agree(self, facts: Callable[[Any], Mapping[str, str]]) -> None:
+        """End the run if facts differ between ranks; ``facts`` gets the module ``agreement``."""
+        if collectives.world_size() > 1:
+            from . import agreement
+
+            agreement.check(facts(agreement))
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("optimizers", "schedulers", "callbacks") and vars(self).get("loop"):

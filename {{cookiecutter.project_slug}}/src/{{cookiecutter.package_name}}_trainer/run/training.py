@@ -3,7 +3,7 @@
 import contextlib
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -49,7 +49,6 @@ def fit(run: RankRun, module: TrainingModule, data: Data, val_dataloader: Loader
     plan, options = run.plan, run.plan.options
     if plan.layout.is_main:
         reports.remove_outcome()
-    _agree(lambda agreement: agreement.of_options(options))
     with contextlib.closing(RunLock()) as lock:
         chosen = _choose(plan, lock)
         run.directory = chosen.directory
@@ -70,7 +69,8 @@ def fit(run: RankRun, module: TrainingModule, data: Data, val_dataloader: Loader
                 loaders = sources.validation_loaders(data, module, val_dataloader)
             if loaders and options.overfit_batches:
                 loaders = {"": loader}
-            _agree(lambda has: has.of_module(module) | has.of_data(feed, loaders))
+            divided = loaders if options.use_distributed_sampler else {}
+            run.agree(lambda has: has.of_module(module) | has.of_data(feed, divided))
             check_loaders(plan, validates=bool(loaders), orders=feed.has_plan)
             code = {FROZEN: frozen(module), EVAL_MODE: in_eval_mode(module)}
             if resumed is not None and options.resume_options == "checkpoint":
@@ -84,14 +84,6 @@ def fit(run: RankRun, module: TrainingModule, data: Data, val_dataloader: Loader
                 layers = compilation.applied(module, options.compile, run.checkpointing)
             with layers as compiled:
                 _Fit(run, module, data, feed, loaders, chosen, lock, code, compiled).train()
-
-
-def _agree(facts: Callable[[Any], Mapping[str, str]]) -> None:
-    """End the run if facts differ between ranks; ``facts`` gets the module :mod:`.agreement`."""
-    if collectives.world_size() > 1:
-        from . import agreement
-
-        agreement.check(facts(agreement))
 
 
 def _choose(plan: Plan, lock: RunLock) -> Selection:
@@ -210,7 +202,7 @@ class _Fit:
         self._configured |= described(optimization)
         if optimization.schedulers:
             self._configured[TOTAL_STEPS] = self._run.total_steps
-        _agree(lambda _: {name: str(value) for name, value in self._configured.items()})
+        self._run.agree(lambda _: {name: str(value) for name, value in self._configured.items()})
         return optimization
 
     def _validation(self) -> Validate:

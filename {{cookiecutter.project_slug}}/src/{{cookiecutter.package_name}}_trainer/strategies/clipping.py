@@ -22,7 +22,7 @@ def clip_gradients(
     norm, and not another one. Every process must then call this, even without parameters.
 
     Returns:
-        The norm before clipping, on the device; by value ``None``. An infinite one changes nothing.
+        The norm before clipping, on the device; by value ``None``. Infinity changes no gradient.
     """
     shards = [_with_local_gradient(parameter) for parameter in parameters]
     if algorithm == "value":

@@ -163,9 +163,10 @@ def problems_of_code(optimizers: Iterable[Optimizer], *, is_same: bool = False) 
     lines = []
     for optimizer in optimizers:
         own = vars(optimizer)
-        has_hooks = own["_optimizer_step_post_hooks"] or own["_optimizer_step_pre_hooks"]
+        after = own.get("_optimizer_step_post_hooks")
+        has_hooks = after or own.get("_optimizer_step_pre_hooks")
         has_step = "step" in own and not hasattr(optimizer.step, "_wrapped_by_lr_sched")
-        if own["_optimizer_step_post_hooks"] or (not is_same and (has_hooks or has_step)):
+        if after or (not is_same and (has_hooks or has_step)):
             what = "hooks of its step" if has_hooks else "a step that was replaced"
             lines.append(
                 f"configure_optimizers gave {type(optimizer).__name__} with {what}, which has no "

@@ -110,10 +110,7 @@ class Optimization:
                 raise UserError(f"{problem}; logged: {', '.join(sorted(values)) or 'nothing'}")
 
     def first_rates(self) -> list[float | Tensor | None]:
-        """Learning rate of each optimizer's first group; the host does not wait for a tensor.
-
-        ``None``: the optimizer computes it, as Adafactor may.
-        """
+        """Rate of each optimizer's first group, if it has one; the host waits for no tensor."""
         rates = (optimizer.param_groups[0]["lr"] for optimizer in self.optimizers)
         return [rate.clone() if isinstance(rate, Tensor) else rate for rate in rates]
 
@@ -201,10 +198,7 @@ def _replace_optimizers(scheduler: Any, optimizers: Mapping[int, Optimizer]) -> 
 
 
 def replace_optimizers_kept(module: TrainingModule, pairs: Sequence[tuple[Any, Any]]) -> None:
-    """Let attributes of modules refer to an engine's optimizers instead of the user's.
-
-    So do schedulers that are attributes, and groups.
-    """
+    """Let optimizers, groups and schedulers that modules keep be an engine's, not the user's."""
     replaced = {id(old): new for old, new in pairs if new is not old}
     for old, new in pairs if replaced else ():
         of_groups = zip(old.param_groups, new.param_groups, strict=False)

@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from ...checkpoint import dtensors
-from ...errors import UserError, one_line, refuse
+from ...errors import UserError, one_line
 from ...launch import collectives
 from ...memory import meta_device
 from ...module import TrainingModule
@@ -320,14 +320,9 @@ class FSDP(ProcessGroupStrategy):
 
     @contextlib.contextmanager
     def around_hooks(self, hook: str) -> Iterator[None]:
-        named, hooks = self.module.named_parameters, sharded_state.gradient_hooks
-        may_hook = hook in ("on_fit_start", "on_train_epoch_start")
-        before = {name: hooks(parameter) for name, parameter in named()} if may_hook else {}
         try:
-            with sharded_state.assigning_data():
+            with sharded_state.user_hook(self.module, hook):
                 yield
-            if may_hook:
-                refuse(sharded_state.hooked(self.module, before))
         except (AssertionError, RuntimeError) as error:
             if not re.search("DTensor|[Ss]hard|FSDP", str(error)):
                 raise

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from ...data import moving
-from ...errors import UserError
+from ...errors import UserError, refuse
 from ...module import TrainingModule
 from ..base import Stage, StepModule
 from ..optimizers import replace_kept
@@ -56,8 +56,11 @@ def hooked(module: nn.Module, before: Mapping[str, int] = MappingProxyType({})) 
 
 
 @contextlib.contextmanager
-def assigning_data() -> Iterator[None]:
-    """In this context ``tensor.data = …`` of a DTensor sets its values, which torch ignores."""
+def user_hook(module: nn.Module, hook: str) -> Iterator[None]:
+    """Context of a user's hook: ``tensor.data = …`` of a DTensor, which torch ignores, sets it."""
+    may_register = hook in ("on_fit_start", "on_train_epoch_start")
+    named = module.named_parameters() if may_register else ()
+    before = {name: gradient_hooks(parameter) for name, parameter in named}
 
     def assign(tensor: DTensor, values: Tensor) -> None:
         with torch.no_grad():
@@ -69,6 +72,8 @@ def assigning_data() -> Iterator[None]:
         yield
     finally:
         del DTensor.data
+    if may_register:
+        refuse(hooked(module, before))
 
 
 def follow(module: TrainingModule, before: Mapping[str, Any]) -> None:

@@ -5,9 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import my_project_trainer as trainer
+import numpy as np
 import pytest
 import torch
-from my_project_trainer.callbacks import BestCheckpoint, EarlyStopping, StochasticWeightAveraging
+from my_project_trainer.callbacks import (
+    EMA,
+    BestCheckpoint,
+    EarlyStopping,
+    Profile,
+    StochasticWeightAveraging,
+    SystemMonitor,
+)
 from tests.project import succeed
 
 import callback_subject as subject
@@ -186,6 +194,24 @@ class _Foreign(trainer.Callback):
 
 BY_CLASS = {"class_path": "EarlyStopping"}
 UNKNOWN = "is no built-in callback and no class path"
+
+
+def test_arguments_of_wrong_types_are_all_named() -> None:
+    wrong: list[tuple[Any, list[Any], list[str]]] = [
+        (EarlyStopping, ["v", "3", "mx"], ["patience='3': expected int", "mode='mx': exp"]),
+        (EarlyStopping, ["v", 2.5], ["patience=2.5: expected int"]),
+        (BestCheckpoint, [3], ["monitor=3: expected str"]),
+        (EMA, ["0.9"], ["decay='0.9': expected float"]),
+        (StochasticWeightAveraging, [None], ["start_epoch=None: expected int"]),
+        (Profile, [1, 1, 1, 1, 0], ["ranks=0: expected Sequence[int] | None"]),
+        (SystemMonitor, ["10"], ["every_n_seconds='10': expected float"]),
+    ]
+    for callback, arguments, lines in wrong:
+        with pytest.raises(trainer.ConfigurationError) as caught:
+            callback(*arguments)
+        for problem, line in zip(caught.value.problems, lines, strict=True):
+            assert problem.startswith(f"{callback.__name__}: {line}")
+    assert EarlyStopping("v", patience=np.int64(3), min_delta=0).patience == 3
 
 
 @pytest.mark.parametrize(

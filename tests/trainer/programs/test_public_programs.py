@@ -397,3 +397,67 @@ def test_a_dataset_of_another_library_is_no_loader() -> None:
     kind: Any = type("Dataset", (list,), {"__module__": "datasets.arrow_dataset"})
     with pytest.raises(UserError, match="Dataset, a dataset, which yields single samples"):
         make().fit(Model(), kind([1, 2]))
+
+
+class Validates(Model):
+    """Keeps the epoch of each validation, and logs it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.epochs: list[int] = []
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("epoch", float(self.current_epoch))
+
+    def on_validation_epoch_end(self) -> None:
+        self.epochs += [self.current_epoch] * (self.global_step > 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "epochs"),
+    [
+        ({"max_epochs": 5, "check_val_every_n_epoch": 2}, [1, 3, 4]),
+        ({"max_epochs": 2}, [0, 1]),
+        ({"max_epochs": None, "max_steps": 3, "check_val_every_n_epoch": 9}, [1]),
+    ],
+)
+def test_the_last_validation_is_of_the_last_epoch(options: Any, epochs: list[int]) -> None:
+    model, made = Validates(), make(**options)
+    made.fit(model, data(), data())
+    assert model.epochs == epochs
+    assert made.metrics["epoch"] == epochs[-1]
+    assert made.current_epoch == options["max_epochs"] or made.global_step == 3
+
+
+@pytest.mark.parametrize("given", [{"name": 5}, {"batch_size": -1}, {"batch_size": float("nan")}])
+def test_a_name_or_size_that_cannot_be_logged_is_one_line(given: Any) -> None:
+    class Logs(Model):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.log(given.get("name", "value"), 1.0, batch_size=given.get("batch_size"))
+            return super().training_step(batch, batch_idx)
+
+    with pytest.raises(UserError, match=r"^log\(.*give a text as the name, and a batch_size from"):
+        make().fit(Logs(), data())
+
+
+class Manual(Model):
+    """Steps in its second epoch only."""
+
+    automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        if self.current_epoch == 1:
+            self.manual_backward(loss)
+            self.optimizers().step()
+        return loss
+
+
+def test_an_epoch_of_manual_optimization_without_a_step_is_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    make(max_epochs=3).fit(Manual(), data())
+    notes = [
+        line for line in capsys.readouterr().err.splitlines() if "no optimizer stepped" in line
+    ]
+    assert [note.split(":")[1] for note in notes] == [" epoch 1", " epoch 3"]

@@ -140,10 +140,12 @@ def test_without_a_commit_the_image_tells_it(tmp_path, monkeypatch, given, expec
         patch.setattr(record.subprocess, "run", None)  # outside of a repository, git is not started
         assert commit(tmp_path) == expected
     git("init", "--quiet", cwd=tmp_path)
-    assert commit(tmp_path) is None  # code of a repository is not the image's
+    with pytest.raises(trainer.UserError, match="the repository has none yet"):
+        commit(tmp_path)  # code of a repository is not the image's
     (tmp_path / "inner").mkdir()
     monkeypatch.setenv("PATH", "")
-    assert commit(tmp_path / "inner") is None
+    with pytest.raises(trainer.UserError, match="No such file or directory: git"):
+        commit(tmp_path / "inner")
 
 
 def test_variables_and_settings_of_the_user_change_no_record(
@@ -167,7 +169,9 @@ def test_variables_and_settings_of_the_user_change_no_record(
     monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
     monkeypatch.setenv("GIT_CONFIG_KEY_0", "core.abbrev")
     monkeypatch.setenv("GIT_CONFIG_VALUE_0", "wrong")  # which git heeds, and fails
-    assert commit(repository) is None
+    with pytest.raises(trainer.UserError, match="bad numeric config value 'wrong'"):
+        commit(repository)
+    assert "bad numeric" in record.here(repository)["git_problem"]
     monkeypatch.setenv("GIT_CONFIG_VALUE_0", "7")
     assert commit(repository) == expected
 

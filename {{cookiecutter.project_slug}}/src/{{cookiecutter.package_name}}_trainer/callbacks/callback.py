@@ -1,15 +1,21 @@
 """The interface of callbacks."""
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar, get_type_hints
 
 from torch.optim import Optimizer
 
 from ..checkpoint import read_all
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, Problems
 from ..module import Run, TrainingModule
+from ..options import values
+from ..options.reading import accepts_foreign
 
 Check = tuple[bool, str]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Callback:
@@ -106,6 +112,22 @@ class Callback:
     def load_stored_state(self, state: Mapping[str, Any]) -> None:
         """Load a state whose tensors are not read yet: override it to read a part of them."""
         self.load_state_dict(read_all(dict(state)))
+
+
+def checked(init: Callable[Concatenate[T, P], None]) -> Callable[Concatenate[T, P], None]:
+    """Decorate a constructor: its arguments have the declared types, or other trainers' names."""
+    names = [*inspect.signature(init).parameters][1:]
+
+    @functools.wraps(init)
+    def __init__(self: T, /, *arguments: P.args, **kwargs: P.kwargs) -> None:
+        given = {**dict(zip(names, arguments, strict=False)), **kwargs}
+        problems, types = Problems(), get_type_hints(init, include_extras=True)
+        plain = {name: values.plain_number(given[name]) for name in given if name in types}
+        values.check(types, plain, problems, f"{init.__qualname__.partition('.')[0]}: ")
+        problems.raise_any()
+        init(self, *arguments, **kwargs)
+
+    return accepts_foreign(__init__)
 
 
 def check(name: str, *checks: Check) -> None:

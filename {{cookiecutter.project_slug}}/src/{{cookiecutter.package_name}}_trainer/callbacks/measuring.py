@@ -13,7 +13,7 @@ from torch.profiler import profile, schedule, tensorboard_trace_handler
 from ..errors import lost_worker, one_line
 from ..launch import output
 from ..module import Run, TrainingModule
-from .callback import Callback, check
+from .callback import Callback, check, checked
 
 _GIBIBYTE = 2**30
 
@@ -37,6 +37,7 @@ class Profile(Callback):
     Source: https://docs.pytorch.org/docs/stable/profiler.html
     """
 
+    @checked
     def __init__(
         self,
         wait: int = 1,
@@ -103,6 +104,7 @@ class SystemMonitor(Callback):
       if a GPU is used; they need nvidia-ml-py. A value that cannot be read is named once.
     """
 
+    @checked
     def __init__(self, every_n_seconds: float = 10.0) -> None:
         is_time, psutil = 0 < every_n_seconds < math.inf, importlib.util.find_spec("psutil")
         check(

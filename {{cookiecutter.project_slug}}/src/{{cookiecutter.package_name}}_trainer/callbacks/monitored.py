@@ -9,11 +9,10 @@ from typing import Any, Literal
 
 from ..checkpoint.run_directory import BEST, DIRECTORY, step_name
 from ..checkpoint.writing import keep_copies
-from ..errors import ConfigurationError, UserError, nearest, shown
+from ..errors import ConfigurationError, UserError, nearest
 from ..launch import collectives, files, output
 from ..module import Run, TrainingModule
-from ..options.reading import accepts_foreign
-from .callback import Callback, Check, check
+from .callback import Callback, Check, check, checked
 
 Mode = Literal["min", "max"]
 
@@ -35,7 +34,6 @@ class Monitored(Callback):
         check(
             type(self).__name__,
             *checks,
-            (mode in ("min", "max"), f"mode={shown(mode)}: give 'min' or 'max'"),
             (0 <= min_delta < math.inf, f"min_delta={min_delta!r}: give a number from 0 on"),
         )
         self.monitored = self._name = monitor
@@ -70,7 +68,7 @@ class EarlyStopping(Monitored):
     was never logged is an error. See :class:`Monitored` for the other arguments.
     """
 
-    @accepts_foreign
+    @checked
     def __init__(
         self,
         monitor: str,
@@ -122,7 +120,7 @@ class BestCheckpoint(Monitored):
     :class:`Monitored` for the arguments.
     """
 
-    @accepts_foreign
+    @checked
     def __init__(
         self, monitor: str, mode: Mode = "min", k: int = 1, name: str | None = None
     ) -> None:

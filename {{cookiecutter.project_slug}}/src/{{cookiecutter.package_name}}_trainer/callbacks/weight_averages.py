@@ -9,8 +9,7 @@ from torch import Tensor
 from ..checkpoint import AVERAGE, read_all
 from ..launch import output
 from ..module import Run, TrainingModule, Weights
-from ..options.reading import accepts_foreign
-from .callback import Callback, check
+from .callback import Callback, check, checked
 
 _WIDER = dict.fromkeys((torch.bfloat16, torch.float16), torch.float32)
 
@@ -94,7 +93,7 @@ class EMA(WeightAverage):
     https://www.tensorflow.org/api_docs/python/tf/train/ExponentialMovingAverage (``num_updates``)
     """
 
-    @accepts_foreign
+    @checked
     def __init__(self, decay: float = 0.999, every_n_steps: int = 1, warmup: bool = True) -> None:
         check(
             "EMA",
@@ -140,7 +139,7 @@ class StochasticWeightAveraging(WeightAverage):
     Source: https://arxiv.org/abs/1803.05407
     """
 
-    @accepts_foreign
+    @checked
     def __init__(self, start_epoch: int) -> None:
         is_epoch = (start_epoch >= 0, f"start_epoch={start_epoch!r}: give at least 0")
         check("StochasticWeightAveraging", is_epoch)

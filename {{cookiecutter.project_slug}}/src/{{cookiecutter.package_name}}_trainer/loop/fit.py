@@ -107,15 +107,19 @@ class FitLoop(AbstractContextManager["FitLoop"]):
             while not position.is_end(self.fit.options):
                 self._run_epoch()
             self._nonfinite.check()
-            self._tell_skipped_batches()
+            self._tell_skipped()
             if position.global_step > first_step and not (
                 self._is_logged(position.global_step) or outputs.last_values
             ):  # the last step of a fit that was stopped
                 outputs.last_values = self._step_values()
             # Saved before: a run that resumes from here must not know that training ended here.
             self._save_once()
+            epoch = position.epoch
+            # After an epoch, the position is already the start of the next one.
+            position.epoch = epoch if position.batch else max(0, epoch - 1)
             self._write_last_values()
             self._validate_once()
+            position.epoch = epoch
             outputs.recorder.enter(BatchContext(level="none"))
             for call in self.fit.calls.on_fit_end:
                 call()
@@ -215,7 +219,7 @@ class FitLoop(AbstractContextManager["FitLoop"]):
         return position.is_stopped
 
     def _end_epoch(self) -> None:
-        self._tell_skipped_batches()
+        self._tell_skipped()
         outputs = self.fit.outputs
         outputs.recorder.enter(BatchContext(level="epoch"))
         if calls := self.fit.calls.on_train_epoch_end:
@@ -280,10 +284,15 @@ class FitLoop(AbstractContextManager["FitLoop"]):
             self._first_gradients.check(together=False)
         return result.outputs
 
-    def _tell_skipped_batches(self) -> None:
+    def _tell_skipped(self) -> None:
+        """Say how many batches of the epoch were skipped, or that no optimizer has stepped."""
         count, self._skipped_batches = self._skipped_batches, 0
-        if count and collectives.rank() == 0:
-            why = f"batches skipped because training_step returned None: {count}"
+        why = f"batches skipped because training_step returned None: {count}" if count else ""
+        if (manual := self.fit.manual) is not None and self.fit.position.batch:
+            if not manual.steps:
+                why = "no optimizer stepped: in manual optimization, training_step calls step()"
+            manual.steps = 0
+        if why and collectives.rank() == 0:
             output.print_lines(f"note: epoch {self.fit.position.epoch + 1}: {why}", error=True)
 
     def _optimize(self, context: BatchContext) -> None:
@@ -375,13 +384,11 @@ class FitLoop(AbstractContextManager["FitLoop"]):
         position, outputs = self.fit.position, self.fit.outputs
         if not outputs.last_values:
             return
-        # At the end of an epoch, the position is already the start of the next one.
-        epoch = position.epoch if position.batch else max(0, position.epoch - 1)
         if position.global_step > self._speed.since:  # not if all was trained before a resume
-            self._write_speed(epoch)
+            self._write_speed(position.epoch)
         of_epoch = {} if position.batch else outputs.latest
         kept = {name: of_epoch[name] for name in of_epoch if f"{name}_epoch" in of_epoch}
-        outputs.write(position.global_step, epoch, outputs.last_values)
+        outputs.write(position.global_step, position.epoch, outputs.last_values)
         outputs.latest |= kept
 
     def _validate_once(self) -> None:

@@ -71,6 +71,8 @@ class ManualOptimization:
         self.context = context
         self.synchronizes = True
         self.has_stepped = False
+        self.steps = 0
+        """Number of steps of optimizers in this epoch."""
         self._losses: list[Tensor] = []  # of the current batch
         self.first_gradients = FirstGradients(strategy, optimization)
         self.before_step: Callable[[Optimization], None] = lambda optimization: None
@@ -146,7 +148,7 @@ class ManualOptimizer:
         run.before_step(alone)
         with alone.rates_multiplied(run.context().rate_factor):
             run.strategy.step(alone, ends=False)
-        run.has_stepped = True
+        run.has_stepped, run.steps = True, run.steps + 1
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients of the optimizer's parameters: to ``None``, or to zeros."""

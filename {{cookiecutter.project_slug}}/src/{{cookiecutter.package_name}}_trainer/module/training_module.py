@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import UserError, foreign
+from ..errors import UserError, foreign, shown
 from ..launch import collectives
 from ..logging.metrics import ReduceFx
 from .current_run import Manual, Run, RunFacts, RunProperties, TrainerState
@@ -248,6 +248,9 @@ class TrainingModule(RunProperties, Hooks, nn.Module):
             raise TypeError(f"log() got an unexpected keyword argument {min(unknown)!r}")
         run, samples = self.trainer_state.run, self.trainer_state.samples
         if run is not None:
+            if not isinstance(name, str) or (batch_size is not None and not batch_size >= 0):
+                given = f"log({shown(name)}, batch_size={batch_size!r})"
+                raise UserError(f"{given}: give a text as the name, and a batch_size from 0 on")
             samples = samples if batch_size is None else batch_size
             run.log(name, value, on_step, on_epoch, prog_bar, sync_dist, reduce_fx, samples)
 

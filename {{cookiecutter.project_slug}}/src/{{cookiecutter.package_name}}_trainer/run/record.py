@@ -20,6 +20,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from ..errors import UserError, one_line
 from ..launch import collectives, files
 from ..launch.reports import exit_code
 from ..options import redaction
@@ -79,10 +80,16 @@ def here(directory: Path) -> dict[str, Any]:
     image = {name: os.environ.get(f"IMAGE_{name.upper()}") or None for name in ("commit", "digest")}
     locks = sorted(_PROJECT.glob("requirements/*.txt"))
     variables = {name: os.environ[name] for name in sorted(os.environ) if _VARIABLES.match(name)}
+    git, problem = None, None
+    try:
+        git = commit(_PROJECT if is_project else directory)
+    except UserError as error:
+        problem = str(error)
     return {
         "directory": str(directory),
         "code": str(_SOURCES),
-        "git": commit(_PROJECT if is_project else directory),
+        "git": git,
+        "git_problem": problem,
         "template": redaction.value(_template()),
         "locks": {path.name: sha256(path.read_bytes()).hexdigest() for path in locks},
         "image": image if any(image.values()) else None,
@@ -173,17 +180,15 @@ def end(step: int, metrics: Mapping[str, float], error: BaseException | None) ->
 # --- the commit of the working directory, and what was changed since -----------------------------
 
 
-def is_in_repository(directory: Path = _PROJECT) -> bool:
-    """Whether a folder is in a git repository: by default the project's."""
-    return any((folder / ".git").exists() for folder in (directory, *directory.parents))
-
-
 def commit(directory: Path) -> dict[str, Any] | None:
-    """The commit of a working directory, and its changes without secrets; ``None`` if unknown.
+    """The commit of a working directory, and its changes without secrets; ``None`` without git.
 
     In a container without the repository, the commit of the image, and whether it had changes.
+
+    Raises:
+        UserError: Git is not installed, fails or takes too long, or there is no commit.
     """
-    is_here = is_in_repository(directory)
+    is_here = any((folder / ".git").exists() for folder in (directory, *directory.parents))
     if is_here or "GIT_DIR" in os.environ:
         return _of_repository(directory, is_here)
     if not (image := os.environ.get("IMAGE_COMMIT", "")):
@@ -191,7 +196,7 @@ def commit(directory: Path) -> dict[str, Any] | None:
     return {"commit": image.removesuffix("-dirty"), "dirty": image.endswith("-dirty")}
 
 
-def _of_repository(directory: Path, is_here: bool) -> dict[str, Any] | None:
+def _of_repository(directory: Path, is_here: bool) -> dict[str, Any]:
     # Git's hooks set them, for commands in another repository too.
     ignored = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE") if is_here else ()
     environment = {name: os.environ[name] for name in os.environ if name not in ignored}
@@ -201,23 +206,20 @@ def _of_repository(directory: Path, is_here: bool) -> dict[str, Any] | None:
         changes = [line for line in lines if not line.startswith("# ")]
         untracked = [change.removeprefix("? ") for change in changes if change.startswith("? ")]
         diff = _output(directory, variables, *_DIFF) if len(changes) > len(untracked) else ""
-    except (OSError, subprocess.SubprocessError):
-        return None
+    except subprocess.CalledProcessError as error:
+        raise UserError(error.stderr.partition("\n")[0] or one_line(error)) from error
+    except (OSError, subprocess.SubprocessError) as error:
+        raise UserError(one_line(error)) from error
     head = lines[0].removeprefix("# branch.oid ")
     if head == "(initial)":
-        return None
+        raise UserError("the repository has none yet")
     is_cut = len(diff) > _MOST_DIFF_BYTES
     if diff:
         from ..options import redacted_diff  # a run without changes needs none of it
 
         diff = redacted_diff.redacted(diff[:_MOST_DIFF_BYTES])
-    return {
-        "commit": head,
-        "dirty": bool(changes),
-        "diff": diff,
-        "diff_cut": is_cut,
-        "untracked": untracked[:_MOST_UNTRACKED],
-    }
+    facts = {"commit": head, "dirty": bool(changes), "diff": diff, "diff_cut": is_cut}
+    return {**facts, "untracked": untracked[:_MOST_UNTRACKED]}
 
 
 def _without_filters(directory: Path, environment: Mapping[str, str]) -> dict[str, str]:

@@ -300,8 +300,8 @@ class _Fit:
             "steps_per_epoch": self._feed.steps,
         }
         self._console.note(*record.other_code(plan.started_in))
-        if facts["git"] is None and record.is_in_repository():
-            self._console.note("run.json has no commit: git is not there, or failed")
+        if facts["git_problem"]:
+            self._console.note(f"run.json has no commit: {facts['git_problem']}")
         if (facts["git"] or {}).get("diff_cut"):
             self._console.note("run.json has only the first MiB of git diff")
         owners = [owner for owner in (self._data, self._module) if isinstance(owner, DataHooks)]

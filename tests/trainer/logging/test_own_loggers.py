@@ -6,7 +6,9 @@ from typing import Any
 
 import my_project_trainer as trainer
 import pytest
+import torch
 from my_project_trainer.cli import configuration
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import callback_subject
 import logger_subject as subject
@@ -136,3 +138,60 @@ def test_only_rank_0_calls_loggers_and_they_reach_started_processes() -> None:
     assert (made.run_directory / "calls.txt").read_text() == "start run\nclose\n"
     steps = [line for line in subject.lines(made.run_directory) if line.endswith("a loss")]
     assert steps == ["1 0 a loss", "2 0 a loss", "3 1 a loss"]
+
+
+class Gallery(trainer.Logger):
+    """Its ``experiment`` is a list."""
+
+    def __init__(self) -> None:
+        self.experiment: list[str] = []
+
+    def write(self, step: int, epoch: int, values: Any) -> None:
+        pass
+
+
+class Shows(callback_subject.Net):
+    """Shows each step, by the attribute or by the trainer's."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        logger = self.logger if self.global_step else self.trainer.logger
+        logger.experiment.append(f"step {self.global_step}")
+        return super().training_step(batch, batch_idx)
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.logger.experiment.add_text("no", "logger")
+
+
+def test_a_module_shows_what_is_no_number_by_the_first_logger_that_can(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model, gallery = Shows(), Gallery()
+    quiet(loggers=["csv", gallery], max_steps=3).fit(model)
+    assert gallery.experiment == ["step 0", "step 1", "step 2"]
+    assert not hasattr(model, "logger")
+    assert capsys.readouterr().err == ""
+    made = quiet(loggers=["csv"], max_steps=3)
+    made.fit(model)
+    made.test(model, model.train_dataloader())
+    assert capsys.readouterr().err.splitlines() == [
+        f"note: trainer.logger does nothing here: loggers {why}"
+        for why in ("write numbers only: add 'tensorboard'", "are open in a fit only")
+    ]
+    model.logger = gallery  # an attribute of the module, such as one of the module logging
+    quiet(loggers=(), max_steps=1).fit(model)
+    assert gallery.experiment == ["step 0", "step 1", "step 2"]
+
+
+def test_images_of_tensorboard_are_of_the_run() -> None:
+    class Paints(Shows):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            image = torch.ones(1, 2, 2)
+            self.logger.experiment.add_image("image", image, self.global_step)
+            return super(Shows, self).training_step(batch, batch_idx)
+
+    made = quiet(loggers=["csv", "tensorboard"], max_steps=2)
+    made.fit(Paints())
+    assert made.run_directory is not None
+    events = EventAccumulator(str(made.run_directory / "tensorboard")).Reload()
+    assert [image.step for image in events.Images("image")] == [0, 1]
+    assert events.Scalars("loss")

@@ -25,7 +25,7 @@ def rows() -> Iterator[Row]:
 _NAMES = """
 module | as it was | save_hyperparameters toggle_optimizer untoggle_optimizer example_input_array
   hparams
-module | use self.log; for images and text, a Logger of your own | logger loggers
+module | use self.log; for images and text, self.logger.experiment in a fit | logger loggers
 module | use {} | to_onnx,to_torchscript=export unfreeze=requires_grad_(True) gather=self.all_gather
   is_main_process=self.is_global_zero gather_for_metrics=self.log accumulate=accumulate_grad_batches
   clip_gradients=self.optimizers().clip_gradients autocast=precision main_process_first=prepare_data
@@ -66,7 +66,8 @@ attribute | use {} | early_stopping_callback,add_callback=callbacks num_training
   save_checkpoint=checkpoint_every_n_steps
 attribute | use {} of the module | training,validating,testing=training num_devices=world_size
   device_ids,gpus=device train_dataloader,val_dataloaders=trainer.datamodule
-attribute | use log of the module, or a Logger of your own | logger experiment
+attribute | use log of the module; for images and text, its logger.experiment in a fit | logger
+  experiment
 call | as it was | model train_dataloaders val_dataloaders dataloaders datamodule
 call | as it was, but for fit: use Trainer(resume='runs/RUN') | ckpt_path
 call | as it was if True; to show a value nowhere, do not log it | logger

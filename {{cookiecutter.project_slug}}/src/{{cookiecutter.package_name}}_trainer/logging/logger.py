@@ -66,6 +66,8 @@ class Logger:
                 print(step, dict(values))
     """
 
+    experiment: Any = None
+    """The service's own object, for images, figures and text; ``None``: it writes numbers only."""
     name: str = ""
     """Name of this logger in the run, unique in ``Trainer(loggers=…)``; default: its class."""
     outcome: Outcome = "finished"
@@ -110,6 +112,18 @@ class Logger:
 
     def close(self) -> None:
         """Called at the end of a fit, also if it fails; :attr:`outcome` says how it has ended."""
+
+
+class NoLogger:
+    """Stands for a logger where none is open: what is called of it does nothing."""
+
+    def __getattr__(self, name: str) -> "NoLogger":
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *_: Any, **__: Any) -> "NoLogger":
+        return self
 
 
 BUILT_IN = {

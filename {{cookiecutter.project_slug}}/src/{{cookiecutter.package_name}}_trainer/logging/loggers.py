@@ -133,8 +133,9 @@ class TensorBoardLogger(Logger):
         self._directory = run.directory / "tensorboard"
         self._writer, self._purge_step = None, None
 
-    def write(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
-        """Add scalars."""
+    @property
+    def experiment(self) -> "SummaryWriter":
+        """TensorBoard's writer of the run: ``add_image``, ``add_figure``, ``add_text`` and more."""
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -142,8 +143,12 @@ class TensorBoardLogger(Logger):
             self._excepthook = partial(_show_of_others, threading.excepthook)
             threading.excepthook = self._excepthook
             self._writer = SummaryWriter(str(self._directory), purge_step=self._purge_step)
+        return self._writer
+
+    def write(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
+        """Add scalars."""
         for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
+            self.experiment.add_scalar(name, value, step)
 
     def resume(self, position: int | None, step: int) -> None:
         """Make TensorBoard hide what an earlier process wrote after this step."""

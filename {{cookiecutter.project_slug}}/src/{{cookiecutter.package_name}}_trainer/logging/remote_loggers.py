@@ -147,6 +147,11 @@ class WandbLogger(RemoteLogger):
         require("wandb")
         self.project, self.mode = project, mode
 
+    @property
+    def experiment(self) -> Any:
+        """W&B's run: ``log({"samples": wandb.Image(…), "step": trainer.global_step})``."""
+        return self._run
+
     def server(self) -> str | None:
         """W&B's, or that of ``WANDB_BASE_URL``, unless files are written only."""
         import wandb
@@ -209,7 +214,17 @@ class MLflowLogger(RemoteLogger):
 
     def __init__(self, experiment: str | None = None, tracking_uri: str | None = None) -> None:
         require("mlflow")
-        self.experiment, self.tracking_uri = experiment, tracking_uri
+        self._experiment, self.tracking_uri = experiment, tracking_uri
+
+    @property
+    def experiment(self) -> Any:
+        """MLflow's client, whose methods take :attr:`run_id`: ``log_image``, ``log_figure`` …"""
+        return self._client
+
+    @property
+    def run_id(self) -> str:
+        """Id of the run at MLflow."""
+        return self._id
 
     def server(self) -> str | None:
         """The tracking server, unless values are written into a database or files."""
@@ -231,7 +246,7 @@ class MLflowLogger(RemoteLogger):
             client.update_run(known, status="RUNNING")
             self._id = known
             return known
-        name = self.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME", "Default")
+        name = self._experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME", "Default")
         existing = client.get_experiment_by_name(name)
         experiment = existing.experiment_id if existing else client.create_experiment(name)
         self._id = str(client.create_run(experiment, run_name=run.name).info.run_id)

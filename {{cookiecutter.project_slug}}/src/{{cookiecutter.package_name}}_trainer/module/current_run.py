@@ -165,6 +165,9 @@ class Run(RunProperties, OptionNames, ABC):
     recorder: Recorder
     """Created when the rank has joined the process group, like ``log``, which is its method."""
     log: Callable[..., None]
+    logger: Any
+    """The first open :class:`~..logging.Logger` with an ``experiment``, for images, figures and
+    text. Where none is, as on other ranks than 0 or in a test, calls of it do nothing."""
     weights: Callable[[], Weights]
     """Returns the parameters in this process, from ``on_fit_start`` on. A callback that uses them
     has ``needs = ("parameter_averaging",)``. Keep none after the fit."""

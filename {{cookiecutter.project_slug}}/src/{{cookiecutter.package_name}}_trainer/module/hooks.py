@@ -54,7 +54,8 @@ class DataHooks:
             try:
                 return super().__getattr__(name)  # of nn.Module
             except AttributeError:
-                return missing(self, name)
+                run = getattr(vars(self).get("trainer_state"), "run", None)
+                return run.logger if run and name == "logger" else missing(self, name)
 
     def prepare_data(self) -> None:
         """Called by one process per node while the others wait: download or convert data.

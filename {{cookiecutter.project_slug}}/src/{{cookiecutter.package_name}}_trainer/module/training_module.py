@@ -50,6 +50,9 @@ class TrainingModule(RunProperties, Hooks, nn.Module):
     flops_per_sample: float | None = None
     """Floating-point operations of forward and backward of one sample, for ``peak_flops``."""
 
+    logger: Any
+    """In a run, that of ``trainer``, unless the module sets the attribute."""
+
     trainer_state: TrainerState = _State()  # type: ignore[assignment]
 
     def __init__(self) -> None:

@@ -17,6 +17,7 @@ from ..data.sources import Data, LoadersByName
 from ..errors import UserError, refuse
 from ..launch import collectives, output
 from ..logging import Recorder
+from ..logging.logger import NoLogger
 from ..loop.fit import FitLoop
 from ..loop.position import Position, total_steps
 from ..module import DataHooks, DataModule, Loader, Run, TrainingModule
@@ -103,6 +104,15 @@ class RankRun(Run):
     def should_stop(self, value: bool) -> None:
         if value:
             self.stop("should_stop was set")
+
+    @property
+    def logger(self) -> Any:
+        loggers = {} if self.loop is None else self.loop.fit.outputs.loggers
+        able = next((log for log in loggers.values() if log.experiment is not None), None)
+        if able is None and (loggers or self.loop is None):
+            why = "write numbers only: add 'tensorboard'" if loggers else "are open in a fit only"
+            self.console.note(f"trainer.logger does nothing here: loggers {why}")
+        return able or NoLogger()
 
     def stop(self, reason: str = "") -> None:
         self._fit_loop("stop").preemption.request_stop()

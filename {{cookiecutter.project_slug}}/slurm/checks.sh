@@ -62,9 +62,15 @@ find_python() {
 
 # A job with GPUs trains on them, unless an option or its config says otherwise.
 check_torch() { # OPTION of fit …
-    local accelerator config version
-    config=$(option --config "$@") || config=$CONFIG
-    accelerator=$(option --trainer.accelerator "$@") || accelerator=$(sed -n 's/^ *accelerator: *//p' "$config" 2> /dev/null)
+    local accelerator files=() previous='' version word
+    for word in "$@"; do
+        if [ "$previous" = --config ]; then files+=("$word"); fi
+        if [[ $word == --config=* ]]; then files+=("${word#*=}"); fi
+        previous=$word
+    done
+    if [ -z "${files[*]-}" ]; then files=("$CONFIG"); fi
+    accelerator=$(option --trainer.accelerator "$@") || # the last one that is no comment
+        accelerator=$(sed -n 's/^\([^#]*[ {,]\)\?accelerator: *["'\'']\?\([a-z]*\).*/\2/p' "${files[@]}" 2> /dev/null | tail -n 1)
     # --trainer.gpus names devices in an older way.
     if [ "$CONTAINER" != none ] || option --trainer.gpus "$@" > /dev/null || [[ $accelerator != @(|gpu|cuda) ]]; then return; fi
     version=$("$VENV/bin/python" -c 'from importlib.metadata import version; print(version("torch"))' 2> /dev/null)

@@ -3,7 +3,7 @@
 import enum
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -74,6 +74,35 @@ class Sets(Takes):
 
     def __init__(self, **arguments: Any) -> None:
         arguments.setdefault("whole", 5)
+        super().__init__(**arguments)
+
+
+@dataclass
+class Steps:
+    """Has a list."""
+
+    sizes: list[int] = field(default_factory=lambda: [1])
+    rate: float = 0.5
+
+
+STEPS, FAST = Steps([7], rate=0.25), Encoder(9)
+
+
+class Lists(NeedsArgument):
+    """Has defaults that an option extends."""
+
+    def __init__(
+        self, width: int = 1, listed: list[int] = [1], pair: tuple[int, ...] = (1, 2),  # noqa: B006
+        fields: Steps = STEPS, part: nn.Module = FAST, options: dict[str, int] = {"a": 1},  # noqa: B006
+    ) -> None:  # fmt: skip
+        super().__init__(width)
+        self.given = {name: local for name, local in locals().items() if name != "self"}
+
+
+class PassesOn(Lists):
+    """Has the arguments of its parent, too."""
+
+    def __init__(self, more: int = 0, **arguments: Any) -> None:
         super().__init__(**arguments)
 
 
@@ -242,3 +271,35 @@ def test_a_quoted_number_is_no_number_and_members_are_listed(tmp_path: Path) -> 
         "model.mode='fast': expected Mode (FAST, SLOW)",
         "model.nested={'a': {'x': '1'}}: expected dict[str, dict[str, int]] | None",
     ]
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "value"),
+    [
+        (["--model.listed+=3"], "listed", [1, 3]),
+        (["--model.pair+=3"], "pair", (1, 2, 3)),
+        (["--model.fields.sizes+=8"], "fields", Steps([7, 8], 0.25)),
+        (["--model.options.b=2"], "options", {"a": 1, "b": 2}),
+        (["--model.options.b=2", "--model.options={}"], "options", {}),
+        (["--model.options={c: 3}", "--model.options.b=2"], "options", {"c": 3, "b": 2}),
+    ],
+)
+def test_an_option_extends_the_default(words: list[str], name: str, value: Any) -> None:
+    for cls in ("Lists", "PassesOn"):
+        given = read("--model", f"{__name__}.{cls}", *FIT, *words).model.given
+        assert repr(given[name]) == repr(value)
+
+
+def test_an_option_cannot_extend_a_list_of_an_object() -> None:
+    lines = mistakes("--model", f"{__name__}.Lists", *FIT, "--model.part.sizes+=2")
+    (line,) = lines
+    assert line.startswith("part.sizes+ appends to a list, and the default has none; before it, ")
+
+
+def test_a_class_that_passes_arguments_on_keeps_those_of_the_class_that_it_replaces(
+    tmp_path: Path,
+) -> None:
+    content = {"class_path": f"{__name__}.Lists", "init_args": {"width": 64, "listed": [5]}}
+    file = write(tmp_path / "lists.yaml", {"model": content})
+    model = read("--config", file, *FIT, f"--model={__name__}.PassesOn", "--model.more=2").model
+    assert (model.given["width"], model.given["listed"]) == (64, [5])

@@ -201,6 +201,47 @@ def test_a_script_without_a_guard_is_told_so_once(tmp_path):
     assert_nothing_left(tmp_path)
 
 
+def started_by_its_name(script: Path) -> subprocess.CompletedProcess[str]:
+    """What Python does with a script in the working directory, in processes of its own."""
+    words, where = [sys.executable, script.name], {"cwd": script.parent, "timeout": PATIENCE}
+    texts = {"env": environment(at_root()), "capture_output": True, "text": True}
+    return subprocess.run(words, check=False, **where, **texts)
+
+
+def test_what_starts_the_script_once_per_rank_must_be_a_script(tmp_path):
+    body = """
+import multiprocessing
+def child():
+    try:
+        make("ddp").fit(Net())
+    except UserError as error:
+        print(error)
+if not os.environ.get("RANK"):
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join()
+    print("starts")
+os.chdir("inner")
+done = "done" + os.environ.get("RANK", "")
+if not os.path.exists("skip") or done == "done":
+    make("ddp", max_steps=1, max_epochs=None).fit(Net())
+    print(done)
+"""
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    script = write(tmp_path, body)
+    done = started_by_its_name(script)
+    assert done.returncode == 0, done.stderr
+    assert all(text in done.stdout for text in ("starts", "done0", "done1"))
+    line = "a process of multiprocessing cannot start this command once per rank, and exit like"
+    assert line in done.stdout
+    assert (inner / "runs").is_dir()
+    (inner / "skip").touch()
+    ended = started_by_its_name(script)
+    assert ended.returncode == 1
+    assert "ended with exit code 0 before it reached the trainer: each rank runs" in ended.stderr
+
+
 @pytest.mark.slow
 def test_a_script_on_standard_input_can_be_forked_only(tmp_path):
     text = """

@@ -2,6 +2,7 @@
 
 import csv
 import math
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,51 @@ def test_csv_without_a_position_keeps_the_rows_up_to_the_step(tmp_path: Path) ->
     logger.write(11, 0, {"loss": 2.0})
     logger.close()
     assert [row[0] for row in rows(tmp_path)] == ["step", "8", "9", "10", "11"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text.replace("\n", "\r\n"),
+        lambda text: re.sub("[^,\n]+", r'"\g<0>"', text),
+        lambda text: text.replace("8,4,loss,8.0\n", ""),
+        lambda text: text.replace(".", ",").removesuffix("\n"),
+        lambda text: text + "11,",
+    ],
+)
+def test_csv_that_another_program_has_saved_has_whole_rows(tmp_path: Path, change: Any) -> None:
+    logger = started(CSVLogger(), tmp_path)
+    write_steps(logger, range(8, 11), 1.0)
+    position = logger.position()
+    write_steps(logger, range(11, 14), 1.0)
+    logger.close()
+    path = tmp_path / "metrics.csv"
+    path.write_text(changed := change(path.read_text()), newline="")
+    resumed = started(CSVLogger(), tmp_path)
+    resumed.resume(position, 10)
+    resumed.write(11, 0, {"loss": 2.0})
+    resumed.close()
+    kept = path.read_text().splitlines()
+    assert kept[-1] == "11,0,loss,2.0"
+    assert set(kept[:-1]) <= {*changed.splitlines()}
+    assert [row[0] for row in rows(tmp_path)][-2:] == ["10", "11"]
+
+
+def test_csv_that_is_replaced_while_it_is_written_is_written_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logger, path = started(CSVLogger(), tmp_path), tmp_path / "metrics.csv"
+    write_steps(logger, range(1, 3), 1.0)
+    (tmp_path / "saved").write_text(path.read_text())
+    (tmp_path / "saved").replace(path)
+    write_steps(logger, range(3, 5), 1.0)
+    assert [row[0] for row in rows(tmp_path)] == ["step", "1", "2", "3", "4"]
+    path.unlink()
+    write_steps(logger, range(5, 7), 1.0)
+    logger.close()
+    assert [row[0] for row in rows(tmp_path)] == ["step", "5", "6"]
+    line = f"warning: {path} was removed or replaced; later rows are in a new file"
+    assert capsys.readouterr().err.splitlines() == [line] * 2
 
 
 def scalars(directory: Path, name: str) -> list[tuple[int, float]]:

@@ -9,10 +9,11 @@ import inspect
 import itertools
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
 from typing import Any, NoReturn
 
 from ..errors import ConfigurationError, Problems, nearest, shorten
-from ..options import Options, class_paths
+from ..options import Options, class_paths, conversion
 from ..options.values import Text
 from . import config_files
 
@@ -50,6 +51,10 @@ class _Added(list[Any]):
     """Items that ``--key+`` appends to a list."""
 
 
+class _Keys(dict[str, Any]):
+    """What ``--key.name`` sets in a dict, or of an object."""
+
+
 def gather(
     options: Iterable[tuple[str, str]], sections: Collection[str], problems: Problems
 ) -> dict[str, Any]:
@@ -84,7 +89,7 @@ def _nested(section: str, path: Sequence[str], value: Any) -> Any:
         path = [*path[:-1], path[-1][:-1]]
         value = _Added(_listed(value))
     for key in reversed(path):
-        value = {key: value}
+        value = _Keys({key: value})
     return _with_arguments(value) if path and section in CLASSES else value
 
 
@@ -123,7 +128,11 @@ def merged(before: Any, value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     before = before if isinstance(before, dict) else {}
-    return before | {key: merged(before.get(key), item) for key, item in value.items()}
+    after = {
+        key: item if item == {} and key != "init_args" else merged(before.get(key), item)
+        for key, item in value.items()
+    }
+    return before | after
 
 
 def _of_class(before: dict[Any, Any], value: Any) -> tuple[dict[Any, Any], Any]:
@@ -134,12 +143,34 @@ def _of_class(before: dict[Any, Any], value: Any) -> tuple[dict[Any, Any], Any]:
         if (path := value.get("class_path", before["class_path"])) != before["class_path"]:
             before = {"init_args": _accepted(path, before.get("init_args"))}
         given, extended = before.get("init_args") or {}, value.get("init_args") or {}
-        added = [name for name, item in extended.items() if isinstance(item, _Added)]
-        known = _parameters(path) if added else {}
-        defaults = {name: known[name].default for name in added if name in known}
-        if defaults := {name: item for name, item in defaults.items() if isinstance(item, list)}:
+        extends = {n: item for n, item in extended.items() if isinstance(item, _Added | _Keys)}
+        new = [name for name in extends if name not in given]
+        known = _defaults(path) if new else {}
+        defaults = {name: _extended(name, known.get(name), extends[name]) for name in new}
+        if defaults := {name: item for name, item in defaults.items() if item is not None}:
             before = before | {"init_args": defaults | given}
     return before, value
+
+
+def _extended(name: str, default: Any, item: Any) -> Any:
+    """What options extend of a default, as a file would have it; ``None``: nothing."""
+    if isinstance(item, _Added):
+        if default in (None, inspect.Parameter.empty) or isinstance(default, list | tuple):
+            return _listed(default)
+        advice = "before it, name the class of the object, or give the whole list"
+        raise ConfigurationError(f"{name}+ appends to a list, and the default has none; {advice}")
+    if not isinstance(item, _Keys):
+        return None
+    inner = default if isinstance(default, Mapping) else {}
+    if is_dataclass(default):
+        inner = {key: getattr(default, key, None) for key in item}
+    unknown = None if inner or default is None else default
+    parts = {
+        key: _extended(f"{name}.{key}", inner.get(key, unknown), value)
+        for key, value in item.items()
+    }
+    given = {key: part for key, part in parts.items() if part is not None}
+    return ({**inner} if isinstance(default, Mapping) else {}) | given or None
 
 
 def _with_arguments(section: dict[Any, Any]) -> dict[Any, Any]:
@@ -152,12 +183,14 @@ def _with_arguments(section: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def _accepted(path: Any, arguments: Any) -> dict[Any, Any]:
-    known, keywords = _parameters(path), arguments if isinstance(arguments, dict) else {}
+    known, keywords = _defaults(path), arguments if isinstance(arguments, dict) else {}
     return {key: value for key, value in keywords.items() if key in known}
 
 
-def _parameters(path: Any) -> Mapping[str, inspect.Parameter]:
+def _defaults(path: Any) -> dict[str, Any]:
+    """The default of each argument of a class, also of those that it passes on to a parent."""
     try:
-        return inspect.signature(class_paths.imported("", str(path), object)).parameters
+        known, _ = conversion.parameters(class_paths.imported("", str(path), object))
     except (ConfigurationError, ValueError):  # said later
         return {}
+    return {name: default for name, (_, default) in known.items()}

@@ -78,8 +78,8 @@ def evaluation_loaders(data: Data, module: TrainingModule, stage: _Evaluation) -
 def validation_loaders(data: Data, module: TrainingModule, val_data: Data) -> LoadersByName:
     """Get the validation loaders of a fit, if any; they require a ``validation_step``."""
     source = _GIVEN
-    if val_data is None and (data is None or isinstance(data, DataModule)):
-        val_data, source = _called(data or module, "val")
+    if val_data is None:
+        val_data, source = _called(data if isinstance(data, DataModule) else module, "val")
     if val_data is None or val_data == []:
         return {}
     check(module, "validation_step")

@@ -226,7 +226,9 @@ def _ranks(env: Environment, source: str) -> Layout:
     if not is_alone and number(env, "MASTER_PORT") == 0 and STORE not in env:
         raise ConfigurationError(f"{source}: MASTER_PORT is 0, so that no rank knows the port")
     node = {"GROUP_RANK": env["NODE_RANK"]} if "NODE_RANK" in env else {}
-    defaults = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", **node}
+    defaults = {"LOCAL_RANK": "0", **node}
+    if env.get("LOCAL_RANK", "0") == "0":  # else it is not the only one of its node
+        defaults["LOCAL_WORLD_SIZE"] = "1"
     return read_named({**defaults, **env}, source, _RANKS, address)
 
 

@@ -163,6 +163,14 @@ def pointed(link: Path) -> Path:
 # --- small files that others may have written, cut or replaced ------------------------------------
 
 
+def is_replaced(descriptor: int, path: Path) -> bool:
+    """Whether a path is not the file that is open; False where that is not known."""
+    try:
+        return not os.path.samestat(os.fstat(descriptor), path.stat())
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
+
+
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[BinaryIO]:
     """Open a regular file; ValueError if it is something else."""

@@ -48,15 +48,18 @@ def threads_each(processes: int) -> int:
 def supervise_copies(processes: int, layout: Layout, directory: Path) -> NoReturn:
     """Start the current command once per rank on this node, watch the ranks, and exit like them.
 
-    ``layout``: of the nodes; ``directory``: where ranks run, so that relative paths keep meaning.
+    ``layout``: of the nodes; ``directory``: where ranks run, unless the script's path says where
+    this process was started: it may have changed its directory, and ranks do it again.
     """
     # sys.argv[0] is "" or "-" when Python reads the program from standard input.
-    if is_interactive() or sys.argv[0] in ("", "-"):
+    if is_interactive() or sys.argv[0] in ("", "-") or sys.argv[0].startswith("/dev/"):
         session = "an interactive session, or a script on standard input,"
         advice = "use strategy='ddp_notebook', write a script, or use torchrun"
         raise UserError(f"{session} has no command to start once per rank; {advice}")
-    if threading.current_thread() is not threading.main_thread():
-        problem = "a thread cannot start this command once per rank, and exit like the ranks"
+    is_child = multiprocessing.parent_process() is not None
+    if is_child or threading.current_thread() is not threading.main_thread():
+        which = "a process of multiprocessing" if is_child else "a thread"
+        problem = f"{which} cannot start this command once per rank, and exit like the ranks"
         raise UserError(f"{problem}; call it in the main thread, or use strategy='ddp_spawn'")
     # Readable by this user only: on one node it contains the store of the ranks.
     with held_folders.private_folder("trainer-launch-") as private:
@@ -72,6 +75,9 @@ def supervise_copies(processes: int, layout: Layout, directory: Path) -> NoRetur
 
 def _start_copies(node: NodeLaunch, directory: Path) -> "Iterator[subprocess.Popen[bytes]]":
     command = [sys.executable, *sys.orig_argv[1:]]
+    script, file = sys.argv[0], str(getattr(sys.modules["__main__"], "__file__", ""))
+    if not Path(script).is_absolute() and file.endswith(f"/{script}"):
+        directory = Path(file.removesuffix(script))
     for local_rank in range(node.processes):
         variables = {**os.environ, **node.variables(local_rank)}
         variables.setdefault("OMP_NUM_THREADS", str(threads_each(node.processes)))

@@ -208,10 +208,13 @@ class Watcher:
     def _early_end(self) -> Failure | None:
         """A rank that ended with exit code 0 before its work was done."""
         for number, rank in self._ranks.items():
-            if rank.poll() == 0 and reports.state(self._directory, number) == "working":
-                # Not sys.exit, which the rank would have reported.
-                line = f"rank {number} ended with exit code 0 before its work was done: user code, "
-                return Failure(number, 1, f"{line}or a library, called os._exit(0)")
+            if rank.poll() == 0 and (state := reports.state(self._directory, number)) != "started":
+                # Not sys.exit while it works, which the rank would have reported.
+                why = "its work was done: user code, or a library, called os._exit(0)"
+                if not state:
+                    why = "it reached the trainer: each rank runs the whole script, from its start"
+                line = f"rank {number} ended with exit code 0 before {why}"
+                return Failure(number, 1, line)
         return None
 
     def _hang(self, failed: Sequence[Failure], lost: dict[int, str]) -> Failure:

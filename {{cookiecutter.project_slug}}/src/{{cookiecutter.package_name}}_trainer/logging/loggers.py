@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import one_line
-from ..launch import files
+from ..launch import files, output
 from .logger import LoggedRun, Logger
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ class CSVLogger(Logger):
 
     def resume(self, position: int | None, step: int) -> None:
         """Remove the rows that were written after the checkpoint."""
-        self._metrics.cut(_end_of_step(self._metrics.path, step) if position is None else position)
-        self._speed.cut(_end_of_step(self._speed.path, step))
+        self._metrics.cut(position, step)
+        self._speed.cut(None, step)
 
     def close(self) -> None:
         """Close the files."""
@@ -60,29 +60,44 @@ class CSVLogger(Logger):
 class _Table:
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.file = path.open("a", newline="", encoding="utf-8")
+        self._open()
+
+    def _open(self) -> None:
+        self.file = self.path.open("a", newline="", encoding="utf-8")
         self._rows = csv.writer(self.file, lineterminator="\n")
         if self.file.tell() == 0:
             self._rows.writerow(HEADER)
 
     def append(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
+        if files.is_replaced(self.file.fileno(), self.path):
+            line = f"warning: {self.path} was removed or replaced; later rows are in a new file"
+            output.print_lines(line, error=True)
+            self.file.close()
+            self._open()
         for name, value in values.items():
             self._rows.writerow((step, epoch, name, repr(value)))
         self.file.flush()
 
-    def cut(self, position: int) -> None:
-        if position <= self.file.tell():
-            self.file.truncate(position)
-            self.file.seek(position)
+    def cut(self, position: int | None, step: int) -> None:
+        """Remove what is after a step, and after a position, if a row ends there."""
+        self.file.flush()
+        end = _end_of_step(self.path, step)
+        with files.opened(self.path) as file:
+            file.seek(max(0, (position or 0) - 1))
+            if position is not None and file.read(1) == b"\n":
+                end = min(end, position)
+        self.file.truncate(end)
+        self.file.seek(end)
 
 
 def _end_of_step(path: Path, step: int) -> int:
-    """Offset of the end of the last row of a step."""
+    """Offset of the end of the last row of a step, or of the last whole row."""
     position = 0
     with files.opened(path) as file:
-        for index, line in enumerate(iter(partial(file.readline, 2**16), b"")):
-            number = line.split(b",", 1)[0]
-            if index and not (number.isdigit() and int(number[:20]) <= step):
+        for line in iter(partial(file.readline, 2**16), b""):
+            number = line.split(b",", 1)[0].strip(b'"')
+            # Rows of another form are of another program, which has saved the file.
+            if not line.endswith(b"\n") or (number.isdigit() and int(number[:20]) > step):
                 break
             position += len(line)
     return position

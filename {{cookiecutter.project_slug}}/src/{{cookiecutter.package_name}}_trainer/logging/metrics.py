@@ -157,10 +157,8 @@ class Recorder:
             is_quick = not context.is_recorded and context.is_training and context.level == "step"
             if is_quick and not (on_epoch or prog_bar or on_step is False):
                 # The step's value will not be shown, unless training ends with this step.
-                # A copy if it may be changed in place, as buffers and parameters are, and no loss.
-                is_computed = value.requires_grad and not value.is_leaf
-                kept = value.detach() if is_computed else value.detach().clone()
-                logged = _Logged(name, kept, samples, reduce_fx, sync_dist)
+                # A copy: what follows may change it in place, as in `loss += penalty`.
+                logged = _Logged(name, value.detach().clone(), samples, reduce_fx, sync_dist)
                 self._late.append(logged)
                 if on_epoch is None:
                     self._add(self._steps, logged)

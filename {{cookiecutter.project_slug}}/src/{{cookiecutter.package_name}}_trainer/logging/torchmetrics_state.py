@@ -2,11 +2,16 @@
 
 import contextlib
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from ..errors import UserError
+from ..launch import collectives
 
 _MOST = 100  # items of a container in which metrics are looked for
 _EVALUATED = "_count_after_evaluation"  # attribute of a metric: its update count then
@@ -47,6 +52,58 @@ def set_aside(module: nn.Module, logged: Iterable[Any]) -> Iterator[None]:
             vars(metric).update(kept[key])
         else:
             vars(metric)[_EVALUATED] = metric._update_count
+
+
+def sync_evenly(module: nn.Module) -> None:
+    """Let metrics gather lists of which ranks have different numbers of items.
+
+    torchmetrics gathers a list without a reduction item by item, and would wait forever.
+    """
+    for metric in metrics(module) if collectives.world_size() > 1 else ():
+        if _lists(metric):
+            vars(metric)["_sync_dist"] = partial(_sync, metric)
+
+
+def _lists(metric: Any) -> dict[str, list[Any]]:
+    """The states of a metric that are gathered item by item."""
+    reductions = {name: how for name, how in metric._reductions.items() if how is None}
+    values = {name: getattr(metric, name) for name in reductions}
+    return {name: value for name, value in values.items() if isinstance(value, list)}
+
+
+def _sync(metric: Any, dist_sync_fn: Callable[..., Any], process_group: Any = None) -> None:
+    """Gather a metric's states; of a list whose lengths differ, all items in one tensor."""
+    lists = _lists(metric)
+    facts = {name: [len(items), *{_kind(item) for item in items}] for name, items in lists.items()}
+    known = collectives.gather(facts, process_group or metric.process_group)
+    uneven = [name for name in lists if len({of_rank[name][0] for of_rank in known}) > 1]
+    for name in uneven:
+        kinds = {kind for of_rank in known for kind in of_rank[name][1:]}
+        if len(kinds) > 1 or "" in kinds:
+            problem = f"{type(metric).__name__}.{name} has different numbers of items on ranks"
+            raise UserError(f"{problem}, and not only tensors of one data type: gather it yourself")
+        flat = [item.reshape(-1) for item in lists[name]]
+        flat = flat or [torch.empty(0, dtype=getattr(torch, kinds.pop()), device=metric.device)]
+        sizes = [size for item in lists[name] for size in (item.ndim, *item.shape)]
+        shapes = torch.tensor(sizes, dtype=torch.int64, device=metric.device)
+        setattr(metric, name, [torch.cat(flat), shapes])
+    type(metric)._sync_dist(metric, dist_sync_fn, process_group)
+    for name in uneven:
+        merged = getattr(metric, name)
+        ranks = zip(merged[: len(known)], merged[len(known) :], strict=True)
+        setattr(metric, name, [item for pair in ranks for item in _items(*pair)])
+
+
+def _kind(item: Any) -> str:
+    return str(item.dtype).removeprefix("torch.") if isinstance(item, Tensor) else ""
+
+
+def _items(flat: Tensor, shapes: Tensor) -> Iterator[Tensor]:
+    sizes = iter(shapes.tolist())
+    for ndim in sizes:
+        shape = [next(sizes) for _ in range(ndim)]
+        item, flat = flat[: math.prod(shape)], flat[math.prod(shape) :]
+        yield item.reshape(shape)
 
 
 def _copied(metric: Any) -> dict[str, Any]:

@@ -179,6 +179,7 @@ def _evaluating(module: nn.Module, strategy: Strategy, recorder: Recorder) -> It
     state = randomness.full_state(devices)
     module.eval()
     try:
+        torchmetrics_state.sync_evenly(module)
         apart = torchmetrics_state.set_aside(module, recorder.metrics.values())
         with apart, recorder.evaluating(), torch.no_grad(), strategy.evaluating():
             yield

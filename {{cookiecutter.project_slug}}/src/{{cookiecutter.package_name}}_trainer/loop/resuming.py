@@ -37,6 +37,9 @@ def resume(fit: FitParts, checkpoint: Checkpoint, layout: Layout, same_run: bool
             shared = data.random_rank
             random = local if shared == layout.rank else checkpoint.rank_local_state(shared)
             fit.strategy.rank_local.load(section(local, "strategy"))
+            buffers = dict(fit.module.named_buffers())
+            for name, value in section(local, "buffers").items():
+                buffers[name].detach().copy_(value)
             randomness.set_full_state(section(random, "random"), data.devices)
             if of_module := section(local, "module"):
                 fit.module.load_rank_state(from_tensors(of_module, OF_MODULE))

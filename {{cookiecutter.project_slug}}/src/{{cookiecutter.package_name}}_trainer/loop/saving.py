@@ -90,6 +90,7 @@ def rank_local_state(fit: FitParts) -> dict[str, Tensor]:
         "torchmetrics": _metrics_state(fit.module, fit.outputs.recorder.metrics),
         "module": to_tensors(of_module, OF_MODULE) if of_module else {},
         "strategy": fit.strategy.rank_local.state(),
+        "buffers": fit.strategy.own_buffers(),
         "gradients": manual.gradients(lambda grad: not is_sharded(grad)) if manual else {},
         "loader": fit.feed.state(fit.position.batch, ends_epoch=fit.position.epoch_done),
     }

@@ -44,17 +44,22 @@ def convert(
     prefix: str, cls: type, arguments: Mapping[Any, Any], problems: Problems
 ) -> dict[str, Argument]:
     """Convert arguments of a class; ``problems`` has a line for each unknown or invalid one."""
-    known, types, takes_any = dict[str, tuple[Any, Any]](), values.hints(cls), False
+    known, takes_others = parameters(cls)
+    known = dict.fromkeys(arguments, (Any, None)) | known if takes_others else known
+    return values.convert(f"{prefix}.", known, arguments, problems, _parse)
+
+
+def parameters(cls: type) -> tuple[dict[str, tuple[Any, Any]], bool]:
+    """Types and defaults of a class' arguments, and whether it takes, and uses, any other."""
+    own, types, takes_any = dict[str, tuple[Any, Any]](), values.hints(cls), False
     for name, parameter in inspect.signature(cls).parameters.items():
         takes_any |= parameter.kind is parameter.VAR_KEYWORD
         if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
             kind = types.get(name, Any)
             kind = Optional[kind] if parameter.default is None else kind  # noqa: UP045
-            known[name] = (kind, parameter.default)
+            own[name] = (kind, parameter.default)
     passed_on = _passed_on(cls) if takes_any else {}
-    if takes_any and passed_on.keys() <= known.keys():  # it passes none on
-        passed_on = dict.fromkeys(arguments, (Any, None))
-    return values.convert(f"{prefix}.", passed_on | known, arguments, problems, _parse)
+    return passed_on | own, takes_any and passed_on.keys() <= own.keys()
 
 
 def _passed_on(cls: type) -> dict[str, tuple[Any, Any]]:
@@ -65,7 +70,10 @@ def _passed_on(cls: type) -> dict[str, tuple[Any, Any]]:
     except ValueError:  # a type that jsonargparse does not support
         return {}
     actions = (action for action in parser._actions if action.dest != "help")
-    return {action.dest: (getattr(action, "_typehint", Any), None) for action in actions}
+    kinds = {action.dest: getattr(action, "_typehint", Any) for action in actions}
+    parents = [inspect.signature(base).parameters for base in cls.__mro__[1:-1]]
+    named = {name: [base[name].default for base in parents if name in base] for name in kinds}
+    return {name: (kind, next(iter(named[name]), None)) for name, kind in kinds.items()}
 
 
 def _parse(name: str, parameter: tuple[Any, Any], value: Any) -> Argument:

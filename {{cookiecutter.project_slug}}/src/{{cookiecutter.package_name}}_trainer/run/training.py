@@ -52,10 +52,11 @@ def fit(run: RankRun, module: TrainingModule, data: Data, val_dataloader: Loader
     with contextlib.closing(RunLock()) as lock:
         chosen = _choose(plan, lock)
         run.directory = chosen.directory
-        if chosen.checkpoint is None and "torchmetrics" in sys.modules:
+        if "torchmetrics" in sys.modules:
             from ..logging import torchmetrics_state
 
-            for metric in torchmetrics_state.metrics(module):
+            torchmetrics_state.sync_evenly(module)
+            for metric in torchmetrics_state.metrics(module) if chosen.checkpoint is None else ():
                 metric.reset()  # an earlier fit may have ended within an epoch
         with run.console.output_of(chosen.directory), run.running(module, "fit", data):
             check_created_layers(plan, module)
@@ -131,8 +132,7 @@ class _Fit:
             self._start(loop)
             self._run_until_interrupted(loop)
         except BaseException as error:
-            if isinstance(error, Exception | Preempted | Interrupted):
-                loop.fit.calls.failed(error)
+            loop.fit.calls.failed(error)
             loop.fit.outputs.close(error)  # before the first step, nothing else has
             self._record_end(f"failed {type(error).__name__}", error)
             self._note_overwritten()
@@ -289,7 +289,8 @@ class _Fit:
             run_directory.clear(directory, with_records=False)
         self._note_overwritten()
         if run_directory.was_cut_off(directory):
-            self._console.note("the previous attempt was killed, or a process called os._exit()")
+            why = "it was killed, its disk failed, or a process called os._exit()"
+            self._console.note(f"the previous attempt did not record its end: {why}")
         configuration = self._run.configuration
         facts = {
             **record.attempt(plan, hosts),

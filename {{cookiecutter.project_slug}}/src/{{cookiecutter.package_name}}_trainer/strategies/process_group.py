@@ -127,9 +127,30 @@ class ProcessGroupStrategy(Strategy):
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        # BatchNorm statistics differ between ranks after training; use those of rank 0.
-        self.start_equal(self.module.buffers())
-        yield
+        # Such as BatchNorm statistics, which differ between ranks after training: those of rank 0.
+        buffers = list(self.module.buffers())
+        # Engines' wrappers broadcast rank 0's in the next step.
+        kept = [] if self.wrapped is not None else [buffer.detach().clone() for buffer in buffers]
+        self.start_equal(buffers)
+        versions = [buffer._version for buffer in buffers]
+        try:
+            yield
+        finally:
+            for buffer, own, version in zip(buffers, kept, versions, strict=False):
+                if buffer._version == version:  # else the evaluation has set it
+                    buffer.detach().copy_(own)
+
+    def own_buffers(self) -> dict[str, Tensor]:
+        named = {} if self.wrapped is not None else dict(self.module.named_buffers())
+        saved = self.module.state_dict(keep_vars=True).keys() if named else ()
+        buffers = {name: named[name].detach() for name in named if name in saved}
+        of_main = {name: buffer.clone() for name, buffer in buffers.items()}
+        self.start_equal(of_main.values())
+        return {
+            name: buffer.cpu()
+            for name, buffer in buffers.items()
+            if not torch.equal(buffer, of_main[name])
+        }
 
     def forward_backward(
         self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool

@@ -7,7 +7,9 @@ import mmap
 import os
 import re
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +22,7 @@ from my_project_trainer.checkpoint.writing import Checkpoints
 from my_project_trainer.strategies import optimizer_state
 from my_project_trainer.strategies.base import Strategy
 from my_project_trainer.strategies.optimizers import Optimization
-from tests.project import missing, require, succeed
+from tests.project import succeed
 from torch import nn
 
 from checkpoint_subject import read
@@ -44,20 +46,32 @@ ENGINES = {
 }
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
-def noted(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Path]:
-    """How many ranks, and the folder into which they have written."""
-    folder = tmp_path_factory.mktemp("memory")
-    installed = [name for name in SHARES if missing(ENGINES.get(name, "torch")) is None]
-    words = ["-m", "memory_subject", folder, str(request.param), *installed]
-    succeed(words, engine="deepspeed" if "deepspeed_stage_2" in installed else "torch")
-    return request.param, folder
+@pytest.fixture(scope="module")
+def noted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, str], Path]:
+    """The folder into which so many ranks have written, of torch's strategies or an engine's."""
+
+    @cache
+    def folder(ranks: int, engine: str) -> Path:
+        made = tmp_path_factory.mktemp("memory")
+        names = [name for name in SHARES if ENGINES.get(name, "torch") == engine]
+        succeed(["-m", "memory_subject", made, str(ranks), *names], engine=engine)
+        return made
+
+    return folder
 
 
-@pytest.mark.parametrize("strategy", SHARES)
-def test_a_rank_holds_its_shards_and_one_tensor(noted: tuple[int, Path], strategy: str) -> None:
-    require(missing(ENGINES.get(strategy, "torch")))
-    ranks, folder = noted
+def marks(strategy: str) -> list[pytest.MarkDecorator]:
+    """Engines write and read what each rank has of ZeRO's states as torch's strategies do."""
+    engine = ENGINES.get(strategy)
+    return [pytest.mark.slow, pytest.mark.needs(engine)] if engine else []
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("strategy", [pytest.param(name, marks=marks(name)) for name in SHARES])
+def test_a_rank_holds_its_shards_and_one_tensor(
+    noted: Callable[[int, str], Path], strategy: str, ranks: int
+) -> None:
+    folder = noted(ranks, ENGINES.get(strategy, "torch"))
     of_model, of_moments = (share(ranks) for share in SHARES[strategy])
     for rank in range(ranks):
         found = json.loads((folder / f"{strategy}-{rank}.json").read_text())

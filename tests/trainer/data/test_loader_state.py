@@ -84,7 +84,7 @@ def test_it_goes_on_from_any_batch_without_reading_earlier_ones(
     has_workers = "workers" in kind  # each reads the whole stream, with its own random numbers
     whole, states = read(feed(Noisy()))
     assert len(whole) == (SAMPLES * (1 + has_workers) // SIZE if most is None else 5)
-    for start in range(1, len(whole)):
+    for start in range(1, len(whole), 3 if has_workers else 1):
         dataset = Noisy()
         resumed = feed(dataset)
         assert len(resumed.load_state(states[start - 1], start)) == has_workers

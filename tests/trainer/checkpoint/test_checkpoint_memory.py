@@ -68,9 +68,7 @@ def marks(strategy: str) -> list[pytest.MarkDecorator]:
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("strategy", [pytest.param(name, marks=marks(name)) for name in SHARES])
-def test_a_rank_holds_its_shards_and_one_tensor(
-    noted: Callable[[int, str], Path], strategy: str, ranks: int
-) -> None:
+def test_a_rank_holds_its_shards_and_one_tensor(noted, strategy, ranks):
     folder = noted(ranks, ENGINES.get(strategy, "torch"))
     of_model, of_moments = (share(ranks) for share in SHARES[strategy])
     for rank in range(ranks):
@@ -85,9 +83,7 @@ def test_a_rank_holds_its_shards_and_one_tensor(
 
 
 @pytest.mark.filterwarnings("ignore:for layers:UserWarning")  # that nothing is copied
-def test_host_memory_has_one_tensor_while_replicated_state_is_loaded_on_a_device(
-    tmp_path: Path,
-) -> None:
+def test_host_memory_has_one_tensor_while_replicated_state_is_loaded_on_a_device(tmp_path):
     trained, strategy = Layers(), Strategy()
     optimizer = trained.configure_optimizers()
     trained.training_step(torch.ones(1, 1, WIDTH), 0).backward()
@@ -171,9 +167,7 @@ def test_elements_of_a_flattened_tensor_are_read_from_shards(tmp_path: Path, row
             assert counting.read <= 4 * length + 40 + 4
 
 
-def test_a_file_is_mapped_once_and_read_tensors_leave_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_mapped_once_and_read_tensors_leave_memory(tmp_path, monkeypatch):
     maps, real = list[int](), mmap.mmap
     fake = SimpleNamespace(**vars(mmap))
     fake.mmap = lambda file, *size, **how: maps.append(file) or real(file, *size, **how)

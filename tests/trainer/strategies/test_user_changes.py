@@ -150,9 +150,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         for name in WAYS
     ],
 )
-def test_a_module_trains_as_in_one_process_or_is_refused_in_one_line(
-    tmp_path: Path, alone: dict[str, Any], strategy: str
-):
+def test_a_module_trains_as_in_one_process_or_is_refused_in_one_line(tmp_path, alone, strategy):
     given, names, more, refused = WAYS[strategy]
     shared = {"strategy": strategy, "devices": 2}
     options = {**shared, "strategy_options": given} if given else shared

@@ -59,7 +59,10 @@ STAGE_2 = {
     "Reentrant": "DeepSpeed cannot compute this step",
     "ReentrantByHand": "manual optimization",
 }
-STAGE_3 = {**STAGE_2, **dict.fromkeys(("Functional", "Penalty"), "training_step uses weights")}
+STAGE_3 = {
+    **STAGE_2,
+    **dict.fromkeys(("HalvesHeadInStep", "Functional", "Penalty"), "training_step uses weights"),
+}
 CALLS = {"CallsLater": "a Linear is called after the fit"}
 SHARDED = {
     "HooksGradient": "sequential_module.0.weight has a hook of its gradient",

@@ -1,6 +1,6 @@
 """Bytes of one rank of many, by what holds them: the others do not exist, and nothing travels.
 
-``python -m fake_group_subject`` prints for each case and world size, as JSON, the bytes of
+``python -m fake_group_subject CASE/WORLD_SIZE …`` prints for each, as JSON, the bytes of
 parameters, gradients and optimizer states before and after a step, and what else is alive. Where
 the strategy allows it, tensors are fake, too: they have shapes and no memory.
 """
@@ -167,15 +167,15 @@ def _held(live: Live, module: nn.Module, optimization: Any) -> dict[str, int]:
     }
 
 
-def main(*names: str) -> None:
-    """Measure each case, or those, at each world size."""
-    for name in names or CASES:
-        for world in WORLDS:
-            try:
-                found = measure(CASES[name], world)
-            except Exception:
-                found = {"error": traceback.format_exc()[-1200:]}
-            print(json.dumps({"name": name, "world": world, **found}), flush=True)
+def main(*cases: str) -> None:
+    """Measure each case."""
+    for case in cases:
+        name, _, world = case.rpartition("/")
+        try:
+            found = measure(CASES[name], int(world))
+        except Exception:
+            found = {"error": traceback.format_exc()[-1200:]}
+        print(json.dumps({"name": name, "world": int(world), **found}), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""Fits whose hooks change weights or gradients. Arguments: ``FOLDER OPTIONS NAMES``."""
+"""Fits whose hooks change weights or gradients. Arguments: ``FOLDER RUNS``.
+
+Runs are a dict in JSON: options of the trainer by ``NAME`` of a class here, or ``NAME ANYTHING``.
+"""
 
 import copy
 import json
@@ -388,13 +391,16 @@ def fitted(module: TrainingModule, folder: Path, options: dict[str, Any]) -> flo
     except UserError as error:
         print(error, flush=True)
         return str(error)
-    weights = saved(folder / options.get("run_name", "run")).values()
+    weights = saved(folder / "run").values()
     return float(sum(each.double().abs().sum() for each in weights))
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    folder, options, *names = Path(sys.argv[1]), json.loads(sys.argv[2]), *sys.argv[3:]
-    found = {name: fitted(globals()[name](), folder / name, options) for name in names}
+    folder, runs = Path(sys.argv[1]), json.loads(sys.argv[2])
+    found = {
+        name: fitted(globals()[name.partition(" ")[0]](), folder / name, options)
+        for name, options in runs.items()
+    }
     if int(os.environ.get("RANK", os.environ.get("HOROVOD_RANK", "0"))) == 0:
         (folder / "found.json").write_text(json.dumps(found))

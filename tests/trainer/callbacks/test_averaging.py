@@ -99,9 +99,7 @@ def check(name: str, expected: Reference, validations: slice = slice(None)) -> N
 USED = "weights: the average of EMA, which validations of the fit used; for those of training: "
 
 
-def test_what_uses_a_checkpoint_uses_the_average_as_validations_do(
-    batches: list[Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_uses_a_checkpoint_uses_the_average_as_validations_do(batches, capsys):
     expected = by_hand(batches)
     subject.fit("single_device", 1, STEPS, "run")
     check("run", expected)
@@ -249,9 +247,7 @@ def test_a_checkpoint_of_ddp_resumes_under_fsdp_exactly(batches: list[Any]) -> N
         ),
     ],
 )
-def test_each_strategy_averages_like_one_process_and_resumes_exactly(
-    strategies: tuple[str, ...], batches: list[Any]
-) -> None:
+def test_each_strategy_averages_like_one_process_and_resumes_exactly(strategies, batches):
     expected = by_hand(batches)
     train(
         *(word for each in strategies for word in (f"{each}:{STEPS}:{each}", f"{each}:5:5-{each}"))

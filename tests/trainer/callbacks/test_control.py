@@ -145,9 +145,7 @@ def test_overfit_batches_repeat_and_are_validated() -> None:
         made.fit(subject.Net(), list(model.train_dataloader()))
 
 
-def test_max_time_ends_a_fit_and_counts_earlier_attempts(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_max_time_ends_a_fit_and_counts_earlier_attempts(capsys):
     whole, model = subject.Net(), subject.Net()
     fit(whole, max_epochs=2, run_name="whole")
     options = {"max_epochs": 2, "run_name": "run", "resume": "auto"}

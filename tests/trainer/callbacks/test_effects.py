@@ -1,7 +1,7 @@
 """What would have no effect is refused, or said: options, monitors, optimizers, losses, YAML."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -131,9 +131,7 @@ def test_a_global_batch_is_refused_for_a_loader_that_is_read_as_it_is(tmp_path: 
     assert refused(lambda: fit(tmp_path, Net(), **given)) == [line]
 
 
-def test_a_monitored_value_that_validation_never_logs_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_monitored_value_that_validation_never_logs_is_refused(tmp_path, capsys):
     """By its name it is a value of validation; others may be logged by training."""
     line = "EarlyStopping monitors {!r}, which validation does not log; {}"
     typo = refused(lambda: fit(tmp_path, Net(), LOADER, callbacks=[EarlyStopping("val_los")]))
@@ -183,9 +181,7 @@ SHARED = (
         ),
     ],
 )
-def test_optimizers_that_do_not_train_the_module_are_refused(
-    tmp_path: Path, optimizers: Callable[[Net], Any], line: str
-) -> None:
+def test_optimizers_that_do_not_train_the_module_are_refused(tmp_path, optimizers, line):
     assert refused(lambda: fit(tmp_path, Net(optimizers))) == [f"configure_optimizers: {line}"]
 
 
@@ -222,9 +218,7 @@ def engine(name: str) -> list[pytest.MarkDecorator]:
         pytest.param("horovod", horovodrun(2), "torch", marks=engine("horovod")),
     ],
 )
-def test_a_loss_that_no_parameter_reaches_is_refused_on_each_rank(
-    tmp_path: Path, names: str, by: Sequence[str], how: str
-) -> None:
+def test_a_loss_that_no_parameter_reaches_is_refused_on_each_rank(tmp_path, names, by, how):
     found = fits(tmp_path, [unreached(name) for name in names.split()], by=by, engine=how)
     assert found == [dict.fromkeys(names.split(), UNREACHED)] * 2
 
@@ -249,9 +243,7 @@ def unreached(name: str) -> dict[str, Any]:
     ("text", "value"),
     [("12:30:45", 45045), ("1:30", 90), ("017", 15), ("-010", -8), ("1:30.5", 90.5)],
 )
-def test_numbers_that_yaml_reads_otherwise_are_refused_in_files(
-    tmp_path: Path, text: str, value: float
-) -> None:
+def test_numbers_that_yaml_reads_otherwise_are_refused_in_files(tmp_path, text, value):
     file = tmp_path / "a.yaml"
     file.write_text(f"trainer:\n  default_root_dir: {text}\n")
     advice = "quote it, or write the number"

@@ -48,9 +48,7 @@ def test_values_are_logged_with_the_speed(tmp_path: Path) -> None:
     assert "system/" not in (folder / "metrics.csv").read_text()
 
 
-def test_values_are_not_read_again_before_their_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_values_are_not_read_again_before_their_time(tmp_path, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(measuring.time, "monotonic", lambda: now[0])
     monitor = SystemMonitor(10.0)

@@ -63,9 +63,7 @@ def test_a_download_is_resumed_to_the_same_end(tmp_path: Path) -> None:
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
-def test_a_store_that_fails_does_not_end_training(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_store_that_fails_does_not_end_training(tmp_path, capsys):
     made = fit(PAGE["Upload"](f"away://{tmp_path}/store"))
     assert made.global_step == 6
     assert not list((made.run_directory / "checkpoints").glob(".*"))

@@ -142,9 +142,7 @@ class Own:
         ({"a": 1j}, "state/a is a complex"),
     ],
 )
-def test_what_cannot_be_carried_is_refused_with_its_path(
-    tmp_path: Path, state: Any, line: str
-) -> None:
+def test_what_cannot_be_carried_is_refused_with_its_path(tmp_path, state, line):
     with pytest.raises(CheckpointError) as raised:
         save(tmp_path, state=state)
     problem = f"{line}; a checkpoint supports numbers, text and tensors in dicts, lists and tuples"

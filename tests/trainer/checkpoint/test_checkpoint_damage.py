@@ -90,9 +90,7 @@ def test_an_added_file_is_refused(tmp_path: Path, name: str) -> None:
         (".metadata", "is missing"),  # hidden files count as none
     ],
 )
-def test_an_added_file_that_the_head_lists_is_refused_too(
-    tmp_path: Path, name: str, what: str
-) -> None:
+def test_an_added_file_that_the_head_lists_is_refused_too(tmp_path, name, what):
     path, canary = save(tmp_path), tmp_path / "canary"
     (path / name).write_bytes(pickled(canary))
     data = (path / name).read_bytes()

@@ -7,7 +7,9 @@ import mmap
 import os
 import re
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +22,7 @@ from my_project_trainer.checkpoint.writing import Checkpoints
 from my_project_trainer.strategies import optimizer_state
 from my_project_trainer.strategies.base import Strategy
 from my_project_trainer.strategies.optimizers import Optimization
-from tests.project import missing, require, succeed
+from tests.project import succeed
 from torch import nn
 
 from checkpoint_subject import read
@@ -44,20 +46,30 @@ ENGINES = {
 }
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
-def noted(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Path]:
-    """How many ranks, and the folder into which they have written."""
-    folder = tmp_path_factory.mktemp("memory")
-    installed = [name for name in SHARES if missing(ENGINES.get(name, "torch")) is None]
-    words = ["-m", "memory_subject", folder, str(request.param), *installed]
-    succeed(words, engine="deepspeed" if "deepspeed_stage_2" in installed else "torch")
-    return request.param, folder
+@pytest.fixture(scope="module")
+def noted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, str], Path]:
+    """The folder into which so many ranks have written, of torch's strategies or an engine's."""
+
+    @cache
+    def folder(ranks: int, engine: str) -> Path:
+        made = tmp_path_factory.mktemp("memory")
+        names = [name for name in SHARES if ENGINES.get(name, "torch") == engine]
+        succeed(["-m", "memory_subject", made, str(ranks), *names], engine=engine)
+        return made
+
+    return folder
 
 
-@pytest.mark.parametrize("strategy", SHARES)
-def test_a_rank_holds_its_shards_and_one_tensor(noted: tuple[int, Path], strategy: str) -> None:
-    require(missing(ENGINES.get(strategy, "torch")))
-    ranks, folder = noted
+def marks(strategy: str) -> list[pytest.MarkDecorator]:
+    """Engines write and read what each rank has of ZeRO's states as torch's strategies do."""
+    engine = ENGINES.get(strategy)
+    return [pytest.mark.slow, pytest.mark.needs(engine)] if engine else []
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("strategy", [pytest.param(name, marks=marks(name)) for name in SHARES])
+def test_a_rank_holds_its_shards_and_one_tensor(noted, strategy, ranks):
+    folder = noted(ranks, ENGINES.get(strategy, "torch"))
     of_model, of_moments = (share(ranks) for share in SHARES[strategy])
     for rank in range(ranks):
         found = json.loads((folder / f"{strategy}-{rank}.json").read_text())
@@ -71,9 +83,7 @@ def test_a_rank_holds_its_shards_and_one_tensor(noted: tuple[int, Path], strateg
 
 
 @pytest.mark.filterwarnings("ignore:for layers:UserWarning")  # that nothing is copied
-def test_host_memory_has_one_tensor_while_replicated_state_is_loaded_on_a_device(
-    tmp_path: Path,
-) -> None:
+def test_host_memory_has_one_tensor_while_replicated_state_is_loaded_on_a_device(tmp_path):
     trained, strategy = Layers(), Strategy()
     optimizer = trained.configure_optimizers()
     trained.training_step(torch.ones(1, 1, WIDTH), 0).backward()
@@ -157,9 +167,7 @@ def test_elements_of_a_flattened_tensor_are_read_from_shards(tmp_path: Path, row
             assert counting.read <= 4 * length + 40 + 4
 
 
-def test_a_file_is_mapped_once_and_read_tensors_leave_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_mapped_once_and_read_tensors_leave_memory(tmp_path, monkeypatch):
     maps, real = list[int](), mmap.mmap
     fake = SimpleNamespace(**vars(mmap))
     fake.mmap = lambda file, *size, **how: maps.append(file) or real(file, *size, **how)

@@ -6,9 +6,8 @@ import json
 import math
 import os
 import random
-import subprocess
-import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from my_project_trainer.logging import loggers
 from my_project_trainer.loop import hashes
 from my_project_trainer.tools.report import checks, page, reading
 from my_project_trainer.tools.reproduce import compare
+from tests.project import succeed
 
 ATTEMPT: dict[str, Any] = {
     **{"started": "2026-01-01T00:00:00+0000", "ended_at": "2026-01-01T00:01:00+0000"},
@@ -170,13 +170,19 @@ def test_ten_thousand_damaged_files_are_no_error(name: str, tmp_path: Path) -> N
     damage(name, tmp_path, 10_000)
 
 
+@cache
+def zeros() -> bytes:
+    """A quarter of a gigabyte, compressed."""
+    return gzip.compress(bytes(2**28), 1)
+
+
 KINDS: dict[str, Callable[[Path], object]] = {
     "a device without end": lambda path: path.symlink_to("/dev/zero"),
     "a pipe": os.mkfifo,
     "a directory": Path.mkdir,
     "a circle of links": lambda path: path.symlink_to(path.name),
     "terabytes": lambda path: (path.touch(), os.truncate(path, 2**40)),
-    "compressed zeros": lambda path: path.write_bytes(gzip.compress(bytes(2**28), 1)),
+    "compressed zeros": lambda path: path.write_bytes(zeros()),
     "bytes that are no text": lambda path: path.write_bytes(b"\xff\xfe\0"),
 }
 
@@ -195,9 +201,7 @@ def test_other_kinds_of_files_are_read_within_bounds(kind: str, tmp_path: Path) 
     code += (
         "run = Path(sys.argv[1]); print(*t.reading.read(run).notes, sep='\\n'); t.use(run, True)"
     )
-    command = [sys.executable, "-c", code, run]
-    done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    done = succeed(["-c", code, run])
     for name in FILES:
         if not name.startswith(("restarts", "hashes", "profile/rank-00000")):
             assert f"{name}: " in done.stdout, done.stdout

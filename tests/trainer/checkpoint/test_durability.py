@@ -41,9 +41,7 @@ class Events:
         self._sync(descriptor)
 
 
-def test_all_files_of_a_checkpoint_are_synced_before_it_is_renamed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_files_of_a_checkpoint_are_synced_before_it_is_renamed(tmp_path, monkeypatch):
     checkpoints = writing.Checkpoints(tmp_path)
     events = Events(monkeypatch)
     checkpoints.save(7, {"model": {"weight": torch.ones(3)}}, {})
@@ -56,9 +54,7 @@ def test_all_files_of_a_checkpoint_are_synced_before_it_is_renamed(
     ]
 
 
-def test_a_file_that_another_rank_cannot_write_fails_the_save_on_rank_0(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_another_rank_cannot_write_fails_the_save_on_rank_0(tmp_path, monkeypatch):
     failed = ["No space left on device (rank 1)", {}]
     monkeypatch.setattr(collectives, "gather", lambda value, group=None: [value, failed])
     checkpoints = writing.Checkpoints(tmp_path)
@@ -69,9 +65,7 @@ def test_a_file_that_another_rank_cannot_write_fails_the_save_on_rank_0(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_error_of_an_asynchronous_save_is_raised_by_the_next_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_error_of_an_asynchronous_save_is_raised_by_the_next_wait(tmp_path, monkeypatch):
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -139,9 +133,7 @@ def test_one_module_does_what_a_file_system_may_refuse() -> None:
     assert found == {"files.py"}
 
 
-def test_checkpoints_are_set_aside_from_the_newest_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checkpoints_are_set_aside_from_the_newest_on(tmp_path, monkeypatch):
     checkpoints = writing.Checkpoints(tmp_path, keep=9)
     for step in range(1, 5):
         checkpoints.save(step, {}, {})
@@ -198,9 +190,7 @@ def test_async_checkpoints_are_written_by_another_thread(
 
 
 @pytest.mark.usefixtures("group")
-def test_the_asynchronous_writer_has_a_separate_process_group(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_asynchronous_writer_has_a_separate_process_group(tmp_path, monkeypatch):
     used: list[Any] = []
     plain = collectives.gather  # which broadcast calls, too
     monkeypatch.setattr(

@@ -149,9 +149,7 @@ def test_a_logger_that_the_checkpoint_does_not_know_keeps_what_it_had(tmp_path: 
     assert [int(row.split(",")[0]) for row in rows] == [1, 1, 2, 2, 3, 3, 5, 5, 6, 6]
 
 
-def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_resumed(
-    root: Path, capsys: Any
-) -> None:
+def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_resumed(root, capsys):
     whole = (root / "run" / "metrics.csv").read_bytes()
     newest = root / "run" / "checkpoints" / "step-00000006"
     file = newest / "rank-00000.safetensors"

@@ -71,9 +71,7 @@ def relative(run: Path) -> dict[str, bytes]:
         ("", {"callbacks": [EarlyStopping("unknown")], "check_val_every_n_epoch": 1}),
     ],
 )
-def test_a_run_that_fails_before_it_saves_loses_nothing(
-    root: Path, capsys: Any, how: str, options: Any
-) -> None:
+def test_a_run_that_fails_before_it_saves_loses_nothing(root, capsys, how, options):
     before, run = relative(root / "run"), root / "run"
     if "callbacks" in options:  # else the epoch's checkpoint is there before its validation
         options |= {"val_every_n_steps": 1, "max_steps": 4}
@@ -108,9 +106,7 @@ test_overwrite.overwrite(Path(sys.argv[1]), sys.argv[2], devices=int(sys.argv[3]
 
 
 @pytest.mark.parametrize(("how", "processes"), [("kill", 1), ("rank", 2)])
-def test_a_process_that_ends_at_once_loses_nothing(
-    root: Path, tmp_path: Path, how: str, processes: int
-) -> None:
+def test_a_process_that_ends_at_once_loses_nothing(root, tmp_path, how, processes):
     before = relative(root / "run")
     script = tmp_path / "script.py"
     script.write_text(COMMAND)

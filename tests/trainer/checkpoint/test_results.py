@@ -44,9 +44,7 @@ def test_results_go_into_the_run_of_the_checkpoint(trained: Path, capsys: Any) -
     assert [each.name for each in Path("runs").iterdir()] == ["mine"]
 
 
-def test_another_checkpoint_has_a_file_of_its_own_and_replacing_is_said(
-    trained: Path, capsys: Any
-) -> None:
+def test_another_checkpoint_has_a_file_of_its_own_and_replacing_is_said(trained, capsys):
     for step in (2, 3, 2):
         command("test", "--checkpoint", str(trained / "checkpoints" / f"step-0000000{step}"))
     said = [line for line in capsys.readouterr().out.splitlines() if "written" in line]
@@ -86,9 +84,7 @@ def test_initial_weights_are_tested_in_a_new_run(capsys: Any) -> None:
     assert json.loads(path.read_text())["checkpoint"] is None
 
 
-def test_a_checkpoint_outside_a_run_leaves_its_results_in_a_new_one(
-    trained: Path, capsys: Any
-) -> None:
+def test_a_checkpoint_outside_a_run_leaves_its_results_in_a_new_one(trained, capsys):
     (trained / "checkpoints" / "step-00000003").rename("kept")
     command("predict", "--checkpoint", "kept", "--trainer.run_name", "other")
     path = Path("runs/other/predictions-kept.safetensors")

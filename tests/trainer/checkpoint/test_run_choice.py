@@ -218,9 +218,7 @@ time.sleep(600)
 """
 
 
-def test_a_second_training_in_the_same_directory_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_training_in_the_same_directory_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(run_lock, "_SECONDS", 0.3)
     save(tmp_path / "mine", 1)
     command = [sys.executable, "-c", HOLD, str(tmp_path / "mine" / ".lock")]
@@ -259,9 +257,7 @@ def test_a_child_that_is_left_does_not_hold_the_lock(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["copied", "read"])
-def test_code_that_closes_the_file_does_not_release_the_lock(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
+def test_code_that_closes_the_file_does_not_release_the_lock(tmp_path, monkeypatch, how):
     monkeypatch.setattr(run_lock, "_SECONDS", 0.3)
     mine, lock = tmp_path / "mine", run_lock.RunLock()
     save(mine, 1)
@@ -274,9 +270,7 @@ def test_code_that_closes_the_file_does_not_release_the_lock(
     assert (mine / ".lock").read_text().split()[5].startswith("2-")
 
 
-def test_what_is_resumed_is_decided_when_the_run_before_has_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_resumed_is_decided_when_the_run_before_has_ended(tmp_path, monkeypatch):
     mine, lock = tmp_path / "mine", run_lock.RunLock()
     save(mine, 1, 2)
     lock.acquire(mine)
@@ -292,9 +286,7 @@ def test_what_is_resumed_is_decided_when_the_run_before_has_ended(
 
 
 @pytest.mark.parametrize("how", ["removed", "no locks"])
-def test_a_run_that_has_lost_the_lock_writes_nothing_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
+def test_a_run_that_has_lost_the_lock_writes_nothing_more(tmp_path, monkeypatch, how):
     if how == "no locks":
         monkeypatch.setattr(fcntl, "lockf", without_locks)
         monkeypatch.setattr(fcntl, "fcntl", without_locks)
@@ -326,9 +318,7 @@ def test_a_run_that_has_lost_the_lock_writes_nothing_more(
 
 
 @pytest.mark.parametrize("more", [{"overwrite": True}, {"resume": "step-00000001"}, {}])
-def test_a_restart_goes_on_with_what_its_launch_has_begun(
-    tmp_path: Path, more: dict[str, Any]
-) -> None:
+def test_a_restart_goes_on_with_what_its_launch_has_begun(tmp_path, more):
     newest, now = save(tmp_path / "mine", 1, 2), time.time()
     run_directory.write_record(tmp_path / "mine", {})
     same, resume = choice.Selection(newest.parents[1], newest, True), more.pop("resume", None)
@@ -344,9 +334,7 @@ def without_locks(*_: object) -> None:
     raise OSError(37, "No locks available")
 
 
-def test_a_file_system_without_locks_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "lockf", without_locks)
     problem = f"{tmp_path}: its file system has no locks (No locks available)"
     reason = "if another training run starts to write to it, this one ends"

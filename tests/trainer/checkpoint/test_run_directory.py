@@ -27,9 +27,7 @@ def test_a_name_that_is_refused(name: str) -> None:
     assert raised.value.problems == [problem]
 
 
-def test_a_run_without_a_name_has_a_new_directory_each_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_without_a_name_has_a_new_directory_each_time(tmp_path, monkeypatch):
     monkeypatch.setattr(runs.time, "strftime", lambda _: "20260102-030405")
     made = [runs.create(tmp_path / "runs", None) for _ in range(3)]
     assert [path.name for path in made] == [
@@ -114,9 +112,7 @@ def test_a_text_is_replaced_whole(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_output_goes_to_a_file_for_a_while(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_output_goes_to_a_file_for_a_while(tmp_path, capfd):
     log = tmp_path / "logs" / "rank-1.log"
     log.parent.mkdir()
     log.write_text("of an earlier run\n")
@@ -133,9 +129,7 @@ def test_output_goes_to_a_file_for_a_while(
     assert capfd.readouterr().out == "after\n"
 
 
-def test_output_comes_back_after_an_error(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_output_comes_back_after_an_error(tmp_path, capfd):
     with pytest.raises(KeyError), runs.output_to(tmp_path / "log"):
         raise KeyError
     os.write(2, b"here\n")

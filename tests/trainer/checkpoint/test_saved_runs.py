@@ -85,9 +85,7 @@ def test_links_follow_the_checkpoints(trained: Path) -> None:
         (("best", "--trainer.run_name", "none"), "runs/none/best: no checkpoint there"),
     ],
 )
-def test_names_without_a_run_are_refused(
-    arguments: tuple[str, ...], line: str, capsys: Any
-) -> None:
+def test_names_without_a_run_are_refused(arguments, line, capsys):
     with pytest.raises(SystemExit) as ended:
         command(
             "test", "--config", str(ROOT / "configs" / "digits.yaml"), "--checkpoint", *arguments

@@ -176,9 +176,7 @@ def test_bad_files(step: int, capsys: pytest.CaptureFixture[str], tmp_path: Path
 
 
 @some_or_all
-def test_bad_environments(
-    step: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bad_environments(step, capsys, monkeypatch):
     def attempt(bad: Bad) -> list[str]:
         with monkeypatch.context() as patched:
             for name, value in bad.variables.items():
@@ -263,9 +261,7 @@ def test_all_mistakes_from_python_are_told_at_once() -> None:
     }
 
 
-def test_a_path_in_the_home_directory_and_in_a_variable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_path_in_the_home_directory_and_in_a_variable(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("WORK", str(tmp_path / "work"))
     (tmp_path / "c.yaml").write_text("trainer: {max_epochs: 1, default_root_dir: $WORK/r}")
@@ -301,9 +297,7 @@ def test_a_path_in_the_home_directory_and_in_a_variable(
         ("NeedsWidth", ("--model.width", "null"), r"model\.width=None: expected int"),
     ],
 )
-def test_a_class_that_refuses_its_arguments_is_named_with_them(
-    name: str, words: tuple[str, ...], line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_class_that_refuses_its_arguments_is_named_with_them(name, words, line, capsys):
     (found,) = refused(capsys, *RIGHT[2:], "--model", f"{__name__}.{name}", *words)
     assert re.fullmatch(line, found), found
 

@@ -74,9 +74,7 @@ def test_the_seed_fixes_the_weights() -> None:
     assert not torch.equal(one, other)
 
 
-def test_a_class_that_replaces_another_one_keeps_the_arguments_that_it_takes(
-    tmp_path: Path,
-) -> None:
+def test_a_class_that_replaces_another_one_keeps_the_arguments_that_it_takes(tmp_path):
     given = {"class_path": f"{PACKAGE}.tasks.text.TextFiles", "init_args": {"path": str(tmp_path)}}
     later = write(tmp_path / "later.yaml", {"data": given})
     (tmp_path / "words.py").write_text("a" * 20000)
@@ -94,9 +92,7 @@ def test_an_option_does_not_change_what_an_alias_repeats() -> None:
     assert shared == {"a": {"b": 1}}
 
 
-def test_values_of_the_command_line_extend_lists_and_are_expanded_in_paths(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_values_of_the_command_line_extend_lists_and_are_expanded_in_paths(tmp_path, monkeypatch):
     monkeypatch.setenv("USED", "used")
     stopping = {"class_path": "EarlyStopping", "init_args": {"monitor": "val_loss"}}
     given = write(tmp_path / "given.yaml", {"trainer": {"callbacks": ["EMA"]}})
@@ -179,9 +175,7 @@ def test_help_lists_options_and_strategies(capsys: pytest.CaptureFixture[str]) -
         ),
     ],
 )
-def test_a_mistake_ends_with_2(
-    arguments: list[str], lines: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_mistake_ends_with_2(arguments, lines, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main(arguments)
     assert ended.value.code == 2

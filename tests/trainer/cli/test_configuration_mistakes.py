@@ -103,9 +103,7 @@ def test_a_checkpoint_that_is_not_there() -> None:
     ]
 
 
-def test_an_import_that_fails_names_the_line_that_raised(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_import_that_fails_names_the_line_that_raised(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "has_error.py").write_text("def fail():\n    {}['x']\n\nfail()\n")
     (tmp_path / "imports_it.py").write_text("import torch\nimport has_error\n")

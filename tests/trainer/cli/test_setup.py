@@ -70,9 +70,7 @@ def test_layers_of_setup_are_created_on_the_meta_device_and_checked(tmp_path: Pa
 
 
 @pytest.mark.parametrize("command", ["fit", "test"])
-def test_hooks_that_cannot_be_called_are_refused_before_training(
-    tmp_path: Path, command: str
-) -> None:
+def test_hooks_that_cannot_be_called_are_refused_before_training(tmp_path, command):
     class Data(subject.Points):
         def prepare_data(self, force: bool) -> None: ...  # type: ignore[override]
 

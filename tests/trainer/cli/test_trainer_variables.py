@@ -24,9 +24,7 @@ def test_every_variable_of_the_trainer_is_known() -> None:
     assert set(re.findall(r"\bTRAINER_[A-Z_]*[A-Z]\b", text)) == environment.KNOWN
 
 
-def test_a_misspelt_variable_is_named_once(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_misspelt_variable_is_named_once(capsys, monkeypatch):
     output.print_once.cache_clear()
     monkeypatch.setenv("TRAINER_CLUSTR", "none")
     for _ in range(2):
@@ -60,9 +58,7 @@ class Doubles(trainer.TrainingModule):
 
 
 @pytest.mark.parametrize("parent", [{}, {"TRAINER_PARENT_PID": "1"}], ids=["alone", "parent"])
-def test_a_directory_for_failures_without_a_rank_is_ignored(
-    parent: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_directory_for_failures_without_a_rank_is_ignored(parent, tmp_path, monkeypatch):
     for name, value in {**parent, "TRAINER_FAILURE_DIR": str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
     options: Any = {"accelerator": "cpu", "devices": 1, "enable_progress_bar": False}

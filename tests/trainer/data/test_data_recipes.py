@@ -162,9 +162,7 @@ def write_samples(data: str) -> None:
         ("samples.Samples", None, True),
     ],
 )
-def test_streamed_samples_are_read_once_and_a_resume_is_exact(
-    data: str, workers: int | None, resumes: bool, packages: None
-) -> None:
+def test_streamed_samples_are_read_once_and_a_resume_is_exact(data, workers, resumes, packages):
     write_samples(data)
     Path("line.py").write_text(LINE)
     words = ("--model", "line.Line", "--data", data, "--data.batch_size", "8")

@@ -124,9 +124,7 @@ def test_a_stream_has_no_length_but_an_end() -> None:
     replicas=st.integers(1, 4),
     accumulate=st.integers(1, 3),
 )
-def test_weights_make_the_mean_of_the_global_batch(
-    more: int, batch_size: int, replicas: int, accumulate: int
-) -> None:
+def test_weights_make_the_mean_of_the_global_batch(more, batch_size, replicas, accumulate):
     samples = batch_size * replicas * accumulate + more
     shares = [Share(replica, replicas, 0) for replica in range(replicas)]
     made = [training(tensors(samples, batch_size), each, accumulate=accumulate) for each in shares]

@@ -70,9 +70,7 @@ def read(feed: Feed, start: int = 0) -> tuple[list[Tensor], list[dict[str, Tenso
 @pytest.mark.parametrize("kind", LOADERS)
 @pytest.mark.parametrize("most", [None, 5])
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_it_goes_on_from_any_batch_without_reading_earlier_ones(
-    monkeypatch: pytest.MonkeyPatch, kind: str, most: int | None, ranks: int
-) -> None:
+def test_it_goes_on_from_any_batch_without_reading_earlier_ones(monkeypatch, kind, most, ranks):
     """With another rank, which reads the same, batches are read further ahead."""
     monkeypatch.setattr(replay.collectives, "world_size", lambda: ranks)
     monkeypatch.setattr(replay.collectives, "all_reduce", lambda rows: rows[:, :1].repeat(1, 2, 1))
@@ -84,7 +82,7 @@ def test_it_goes_on_from_any_batch_without_reading_earlier_ones(
     has_workers = "workers" in kind  # each reads the whole stream, with its own random numbers
     whole, states = read(feed(Noisy()))
     assert len(whole) == (SAMPLES * (1 + has_workers) // SIZE if most is None else 5)
-    for start in range(1, len(whole)):
+    for start in range(1, len(whole), 3 if has_workers else 1):
         dataset = Noisy()
         resumed = feed(dataset)
         assert len(resumed.load_state(states[start - 1], start)) == has_workers
@@ -173,9 +171,7 @@ def fit(folder: Path, module: Net, **options: Any) -> dict[str, Tensor]:
         (4, 4, 2 * SIZE),  # the second epoch continues the stream: two batches remain
     ],
 )
-def test_a_fit_resumes_exactly_and_reads_only_the_rest(
-    tmp_path: Path, limit: float, stop: int, rest: int
-) -> None:
+def test_a_fit_resumes_exactly_and_reads_only_the_rest(tmp_path, limit, stop, rest):
     limited = {"limit_train_batches": limit}
     whole = fit(tmp_path, Net(Noisy()), run_name="whole", **limited)
     fit(tmp_path, Net(Noisy()), run_name="run", max_steps=stop, **limited)
@@ -196,9 +192,7 @@ def test_what_cannot_be_used_is_told(tmp_path: Path, capfd: pytest.CaptureFixtur
 
 
 @pytest.mark.usefixtures("apart")
-def test_a_dataset_that_workers_copy_is_told(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dataset_that_workers_copy_is_told(tmp_path, capfd):
     fit(tmp_path, Net(Noisy(), lambda dataset: DataLoader(dataset, SIZE, num_workers=1)))
     assert "use torchdata's StatefulDataLoader" in capfd.readouterr().err
 

@@ -205,9 +205,7 @@ class Penalized(Descends):
     [(Detector, {"dp": 3, "sequential": 1}), (Penalized, {"dp": 2})],
     ids=["a list of images", "a parameter of two layers"],
 )
-def test_strategies_that_split_batches_equal_one_device(
-    make: Any, strategies: dict[str, int], tmp_path: Path
-) -> None:
+def test_strategies_that_split_batches_equal_one_device(make, strategies, tmp_path):
     alone = trained(make, "single_device", 1, tmp_path)
     for strategy, devices in strategies.items():
         assert float((trained(make, strategy, devices, tmp_path) - alone).abs().max()) < 1e-6

@@ -26,9 +26,7 @@ SHARDED = ("fsdp", "hsdp", "mesh", "mesh, units", "fsdp, offload")
         (4, ("ddp", *SHARDED)),
     ],
 )
-def test_each_strategy_fits_with_each_precision(
-    tmp_path: Path, devices: int, names: tuple[str, ...]
-) -> None:
+def test_each_strategy_fits_with_each_precision(tmp_path, devices, names):
     done = succeed(["-m", "fake_gpu.fits", str(devices), *names], cwd=tmp_path, fresh=True)
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"name"')]
     asked = [(name, precision) for name in names for precision in fits.PRECISIONS]

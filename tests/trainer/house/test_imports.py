@@ -79,9 +79,7 @@ def every_way(capsys: Any, run: Path, expected: str, trust: bool = False) -> Non
     assert not Path("ran").exists()
 
 
-def test_code_of_a_run_directory_is_never_imported(
-    foreign: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_of_a_run_directory_is_never_imported(foreign, tmp_path, capsys, monkeypatch):
     Path("linked").symlink_to(foreign, target_is_directory=True)
     Path("link.py").symlink_to(foreign / "evil.py")
     in_run = "is in a run directory ({}), and code of a run is never imported; move it"
@@ -114,9 +112,7 @@ def test_code_of_a_run_directory_is_never_imported(
         ("trainer", {"strategy": "runs.foreign.evil.S"}),
     ],
 )
-def test_nor_is_that_of_other_classes(
-    foreign: Path, capsys: Any, section: str, values: dict[str, Any]
-) -> None:
+def test_nor_is_that_of_other_classes(foreign, capsys, section, values):
     name_in(foreign, section, **values)
     config, cpu = ("--config", foreign / "config.yaml"), ONE[:4]
     for command in (("fit",), ("test", "--checkpoint", "none")):

@@ -136,9 +136,7 @@ def test_an_address_and_a_port_that_are_set_win(environment: Variables) -> None:
         pytest.param(3, 0, 1, 3, id="two, one and one, the last"),
     ],
 )
-def test_mpirun_that_does_not_fill_node_after_node_is_refused(
-    rank: int, local_rank: int, local_size: int, nodes: int
-) -> None:
+def test_mpirun_that_does_not_fill_node_after_node_is_refused(rank, local_rank, local_size, nodes):
     place = {
         "OMPI_COMM_WORLD_RANK": str(rank),
         "OMPI_COMM_WORLD_LOCAL_RANK": str(local_rank),

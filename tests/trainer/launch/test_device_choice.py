@@ -47,18 +47,14 @@ def own(**given: Any) -> torch.device:
 
 @pytest.mark.parametrize("value", ["auto", 4, -1])
 @pytest.mark.parametrize("task", [0, 3])
-def test_a_task_that_sees_its_own_gpu_alone_takes_it(
-    gpus: Any, srun: Any, value: Any, task: int
-) -> None:
+def test_a_task_that_sees_its_own_gpu_alone_takes_it(gpus, srun, value, task):
     gpus(1)
     srun(task, 4)
     assert own(devices=value) == torch.device("cuda", 0)
 
 
 @pytest.mark.parametrize("value", ["auto", 4, -1, [0, 1, 2, 3]])
-def test_a_task_that_sees_all_gpus_takes_the_one_of_its_place(
-    gpus: Any, srun: Any, value: Any
-) -> None:
+def test_a_task_that_sees_all_gpus_takes_the_one_of_its_place(gpus, srun, value):
     gpus(4)
     srun(3, 4)
     assert own(devices=value) == torch.device("cuda", 3)
@@ -87,9 +83,7 @@ def test_more_processes_than_gpus_are_refused(gpus: Any, srun: Any, value: Any) 
 
 
 @pytest.mark.parametrize("value", ["auto", 2])
-def test_ranks_that_others_start_do_not_choose_idle_gpus_each_alone(
-    gpus: Any, srun: Any, value: Any
-) -> None:
+def test_ranks_that_others_start_do_not_choose_idle_gpus_each_alone(gpus, srun, value):
     gpus(4)
     srun(0, 2)
     assert problems(devices=value, auto_select_gpus=True) == [

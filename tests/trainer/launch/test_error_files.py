@@ -2,7 +2,6 @@
 
 import json
 import time
-from pathlib import Path
 
 import pytest
 from my_project_trainer.errors import UserError
@@ -21,9 +20,7 @@ def _fail(rank: int, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
         failures.report_failure(raised)
 
 
-def test_the_first_of_two_failures_within_a_second_is_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_of_two_failures_within_a_second_is_known(tmp_path, monkeypatch):
     monkeypatch.setenv("TRAINER_FAILURE_DIR", str(tmp_path))
     monkeypatch.setenv("TRAINER_PARENT_PID", "1")
     monkeypatch.setattr(failures.signals, "hide_traceback", lambda is_hidden: None)
@@ -42,9 +39,7 @@ def test_the_first_of_two_failures_within_a_second_is_known(
         (["lost-a-peer", "error.json"], 8),
     ],
 )
-def test_a_rank_that_lost_a_peer_lets_it_end_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, peer: list[str], seconds: int
-) -> None:
+def test_a_rank_that_lost_a_peer_lets_it_end_first(tmp_path, monkeypatch, peer, seconds):
     for rank in ("0", "1"):
         (tmp_path / rank).mkdir()
     for name in peer:
@@ -59,9 +54,7 @@ def test_a_rank_that_lost_a_peer_lets_it_end_first(
     assert {path.name for path in (tmp_path / "1").iterdir()} == {"error.json", "lost-a-peer"}
 
 
-def test_under_torchelastic_its_own_format_has_the_line_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_under_torchelastic_its_own_format_has_the_line_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
     _fail(1, UserError("give a smaller number"), monkeypatch)
     line = "rank 1: error: give a smaller number"

@@ -35,18 +35,14 @@ def test_a_cpu_build(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("value", ["", "-1", "NoDevFiles"])
-def test_a_variable_that_hides_them(
-    machine: Path, monkeypatch: pytest.MonkeyPatch, value: str
-) -> None:
+def test_a_variable_that_hides_them(machine, monkeypatch, value):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
     line = devices.why_hidden()
     assert line.startswith(f"{HAVE}CUDA_VISIBLE_DEVICES={value!r} hides them; unset it (in a SLURM")
 
 
 @pytest.mark.parametrize("value", ["0", "1,0", "GPU-aa11", "MIG-aa11"])
-def test_a_variable_that_names_them_is_not_the_cause(
-    machine: Path, monkeypatch: pytest.MonkeyPatch, value: str
-) -> None:
+def test_a_variable_that_names_them_is_not_the_cause(machine, monkeypatch, value):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
     assert "CUDA_VISIBLE_DEVICES" not in devices.why_hidden()
 
@@ -83,9 +79,7 @@ def test_without_gpus_nothing_is_said(machine: Path, monkeypatch: pytest.MonkeyP
     assert devices.why_hidden() is None
 
 
-def test_a_run_that_is_on_the_cpu_for_that_says_so_once(
-    machine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_is_on_the_cpu_for_that_says_so_once(machine, monkeypatch, capsys):
     monkeypatch.setattr(torch.version, "cuda", None)
     trainer.Trainer(max_steps=1, accelerator="cpu")
     assert capsys.readouterr().err == ""
@@ -99,13 +93,7 @@ def test_a_run_that_is_on_the_cpu_for_that_says_so_once(
 
 
 @pytest.mark.parametrize(("rank", "lines"), [("0", 1), ("1", 0)])
-def test_one_rank_says_so(
-    machine: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    rank: str,
-    lines: int,
-) -> None:
+def test_one_rank_says_so(machine, monkeypatch, capsys, rank, lines):
     monkeypatch.setattr(torch.version, "cuda", None)
     launch = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     launch |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}

@@ -100,9 +100,7 @@ def test_gpus_are_read_in_torch_s_order(nvml: NVML) -> None:
     ]
 
 
-def test_gpus_of_several_models_need_an_order_or_names(
-    nvml: NVML, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpus_of_several_models_need_an_order_or_names(nvml, monkeypatch):
     nvml.names = ["H200", "A100"]
     for name, value in (("CUDA_VISIBLE_DEVICES", "1,0"), ("CUDA_DEVICE_ORDER", "FASTEST_FIRST")):
         monkeypatch.setenv(name, value)

@@ -15,9 +15,7 @@ CODE = (
 
 
 @pytest.mark.parametrize("given", [[], [""], ["HERE"]])
-def test_the_working_directory_comes_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: list[str]
-) -> None:
+def test_the_working_directory_comes_last(tmp_path, monkeypatch, given):
     """As a console script finds it, or where Python itself has it already."""
     monkeypatch.chdir(tmp_path)
     given = [str(tmp_path) if each == "HERE" else each for each in given]

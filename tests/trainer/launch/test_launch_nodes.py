@@ -91,9 +91,7 @@ def test_a_rank_ends_though_that_with_the_store_is_stopped(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_rank_without_a_launcher_ends_itself_in_the_first_batch_of_an_epoch(
-    tmp_path: Path,
-) -> None:
+def test_a_rank_without_a_launcher_ends_itself_in_the_first_batch_of_an_epoch(tmp_path):
     model = ["--model", "fault_subject.Fails", "--model.fault", "loops", "--model.rank", "0"]
     model += ["--model.step", "0", "--model.epoch", "1", "--trainer.max_epochs", "2"]
     # expires
@@ -126,9 +124,7 @@ def test_mistakes_are_told_before_anything_starts(tmp_path: Path) -> None:
     ("planned", "fits"),
     [("1", True), ("1:4", True), ("2:4", False), ("2", False), ("0x1", False), ("4:1", False)],
 )
-def test_a_job_says_how_many_processes_it_may_have(
-    planned: str, fits: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_says_how_many_processes_it_may_have(planned, fits, monkeypatch):
     monkeypatch.setenv("TRAINER_WORLD_SIZE", planned)
     if fits:
         Trainer(accelerator="cpu")

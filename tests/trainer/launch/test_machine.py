@@ -138,9 +138,7 @@ def test_a_full_disk_is_one_line(tmp_path: Path, is_full: bool) -> None:
 
 
 @pytest.mark.parametrize(("every", "at_end"), [(None, False), (1, False), (None, True)])
-def test_a_removed_run_directory_ends_the_run_with_a_line(
-    tmp_path: Path, every: int | None, at_end: bool
-) -> None:
+def test_a_removed_run_directory_ends_the_run_with_a_line(tmp_path, every, at_end):
     with pytest.raises(UserError, match="the run directory was removed") as raised:
         train(Removes(at_end), tmp_path, checkpoint_every_n_steps=every)
     assert len(raised.value.problems) == 1
@@ -162,9 +160,7 @@ class Stuck(Fragile):
 
 
 @pytest.mark.parametrize(("timeout", "said"), [(0, "3 s: they hang, or need a longer"), (1, "1 ")])
-def test_workers_that_read_nothing_end_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, timeout: int, said: str
-) -> None:
+def test_workers_that_read_nothing_end_the_run(tmp_path, monkeypatch, timeout, said):
     """Within a limit of the trainer, or the user's, whose error is torch's."""
     monkeypatch.setattr(collectives, "timeout_seconds", 1.0)
     module = Workers()
@@ -174,9 +170,7 @@ def test_workers_that_read_nothing_end_the_run(
         train(module, tmp_path)
 
 
-def test_workers_meet_if_tmpdir_is_too_long_for_a_socket(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_meet_if_tmpdir_is_too_long_for_a_socket(tmp_path, monkeypatch):
     folder, module = tmp_path / ("x" * 100), Workers()
     loader = DataLoader(TensorDataset(torch.ones(16, 1)), batch_size=2, num_workers=2)
     config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
@@ -282,9 +276,7 @@ class WaitingOption(str):
 
 
 @pytest.mark.parametrize("place", ["logger", "monitor", "hashes"])
-def test_a_killed_worker_is_told_whatever_it_interrupts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
-) -> None:
+def test_a_killed_worker_is_told_whatever_it_interrupts(tmp_path, monkeypatch, place):
     module = Interrupted(tmp_path)
     options: dict[str, Any] = {"log_every_n_steps": 1, "record_hashes": False}
     if place == "logger":
@@ -318,9 +310,7 @@ class ClosingLogger(Logger):
         self.call()
 
 
-def test_a_killed_worker_keeps_no_logger_from_being_closed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_killed_worker_keeps_no_logger_from_being_closed(tmp_path, capsys):
     waiting, closed = tmp_path / "is_waiting", list[str]()
 
     def close_first() -> None:

@@ -99,22 +99,25 @@ def test_training_continues_when_nothing_reads_its_output(tmp_path, devices):
     assert checkpoint.resolve(tmp_path / "runs" / "run").name == f"step-0000000{6 // devices}"
 
 
+ASCII = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
 @pytest.mark.parametrize(
-    ("outputs", "variables"),
+    ("devices", "outputs", "variables"),
     [
-        (">&- 2>&-", {}),
-        ("2>/dev/full", {}),
-        pytest.param(">/dev/full", {}, marks=pytest.mark.slow),
-        ("", {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}),
+        pytest.param(2, ">&- 2>&-", {}, id="closed"),
+        pytest.param(1, "2>/dev/full", ASCII, id="ascii, errors full"),
+        pytest.param(2, "2>/dev/full", {}, id="errors full", marks=pytest.mark.slow),
+        pytest.param(2, ">/dev/full", {}, id="full", marks=pytest.mark.slow),
+        pytest.param(2, "", ASCII, id="ascii", marks=pytest.mark.slow),
     ],
-    ids=["closed", "errors", "full", "ascii"],
 )
-def test_training_needs_no_output_and_no_locale(tmp_path, outputs, variables):
-    code = f'exec "$0" -W always -c "$1" 2 {outputs}'
+def test_training_needs_no_output_and_no_locale(tmp_path, devices, outputs, variables):
+    code = f'exec "$0" -W always -c "$1" {devices} {outputs}'
     command = ["bash", "-c", code, sys.executable, READER]
     environment = {**os.environ, **at_root(), **variables}
     subprocess.run(command, cwd=tmp_path, env=environment, timeout=PATIENCE, check=True)
-    assert checkpoint.resolve(tmp_path / "runs" / "run").name == "step-00000003"
+    assert checkpoint.resolve(tmp_path / "runs" / "run").name == f"step-0000000{6 // devices}"
     header, *rows = (tmp_path / "runs/run/metrics.csv").read_text().splitlines()
     assert header == "step,epoch,name,value"
     assert [row.split(",")[2] for row in rows] == ["loss", "lr"] * 2  # not what is printed

@@ -196,9 +196,7 @@ class Ended:
         ((1, 3), (WAITS_AT, ""), "rank 1 exited with code 3"),
     ],
 )
-def test_the_rank_is_named_for_which_the_others_wait(
-    tmp_path: Path, codes: tuple[int, ...], stacks: tuple[str, ...], last: str
-) -> None:
+def test_the_rank_is_named_for_which_the_others_wait(tmp_path, codes, stacks, last):
     for rank, text in enumerate(stacks):
         reports.stack_file(tmp_path, rank).write_text(text)
     ended = [Ended(code) for code in codes]

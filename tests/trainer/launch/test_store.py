@@ -49,9 +49,7 @@ def layout(rank: int, launch: str) -> object:
     )
 
 
-def test_ranks_of_another_launcher_meet_in_a_private_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_of_another_launcher_meet_in_a_private_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(rendezvous.tempfile, "tempdir", str(tmp_path))
     undo: list[object] = []
     monkeypatch.setattr(
@@ -69,9 +67,7 @@ def test_ranks_of_another_launcher_meet_in_a_private_folder(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_folders_of_killed_launches_are_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folders_of_killed_launches_are_removed(tmp_path, monkeypatch):
     monkeypatch.setattr(rendezvous.tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(rendezvous.atexit, "register", lambda *_, **how: None)
     store = f"trainer-store-{os.geteuid()}-"
@@ -97,9 +93,7 @@ def test_folders_of_killed_launches_are_removed(
         os.close(descriptor)
 
 
-def test_a_folder_that_others_can_open_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_others_can_open_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(rendezvous.tempfile, "tempdir", str(tmp_path))
     folder = tmp_path / f"trainer-store-{os.geteuid()}-x"
     folder.mkdir()
@@ -116,9 +110,7 @@ def test_a_folder_that_others_can_open_is_refused(
         rendezvous.connect_store(layout(1, "x"), SOON)
 
 
-def test_a_port_that_another_user_has_written_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_port_that_another_user_has_written_is_refused(tmp_path, monkeypatch):
     path = tmp_path / ".rendezvous-x"
     with pytest.raises(errors.UserError, match=r"did not write its port to .* within 0\.2 s"):
         rendezvous._await_address(path, SOON)

@@ -77,9 +77,7 @@ def test_ctrl_z_stops_the_ranks_too(tmp_path: Path) -> None:
     assert (tmp_path / "state").read_text() == "T"
 
 
-def test_a_rank_that_ignores_sigterm_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_that_ignores_sigterm_is_killed(tmp_path, monkeypatch):
     monkeypatch.setattr(watch, "_GRACE_SECONDS", 0.2)
     failure, ended = watched(tmp_path, FAILS, IGNORES)
     assert (failure.rank, failure.code) == (0, 3)
@@ -107,9 +105,7 @@ def test_a_rank_has_its_time_to_save_after_the_others_have_ended(
 
 
 @pytest.mark.parametrize("own", [None, "7"])
-def test_ranks_share_the_cores_unless_omp_num_threads_is_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str | None
-) -> None:
+def test_ranks_share_the_cores_unless_omp_num_threads_is_set(tmp_path, monkeypatch, own):
     given: list[dict[str, str]] = []
 
     class Started:

@@ -112,9 +112,7 @@ def test_a_logger_of_the_documents_that_is_not_here_says_why() -> None:
         ([], ("auto", ALL, "auto", None)),
     ],
 )
-def test_the_command_line_tells_given_from_not_given(
-    words: list[str], expected: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_line_tells_given_from_not_given(words, expected, monkeypatch):
     given = [f"--trainer.{word[2:]}" if word.startswith("--") else word for word in words]
     made: list[dict[str, Any]] = []
     noting = mock.Mock(side_effect=lambda **options: made.append(options))

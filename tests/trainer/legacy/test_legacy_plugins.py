@@ -61,9 +61,7 @@ PIPELINE = {"microbatches": 8, "checkpoint": "except_last"}
         ("RPCSequentialPlugin", {}, "sequential", {"balance": "memory", **PIPELINE}),
     ],
 )
-def test_a_plugin_means_a_strategy_and_its_options(
-    name: str, options: Any, strategy: str, expected: Any
-) -> None:
+def test_a_plugin_means_a_strategy_and_its_options(name, options, strategy, expected):
     given = plugin(name, **options)
     for way in ({"plugins": given}, {"plugins": [given]}):
         translated = translate(**way)

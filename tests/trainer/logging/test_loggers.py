@@ -37,9 +37,7 @@ def test_csv_has_a_row_a_value(tmp_path: Path) -> None:
 
 @settings(max_examples=50)
 @given(st.lists(st.floats(), min_size=1, max_size=5))
-def test_csv_keeps_floats_to_their_last_digit(
-    tmp_path_factory: pytest.TempPathFactory, values: list[float]
-) -> None:
+def test_csv_keeps_floats_to_their_last_digit(tmp_path_factory, values):
     directory = tmp_path_factory.mktemp("csv")
     logger = started(CSVLogger(), directory)
     logger.write(1, 0, {str(index): value for index, value in enumerate(values)})

@@ -102,9 +102,7 @@ NOT_LOGGED = "): with on_epoch=False, the value would not be logged"
         ),
     ],
 )
-def test_a_value_that_would_not_be_logged_is_refused(
-    context: dict[str, Any], options: dict[str, bool], line: str, value: Any
-) -> None:
+def test_a_value_that_would_not_be_logged_is_refused(context, options, line, value):
     recorder = make_recorder()
     recorder.enter(BatchContext(**context))
     with pytest.raises(UserError) as caught:
@@ -113,9 +111,7 @@ def test_a_value_that_would_not_be_logged_is_refused(
 
 
 @pytest.mark.parametrize("options", [{}, {"on_epoch": True}, {"prog_bar": True}])
-def test_a_step_is_kept_until_the_next_one_and_reduced_only_if_it_is_taken(
-    options: dict[str, bool],
-) -> None:
+def test_a_step_is_kept_until_the_next_one_and_reduced_only_if_it_is_taken(options):
     recorder = make_recorder()
     changed = torch.zeros(())
     for step in range(3):
@@ -165,9 +161,7 @@ def test_a_value_of_the_epoch_that_is_logged_wins() -> None:
     assert recorder.take_epoch() == {"loss_epoch": 3.0}
 
 
-def test_ranks_may_log_other_values_of_steps_in_another_order(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_ranks_may_log_other_values_of_steps_in_another_order(monkeypatch):
     """The other rank has logged ``other`` twice and ``first``."""
 
     def reduce(tensor: torch.Tensor, how: str) -> torch.Tensor:
@@ -337,9 +331,7 @@ def test_a_state_of_a_metric_that_is_gone_is_passed_over() -> None:
 
 
 @pytest.mark.parametrize("samples", [0, 2])
-def test_a_rank_without_samples_joins_in_what_rank_0_has_logged(
-    monkeypatch: pytest.MonkeyPatch, samples: int
-) -> None:
+def test_a_rank_without_samples_joins_in_what_rank_0_has_logged(monkeypatch, samples):
     names = ["mean loss", "sum count", "min low", "max high"]
     # Rank 0's sums and weights over three samples, its extremes, the least one by its negative.
     theirs = {"sum": torch.tensor([[6.0, 3.0], [3.0, 0.0]]), "max": torch.tensor([-1.0, 9.0])}

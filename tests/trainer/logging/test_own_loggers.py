@@ -70,9 +70,7 @@ def test_a_resumed_logger_writes_no_step_twice() -> None:
 
 
 @pytest.mark.parametrize("method", ["start", "write", "position", "resume", "close"])
-def test_a_logger_that_raises_is_said_once_and_training_goes_on(
-    method: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_logger_that_raises_is_said_once_and_training_goes_on(method, capfd):
     fails, bare = subject.Fails(method), subject.Bare()
     if method == "resume":
         fit([fails, bare], run_name="run", max_steps=1)

@@ -5,16 +5,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from my_project_trainer import Trainer, TrainingModule
 from my_project_trainer.logging import progress
 from torch import Tensor, nn
 
 
-def test_rate_and_time_left_count_from_the_resumed_step(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rate_and_time_left_count_from_the_resumed_step(monkeypatch, capsys):
     now = [100.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     shown = progress.Progress(True, total_steps=1000, samples_per_step=8)
@@ -27,9 +24,7 @@ def test_rate_and_time_left_count_from_the_resumed_step(
     assert capsys.readouterr().err == line
 
 
-def test_finished_epochs_stay_above_a_bar_that_keeps_its_count(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_finished_epochs_stay_above_a_bar_that_keeps_its_count(monkeypatch, capsys):
     monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.setenv("FORCE_COLOR", "1")
@@ -62,9 +57,7 @@ class Looks(TrainingModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def test_a_fit_removes_the_outcome_of_an_earlier_attempt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fit_removes_the_outcome_of_an_earlier_attempt(tmp_path, monkeypatch):
     told = tmp_path / "outcome"
     told.write_text("failed rank 1: an earlier attempt\n")
     monkeypatch.setenv("TRAINER_OUTCOME", str(told))

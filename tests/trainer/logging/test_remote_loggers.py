@@ -74,9 +74,7 @@ class Known(RemoteLogger):
 
 @pytest.mark.parametrize("name", ["run.json", "values.jsonl"])
 @pytest.mark.parametrize("damage", [b'{"id', b"[1, {\n", b'"\xff"\n', b"[1]\n", None])
-def test_a_damaged_file_of_a_service_is_one_line(
-    name: str, damage: bytes | None, tmp_path: Path
-) -> None:
+def test_a_damaged_file_of_a_service_is_one_line(name, damage, tmp_path):
     logger, run = Known(), SimpleNamespace(directory=tmp_path)
     folder = tmp_path / logger.name
     folder.mkdir()
@@ -140,9 +138,7 @@ class Fails(trainer.TrainingModule):
 
 
 @pytest.mark.needs("mlflow")
-def test_mlflow_knows_that_a_run_failed_and_one_bad_name_loses_no_other(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mlflow_knows_that_a_run_failed_and_one_bad_name_loses_no_other(tmp_path, capsys):
     from mlflow import MlflowClient
 
     uri = f"sqlite:///{tmp_path}/mlflow.db"
@@ -253,9 +249,7 @@ class Ends(Fails):
 
 @pytest.mark.needs("wandb")
 @pytest.mark.parametrize(("kind", "code", "is_preempted"), [(Ends, 143, True), (Fails, 1, False)])
-def test_wandb_knows_that_a_run_is_preempted(
-    tmp_path: Path, kind: type[Fails], code: int, is_preempted: bool
-) -> None:
+def test_wandb_knows_that_a_run_is_preempted(tmp_path, kind, code, is_preempted):
     options = {"accelerator": "cpu", "devices": 1, "max_epochs": 1, "default_root_dir": tmp_path}
     logger = WandbLogger(mode="offline")
     with pytest.raises((SystemExit, RuntimeError)) as raised:
@@ -282,9 +276,7 @@ def test_wandb_records_no_secret_of_the_command(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
-def test_a_logger_whose_package_is_missing_is_refused(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_logger_whose_package_is_missing_is_refused(name, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda package: None)
     line = f"loggers: '{name}' needs the package {name}: make {name}, or pip install '.[{name}]'"
     with pytest.raises(trainer.ConfigurationError) as caught:

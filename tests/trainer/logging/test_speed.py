@@ -79,9 +79,7 @@ def validation(count: int) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
-def test_the_speed_of_steps_without_validations_and_checkpoints(
-    tmp_path: Path, clock: Clock, accumulate: int
-) -> None:
+def test_the_speed_of_steps_without_validations_and_checkpoints(tmp_path, clock, accumulate):
     bare = subject.Bare()
     options = {"log_every_n_steps": 2, "val_every_n_steps": 1, "checkpoint_every_n_steps": 1}
     options |= {"loggers": ["csv", bare], "accumulate_grad_batches": accumulate, "max_steps": 5}
@@ -149,9 +147,7 @@ def test_tokens_and_the_part_of_the_peak_that_is_used(tmp_path: Path, clock: Clo
     assert found["speed/mfu"] == 0.25 * 30 / 10
 
 
-def test_tokens_are_those_of_all_replicas_and_the_peak_that_of_all_devices(
-    tmp_path: Path, clock: Clock
-) -> None:
+def test_tokens_are_those_of_all_replicas_and_the_peak_that_of_all_devices(tmp_path, clock):
     options = {"strategy": "ddp_fork", "devices": 2, "max_steps": 2, "peak_flops": 10}
     fit(Text(clock), tmp_path, **options)
     found = last_speed(tmp_path)
@@ -208,9 +204,7 @@ def approximately(expected: list[float]) -> dict[int, Any]:
 
 
 @pytest.mark.parametrize("algorithm", ["norm", "value"])
-def test_the_norm_of_the_gradients_is_logged_where_clipping_computes_it(
-    tmp_path: Path, clock: Clock, algorithm: str
-) -> None:
+def test_the_norm_of_the_gradients_is_logged_where_clipping_computes_it(tmp_path, clock, algorithm):
     model = Model(clock)
     expected = by_hand(model, "norm")[0]
     clipping = {"gradient_clip_val": 0.5, "gradient_clip_algorithm": algorithm}
@@ -246,9 +240,7 @@ def norms_of_one_process(tmp_path_factory: pytest.TempPathFactory) -> dict[int, 
         pytest.param("ddp_sharded", marks=pytest.mark.needs("fairscale")),
     ],
 )
-def test_two_ranks_log_the_norm_of_one_process(
-    tmp_path: Path, strategy: str, norms_of_one_process: dict[int, Any]
-) -> None:
+def test_two_ranks_log_the_norm_of_one_process(tmp_path, strategy, norms_of_one_process):
     options = {"strategy": strategy, "devices": 2, "log_gradient_norm": True, **FIVE}
     train = partial(fit, averaging_subject.Net(), tmp_path, **options)
     start.run_in_processes("fork", 2, lambda: str(train()), {})
@@ -256,9 +248,7 @@ def test_two_ranks_log_the_norm_of_one_process(
     assert norms_of_one_process.keys() == {1, 2, 4, 5}
 
 
-def test_two_devices_of_a_process_log_the_norm_of_one(
-    tmp_path: Path, norms_of_one_process: dict[int, Any]
-) -> None:
+def test_two_devices_of_a_process_log_the_norm_of_one(tmp_path, norms_of_one_process):
     options = {"strategy": "dp", "devices": 2, "log_gradient_norm": True, **FIVE}
     fit(averaging_subject.Net(), tmp_path, **options)
     assert norms(tmp_path) == norms_of_one_process

@@ -1,7 +1,5 @@
 """Asynchronous saves write in the background; their files are the same."""
 
-from pathlib import Path
-
 import pytest
 from tests.project import succeed
 
@@ -20,9 +18,7 @@ slow = pytest.mark.slow
         pytest.param("ddp_zero1", 2, AUTOMATIC, id="ddp_zero1", marks=slow),
     ],
 )
-def test_files_equal_those_of_synchronous_saves(
-    tmp_path: Path, strategy: str, ranks: int, cases: list[str]
-) -> None:
+def test_files_equal_those_of_synchronous_saves(tmp_path, strategy, ranks, cases):
     succeed(["-m", "background_subject", tmp_path, str(ranks), strategy, *cases])
     for case in cases:
         found = sorted(tmp_path.glob(f"{case}-sync/checkpoints/step-*/rank-*"))

@@ -1,6 +1,5 @@
 """Gradients are clipped as torch's own functions clip them, in one process."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,9 +32,7 @@ CLIPS = {"norm": nn.utils.clip_grad_norm_, "value": nn.utils.clip_grad_value_}
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("algorithm", [None, "norm", "value"])
-def test_weights_are_those_of_a_plain_loop(
-    tmp_path: Path, algorithm: str | None, accumulate: int
-) -> None:
+def test_weights_are_those_of_a_plain_loop(tmp_path, algorithm, accumulate):
     clip: dict[str, Any] = {}
     if algorithm is not None:
         clip = {"gradient_clip_val": 0.7, "gradient_clip_algorithm": algorithm}

@@ -89,9 +89,7 @@ class Epochs(IterableDataset[Tensor]):
         return iter([torch.full((1,), float(self.epoch))] * 3)
 
 
-def test_set_epoch_is_called_on_a_data_set_for_each_epoch_and_after_a_resume(
-    tmp_path: Path,
-) -> None:
+def test_set_epoch_is_called_on_a_data_set_for_each_epoch_and_after_a_resume(tmp_path):
     whole, resumed = Epochs(), Epochs()
     options = {"run_name": "run", "checkpoint_every_n_steps": 1}
     make(tmp_path, **options, max_steps=4).fit(Draws(), DataLoader(whole))

@@ -22,9 +22,7 @@ def make(folder: Path, **options: Any) -> Trainer:
 
 
 @pytest.mark.parametrize("is_random", [False, True])
-def test_the_steepest_rate_is_returned_and_each_step_written(
-    tmp_path: Path, is_random: bool
-) -> None:
+def test_the_steepest_rate_is_returned_and_each_step_written(tmp_path, is_random):
     module = subject.Net(is_random)
     before = copy.deepcopy(module.state_dict())
     found = make(tmp_path, accumulate_grad_batches=2).find_learning_rate(
@@ -89,9 +87,7 @@ def test_what_cannot_be_tried_is_refused_at_once(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_largest_batch_of_a_module_with_batchnorm(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_largest_batch_of_a_module_with_batchnorm(tmp_path, capsys):
     """BatchNorm refuses a single sample in training."""
     searching = make(tmp_path, enable_progress_bar=True)
     assert searching.find_batch_size(subject.Net(is_random=True)) == subject.SAMPLES

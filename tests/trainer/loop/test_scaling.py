@@ -56,9 +56,7 @@ def test_the_warm_up_is_a_straight_line(target: float, warmup: int, step: int) -
     accumulate=st.integers(1, 16),
     more=st.integers(0, 1023),
 )
-def test_a_global_batch_is_split_or_refused(
-    each: int, replicas: int, accumulate: int, more: int
-) -> None:
+def test_a_global_batch_is_split_or_refused(each, replicas, accumulate, more):
     shares = replicas * accumulate
     size = each * shares + more % shares
     if size % shares == 0:

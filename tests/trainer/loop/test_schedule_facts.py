@@ -127,9 +127,7 @@ def test_lazy_layers_are_named_before_training(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "dp", "fsdp", "sequential"])
-def test_an_embedding_that_changes_its_weight_is_not_trained_on_ranks(
-    tmp_path: Path, strategy: str
-) -> None:
+def test_an_embedding_that_changes_its_weight_is_not_trained_on_ranks(tmp_path, strategy):
     module = Net()
     module.words = torch.nn.Embedding(3, 2, max_norm=1.0)
     with pytest.raises(UserError, match=r"words: max_norm changes the rows that a forward reads"):

@@ -94,9 +94,7 @@ def test_validation_runs_every_n_steps_and_every_n_epochs(whole: tuple[Path, Sch
     assert logged(folder, "val_loss") == VALIDATED
 
 
-def test_a_resume_from_any_step_continues_at_the_same_learning_rates(
-    whole: tuple[Path, Scheduled], tmp_path: Path
-) -> None:
+def test_a_resume_from_any_step_continues_at_the_same_learning_rates(whole, tmp_path):
     folder, module = whole
     rates = logged(folder, "lr")
     checkpoints = sorted((folder / "checkpoints").iterdir())
@@ -115,9 +113,7 @@ def test_a_resume_from_any_step_continues_at_the_same_learning_rates(
 @pytest.mark.parametrize(
     ("every", "expected"), [(1, [4, 8, 12]), (2, [8, 12]), (3, [12]), (4, [12])]
 )
-def test_validation_runs_every_n_epochs_and_at_the_end(
-    tmp_path: Path, every: int, expected: list[int]
-) -> None:
+def test_validation_runs_every_n_epochs_and_at_the_end(tmp_path, every, expected):
     module = Scheduled()
     module.configure_optimizers = lambda: torch.optim.SGD(module.parameters(), lr=0.01)
     make(tmp_path, check_val_every_n_epoch=every, max_epochs=3).fit(
@@ -154,9 +150,7 @@ class Reads(Scheduled):
         return DataLoader(TensorDataset(torch.stack([numbers, numbers], 1)), batch_size=2)
 
 
-def test_a_resume_with_another_batch_size_continues_at_the_same_sample(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_resume_with_another_batch_size_continues_at_the_same_sample(tmp_path, capsys):
     options = {"max_epochs": 1, "checkpoint_every_n_steps": 1, "enable_progress_bar": True}
     before, after = Reads(), Reads()
     make(tmp_path, **options, global_batch_size=4, max_steps=3).fit(before)
@@ -175,9 +169,7 @@ def test_a_resume_with_another_batch_size_continues_at_the_same_sample(
     assert re.search("it was 8: 2 samples of this epoch are read again", capsys.readouterr().err)
 
 
-def test_the_total_steps_of_a_resume_with_another_batch_size_at_the_end_of_an_epoch(
-    tmp_path: Path,
-) -> None:
+def test_the_total_steps_of_a_resume_with_another_batch_size_at_the_end_of_an_epoch(tmp_path):
     """Two epochs of 6 steps, then one of 3; with the first size, a resume changes nothing."""
     options = {"run_name": "run", "global_batch_size": 4}
     make(tmp_path, **options, max_epochs=2).fit(Reads())

@@ -100,9 +100,7 @@ SKIPPED = (1, 2, 4, 5)
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("clip", [None, 1e6])
-def test_one_process_leaves_batches_out(
-    tmp_path: Path, plain: Plain, accumulate: int, clip: float | None
-) -> None:
+def test_one_process_leaves_batches_out(tmp_path, plain, accumulate, clip):
     options = {ACCUMULATED: accumulate, "gradient_clip_val": clip}
     fit(Skips(SKIPPED), tmp_path, **options)
     check(tmp_path, plain(SKIPPED, accumulate))
@@ -125,9 +123,7 @@ def test_a_step_without_batches_is_a_skipped_one(tmp_path: Path, capsys: Any) ->
         pytest.param("ddp_sharded", marks=pytest.mark.needs("fairscale")),
     ],
 )
-def test_all_ranks_skip_what_one_does(
-    tmp_path: Path, plain: Plain, strategy: str, rank: int
-) -> None:
+def test_all_ranks_skip_what_one_does(tmp_path, plain, strategy, rank):
     fit_on_two(Skips((2, 5), rank), tmp_path, strategy=strategy)
     check(tmp_path, plain((2, 5)))
 
@@ -157,9 +153,7 @@ def test_deepspeed_skips_them_too(tmp_path: Path, plain: Plain, stage: str) -> N
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "ddp_zero1", "fsdp"])
-def test_gradients_of_a_step_are_averaged_without_its_skipped_batches(
-    tmp_path: Path, plain: Plain, strategy: str
-) -> None:
+def test_gradients_of_a_step_are_averaged_without_its_skipped_batches(tmp_path, plain, strategy):
     class Halves(Skips):
         batch_size = 2
 

@@ -78,9 +78,7 @@ LINE = "warning: step 3 is skipped, because its gradients are not finite (NaN or
 
 @pytest.mark.parametrize("what", ["nan", "gradient"])
 @pytest.mark.parametrize("clip", [None, "norm", "value"])
-def test_one_process_leaves_out_the_step(
-    tmp_path: Path, capsys: Any, what: str, clip: str | None, expected: dict[str, Tensor]
-) -> None:
+def test_one_process_leaves_out_the_step(tmp_path, capsys, what, clip, expected):
     # So large that finite gradients are not clipped.
     clipped = {} if clip is None else {"gradient_clip_val": 1e6, "gradient_clip_algorithm": clip}
     noted = Noted()
@@ -92,9 +90,7 @@ def test_one_process_leaves_out_the_step(
     assert warned == [f"{LINE} skipped so far: 1"]
 
 
-def test_all_micro_batches_of_the_step_are_left_out(
-    tmp_path: Path, expected: dict[str, Tensor]
-) -> None:
+def test_all_micro_batches_of_the_step_are_left_out(tmp_path, expected):
     class Halves(Skips):
         batch_size = 2
 
@@ -117,9 +113,7 @@ def test_a_resume_is_exact(tmp_path: Path) -> None:
         pytest.param("ddp_sharded", marks=pytest.mark.needs("fairscale")),
     ],
 )
-def test_two_ranks_skip_together(
-    tmp_path: Path, strategy: str, expected: dict[str, Tensor]
-) -> None:
+def test_two_ranks_skip_together(tmp_path, strategy, expected):
     """Only one of them has it: of a pipeline, the first, which has the last stage and its loss."""
     rank = 0 if strategy == "pipeline" else 1
     train = partial(fit, Skips(rank=rank), tmp_path, strategy=strategy, devices=2)
@@ -127,9 +121,7 @@ def test_two_ranks_skip_together(
     check(tmp_path, expected)
 
 
-def test_two_devices_of_a_process_skip_together(
-    tmp_path: Path, expected: dict[str, Tensor]
-) -> None:
+def test_two_devices_of_a_process_skip_together(tmp_path, expected):
     fit(Skips(), tmp_path, strategy="dp", devices=2)
     check(tmp_path, expected)
 

@@ -17,9 +17,7 @@ from skipping_subject import FACTOR, INPUT
 @pytest.mark.usefixtures("group")
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("elsewhere", [0.0, 1.0])
-def test_a_rank_skips_a_step_in_which_another_finds_an_overflow(
-    monkeypatch: pytest.MonkeyPatch, together: bool, elsewhere: float
-) -> None:
+def test_a_rank_skips_a_step_in_which_another_finds_an_overflow(monkeypatch, together, elsewhere):
     plain: Any = dist.all_reduce
 
     def add_other_rank(tensor: Tensor, *arguments: Any, **options: Any) -> Any:

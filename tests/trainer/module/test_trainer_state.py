@@ -1,6 +1,5 @@
 """What a run leaves on the user's module: one attribute, and nothing else."""
 
-from pathlib import Path
 from typing import Any
 
 import my_project_trainer as trainer
@@ -68,9 +67,7 @@ def _attached(module: nn.Module) -> dict[str, Any]:
         pytest.param("deepspeed_stage_2", False, True, marks=pytest.mark.needs("deepspeed")),
     ],
 )
-def test_a_run_leaves_nothing_on_the_module(
-    tmp_path: Path, strategy: str, sparse: bool, automatic: bool
-) -> None:
+def test_a_run_leaves_nothing_on_the_module(tmp_path, strategy, sparse, automatic):
     module = Words(sparse, automatic)
     before = _attached(module)
     training = quiet(strategy=strategy, devices="auto", max_steps=1, default_root_dir=tmp_path)

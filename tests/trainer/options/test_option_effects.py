@@ -106,9 +106,7 @@ def shares(module: Layers) -> torch.optim.Optimizer:
 
 
 @pytest.mark.parametrize("optimizer", [adam, shares])
-def test_zero1_keeps_the_options_of_the_optimizer_and_of_its_groups(
-    optimizer: Callable[[Layers], Any],
-) -> None:
+def test_zero1_keeps_the_options_of_the_optimizer_and_of_its_groups(optimizer):
     module, alone = Layers(optimizer), Layers(optimizer)
     alone.load_state_dict(module.state_dict())
     batch = torch.tensor([[1.0, -2.0]])

@@ -3,7 +3,6 @@
 import inspect
 import os
 from dataclasses import FrozenInstanceError, fields
-from pathlib import Path
 from typing import Any
 
 import my_project_trainer as trainer
@@ -55,9 +54,7 @@ def test_unknown_keywords_are_refused_together() -> None:
         ({"precision": 16}, 1, "16-mixed"),
     ],
 )
-def test_numbers_may_be_given_as_text_where_text_is_accepted(
-    given: dict[str, Any], devices: int, precision: str
-) -> None:
+def test_numbers_may_be_given_as_text_where_text_is_accepted(given, devices, precision):
     plan = trainer.Trainer(accelerator="cpu", max_steps=1, **given)._plan
     assert (len(plan.node_devices), plan.options.precision) == (devices, precision)
 
@@ -89,9 +86,7 @@ def test_the_seed_is_that_of_seed_everything(monkeypatch: pytest.MonkeyPatch) ->
     assert torch.equal(before, torch.nn.Linear(3, 3).weight)  # created after the trainer
 
 
-def test_making_a_trainer_writes_no_variable(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_making_a_trainer_writes_no_variable(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRAINER_OUTCOME", "outcome")
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
@@ -106,9 +101,7 @@ def test_making_a_trainer_writes_no_variable(
     assert dict(os.environ) == before
 
 
-def test_copies_of_the_command_are_told_which_gpus_were_chosen(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_copies_of_the_command_are_told_which_gpus_were_chosen(monkeypatch, tmp_path):
     monkeypatch.delenv("TRAINER_GPUS", raising=False)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)

@@ -98,9 +98,7 @@ def check(folder: Path, answer: str, begin: str, expected: dict[str, Tensor], mo
 
 
 @pytest.mark.parametrize(("strategy", "model"), [*cells(WAYS, MODELS)])
-def test_equals_one_process(
-    ask: Any, reference: Any, record_property: Any, tmp_path: Path, strategy: str, model: str
-) -> None:
+def test_equals_one_process(ask, reference, record_property, tmp_path, strategy, model):
     way = WAYS[strategy]
     options = {"strategy": strategy, "strategy_options": way.options, "devices": way.parts}
     answer = ask(tmp_path, model, way.processes, options)
@@ -110,9 +108,7 @@ def test_equals_one_process(
 
 
 @pytest.mark.needs("horovod")
-def test_equals_one_process_under_horovod(
-    reference: Any, record_property: Any, tmp_path: Path
-) -> None:
+def test_equals_one_process_under_horovod(reference, record_property, tmp_path):
     options = json.dumps({"devices": 2, **HOROVOD})
     words = ["-m", "real_models.worker", tmp_path, options, *MODELS]
     succeed(words, cwd=tmp_path, by=horovodrun(2), extra=at_root())

@@ -31,9 +31,7 @@ def fit(name: str, *options: str) -> dict[str, torch.Tensor]:
     return model
 
 
-def test_adapters_are_trained_under_each_strategy_as_in_one_process(
-    apart: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_adapters_are_trained_under_each_strategy_as_in_one_process(apart, monkeypatch):
     require(None if any(PACKAGES.glob(".ready-*")) else "models are not installed: make models")
     Path("packages").mkdir()
     for path in PACKAGES.iterdir():  # transformers imports torchvision, which may not fit torch

@@ -87,9 +87,7 @@ def read_as(command: str, words: list[str]) -> None:
 
 
 @pytest.mark.usefixtures("apart")
-def test_commands_of_runs_and_tools_on_the_pages_are_accepted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_of_runs_and_tools_on_the_pages_are_accepted(tmp_path, monkeypatch):
     found = list(commands(train=False))
     assert len(found) > 20
     options = {"max_steps": 1, "default_root_dir": str(tmp_path), "run_name": "made"}

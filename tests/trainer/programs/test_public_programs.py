@@ -453,9 +453,7 @@ class Manual(Model):
         return loss
 
 
-def test_an_epoch_of_manual_optimization_without_a_step_is_said(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_an_epoch_of_manual_optimization_without_a_step_is_said(capsys):
     make(max_epochs=3).fit(Manual(), data())
     notes = [
         line for line in capsys.readouterr().err.splitlines() if "no optimizer stepped" in line

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -126,9 +125,7 @@ class Measured(Model):
         (ClasswiseWrapper(MulticlassAccuracy(3, average=None)), "ClasswiseWrapper computes dict"),
     ],
 )
-def test_a_metric_of_several_numbers_is_refused_at_its_first_batch(
-    metric: Any, what: str, stage: str
-) -> None:
+def test_a_metric_of_several_numbers_is_refused_at_its_first_batch(metric, what, stage):
     model = Measured(metric, stage)
     with pytest.raises(UserError, match=rf"log\('acc'\): {what}") as raised:
         make().fit(model, data(), data())
@@ -271,9 +268,7 @@ def test_a_schedule_stepped_by_hand_is_torch_s() -> None:
     assert model.a.item() == -2 * (1 + 0.5 + 0.25)
 
 
-def test_output_of_another_encoding_does_not_end_a_run(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_output_of_another_encoding_does_not_end_a_run(monkeypatch, tmp_path):
     folder = tmp_path / "é"
     with (tmp_path / "printed").open("w", encoding="ascii") as printed:
         monkeypatch.setattr("sys.stdout", printed)

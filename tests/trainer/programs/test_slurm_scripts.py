@@ -112,9 +112,7 @@ def venv(tmp_path: Path) -> Path:
         ({}, "", False),
     ],
 )
-def test_where_slurm_gave_gpus_they_are_asked_for(
-    tmp_path: Path, venv: Path, variables: dict[str, str], options: str, asks: bool
-) -> None:
+def test_where_slurm_gave_gpus_they_are_asked_for(tmp_path, venv, variables, options, asks):
     lines = [f"set -- {options}", "source slurm/job.sh", 'echo "${fit[@]:2}"']
     done = source_job(tmp_path, lines, VENV=str(venv), **variables)
     assert (done.returncode, done.stderr) == (0, "")
@@ -133,9 +131,7 @@ def test_where_slurm_gave_gpus_they_are_asked_for(
         ("--config own.yaml", False),
     ],
 )
-def test_a_cpu_build_of_torch_is_refused_where_slurm_gave_gpus(
-    tmp_path: Path, venv: Path, options: str, refused: bool
-) -> None:
+def test_a_cpu_build_of_torch_is_refused_where_slurm_gave_gpus(tmp_path, venv, options, refused):
     (tmp_path / "version").write_text("2.13.0+cpu\n")
     (tmp_path / "own.yaml").write_text("trainer:\n  accelerator: cpu\n")
     lines = [f"set -- {options}", "source slurm/job.sh"]
@@ -181,9 +177,7 @@ def test_options_that_sbatch_did_not_read_are_said(tmp_path: Path) -> None:
         ("--trainer.run_name=earlier", True),
     ],
 )
-def test_what_fit_refuses_is_refused_before_a_job_is_submitted(
-    tmp_path: Path, options: str, is_right: bool
-) -> None:
+def test_what_fit_refuses_is_refused_before_a_job_is_submitted(tmp_path, options, is_right):
     """Numbers of devices, GPUs and other nodes are not known on a login node."""
     (tmp_path / "runs" / "earlier").mkdir(parents=True)
     (tmp_path / "runs" / "earlier" / "run.json").write_text("{}")

@@ -52,9 +52,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_hostile_repository_starts_no_hook_and_no_monitor(
-    tmp_path: Path, repository: Path
-) -> None:
+def test_a_hostile_repository_starts_no_hook_and_no_monitor(tmp_path, repository):
     hooks = tmp_path / "hooks"
     hooks.mkdir()
     for hook in ("post-index-change", "reference-transaction", "fsmonitor-watchman"):
@@ -97,9 +95,7 @@ def test_a_filter_of_the_user_s_own_still_works(tmp_path: Path, repository: Path
     }
 
 
-def test_a_diff_is_cut_and_has_no_secrets(
-    repository: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_diff_is_cut_and_has_no_secrets(repository, monkeypatch):
     (repository / "new file.py").touch()
     secret = "hunter2"  # noqa: S105
     texts = {
@@ -148,9 +144,7 @@ def test_without_a_commit_the_image_tells_it(tmp_path, monkeypatch, given, expec
         commit(tmp_path / "inner")
 
 
-def test_variables_and_settings_of_the_user_change_no_record(
-    tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_variables_and_settings_of_the_user_change_no_record(tmp_path, repository, monkeypatch):
     (repository / "file.dat").write_text("another\n")
     (repository / "new.py").touch()
     expected = commit(repository)
@@ -176,9 +170,7 @@ def test_variables_and_settings_of_the_user_change_no_record(
     assert commit(repository) == expected
 
 
-def test_git_is_started_twice_for_a_commit_and_once_more_for_a_diff(
-    repository: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_git_is_started_twice_for_a_commit_and_once_more_for_a_diff(repository, monkeypatch):
     started: list[str] = []
     output = record._output
     monkeypatch.setattr(
@@ -191,9 +183,7 @@ def test_git_is_started_twice_for_a_commit_and_once_more_for_a_diff(
     assert started[2:] == ["config", "status", "diff"]
 
 
-def test_all_that_changed_since_a_record_is_a_line(
-    tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_that_changed_since_a_record_is_a_line(tmp_path, repository, monkeypatch):
     (repository / ".git/info/exclude").write_text("requirements\npyproject.toml\n")
     (repository / "requirements").mkdir()
     lock, answers = repository / "requirements" / "torch.txt", repository / "pyproject.toml"

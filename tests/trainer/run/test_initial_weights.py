@@ -72,9 +72,7 @@ def test_two_ranks_start_from_weights_as_one_does(expected: dict[str, Tensor]) -
         pytest.param(("ddp_sharded",), marks=pytest.mark.needs("fairscale")),
     ],
 )
-def test_other_strategies_start_from_weights(
-    words: tuple[str, ...], expected: dict[str, Tensor]
-) -> None:
+def test_other_strategies_start_from_weights(words, expected):
     train(expected, *words)
 
 
@@ -170,9 +168,7 @@ def test_a_damaged_file_is_refused() -> None:
         fit(Net(), "bad", weights="bad.safetensors")
 
 
-def test_a_run_that_resumes_does_not_start_from_weights(
-    expected: dict[str, Tensor], capsys: Any
-) -> None:
+def test_a_run_that_resumes_does_not_start_from_weights(expected, capsys):
     how: dict[str, Any] = {"weights": "runs/source", "resume": "auto", "global_batch_size": 4}
     fit(Net(), "requeued", max_steps=2, **how)
     assert "weights: 8 of 8 from" in capsys.readouterr().err

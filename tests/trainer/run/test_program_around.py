@@ -67,7 +67,9 @@ def test_two_runs_at_once_are_refused_and_one_in_a_thread_trains(tmp_path: Path)
     assert found[2] == -2.0
 
 
-@pytest.mark.parametrize("strategy", ["ddp_fork", "ddp_spawn"])
+@pytest.mark.parametrize(
+    "strategy", ["ddp_fork", pytest.param("ddp_spawn", marks=pytest.mark.slow)]
+)
 def test_an_exception_of_a_rank_arrives_as_itself(tmp_path: Path, strategy: str) -> None:
     with pytest.raises(PrunedError, match="at step 0") as caught:
         fit(tmp_path, Line(prunes=True), strategy=strategy, devices=2)

@@ -125,9 +125,7 @@ def connections(ranks: int) -> list[Counting]:
 
 
 @pytest.mark.parametrize(("ranks", "is_lazy"), [(2, False), (16, False), (17, True), (34, True)])
-def test_many_ranks_connect_to_few(
-    monkeypatch: pytest.MonkeyPatch, ranks: int, is_lazy: bool
-) -> None:
+def test_many_ranks_connect_to_few(monkeypatch, ranks, is_lazy):
     rendezvous.stay_on_loopback()
     monkeypatch.setenv(LAZY, "")  # restored at the end
     monkeypatch.delenv(LAZY)

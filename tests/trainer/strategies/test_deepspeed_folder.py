@@ -1,6 +1,5 @@
 """What DeepSpeed's folder does for the trainer: its launcher's words, its gradient scale."""
 
-import pytest
 import torch
 from my_project_trainer.cli import command as cli
 from my_project_trainer.launch import cluster
@@ -23,9 +22,7 @@ def test_the_scale_adapts_to_deepspeeds_steps_as_to_its_own() -> None:
         assert ours.state() == theirs.state()
 
 
-def test_an_option_that_the_launcher_appends_is_no_option_of_ours(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_option_that_the_launcher_appends_is_no_option_of_ours(monkeypatch, capsys):
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert cluster.without_appended(["fit", "--local_rank=1", "--x"]) == ["fit", "--x"]
     assert cluster.without_appended(["fit", "--local_rank=2"]) == ["fit", "--local_rank=2"]

@@ -61,9 +61,7 @@ def test_the_step_count_is_not_sharded() -> None:
 
 
 @pytest.mark.parametrize(("was_trained", "changed"), [(False, "trained"), (True, "frozen")])
-def test_a_parameter_that_is_unfrozen_during_a_fit_is_refused(
-    was_trained: bool, changed: str
-) -> None:
+def test_a_parameter_that_is_unfrozen_during_a_fit_is_refused(was_trained, changed):
     strategy = DeepSpeed(stage=2)
     parameter = nn.Parameter(torch.ones(1), requires_grad=not was_trained)
     strategy._trains = [("head.weight", parameter, was_trained)]
@@ -72,9 +70,7 @@ def test_a_parameter_that_is_unfrozen_during_a_fit_is_refused(
 
 
 @pytest.mark.parametrize("precision", ["16-mixed", "bf16-mixed"])
-def test_zero_uses_the_scale_of_the_trainer_s_scaler(
-    precision: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_zero_uses_the_scale_of_the_trainer_s_scaler(precision, monkeypatch):
     strategy = DeepSpeed(stage=2)
     told: list[float] = []
     strategy.precision = Precision(precision, "cpu")

@@ -4,7 +4,6 @@ So are gradients of gradients that cannot be right, and noise that ranks would d
 """
 
 import random
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -96,9 +95,7 @@ def step(self: Any, closure: Any = None) -> None:
         ((True, True), optimizer_subject.Marked, {"step": step}),
     ],
 )
-def test_a_class_of_one_s_own_says_what_its_step_uses(
-    expected: tuple[bool, bool], base: type, own: dict[str, Any]
-) -> None:
+def test_a_class_of_one_s_own_says_what_its_step_uses(expected, base, own):
     kind = type("Own", (base,), own)
     assert refused(kind(parameters())) == expected
     assert refused(kind(parameters())) == expected  # torch has wrapped its step, once
@@ -143,9 +140,7 @@ def weights(run_directory: Path) -> torch.Tensor:
         ),
     ],
 )
-def test_optimizers_that_are_not_refused_equal_one_process(
-    tmp_path: Path, engine: str, equal: tuple[str, ...], refused: tuple[str, ...]
-) -> None:
+def test_optimizers_that_are_not_refused_equal_one_process(tmp_path, engine, equal, refused):
     if engine != "torch":
         require(missing(engine))
     found = fitted(tmp_path, 2, *equal, *refused)
@@ -213,9 +208,7 @@ def test_gradients_of_gradients_are_right_or_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("draw", [lambda: torch.rand(1), np.random.rand, random.random, None])
-def test_a_draw_from_any_generator_is_noticed(
-    monkeypatch: pytest.MonkeyPatch, device: str, draw: Callable[[], object] | None
-) -> None:
+def test_a_draw_from_any_generator_is_noticed(monkeypatch, device, draw):
     states = iter(range(2))  # of a GPU's generator, which moves if nothing else does
     module = SimpleNamespace(get_rng_state=lambda _: torch.tensor(next(states) * (draw is None)))
     monkeypatch.setattr(torch, "get_device_module", lambda _: module)

@@ -48,9 +48,7 @@ def test_a_resume_draws_the_same_masks(ranks: list[dict[str, Any]]) -> None:
         assert rank["equal"]
 
 
-def test_sharded_parameters_are_stepped_and_clipped_by_kernels_of_gpus(
-    ranks: list[dict[str, Any]],
-) -> None:
+def test_sharded_parameters_are_stepped_and_clipped_by_kernels_of_gpus(ranks):
     assert all("_fused_adamw_.default" in each["operators"] for each in ranks)
     # The ranks that hold a shard first count its norm.
     counting = ["_foreach_norm.Scalar" in rank["operators"] for rank in ranks]

@@ -2,6 +2,7 @@
 
 import json
 from functools import cache
+from itertools import product
 from typing import Any
 
 import pytest
@@ -29,14 +30,14 @@ SHARDS = {
 KEPT = {"ddp": MODEL, "ddp_zero1": MODEL}
 
 
-def group_of(name: str) -> str:
+def group_of(name: str, world: int) -> str:
     """What is measured in one process."""
-    return "quick" if name in QUICK else ENGINES.get(name, "torch")
+    return "quick" if name in QUICK and world == WORLDS[-1] else ENGINES.get(name, "torch")
 
 
-def marks(name: str) -> list[pytest.MarkDecorator]:
+def marks(name: str, world: int) -> list[pytest.MarkDecorator]:
     """Of a strategy."""
-    found = [] if name in QUICK else [pytest.mark.slow]
+    found = [] if group_of(name, world) == "quick" else [pytest.mark.slow]
     if name in ("fsdp", "fsdp, whole"):
         found.append(fake_broadcast)
     return [*found, pytest.mark.needs(ENGINES[name])] if name in ENGINES else found
@@ -48,7 +49,8 @@ def measured():
 
     @cache
     def found(group: str) -> dict[tuple[str, int], Any]:
-        names = [name for name in CASES if group_of(name) == group]
+        cases = [case for case in product(CASES, WORLDS) if group_of(*case) == group]
+        names = [f"{name}/{world}" for name, world in cases]
         engine = group if group in ENGINES.values() else "torch"
         done = succeed(["-m", "fake_group_subject", *names], engine=engine)
         lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
@@ -57,10 +59,11 @@ def measured():
     return found
 
 
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in CASES])
+@pytest.mark.parametrize(
+    ("name", "world"), [pytest.param(*case, marks=marks(*case)) for case in product(CASES, WORLDS)]
+)
 def test_a_rank_holds_what_is_expected(measured, name: str, world: int) -> None:
-    found = measured(group_of(name))[name, world]
+    found = measured(group_of(name, world))[name, world]
     assert "error" not in found, found["error"]
     parameters, gradients, optimizer = SHARDS[name](world)
     assert found["before"] == {

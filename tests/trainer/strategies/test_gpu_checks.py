@@ -16,6 +16,8 @@ from tests.gpu.report import Result
 from tests.gpu.run import Session, run_session, sessions
 from tests.project import ROOT, run, succeed
 
+from tests import fork_server
+
 DRY = {"GPU_TESTS_ON": "cpu"}
 OWN = "tests/gpu"
 HERE = Path(__file__).parents[1] / "gpu"
@@ -25,6 +27,13 @@ def checks(folder: str | Path, words: str) -> list[str]:
     """The command that runs some of a folder's checks: the project's own, or the template's."""
     command = ["-m", "pytest", str(folder), "-m", "gpu", "-p", "no:cacheprovider"]
     return [*command, "-q", "-rsfE", "-k", words]
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork what is started here instead of importing torch again, where there are servers."""
+    if fork_server.is_serving():
+        monkeypatch.setattr(subprocess, "Popen", fork_server.ForkedProcess)
 
 
 @pytest.mark.parametrize(
@@ -112,6 +121,7 @@ def test_e(name):
 """
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_process_that_an_error_ends_costs_one_check(tmp_path, capsys):
     (tmp_path / "test_broken.py").write_text(BROKEN)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu\n")
@@ -125,6 +135,7 @@ def test_a_process_that_an_error_ends_costs_one_check(tmp_path, capsys):
     assert "test_broken.py" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("forked")
 def test_sessions_without_a_selected_test_are_not_started(tmp_path):
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu\n")
     for name, text in (("one", BROKEN), ("two", BROKEN), ("bad", "import nowhere")):
@@ -133,6 +144,7 @@ def test_sessions_without_a_selected_test_are_not_started(tmp_path):
     assert gpu_run.selected([*each.values()], "test_two and test_a") == [each["two"], each["bad"]]
 
 
+@pytest.mark.usefixtures("forked")
 def test_sessions_run_at_once_and_what_measures_time_before_them(tmp_path, monkeypatch, capsys):
     names = [f"test_{name}.py" for name in ("a", "b", "failures")]
     together, ran = threading.Barrier(2, timeout=600), []
@@ -152,6 +164,7 @@ def test_sessions_run_at_once_and_what_measures_time_before_them(tmp_path, monke
     assert "3 passed" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("forked")
 def test_an_interrupted_run_continues_after_its_last_session(tmp_path, monkeypatch, capsys):
     """Whatever ends the first command, each is run once; other code starts from the first."""
     sessions = [Session((name,)) for name in ("one", "two")]
@@ -194,6 +207,7 @@ def test_each_check_of_a_strategy_is_in_one_session():
     assert len(found) > 100
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_file_that_cannot_be_imported_is_no_success(tmp_path):
     (tmp_path / "test_broken.py").write_text("import nowhere")
     (result,) = run_session(Session((str(tmp_path / "test_broken.py"),)), "cpu", "")

@@ -1,7 +1,6 @@
 """What strategies do not support, each with a reason and an alternative."""
 
 import sys
-from typing import Any
 
 import my_project_trainer as trainer
 import pytest
@@ -30,9 +29,7 @@ MARKS = {"deepspeed": pytest.mark.needs("deepspeed")}
     ("strategy", "options", "reason"),
     [pytest.param(*row, marks=MARKS.get(row[0].partition("_")[0], ())) for row in REFUSED],
 )
-def test_a_strategy_says_what_it_does_not_support(
-    strategy: str, options: dict[str, Any], reason: str
-) -> None:
+def test_a_strategy_says_what_it_does_not_support(strategy, options, reason):
     with pytest.raises(trainer.ConfigurationError) as raised:
         trainer.Trainer(accelerator="cpu", devices=2, strategy=strategy, **options)
     (line,) = raised.value.problems
@@ -48,9 +45,7 @@ def test_a_strategy_says_what_it_does_not_support(
         ("ddp_sharded_spawn", "fairscale"),
     ],
 )
-def test_a_package_that_is_missing_is_named_with_how_to_install_it(
-    monkeypatch: pytest.MonkeyPatch, strategy: str, package: str
-) -> None:
+def test_a_package_that_is_missing_is_named_with_how_to_install_it(monkeypatch, strategy, package):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(trainer.ConfigurationError) as raised:
         trainer.Trainer(accelerator="cpu", devices=2, strategy=strategy, max_steps=1)

@@ -64,9 +64,7 @@ def trained(folder: Path, make: Callable[..., Optimizer], **options: Any) -> lis
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_a_fit_and_its_resume_come_to_what_a_loop_over_parameters_does(
-    tmp_path: Path, name: str
-) -> None:
+def test_a_fit_and_its_resume_come_to_what_a_loop_over_parameters_does(tmp_path, name):
     makers = {kind: partial(MAKERS[name], **options) for kind, options in KINDS.items()}
     whole = {kind: trained(tmp_path / kind, make) for kind, make in makers.items()}
     # Each from a checkpoint that others have saved.

@@ -35,9 +35,7 @@ NO_CLIPPING = (0.0, 0.0)
         ({"strategy_options": {"servers": 2}}, "no option 'servers': there is one, on rank 0"),
     ],
 )
-def test_refuses_before_any_process_starts(
-    nothing_runs: None, given: dict[str, Any], reason: str
-) -> None:
+def test_refuses_before_any_process_starts(nothing_runs, given, reason):
     with pytest.raises(ConfigurationError, match=reason):
         Trainer(strategy="parameter_server", accelerator="cpu", devices=2, max_epochs=1, **given)
 

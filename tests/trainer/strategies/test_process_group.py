@@ -1,7 +1,6 @@
 """What a process group is formed of, and what torch's DDP is given."""
 
 import datetime
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -40,9 +39,7 @@ from torch.distributed.device_mesh import DeviceMesh
         ("gloo", "cpu", "gloo"),
     ],
 )
-def test_cpu_tensors_always_have_a_backend(
-    asked: str | None, device_type: str, backends: str
-) -> None:
+def test_cpu_tensors_always_have_a_backend(asked, device_type, backends):
     assert process_group.backends(asked, device_type) == backends
 
 
@@ -56,9 +53,7 @@ def test_cpu_tensors_always_have_a_backend(
         ({"PL_TORCH_DISTRIBUTED_BACKEND": "gloo", "TRAINER_BACKEND": ""}, "gloo"),
     ],
 )
-def test_the_variables_name_a_backend(
-    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], asked: str
-) -> None:
+def test_the_variables_name_a_backend(monkeypatch, variables, asked):
     for name in collectives.BACKENDS:
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
@@ -118,9 +113,7 @@ def form_pipelines(strategy: Any) -> None:
         ("sequential", {"stages": 2}, form_pipelines),
     ],
 )
-def test_every_group_reports_after_our_timer(
-    monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any], form: Callable[[Any], Any]
-) -> None:
+def test_every_group_reports_after_our_timer(monkeypatch, name, options, form):
     strategy: Any = strategies.create(name, {"timeout_seconds": 600, **options})
     strategy.layout, strategy.device = Layout(0, 0, 8, 8), torch.device("cuda:0")
     strategy.replicas(8, 1)

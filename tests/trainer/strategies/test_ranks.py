@@ -72,9 +72,7 @@ def test_each_rank_draws_different_random_numbers(results: Results, strategy: st
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_values_are_reduced_over_ranks_and_over_one_without_samples(
-    results: Results, strategy: str
-) -> None:
+def test_values_are_reduced_over_ranks_and_over_one_without_samples(results, strategy):
     assert set(results.logged(strategy, "low_step")) == {1.0}
     assert results.logged(strategy, "high_step") == [2.0, 2.0, 1.0]
     assert results.logged(strategy, "low_epoch") == [1.0]

@@ -45,9 +45,7 @@ def test_a_model_of_other_names_is_not_loaded() -> None:
             fill_module(module, other)
 
 
-def test_an_optimizer_s_state_of_another_shape_is_not_loaded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_optimizer_s_state_of_another_shape_is_not_loaded(monkeypatch):
     # The state of a parameter that is whole may have any shape.
     monkeypatch.setattr(dtensors, "is_sharded", lambda parameter: True)
     module = nn.Linear(2, 1)
@@ -66,9 +64,7 @@ def test_an_optimizer_s_state_of_another_shape_is_not_loaded(
 @pytest.mark.parametrize(
     ("algorithm", "expected"), [("norm", [0.6, 0.0, 0.0]), ("value", [1.0, 1.0, 1.0])]
 )
-def test_the_norm_is_that_of_the_gradients_of_all_processes(
-    monkeypatch: pytest.MonkeyPatch, algorithm: str, expected: list[float]
-) -> None:
+def test_the_norm_is_that_of_the_gradients_of_all_processes(monkeypatch, algorithm, expected):
     def add_other_process(squares: Tensor) -> Tensor:
         return squares + 16.0  # of a process whose gradients have a norm of 4
 

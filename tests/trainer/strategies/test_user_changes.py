@@ -1,4 +1,4 @@
-"""What hooks do to weights and gradients: as in one process, or an error in one line."""
+"""What hooks and steps do to weights and gradients: as in one process, or an error in one line."""
 
 import json
 from collections.abc import Sequence
@@ -22,8 +22,19 @@ NAMES = (
     *("ResetsState", "AddsGroup", "FreezesHead", "Anchors"),
     *("ClipNorm", "ClipValue", "OptionsOnly", "HalvesHeadInStep", "ShrinkHeadInStep"),
 )
+# Steps that use a parameter in unusual ways.
+STEPS = ("Reentrant", "ReentrantByHand", "Functional", "Penalty")
+# What has no gradient does not decay: engines create zeros, or step all parameters together.
+UNUSED = ("PartlyUsed", "UsedAfterDetach")
+# A rank would compute with its part only of what the fit has sharded.
+LATER = ("CallsLater", "ReadsLater")
+KEPT = ("KeepsParameters", "Prunes")
+REPLICAS = ("Counts", "KeepsFeatures")  # have buffers of before the step and their own hooks
+ALONE = (*NAMES, *STEPS, *UNUSED, *LATER, *KEPT, *REPLICAS, "Attends", "TrainsChainLater")
+
 GROUPS = {"AddsGroup": "SGD have changed since the fit began"}
-UNUSED = {"FreezesHead": "does not use head.weight"}
+FROZEN = {"FreezesHead": "does not use head.weight"}
+TWICE = {"Reentrant": "gets two gradients in one backward"}
 GRADIENTS = dict.fromkeys(
     ("ClipNorm", "ClipValue", "NoGradient", "ClipGroups", "MasksRow"),
     "on_before_optimizer_step uses gradients",
@@ -43,76 +54,123 @@ ZERO = {
     "FreezesHead": "head.weight is frozen since the fit began",
     "Anchors": "Anchored, which has a state before its first step",
 }
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+STAGE_2 = {
+    **ZERO,
+    "Reentrant": "DeepSpeed cannot compute this step",
+    "ReentrantByHand": "manual optimization",
+}
+STAGE_3 = {
+    **STAGE_2,
+    **dict.fromkeys(("HalvesHeadInStep", "Functional", "Penalty"), "training_step uses weights"),
+}
+CALLS = {"CallsLater": "a Linear is called after the fit"}
+SHARDED = {
+    "HooksGradient": "sequential_module.0.weight has a hook of its gradient",
+    "ReadsNorms": "item(), float() or if of a sharded tensor",
+    "CreatesHead": "configure_optimizers: creates other.weight",
+}
+FSDP = {
+    **SHARDED,
+    **CALLS,
+    "ReadsLater": "of a sharded",
+    "ReentrantByHand": "is sharded child by child",
+}
+COMPUTED = {"Prunes": "sequential_module.0 computes its weight from weight_orig"}
+SHARDS = (*KEPT, "OwnOptimizer", "NoGradient", "ClipGroups", "AddsGroup", "Anchors", *SHARDED)
+IN_PARTS = {"strategy": "fsdp", "strategy_options": {"unit_classes": ["Sequential"]}}
+LATE = ("TrainsChainLater 32-true", "TrainsChainLater bf16-mixed")
+HALF = {name: {"precision": name.split()[1], **IN_PARTS} for name in LATE}
 
 
-def fits(folder: Path, names: Sequence[str], by: Sequence[str], **options: Any) -> dict[str, Any]:
-    launcher = list(by) if by and not by[0].startswith("-") else []
-    words = [*(() if launcher else by), "-m", "user_changes_subject"]
-    arguments = [*words, folder, json.dumps(options), *names]
-    succeed(arguments, cwd=folder, by=launcher, extra=at_root())
+def stage(number: int, *names: str, **config: Any) -> dict[str, Any]:
+    """Runs with a stage of DeepSpeed in its options."""
+    options = {"strategy": "deepspeed", "strategy_options": config or {"stage": number}}
+    return {f"{name} {number}": options for name in names}
+
+
+WHOLE = {"zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}}
+# By strategy: its options, the modules that it fits, more runs with options of their own, and what
+# is refused of them.
+WAYS: dict[str, tuple[dict[str, Any], Sequence[str], dict[str, Any], dict[str, str]]] = {
+    "ddp": ({}, (*NAMES, *STEPS, *LATER), {}, FROZEN | TWICE),
+    "ddp_zero1": ({}, NAMES, {}, FROZEN),
+    # All strategies but these two and stage 3 run the step on each part of a batch.
+    "dp": (
+        {},
+        (*NAMES[:-1], *REPLICAS, "KeepsByFunction"),
+        {},
+        {"KeepsByFunction": "set features of the module itself"},
+    ),
+    "sequential": ({}, (*NAMES[:-1], *UNUSED, *LATER), {}, NORM | WEIGHTS | CALLS),
+    "parameter_server": (
+        {"max_staleness": 0},
+        # The error of AddsGroup ends the peers.
+        (*(each for each in NAMES if each != "AddsGroup"), *UNUSED),
+        {},
+        {},
+    ),
+    "fsdp": ({}, (*SHARDS, *STEPS, *LATER), HALF, FSDP),
+    "tensor_parallel": ({}, SHARDS, {}, SHARDED | COMPUTED),
+    "horovod": ({"scale_learning_rate": False}, (*NAMES, *UNUSED), {}, GROUPS),
+    "ddp_sharded": (
+        {},
+        (*NAMES, *STEPS),
+        {name: {"strategy_options": {"find_unused_parameters": True}} for name in UNUSED},
+        {**NORM, **TWICE, "AddsGroup": "OSS have changed since the fit began"},
+    ),
+    "deepspeed_stage_1": ({}, NAMES, stage(0, *UNUSED) | stage(1, *UNUSED), ZERO),
+    "deepspeed_stage_2": ({}, (*NAMES, *STEPS), stage(2, *UNUSED), STAGE_2),
+    "deepspeed_stage_3": (
+        {},
+        (*NAMES[:-1], *STEPS, "Attends"),
+        stage(3, *UNUSED) | stage(3, *LATER, config=WHOLE),
+        {**STAGE_3, **CALLS, "ReadsLater": "fit uses weights"},
+    ),
+}
+ENGINES = {name: name.partition("_")[0] for name in WAYS if name.startswith(("deep", "horovod"))}
+ENGINES["ddp_sharded"] = "fairscale"
+
+
+def fits(folder: Path, runs: dict[str, Any], **how: Any) -> dict[str, Any]:
+    words = ["-m", "user_changes_subject", folder, json.dumps(runs)]
+    succeed(words, cwd=folder, extra=at_root(), **how)
     found: dict[str, Any] = json.loads((folder / "found.json").read_text())
     return found
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    found = fits(tmp_path_factory.mktemp("alone"), NAMES, (), devices=1)
-    assert len(set(found.values())) == len(NAMES)  # each hook matters
+    runs: dict[str, Any] = {name: {"devices": 1} for name in ALONE}
+    found = fits(tmp_path_factory.mktemp("alone"), runs)
+    assert len({found[name] for name in NAMES}) == len(NAMES)  # each hook matters
     return found
 
 
 @pytest.mark.parametrize(
-    ("options", "refused"),
+    "strategy",
     [
-        pytest.param({"strategy": "ddp"}, UNUSED, id="ddp"),
-        pytest.param({"strategy": "ddp_zero1"}, UNUSED, id="zero1"),
-        pytest.param({"strategy": "dp", "devices": 2}, {}, id="dp"),
-        pytest.param(
-            {"strategy": "horovod", "strategy_options": {"scale_learning_rate": False}},
-            GROUPS,
-            id="horovod",
-            marks=pytest.mark.needs("horovod"),
-        ),
-        pytest.param(
-            {"strategy": "parameter_server", "strategy_options": {"max_staleness": 0}},
-            {},
-            id="parameter_server",
-        ),
-        pytest.param(
-            {"strategy": "ddp_sharded"},
-            {**NORM, "AddsGroup": "OSS have changed since the fit began"},
-            id="sharded",
-            marks=pytest.mark.needs("fairscale"),
-        ),
-        pytest.param({"strategy": "sequential"}, {**NORM, **WEIGHTS}, id="sequential"),
-        *(
-            pytest.param(options, refused, id=name, marks=pytest.mark.needs("deepspeed"))
-            for name, options, refused in (
-                ("stage 1", {"strategy": "deepspeed_stage_1"}, ZERO),
-                ("stage 2", {"strategy": "deepspeed_stage_2"}, ZERO),
-                ("stage 3", {"strategy": "deepspeed_stage_3"}, ZERO),
-            )
-        ),
+        pytest.param(name, marks=[pytest.mark.needs(ENGINES[name])] if name in ENGINES else [])
+        for name in WAYS
     ],
 )
-def test_hooks_change_what_they_change_in_one_process(
-    tmp_path: Path, alone: dict[str, Any], options: dict[str, Any], refused: dict[str, str]
-):
-    name = options["strategy"]
-    launchers: dict[str, Sequence[str]] = {"dp": (), "horovod": horovodrun(2)}
-    # Stage 3 has other weights in a step; the others run the step on each part of a batch.
-    in_step = name not in ("dp", "sequential", "deepspeed_stage_3")
-    names = list(NAMES if in_step else NAMES[:-1])
-    if name == "parameter_server":
-        names.remove("AddsGroup")  # whose error ends the peers
-    by = launchers.get(name, TORCHRUN)
-    found = fits(tmp_path, names, by, **{"devices": 2, **options})
-    for each in names:
-        if each in refused:
-            assert refused[each] in found[each]
+def test_a_module_trains_as_in_one_process_or_is_refused_in_one_line(tmp_path, alone, strategy):
+    given, names, more, refused = WAYS[strategy]
+    shared = {"strategy": strategy, "devices": 2}
+    options = {**shared, "strategy_options": given} if given else shared
+    runs = dict.fromkeys(names, options) | {name: shared | own for name, own in more.items()}
+    engine = ENGINES.get(strategy, "torch")
+    by = horovodrun(2) if strategy == "horovod" else ()
+    found = fits(tmp_path, runs, by=by, engine=engine)
+    assert found.keys() == runs.keys()
+    for run_, value in found.items():
+        name = run_.partition(" ")[0]
+        if name in refused:
+            assert refused[name] in str(value), run_
+        elif run_ == LATE[1]:  # a unit that was frozen at first, in half precision
+            assert value == pytest.approx(alone[name], rel=1e-2)
+            assert value != found[LATE[0]]
         else:
-            assert found[each] == pytest.approx(alone[each], rel=1e-6), each
+            assert value == pytest.approx(alone[name], rel=1e-6), run_
 
 
 @pytest.mark.parametrize(
@@ -123,147 +181,10 @@ def test_hooks_change_what_they_change_in_one_process(
     ],
 )
 def test_the_error_of_one_rank_ends_all(tmp_path: Path, strategy: str, name: str, line: str):
-    words = [*TORCHRUN, "-m", "user_changes_subject", tmp_path]
-    options = json.dumps({"strategy": strategy, "devices": 2})
-    done = run([*words, options, name], cwd=tmp_path, extra=at_root())
+    runs = json.dumps({name: {"strategy": strategy, "devices": 2}})
+    done = run(["-m", "user_changes_subject", tmp_path, runs], cwd=tmp_path, extra=at_root())
     assert done.returncode
     assert line in done.stdout + done.stderr
-
-
-SHARDED = {
-    "HooksGradient": "sequential_module.0.weight has a hook of its gradient",
-    "ReadsNorms": "item(), float() or if of a sharded tensor",
-    "CreatesHead": "configure_optimizers: creates other.weight",
-}
-
-
-COMPUTED = {"Prunes": "sequential_module.0 computes its weight from weight_orig"}
-
-
-@pytest.mark.parametrize(("strategy", "refused"), [("fsdp", {}), ("tensor_parallel", COMPUTED)])
-def test_shards_are_what_the_module_keeps(tmp_path: Path, strategy: str, refused: dict[str, str]):
-    names = [
-        *("KeepsParameters", "OwnOptimizer", "NoGradient", "ClipGroups", "AddsGroup", "Anchors"),
-        "Prunes",
-    ]
-    refused = {**SHARDED, **refused}
-    alone = fits(tmp_path, names, (), devices=1, run_name="alone")
-    found = fits(tmp_path, [*names, *SHARDED], TORCHRUN, devices=2, strategy=strategy)
-    for each in found:
-        if each in refused:
-            assert refused[each] in found[each]
-        else:
-            assert found[each] == pytest.approx(alone[each], rel=1e-6), each
-
-
-@pytest.mark.needs("deepspeed")
-def test_stage_3_evaluates_attention_with_a_mask(tmp_path: Path):
-    alone = fits(tmp_path, ["Attends"], (), devices=1, run_name="alone")
-    found = fits(tmp_path, ["Attends"], TORCHRUN, devices=2, strategy="deepspeed_stage_3")
-    assert found == pytest.approx(alone, rel=1e-6)
-
-
-def test_replicas_of_dp_have_buffers_of_before_the_step_and_their_own_hooks(tmp_path: Path):
-    names = ["Counts", "KeepsFeatures", "KeepsByFunction"]
-    alone = fits(tmp_path, names, (), devices=1, run_name="1")
-    found = fits(tmp_path, names, (), strategy="dp", devices=2)
-    assert "set features of the module itself" in found.pop(names[2])
-    assert found == pytest.approx({name: alone[name] for name in names[:2]}, rel=1e-6)
-
-
-def test_fsdp_trains_in_half_precision_a_unit_that_was_frozen_at_first(tmp_path: Path):
-    units = {"strategy": "fsdp", "strategy_options": {"unit_classes": ["Sequential"]}}
-    found = {}
-    for precision in ("32-true", "bf16-mixed"):
-        options = {"devices": 2, "precision": precision, "run_name": precision, **units}
-        found |= {precision: fits(tmp_path, ["TrainsChainLater"], TORCHRUN, **options)}
-    exact, half = (found[each]["TrainsChainLater"] for each in ("32-true", "bf16-mixed"))
-    assert half == pytest.approx(exact, rel=1e-2)
-    assert half != exact
-
-
-ENGINE = "DeepSpeed cannot compute this step"
-TWICE = {"Reentrant": "gets two gradients in one backward"}
-STAGE_2 = {"Reentrant": ENGINE, "ReentrantByHand": "manual optimization"}
-STAGE_3 = {**STAGE_2, **dict.fromkeys(("Functional", "Penalty"), "training_step uses weights")}
-
-
-@pytest.mark.parametrize(
-    ("strategy", "refused"),
-    [
-        ("ddp", TWICE),
-        ("fsdp", {"ReentrantByHand": "is sharded child by child"}),
-        pytest.param("ddp_sharded", TWICE, marks=pytest.mark.needs("fairscale")),
-        pytest.param("deepspeed_stage_2", STAGE_2, marks=pytest.mark.needs("deepspeed")),
-        pytest.param("deepspeed_stage_3", STAGE_3, marks=pytest.mark.needs("deepspeed")),
-    ],
-)
-def test_steps_that_use_a_parameter_in_unusual_ways(
-    tmp_path: Path, strategy: str, refused: dict[str, str]
-):
-    names = ["Reentrant", "ReentrantByHand", "Functional", "Penalty"]
-    alone = fits(tmp_path, names, (), devices=1, run_name="alone")
-    found = fits(tmp_path, names, TORCHRUN, devices=2, strategy=strategy)
-    for name in names:
-        if name in refused:
-            assert refused[name] in found[name]
-        else:
-            assert found[name] == pytest.approx(alone[name], rel=1e-6), name
-
-
-def test_what_no_output_uses_has_no_gradient_in_a_pipeline(tmp_path: Path):
-    names, options = ["PartlyUsed", "UsedAfterDetach"], {"strategy": "sequential", "devices": 2}
-    alone = fits(tmp_path, names, (), devices=1, run_name="alone")
-    assert fits(tmp_path, names, TORCHRUN, **options) == pytest.approx(alone, rel=1e-6)
-
-
-DECAYING = [
-    *(("deepspeed", "deepspeed", {"stage": stage}) for stage in range(4)),
-    ("fairscale", "ddp_sharded", {"find_unused_parameters": True}),
-    ("horovod", "horovod", {"scale_learning_rate": False}),
-    ("", "parameter_server", {"max_staleness": 0}),
-]
-
-
-@pytest.mark.parametrize(
-    ("strategy", "options"),
-    [
-        pytest.param(*given, marks=[pytest.mark.needs(engine)] if engine else [])
-        for engine, *given in DECAYING
-    ],
-)
-def test_what_has_no_gradient_does_not_decay(tmp_path: Path, strategy: str, options: Any):
-    """Engines create zeros, or step all parameters together."""
-    names = ["PartlyUsed", "UsedAfterDetach"]
-    alone = fits(tmp_path, names, (), devices=1, run_name="alone")
-    by = horovodrun(2) if strategy == "horovod" else TORCHRUN
-    found = fits(tmp_path, names, by, devices=2, strategy=strategy, strategy_options=options)
-    assert found == pytest.approx(alone, rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("strategy", "refused"),
-    [
-        ("fsdp", {"CallsLater": "a Linear is called after the fit", "ReadsLater": "of a sharded"}),
-        ("sequential", {"CallsLater": "a Linear is called after the fit"}),
-        ("ddp", {}),
-        pytest.param(
-            "deepspeed",
-            {"CallsLater": "a Linear is called after the fit", "ReadsLater": "fit uses weights"},
-            marks=pytest.mark.needs("deepspeed"),
-        ),
-    ],
-)
-def test_what_a_fit_has_sharded_is_not_computed_with(
-    tmp_path: Path, strategy: str, refused: dict[str, str]
-):
-    """A rank would do it with its part only."""
-    stage_3 = {"zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}}
-    options = {"config": stage_3} if strategy == "deepspeed" else {}
-    names = ["CallsLater", "ReadsLater"]
-    found = fits(tmp_path, names, TORCHRUN, devices=2, strategy=strategy, strategy_options=options)
-    assert all(refused.get(name, "") in str(found[name]) for name in names)
-    assert [name for name in names if isinstance(found[name], str)] == list(refused)
 
 
 class Residual(nn.Sequential):

@@ -58,9 +58,7 @@ def test_it_is_refused_in_one_line(nothing_runs: None, given: Any, line: str) ->
     assert refusal(**given) == [line]
 
 
-def test_another_torch_is_refused(
-    nothing_runs: None, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_torch_is_refused(nothing_runs, tmp_path, monkeypatch):
     about = tmp_path / "torch_xla-2.9.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: torch_xla\nVersion: 2.9.0\n")
@@ -74,9 +72,7 @@ def test_another_torch_is_refused(
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "hsdp", "mesh", "tensor_parallel"])
-def test_sharded_parameters_need_a_newer_torch_than_it(
-    nothing_runs: None, monkeypatch: pytest.MonkeyPatch, strategy: str
-) -> None:
+def test_sharded_parameters_need_a_newer_torch_than_it(nothing_runs, monkeypatch, strategy):
     monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.9.0"))
     problem = "sharded parameters need torch 2.10 or newer, and this is torch 2.9.0"
     advice = "use strategy='ddp', or another environment"
@@ -101,17 +97,13 @@ def test_sharded_parameters_need_a_newer_torch_than_it(
         ),
     ],
 )
-def test_it_counts_the_chips(
-    nothing_runs: None, chips: Any, count: int, given: Any, line: str
-) -> None:
+def test_it_counts_the_chips(nothing_runs, chips, count, given, line):
     chips(count)
     assert line in refusal(**given)
 
 
 @pytest.mark.parametrize("given", [{}, {"accelerator": "tpu"}, {"tpu_cores": 4}])
-def test_all_chips_are_used_where_there_are_some(
-    nothing_runs: None, chips: Any, monkeypatch: pytest.MonkeyPatch, given: Any
-) -> None:
+def test_all_chips_are_used_where_there_are_some(nothing_runs, chips, monkeypatch, given):
     """As on a TPU machine, but for the packages."""
     chips(4)
     cls = trainer.strategies.find("xla").cls
@@ -123,9 +115,7 @@ def test_all_chips_are_used_where_there_are_some(
 
 
 @pytest.mark.parametrize("block", [1, None])
-def test_the_first_loss_that_is_not_finite_is_found_in_blocks_of_any_size(
-    block: int | None,
-) -> None:
+def test_the_first_loss_that_is_not_finite_is_found_in_blocks_of_any_size(block):
     position = Position()
     losses = LossRecord(torch.device("cpu"), position, block)
     for position.global_step, loss in enumerate([1.0, float("nan"), 2.0, float("inf")]):

@@ -163,9 +163,7 @@ def test_more_workers_are_suggested_for_a_slow_loader(monkeypatch: pytest.Monkey
         (8, {0: 9.0, 1: 8.0, 2: 5.0}, "warning", "use num_workers=2"),
     ],
 )
-def test_the_fewest_workers_that_keep_a_step_fed(
-    given: int, measured: dict[int, float], status: str, advice: str
-) -> None:
+def test_the_fewest_workers_that_keep_a_step_fed(given, measured, status, advice):
     found = fit.suggest(given, measured, 1.0, "cpu")
     assert (found.status, found.advice.split(",")[0]) == (status, advice)
 
@@ -246,9 +244,7 @@ def doctor(*given: str) -> int:
     return 0
 
 
-def test_a_table_and_json_have_the_same_lines(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_and_json_have_the_same_lines(capsys, monkeypatch):
     found = [Check("step", "ok", "fine"), Check("disk", "warning", "full", "free it")]
     monkeypatch.setattr(machine, "check", lambda work: found)
     assert doctor() == 0

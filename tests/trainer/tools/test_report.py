@@ -193,9 +193,7 @@ def test_what_is_missing_or_damaged_is_said(tmp_path: Path) -> None:
     assert page.row("last loss") == ["nan"]
 
 
-def test_mistakes_are_refused_in_a_line_each(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mistakes_are_refused_in_a_line_each(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "_PACKAGE", "not_installed")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(trainer.ConfigurationError) as caught:
@@ -280,9 +278,7 @@ def test_long_logs_are_thinned_to_values_that_were_logged() -> None:
     ("runs", "names", "steps", "length"),
     [(2, 10, 5_000, 5), (2, 10, 5_000, 80), (1, 1_500, 20, 41), (30, 20, 500, 20)],
 )
-def test_a_page_of_much_is_below_two_megabytes(
-    tmp_path: Path, runs: int, names: int, steps: int, length: int
-) -> None:
+def test_a_page_of_much_is_below_two_megabytes(tmp_path, runs, names, steps, length):
     logged = "".join(
         f"{step},0,layers.0.attention/metric-{name},{math.sin(step) / 3!r}\n"
         for step in range(steps)
@@ -301,9 +297,7 @@ def test_a_page_of_much_is_below_two_megabytes(
         assert f"{names - shown} more values are in the runs' CSV files." in page.text
 
 
-def test_fit_names_the_command_that_makes_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_fit_names_the_command_that_makes_it(tmp_path, monkeypatch, capsys):
     if not (config := ROOT / "configs" / "digits.yaml").exists():
         pytest.skip("the example was deleted")
     monkeypatch.chdir(tmp_path)

@@ -57,9 +57,7 @@ def test_the_browser_itself_reports_what_it_must_not_find(browser: Browser, tmp_
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
-def test_curves_are_drawn_without_an_error_or_a_request(
-    browser: Browser, page: Path, size: tuple[int, int], scheme: str
-) -> None:
+def test_curves_are_drawn_without_an_error_or_a_request(browser, page, size, scheme):
     browser.open(page, *size, scheme)
     assert browser.problems() == []
     assert browser.requests() == []
@@ -88,9 +86,7 @@ def test_curves_are_drawn_without_an_error_or_a_request(
     assert browser.run("document.body.textContent.includes('onerror=alert(1)')")
 
 
-def test_curves_are_drawn_by_epochs_and_on_a_logarithmic_scale(
-    browser: Browser, page: Path
-) -> None:
+def test_curves_are_drawn_by_epochs_and_on_a_logarithmic_scale(browser, page):
     browser.open(page, *DESKTOP)
     titles = "[...document.querySelectorAll('.role-axis-title')].map((each) => each.textContent)"
     form = "document.getElementById('axes')"
@@ -146,9 +142,7 @@ def test_it_is_printed_on_white_in_dark_mode_too(browser: Browser, page: Path) -
     browser.send("Emulation.setEmulatedMedia", media="")
 
 
-def test_a_plot_that_cannot_be_drawn_says_where_its_numbers_are(
-    browser: Browser, page: Path, tmp_path: Path
-) -> None:
+def test_a_plot_that_cannot_be_drawn_says_where_its_numbers_are(browser, page, tmp_path):
     broken = tmp_path / "broken.html"
     text = page.read_text()
     assert '"domain":[' in text

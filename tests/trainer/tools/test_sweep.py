@@ -139,9 +139,7 @@ def record(number: int, ended: str, **metrics: object) -> None:
     (directory / "run.json").write_text(json.dumps({"attempts": attempts}))
 
 
-def test_jobs_share_a_study(
-    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_jobs_share_a_study(script, tmp_path, monkeypatch):
     file = write(tmp_path, trials=6)
     assert script.Sweep(file, alone=True).left == 6
     taken = {
@@ -200,9 +198,7 @@ def test_a_grid_has_each_combination_once(script: ModuleType, tmp_path: Path) ->
         ("metric: 'x", "not YAML"),
     ],
 )
-def test_a_file_that_yaml_would_misread_is_refused(
-    script: ModuleType, tmp_path: Path, damage: str, says: str
-) -> None:
+def test_a_file_that_yaml_would_misread_is_refused(script, tmp_path, damage, says):
     file = write(tmp_path)
     text = file.read_text()
     if damage.startswith("search"):
@@ -271,9 +267,7 @@ def test_links_and_damaged_runs_are_a_line(script: ModuleType, tmp_path: Path) -
     assert [trial.state.name for trial in trials(tmp_path)] == ["FAIL"]
 
 
-def test_a_wrong_metric_ends_the_sweep_and_another_needs_another_study(
-    script: ModuleType, tmp_path: Path
-) -> None:
+def test_a_wrong_metric_ends_the_sweep_and_another_needs_another_study(script, tmp_path):
     file = write(tmp_path)
     script.Sweep(file, alone=True).ask("")
     record(0, "finished step 4", loss=1.0)

@@ -15,6 +15,7 @@ HEADINGS = {
     "module": "Attributes of a module",
     "argument": "Arguments of Trainer, TrainingArguments and Accelerator",
     "attribute": "Attributes of a trainer",
+    "subclass": "Methods of a subclass of Trainer, which would not be called",
     "call": "Arguments of fit, validate, test, predict and log",
     "callbacks": "Arguments of callbacks",
     "scheduler": "Keys of a scheduler's dict",

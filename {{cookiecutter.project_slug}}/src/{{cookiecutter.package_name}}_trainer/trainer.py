@@ -18,13 +18,21 @@ from torch import Tensor
 from .checkpoint import find_link, is_link
 from .data import randomness, sources
 from .data.sources import Data
-from .errors import ConfigurationError, EarlyExit, Problems, TemporaryError, UserError, refuse
+from .errors import (
+    ConfigurationError,
+    EarlyExit,
+    Problems,
+    TemporaryError,
+    UserError,
+    instead,
+    refuse,
+)
 from .launch import failures, hangs, reports, signals
 from .launch.devices import backends_set
 from .launch.rank import drop_inherited_variables, run_external
 from .launch.signals import Interrupted, Preempted
 from .loop.position import Position
-from .module import Loaders, TrainingModule, current_run
+from .module import DataModule, Loaders, TrainingModule, current_run
 from .options import Options, values
 from .options.reading import accepts_foreign, accepts_options
 from .run import console, environment, plan, training
@@ -64,6 +72,11 @@ class Trainer(current_run.RunProperties, current_run.OptionNames):
         ConfigurationError: One line for each error in the arguments.
     """
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        never = {name: advice for name in vars(cls) if (advice := instead("subclass", name))}
+        refuse([f"{cls.__name__}.{name} would not be called{never[name]}" for name in never])
+
     @accepts_options(Options)
     def __init__(self, options: Options, problems: Problems) -> None:
         # Not checks: the checks below read the variables that this leaves.
@@ -71,6 +84,7 @@ class Trainer(current_run.RunProperties, current_run.OptionNames):
         environment.warn()
         self._plan = plan.make(options, problems)
         self._last = RunResult()
+        self._fitted: tuple[TrainingModule, DataModule | None] | None = None
         self.configuration: str | None = None
         console.warn_of_unused(self._plan)
         randomness.seed_generators(options.seed)
@@ -115,6 +129,7 @@ class Trainer(current_run.RunProperties, current_run.OptionNames):
         if val_dataloader is not None:
             sources.check(module, "validation_step")
         command = partial(training.fit, module=module, data=data, val_dataloader=val_dataloader)
+        self._fitted = module, data if isinstance(data, DataModule) else None
         self._last = RunResult()
         try:
             self._last = self._launch(module, command)
@@ -137,7 +152,7 @@ class Trainer(current_run.RunProperties, current_run.OptionNames):
     @accepts_foreign
     def validate(
         self,
-        module: TrainingModule,
+        module: TrainingModule | None = None,
         data: Data = None,
         checkpoint: str | os.PathLike[str] | None = None,
         *,
@@ -146,7 +161,7 @@ class Trainer(current_run.RunProperties, current_run.OptionNames):
         """Validate a module.
 
         Args:
-            module: The module.
+            module: The module; default: that of the last ``fit``.
             data: A data module, a loader of batches, or a dict of loaders by name; default: the
                 module's loaders.
             checkpoint: A checkpoint or run directory whose weights are used; ``"best"``,
@@ -165,7 +180,7 @@ class Trainer(current_run.RunProperties, current_run.OptionNames):
     @accepts_foreign
     def test(
         self,
-        module: TrainingModule,
+        module: TrainingModule | None = None,
         data: Data = None,
         checkpoint: str | os.PathLike[str] | None = None,
         *,
@@ -178,7 +193,7 @@ class Trainer(current_run.RunProperties, current_run.OptionNames):
     @accepts_foreign
     def predict(
         self,
-        module: TrainingModule,
+        module: TrainingModule | None = None,
         data: Data = None,
         checkpoint: str | os.PathLike[str] | None = None,
         *,
@@ -252,7 +267,13 @@ class Trainer(current_run.RunProperties, current_run.OptionNames):
         position = self._last.position
         return current_run.RunFacts(self._plan.layout, position.global_step, position.epoch)
 
-    def _evaluate(self, kind: "Evaluation", module: TrainingModule, data: Data, **of: Any) -> Any:
+    def _evaluate(
+        self, kind: "Evaluation", module: TrainingModule | None, data: Data, **of: Any
+    ) -> Any:
+        if module is None:
+            if self._fitted is None:
+                raise ConfigurationError("no module was given, and this trainer has fitted none")
+            module, data = self._fitted[0], data or self._fitted[1]
         sources.check(module, f"{kind}_step")
         sources.check_given(data)
         of["checkpoint"] = self._checkpoint(**of)

@@ -22,7 +22,7 @@ _FILES = {
 BUILT_IN = {name: f"{__package__}.{file}.{name}" for file in _FILES for name in _FILES[file]}
 """Their class paths by name: a file is imported when one of them is used."""
 _FIRST = "_state_of_first_fit"
-_Calls = tuple[Callable[..., None], ...]
+_Calls = tuple[Callable[..., Any], ...]
 _Around = Callable[[str], AbstractContextManager[None]]
 
 

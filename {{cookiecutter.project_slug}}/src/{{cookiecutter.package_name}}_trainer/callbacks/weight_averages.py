@@ -111,7 +111,7 @@ class EMA(WeightAverage):
 
     def _note_short(self, averages: int) -> None:
         """Say if the decay does not matter in a fit that is so short."""
-        left, reached = self.decay**averages, (10 * self.decay - 1) / (1 - self.decay)
+        left, reached = self.decay ** max(0, averages - 1), (10 * self.decay - 1) / (1 - self.decay)
         if self.warmup and averages < reached:
             how = f"is reached after {reached:.0f} averages: until then it is (1 + n) / (10 + n)"
         elif not self.warmup and left > 0.01:

@@ -6,13 +6,14 @@ import os
 import random
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..errors import ConfigurationError
 from ..options.reading import SEEDED
 
 State = dict[str, Tensor]
@@ -55,8 +56,13 @@ def _in_bits(numbers: NDArray[np.uint64], count: int, key: int) -> NDArray[np.ui
     return numbers
 
 
-def seed_everything(seed: int) -> None:
-    """Seed torch (all devices), NumPy and Python, and trainers that are created without a seed."""
+def seed_everything(seed: int, workers: Literal[True] = True) -> None:
+    """Seed torch (all devices), NumPy and Python, and trainers that are created without a seed.
+
+    ``workers``: always, those of loaders are seeded too.
+    """
+    if not workers:
+        raise ConfigurationError("seed_everything: workers=False: leave it out, they are seeded")
     SEEDED["seed"] = int(seed)
     seed_generators(seed)
 

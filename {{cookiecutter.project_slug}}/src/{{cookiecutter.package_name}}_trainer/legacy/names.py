@@ -58,16 +58,22 @@ argument | call torchao's convert_to_float8_training in __init__ of the module |
 argument | parts in activation_checkpointing are recomputed whole | activation_checkpointing_mode
 argument | leave it out: evaluation has no gradients | inference_mode
 argument | use fit(module, loader) | model args train_dataset eval_dataset
-attribute | as it was | callback_metrics estimated_stepping_batches datamodule should_stop
-attribute | use {} | early_stopping_callback,add_callback=callbacks num_training_batches=total_steps
+attribute | in a fit as it was: trainer of a module or callback has it | callback_metrics
+  estimated_stepping_batches datamodule should_stop num_training_batches
+attribute | use {} | early_stopping_callback,add_callback=callbacks
   log_dir,ckpt_path=run_directory train=fit evaluate=validate save_model,push_to_hub=save_pretrained
   logged_metrics,progress_bar_metrics=metrics fit_loop,train_loop=current_epoch tune=find_batch_size
   lr_scheduler_configs,lr_schedulers=schedulers checkpoint_callback=run_directory/'best'
   save_checkpoint=checkpoint_every_n_steps
 attribute | use {} of the module | training,validating,testing=training num_devices=world_size
-  device_ids,gpus=device train_dataloader,val_dataloaders=trainer.datamodule
+  device_ids,gpus=device
+attribute | keep the loaders that you give to fit | train_dataloader val_dataloaders
 attribute | use log of the module; for images and text, its logger.experiment in a fit | logger
   experiment
+subclass | use {} of a TrainingModule | compute_loss,training_step=training_step log=log
+  get_train_dataloader=train_dataloader get_eval_dataloader=val_dataloader
+  create_optimizer,create_scheduler,create_optimizer_and_scheduler=configure_optimizers
+  evaluate,evaluation_loop,prediction_step=validation_step get_test_dataloader=test_dataloader
 call | as it was | model train_dataloaders val_dataloaders dataloaders datamodule
 call | as it was, but for fit: use Trainer(resume='runs/RUN') | ckpt_path
 call | as it was if True; to show a value nowhere, do not log it | logger
@@ -83,7 +89,8 @@ callbacks | leave it out: the newest checkpoint is kept, whole, in the run direc
 callbacks | leave it out: it acts after each validation | check_on_train_epoch_end
   save_on_train_epoch_end
 scheduler | multiply the scheduler's own lengths by it, such as step_size | frequency
-scheduler | leave it out: rates are logged as lr | name opt_idx reduce_on_plateau
+scheduler | leave it out: rates are logged as lr | name
+scheduler | leave it out: monitor says it | reduce_on_plateau strict opt_idx
 strategy | use 'ddp' with strategy_options={{'find_unused_parameters': …}} |
   ddp_find_unused_parameters_true ddp_find_unused_parameters_false
 hook | use {} | on_train_end,teardown=on_fit_end configure_model,configure_sharded_model=meta_device
@@ -102,5 +109,8 @@ function | use {} | TrainerCallback=Callback set_seed=Trainer(seed=1) ModelCheck
 function | upload in the job, or by a callback: docs/how-to/upload-checkpoints.md |
   UploadCheckpoints
 function | use torch's functions, or for long sequences 'fsdp' | sequence
-function | leave it out | LearningRateMonitor TQDMProgressBar RichProgressBar
+function | use {} | rank_zero_only=self.is_global_zero Tuner=Trainer.find_batch_size
+  DDPStrategy,FSDPStrategy,DeepSpeedStrategy=Trainer(strategy=…)
+  TensorBoardLogger,WandbLogger,MLFlowLogger,CSVLogger=Trainer(loggers=[…])
+function | leave it out | LearningRateMonitor TQDMProgressBar RichProgressBar ModelSummary
 """

@@ -96,7 +96,8 @@ def unmonitored(
 
     It is refused if by its name only validation logs it, and the first was like later ones.
     """
-    names = [(type(callback).__name__, callback.monitored) for callback in callbacks]
+    strict = [callback for callback in callbacks if getattr(callback, "strict", True)]
+    names = [(type(callback).__name__, callback.monitored) for callback in strict]
     names += [(type(s.scheduler).__name__, s.monitor) for s in fit.optimization.schedulers]
     lines = {
         f"{owner} monitors {name!r}, which validation does not log{nearest(name, logged)}": name

@@ -43,6 +43,7 @@ from torch import Tensor
 
 from ..checkpoint import Checkpoints, dtensors
 from ..data import MicroBatch
+from ..errors import UserError, shown
 from ..launch import collectives, output
 from ..launch.signals import STOP, Preempted, Preemption
 from ..logging import BatchContext, torchmetrics_state
@@ -156,7 +157,9 @@ class FitLoop(AbstractContextManager["FitLoop"]):
             context = self._context(batch)
             fit.outputs.recorder.enter(context)
             for call in fit.calls.on_train_batch_start:
-                call(batch.data, batch.number)
+                if (returned := call(batch.data, batch.number)) is not None:
+                    line = "on_train_batch_start returned {}, which skips nothing: return None"
+                    raise UserError(f"{line.format(shown(returned))}; trainer.stop() ends the fit")
             hashes, step = self.hashes, position.global_step + 1
             is_logged = context.is_recorded and hashes.is_moment(step, context.ends_epoch)
             hashes.is_due = hashes.is_open and (hashes.is_every or is_logged or step == hashes.last)
@@ -272,6 +275,11 @@ class FitLoop(AbstractContextManager["FitLoop"]):
         except BatchSkipped:
             self._skipped_batches += 1
             return []
+        except RuntimeError as error:
+            if manual is None and "backward through the graph a second time" in str(error):
+                does = "the trainer calls backward and step: remove them from training_step"
+                error.add_note(f"{does}, or set automatic_optimization = False")
+            raise
         self._has_gradients = True
         if self.fit.compiled is not None and not self.fit.compiled.is_checked:
             self.fit.compiled.check()

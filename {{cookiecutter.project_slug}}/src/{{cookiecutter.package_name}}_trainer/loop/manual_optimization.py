@@ -142,8 +142,14 @@ class ManualOptimizer:
         """The optimizer's parameters."""
         return self._alone.parameters
 
-    def step(self) -> None:
-        """Step the optimizer."""
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.optimizer, name)  # such as its state
+
+    def step(self, closure: Callable[[], Any] | None = None) -> None:
+        """Step the optimizer; ``closure``: computes the gradients before that, once."""
+        if closure is not None:
+            with torch.enable_grad():
+                closure()
         run, alone = self._optimization, self._alone
         run.before_step(alone)
         with alone.rates_multiplied(run.context().rate_factor):

@@ -16,7 +16,11 @@ from ..errors import missing, nearest, shown
 Loader = Iterable[Any]
 Loaders = Loader | Mapping[str, Loader]
 """A loader, or several by name."""
-_LIKE_A_HOOK = re.compile(r"on_.*_(start|end|checkpoint|eval|train|save|load)|on_(before|after)_.*")
+_LIKE_A_HOOK = re.compile(
+    r"on_.*_(start|begin|end|checkpoint|eval|train|save|load)|on_(before|after|init)_.*"
+    r"|on_(evaluate|predict|log|save|step)|(before|after)_(fit|train|validate|epoch|batch|step|loss)"
+    r"|(fit|epoch|batch|eval)_(start|end)"
+)
 _HOOK = re.compile(r"on_.*|.*_(step|step_end|dataloader)|configure_optimizers|prepare_data")
 # Other hooks of Lightning that are not called here.
 _OTHER_HOOKS = (

@@ -14,7 +14,7 @@ from ..checkpoint import Checkpoint
 from ..data import Feed, Share, randomness
 from ..data.feed_creation import BatchLimit, feed_evaluation, feed_training
 from ..data.sources import Data, LoadersByName
-from ..errors import UserError, refuse
+from ..errors import UserError, refuse, shown
 from ..launch import collectives, output
 from ..logging import Recorder
 from ..logging.logger import NoLogger
@@ -123,6 +123,10 @@ class RankRun(Run):
             output.print_lines(line)
 
     def save_checkpoint(self, then: Callable[[Path], None]) -> None:
+        given: Any = then  # by users, a path
+        if not callable(given):
+            advice = "it takes a function, which gets the path of the checkpoint when it is saved"
+            raise UserError(f"trainer.save_checkpoint({shown(given)}): {advice}")
         self._fit_loop("save_checkpoint").after_save.append(then)
 
     def measure(self, read: Callable[[], Mapping[str, float]]) -> None:

@@ -64,6 +64,7 @@ class ParameterServer(ProcessGroupStrategy):
     )
     _server: Server | RemoteServer = RemoteServer((), None)
     _parameters: Sequence[Tensor] = ()
+    _has_latest = True
 
     def __init__(
         self, max_staleness: NonNegativeInt | None = 8, timeout_seconds: float = 600.0

@@ -8,7 +8,15 @@ import torch
 from my_project_trainer import UserError
 from my_project_trainer.callbacks import StochasticWeightAveraging
 from test_public_programs import Model, data, make
-from torchmetrics import MaxMetric, MeanMetric, MetricTracker, MinMaxMetric, RunningMean
+from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics import (
+    MaxMetric,
+    MeanMetric,
+    Metric,
+    MetricTracker,
+    MinMaxMetric,
+    RunningMean,
+)
 
 pytestmark = pytest.mark.usefixtures("apart")
 
@@ -155,3 +163,59 @@ def test_threads_show_their_errors_as_before_a_fit() -> None:
     before = threading.excepthook
     make(loggers=["tensorboard"]).fit(Model(), data())
     assert threading.excepthook is before
+
+
+class Items(Metric):
+    """Keeps its items in lists, which torchmetrics gathers one by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("items", [], dist_reduce_fx=None)
+        self.add_state("counts", [], dist_reduce_fx=None)
+
+    def update(self, values: torch.Tensor) -> None:
+        for value in values:
+            self.items.append(torch.full((int(value), 2), float(value)))
+            self.counts.append(value.long())
+
+    def compute(self) -> torch.Tensor:
+        assert [len(item) for item in self.items] == [int(count) for count in self.counts]
+        return sum(item.sum() for item in self.items) + 1000.0 * len(self.items)
+
+
+class Gathers(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.metric = Items()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.metric.update(batch[0].reshape(-1))
+        self.log("items", self.metric)
+
+
+def test_ranks_may_have_different_numbers_of_items() -> None:
+    values = torch.arange(1.0, 6.0)
+    loader = DataLoader(TensorDataset(values.reshape(-1, 1)), batch_size=4)
+    expected = (2 * values**2).sum().item() + 5000.0
+    for options in ({"devices": 1}, {"devices": 2, "strategy": "ddp_fork"}):
+        made = make(**options)
+        made.fit(Gathers(), data(), loader)
+        assert made.metrics["items"] == expected
+
+
+class AddsToLoss(Model):
+    """Logs its loss, adds to it in place, and stops in a step that is not logged."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        self.log("value", loss)
+        loss += 100.0
+        if self.global_step == 2:
+            self.trainer.stop()
+        return loss
+
+
+def test_a_value_that_is_changed_later_is_logged_as_it_was() -> None:
+    made = make(max_epochs=9)
+    made.fit(AddsToLoss(), data())
+    assert (made.global_step, made.metrics["value"]) == (3, -2.0)

@@ -1,11 +1,20 @@
 """More everyday programs of public bug reports: right as in plain torch, or one line in time."""
 
+import re
 import time
 from typing import Any
 
 import pytest
 import torch
-from my_project_trainer import DataModule, Trainer, TrainingModule, UserError
+from my_project_trainer import (
+    Callback,
+    DataModule,
+    Trainer,
+    TrainingModule,
+    UserError,
+    seed_everything,
+)
+from my_project_trainer.callbacks import EarlyStopping
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -459,3 +468,107 @@ def test_an_epoch_of_manual_optimization_without_a_step_is_said(capsys):
         line for line in capsys.readouterr().err.splitlines() if "no optimizer stepped" in line
     ]
     assert [note.split(":")[1] for note in notes] == [" epoch 1", " epoch 3"]
+
+
+class SkipsByLightning(Model):
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> Any:
+        return -1
+
+
+class CallsBackward(Model):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = (super().training_step(batch, batch_idx) + 1.0) ** 2
+        loss.backward()
+        return loss
+
+
+class SavesByLightning(Model):
+    def on_train_epoch_end(self) -> None:
+        path: Any = "last.ckpt"
+        self.trainer.save_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("model", "line"),
+    [
+        (SkipsByLightning, "on_train_batch_start returned -1, which skips nothing: return None"),
+        (CallsBackward, "the trainer calls backward and step: remove them from training_step"),
+        (SavesByLightning, r"trainer.save_checkpoint\('last.ckpt'\): it takes a function, which"),
+    ],
+)
+def test_what_other_trainers_would_do_is_said(model: Any, line: str) -> None:
+    with pytest.raises((UserError, RuntimeError)) as caught:
+        make().fit(model(), data())
+    notes = getattr(caught.value, "__notes__", [])
+    assert re.match(line, "\n".join([*notes, str(caught.value)]))
+
+
+def test_hooks_and_subclasses_of_other_libraries_would_not_be_called() -> None:
+    names = ["on_train_begin", "on_log", "on_evaluate", "on_init_end", "before_fit", "epoch_end"]
+    foreign = type("Foreign", (Callback,), dict.fromkeys(names, lambda *_: None))
+    with pytest.raises(UserError) as caught:
+        make(callbacks=[foreign()])
+    lines = [f"Foreign.{name} would not be called: it is no hook" for name in sorted(names)]
+    assert [problem.split(";")[0] for problem in caught.value.problems] == lines
+    with pytest.raises(UserError) as refused:
+        type("HF", (Trainer,), dict.fromkeys(["compute_loss", "own"], lambda *_: None))
+    line = "HF.compute_loss would not be called; use training_step of a TrainingModule"
+    assert refused.value.problems == [line]
+
+
+def test_what_is_left_out_is_that_of_the_last_fit() -> None:
+    class Data(DataModule):
+        def train_dataloader(self) -> Any:
+            return data()
+
+        def test_dataloader(self) -> Any:
+            return data(3)
+
+    class Tests(Validates):
+        def test_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("count", 1.0, reduce_fx="sum")
+
+        def val_dataloader(self) -> Any:
+            return data(5)
+
+    made = make()
+    with pytest.raises(UserError, match=r"no module was given, and this trainer has fitted none"):
+        made.test()
+    made.fit(Tests(), Data())
+    assert made.test() == {"count": 3.0}
+    assert made.validate(dataloaders=data()) == {"epoch": 0.0}  # type: ignore[call-arg]
+    made.fit(Tests(), data())  # its own loader of validation
+    assert made.metrics["epoch"] == 1.0
+
+
+def test_seeds_of_workers_are_always_set() -> None:
+    seed_everything(7, workers=True)
+    first = torch.rand(())
+    seed_everything(7)
+    assert torch.equal(first, torch.rand(()))
+    off: Any = False
+    with pytest.raises(UserError, match=r"seed_everything: workers=False: leave it out, they are"):
+        seed_everything(7, workers=off)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_callbacks_learn_of_an_interruption(error: type[BaseException]) -> None:
+    class Learns(Callback):
+        def on_exception(self, trainer: Any, module: Any, error: BaseException) -> None:
+            learned.append(error)
+
+    class Raises(Model):
+        def on_train_batch_end(self, *_: Any) -> None:
+            raise error
+
+    learned: list[BaseException] = []
+    with pytest.raises((KeyboardInterrupt, RuntimeError)):
+        make(callbacks=[Learns()]).fit(Raises(), data())
+    assert [type(known) for known in learned] == [error]
+
+
+def test_a_value_that_may_be_missing_is_not_said_to_end_the_run(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    make(callbacks=[EarlyStopping("value", strict=False)]).fit(Validates(), data(), data())
+    assert "value" not in capsys.readouterr().err

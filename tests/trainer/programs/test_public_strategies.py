@@ -204,3 +204,63 @@ def test_a_batch_without_weight_counts_in_no_mean(strategy: str, devices: int) -
     made = make(strategy=strategy, devices=devices, max_epochs=1)
     made.fit(Tokens(), batches)
     assert made.metrics["loss_epoch"] == pytest.approx((1.0 + 0.0) / 2)
+
+
+class Baseline(Line):
+    """Each step reads a buffer that the steps before it have changed on this rank."""
+
+    automatic_optimization = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(()))
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        target = batch[0].mean() * (1 + self.global_rank)
+        optimizer = self.optimizers()
+        optimizer.step(closure=lambda: self.descend(target))
+        optimizer.zero_grad()
+        self.mean.mul_(0.5).add_(target)
+        assert not optimizer.state or optimizer.defaults["lr"] == 1.0
+
+    def descend(self, target: Tensor) -> None:
+        self.manual_backward(((self.layer.weight - target + self.mean) ** 2).mean() / 8)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("mean", self.mean)
+
+
+def test_buffers_that_ranks_change_stay_their_own() -> None:
+    two = {"strategy": "ddp_fork", "devices": 2, "max_epochs": 2}
+    options = {**two, "keep_checkpoints": 9, "checkpoint_every_n_steps": 1}
+    plain, validated, resumed = Baseline(), Baseline(), Baseline()
+    first = make(**options)
+    first.fit(plain, data(8))
+    make(**two, val_every_n_steps=1).fit(validated, data(8), data(4))
+    checkpoint = f"{first.run_directory}/checkpoints/step-00000003"
+    make(**options, resume=checkpoint, run_name="again").fit(resumed, data(8))
+    for model in (validated, resumed):
+        assert torch.equal(model.layer.weight, plain.layer.weight)
+    # As both ranks compute it in one process.
+    weight, means = torch.zeros(()), torch.zeros(2)
+    for _ in range(first.global_step):
+        targets = torch.tensor([1.0, 2.0])
+        weight -= (weight - targets + means).mean() / 4
+        means = means * 0.5 + targets
+    torch.testing.assert_close(plain.layer.weight.detach().reshape(()), weight)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "parameter_server"])
+def test_a_module_that_is_sharded_is_refused_by_others_too(strategy: str) -> None:
+    model = Line()
+    trained(model, "fsdp")
+    with pytest.raises(UserError, match=r"^Line is still sharded from a previous fit; create it"):
+        make(strategy=strategy).fit(model, data())
+
+
+def test_a_parameter_server_evaluates_without_a_fit() -> None:
+    class Validates(Line):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("weight", self.layer.weight.sum())
+
+    assert make(strategy="parameter_server").validate(Validates(), data()) == {"weight": 0.0}

@@ -80,6 +80,7 @@ def test_trains_again_and_again(tmp_path):
         """
         net = Line()
         net.activation = lambda x: x  # nothing is pickled
+        net.on_fit_end = lambda: print("hello from", net.global_rank)
         before = net.layer.weight.detach().clone()
         trainer = make(strategy="ddp_notebook")
         trainer.fit(net)
@@ -89,9 +90,10 @@ def test_trains_again_and_again(tmp_path):
         assert not torch.equal(before, after)
         assert trainer.global_step == 16
         assert trainer.metrics["loss"] < 0.1
-        assert trainer.run_directory.is_dir()
+        assert (trainer.run_directory / "logs/rank-1.log").read_text() == "hello from 1\\n"
         """,
         """
+        del net.on_fit_end
         second = make(max_epochs=1)  # strategy="auto"
         second.fit(net)
         assert not torch.equal(after, net.layer.weight)
@@ -99,6 +101,8 @@ def test_trains_again_and_again(tmp_path):
         assert second.global_step == 8
         """,
     )
+    assert "hello from 0" in text(cells[0])
+    assert "hello from 1" not in text(cells[0])
     for cell in (cells[0], cells[2]):
         assert "strategy ddp_notebook on cpu, precision 32-true, 2 processes" in text(cell)
         assert "loss" in text(cell)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigurationError, one_line, refused
-from ..launch import files
+from ..launch import files, output
 from . import state_file
 
 DIRECTORY = "checkpoints"
@@ -273,7 +273,7 @@ def output_to(path: Path) -> Iterator[None]:
 
 
 def _point_output_at(stdout: int, stderr: int) -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
+    output.flush(sys.stdout)
+    output.flush(sys.stderr)
     os.dup2(stdout, 1)
     os.dup2(stderr, 2)

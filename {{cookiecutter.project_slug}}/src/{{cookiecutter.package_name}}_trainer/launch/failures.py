@@ -134,8 +134,8 @@ def exit_after_failure(error: BaseException, lost_peer: Sequence[str] = ()) -> N
     at_exit.start()
     at_exit.join(_SECONDS_AT_EXIT)
     with contextlib.suppress(OSError, ValueError):  # closed, or the terminal is gone
-        sys.stdout.flush()
-        sys.stderr.flush()
+        output.flush(sys.stdout)
+        output.flush(sys.stderr)
     os._exit(reports.exit_code(error) or 1)
 
 

@@ -23,19 +23,30 @@ sys.stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", enco
 sys.stderr = sys.stderr or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
 
 
+def is_terminal() -> bool:
+    """Whether stderr is a terminal; a program may have replaced it by what has ``write`` only."""
+    return bool(getattr(sys.stderr, "isatty", bool)())
+
+
 def print_lines(*lines: str, error: bool = False) -> None:
     """Print lines, to stderr if ``error``; what cannot be printed never ends a run."""
     discard_unread()
-    stream = sys.stderr if error else sys.stdout
+    if (stream := sys.stderr if error else sys.stdout) is None:  # as print does
+        return
     encoding = getattr(stream, "encoding", None) or "utf-8"
     text = "".join(f"{line}\n" for line in lines)
     try:
         stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
-        stream.flush()
+        flush(stream)
     except BrokenPipeError:
         pass  # closed since then; the next one says so
     except (OSError, ValueError) as failure:
         _discard(stream, failure)
+
+
+def flush(stream: TextIO) -> None:
+    """Flush a stream that can be."""
+    getattr(stream, "flush", bool)()
 
 
 @functools.cache
@@ -55,7 +66,7 @@ def discard_unread() -> None:
 def _flush_errors() -> None:
     """Discard warnings that cannot be written: they would let the process exit with 120."""
     try:
-        sys.stderr.flush()
+        flush(sys.stderr)
     except (OSError, ValueError) as failure:
         _discard(sys.stderr, failure)
 

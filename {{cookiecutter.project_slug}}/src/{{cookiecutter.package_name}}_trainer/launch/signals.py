@@ -113,7 +113,7 @@ class Preemption:
         if number == signal.SIGINT:
             is_interactive = hasattr(sys, "ps1")
             signal.signal(number, signal.default_int_handler if is_interactive else signal.SIG_DFL)
-            if sys.stderr.isatty():
+            if output.is_terminal():
                 # The progress bar hides the cursor, and cannot restore it if a second SIGINT comes.
                 os.write(sys.stderr.fileno(), _SHOW_CURSOR)
 

@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import faulthandler
 import multiprocessing
 import multiprocessing.util
 import os
@@ -101,6 +102,8 @@ def run_in_processes(
         sys.exit(_NO_MAIN_GUARD)  # the parent process prints the message, once for all ranks
     if method == "fork":
         _check_can_fork(names)
+        # A rank would wait forever for the thread of a timer, such as pytest's.
+        faulthandler.cancel_dump_traceback_later()
     # Readable by this user only: it contains the store of the ranks, and what is pickled.
     with held_folders.private_folder("trainer-launch-") as private:
         node, result = NodeLaunch(processes, private), private / "result"

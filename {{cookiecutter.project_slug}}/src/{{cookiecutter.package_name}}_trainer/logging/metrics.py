@@ -97,6 +97,8 @@ class _Logged(NamedTuple):
     """``None``: it counts in no reduction, as of a padding batch."""
     how: ReduceFx
     synced: bool
+    version: int = -1
+    """Of a value that is no copy: it is not shown if it was changed since, as by ``loss += 1``."""
 
 
 class Recorder:
@@ -157,8 +159,11 @@ class Recorder:
             is_quick = not context.is_recorded and context.is_training and context.level == "step"
             if is_quick and not (on_epoch or prog_bar or on_step is False):
                 # The step's value will not be shown, unless training ends with this step.
-                # A copy: what follows may change it in place, as in `loss += penalty`.
-                logged = _Logged(name, value.detach().clone(), samples, reduce_fx, sync_dist)
+                # A copy if it may be changed in place, as buffers and parameters are, and no loss.
+                is_computed = value.requires_grad and not value.is_leaf
+                kept = value.detach() if is_computed else value.detach().clone()
+                version = kept._version if is_computed else -1
+                logged = _Logged(name, kept, samples, reduce_fx, sync_dist, version)
                 self._late.append(logged)
                 if on_epoch is None:
                     self._add(self._steps, logged)
@@ -204,7 +209,7 @@ class Recorder:
             _number_of(name, metric, _first_value(metric))
 
     def _add(self, totals: dict[str, _Total], logged: _Logged) -> None:
-        name, value, samples, how, synced = logged
+        name, value, samples, how, synced, _ = logged
         if name not in totals:
             how = getattr(how, "__name__", how)  # of torch.mean, sum …
             if how not in _REDUCE_FX:
@@ -229,7 +234,8 @@ class Recorder:
         """Values of the step, reduced over micro-batches and ranks."""
         totals, self._step = self._step, {}
         for logged in self._late:
-            self._add(totals, logged)
+            if logged.version in (-1, getattr(logged.value, "_version", -1)):
+                self._add(totals, logged)
         self._late.clear()
         return self._reduced(totals) if self._steps_together else _values(totals)
 

@@ -29,7 +29,7 @@ class Progress:
         self._total = total_steps
         self._samples = samples_per_step
         self._bar: RichProgress | None = None
-        self._interval = _TERMINAL_SECONDS if sys.stderr.isatty() else _LINE_SECONDS
+        self._interval = _TERMINAL_SECONDS if output.is_terminal() else _LINE_SECONDS
         self._title = self._line = ""
         self._started = self._shown = 0.0
 
@@ -37,7 +37,7 @@ class Progress:
         """Start at a step: 0, or the step of the resumed checkpoint."""
         self._first_step = step
         self._started = self._shown = time.monotonic()
-        if self._enabled and sys.stderr.isatty():
+        if self._enabled and output.is_terminal():
             self._bar = _make_bar(self._total, step)
             self._bar.start()
 

@@ -46,7 +46,7 @@ from ..data import MicroBatch
 from ..errors import UserError, shown
 from ..launch import collectives, output
 from ..launch.signals import STOP, Preempted, Preemption
-from ..logging import BatchContext, torchmetrics_state
+from ..logging import BatchContext
 from ..logging.progress import peak_memory
 from ..strategies import BatchSkipped
 from ..strategies.optimizers import rates_to_log
@@ -166,6 +166,8 @@ class FitLoop(AbstractContextManager["FitLoop"]):
             if context.samples:
                 outputs = self._run_batch(batch, context)
             else:  # this rank has none left: torchmetrics must not count them
+                from ..logging import torchmetrics_state
+
                 with torchmetrics_state.unchanged(fit.module):
                     outputs = self._run_batch(batch, context)
             position.batch += 1

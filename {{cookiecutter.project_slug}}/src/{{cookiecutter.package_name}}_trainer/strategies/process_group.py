@@ -16,6 +16,7 @@ import torch.distributed as dist
 import torch.distributed.nn.functional
 from torch import Tensor
 
+from ..errors import UserError
 from ..launch import collectives, hangs, rendezvous, reports
 from ..launch.cluster import Layout
 from .base import DataLayout, Devices, StepOutput, Strategy
@@ -94,6 +95,9 @@ class ProcessGroupStrategy(Strategy):
 
     def init_process_group(self, layout: Layout, device: torch.device) -> None:
         """Initialize the process group; an override uses ``launch.rendezvous.connect_store``."""
+        if dist.is_initialized():
+            problem = "this program has called torch.distributed.init_process_group"
+            raise UserError(f"{problem}: remove that, the trainer calls it")
         variables = collectives.BACKENDS
         requested = next((os.environ[name] for name in variables if os.environ.get(name)), None)
         names = backends(requested, device.type)

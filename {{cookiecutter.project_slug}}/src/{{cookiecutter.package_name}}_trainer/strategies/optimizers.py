@@ -63,11 +63,8 @@ class Optimization:
     @property
     def parameters(self) -> list[Tensor]:
         """All optimized parameters, each once."""
-        seen: dict[int, Tensor] = {}
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                seen.update((id(parameter), parameter) for parameter in group["params"])
-        return list(seen.values())
+        groups = (group for optimizer in self.optimizers for group in optimizer.param_groups)
+        return list({id(p): p for group in groups for p in group["params"]}.values())
 
     def replaced(self, make: Callable[[Optimizer], Optimizer]) -> "Optimization":
         """A copy with an engine's optimizers instead of the user's."""

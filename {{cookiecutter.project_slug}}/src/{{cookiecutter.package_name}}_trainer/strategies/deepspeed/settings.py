@@ -99,8 +99,7 @@ def defaults(
         "offload_optimizer": {"device": "cpu"} if offload_optimizer else None,
         "offload_param": {"device": "cpu"} if offload_parameters else None,
     }
-    options = {name: value for name, value in zero.items() if value is not None}
-    return {"zero_optimization": options}
+    return {"zero_optimization": {name: value for name, value in zero.items() if value is not None}}
 
 
 def section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:

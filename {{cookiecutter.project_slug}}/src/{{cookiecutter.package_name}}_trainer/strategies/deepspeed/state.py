@@ -98,9 +98,7 @@ class FlatSlices(_Slices):
     def __init__(self, zero: Any) -> None:
         super().__init__(zero, zero.single_partition_of_fp32_groups, bool(zero.cpu_offload))
         self._groups = {
-            id(parameter): index
-            for index, group in enumerate(zero.bit16_groups)
-            for parameter in group
+            id(p): index for index, group in enumerate(zero.bit16_groups) for p in group
         }
 
     def of(self, parameter: Any) -> Slice | None:

@@ -309,8 +309,7 @@ def _read(returned: Any) -> Optimization:
             return Optimization(list(returned), [])
         if all(isinstance(item, Mapping) for item in returned):
             known = {"optimizer", "lr_scheduler", "monitor"}
-            unknown = {key for item in returned for key in item} - known
-            if unknown:
+            if unknown := {key for item in returned for key in item} - known:
                 names = ", ".join(sorted(map(repr, unknown)))
                 problem = f"configure_optimizers gave {names}; give 'optimizer' and 'lr_scheduler'"
                 advice = "a scheduler, or a dict of 'scheduler', 'interval' and 'monitor'"

@@ -106,8 +106,7 @@ class FlatSlices(_Slices):
         if id(parameter) not in self._groups:
             return None
         flat = self._flats[self._groups[id(parameter)]]
-        mapping = parameter._hp_mapping
-        if mapping is None:
+        if (mapping := parameter._hp_mapping) is None:
             return Slice(flat, 0, 0, 0)
         here, there = mapping.hp_fragment_address, mapping.lp_fragment_address
         return Slice(flat, here.start, there.start, here.numel)
@@ -141,8 +140,7 @@ class ParameterSlices(_Slices):
 
     def of(self, parameter: Any) -> Slice | None:
         """The slice of a parameter; ``None`` if it is not trained."""
-        place = self._zero.grad_position.get(self._zero.get_param_id(parameter))
-        if place is None:
+        if (place := self._zero.grad_position.get(self._zero.get_param_id(parameter))) is None:
             return None
         index, start, _ = place
         offset, length = _part(parameter)

@@ -231,8 +231,7 @@ def _measure(
 
     def seconds() -> float:
         started = time.perf_counter()
-        outputs = [x for x in tree_leaves(run()) if isinstance(x, Tensor) and x.requires_grad]
-        if outputs:
+        if outputs := [x for x in tree_leaves(run()) if isinstance(x, Tensor) and x.requires_grad]:
             torch.autograd.backward(outputs, [torch.ones_like(output) for output in outputs])
             if outputs[0].device.type != "cpu":
                 torch.get_device_module(outputs[0].device).synchronize()

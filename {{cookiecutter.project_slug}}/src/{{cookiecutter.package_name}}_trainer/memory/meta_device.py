@@ -74,8 +74,7 @@ class Initializer:
                 _allocate(layer, made, self._ahead, self._device)
                 if self._on_demand:
                     self._initialize(layer)
-                parameters = layer.parameters(recurse=False)
-                sources |= {id(parameter): self._sources[layer] for parameter in parameters}
+                sources |= {id(p): self._sources[layer] for p in layer.parameters(recurse=False)}
         return sources
 
     def _initialize(self, layer: nn.Module) -> None:
@@ -101,8 +100,7 @@ def _sources(module: nn.Module, ranks: int) -> dict[nn.Module, int]:
     sources: dict[nn.Module, int] = {}
     load = [0] * ranks
     for layer in module.modules():
-        empty = [parameter for parameter in layer.parameters(recurse=False) if parameter.is_meta]
-        if empty:
+        if empty := [p for p in layer.parameters(recurse=False) if p.is_meta]:
             is_shared = any(uses[id(parameter)] > 1 for parameter in empty)
             sources[layer] = 0 if is_shared else load.index(min(load))
             load[sources[layer]] += sum(parameter.numel() for parameter in empty)

@@ -233,8 +233,7 @@ class Strategy:
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
         """Compute the gradients of a loss, and accumulate them."""
-        scaled = loss if self.precision.scaler is None else self.precision.scale(loss)
-        scaled.backward()
+        self.precision.scale(loss).backward()
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -272,8 +271,7 @@ class Strategy:
         for optimizer in optimization.optimizers:
             self.step_optimizer(optimizer)
         if ends:
-            if self.precision.scaler is not None:
-                self.precision.update()
+            self.precision.update()
             for optimizer in optimization.optimizers:
                 optimizer.zero_grad()
 
@@ -282,8 +280,7 @@ class Strategy:
 
         One that is not torch's may draw random numbers: replicas draw the same.
         """
-        has_scaler = self.precision.scaler is not None
-        step = partial(self.precision.step, optimizer) if has_scaler else optimizer.step
+        step = partial(self.precision.step, optimizer)
         if type(optimizer).step.__module__.startswith("torch."):
             step()
             return

@@ -63,11 +63,8 @@ class Optimization:
     @property
     def parameters(self) -> list[Tensor]:
         """All optimized parameters, each once."""
-        seen: dict[int, Tensor] = {}
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                seen.update((id(parameter), parameter) for parameter in group["params"])
-        return list(seen.values())
+        groups = (group for optimizer in self.optimizers for group in optimizer.param_groups)
+        return list({id(p): p for group in groups for p in group["params"]}.values())
 
     def replaced(self, make: Callable[[Optimizer], Optimizer]) -> "Optimization":
         """A copy with an engine's optimizers instead of the user's."""
@@ -312,8 +309,7 @@ def _read(returned: Any) -> Optimization:
             return Optimization(list(returned), [])
         if all(isinstance(item, Mapping) for item in returned):
             known = {"optimizer", "lr_scheduler", "monitor"}
-            unknown = {key for item in returned for key in item} - known
-            if unknown:
+            if unknown := {key for item in returned for key in item} - known:
                 names = ", ".join(sorted(map(repr, unknown)))
                 problem = f"configure_optimizers gave {names}; give 'optimizer' and 'lr_scheduler'"
                 advice = "a scheduler, or a dict of 'scheduler', 'interval' and 'monitor'"

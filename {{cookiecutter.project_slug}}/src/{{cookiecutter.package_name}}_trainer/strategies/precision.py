@@ -54,8 +54,7 @@ class _Scaler(torch.amp.GradScaler):
 
 
 def _any_on_cpu(optimizer: Optimizer) -> bool:
-    groups = optimizer.param_groups
-    return any(parameter.device.type == "cpu" for group in groups for parameter in group["params"])
+    return any(p.device.type == "cpu" for group in optimizer.param_groups for p in group["params"])
 
 
 class Precision:
@@ -77,13 +76,11 @@ class Precision:
     def __init__(self, name: str, device_type: str) -> None:
         if name not in NAMES:
             raise ConfigurationError(f"precision={shown(name)} is unknown{nearest(name, NAMES)}")
-        self.name = name
-        self.device_type = device_type
+        self.name, self.device_type = name, device_type
         self.dtype = _AUTOCAST.get(name)
         self.parameter_dtype = _PARAMETERS.get(name)
-        self.scaler: torch.amp.GradScaler | None = None
-        if name == "16-mixed":
-            self.scaler = _Scaler(device_type)
+        scaler = _Scaler(device_type) if name == "16-mixed" else None
+        self.scaler: torch.amp.GradScaler | None = scaler
         self._last_scale: float | None = None
         self._has_skipped = False
         self._unscaled: set[int] = set()
@@ -118,9 +115,7 @@ class Precision:
 
     def autocast(self) -> AbstractContextManager[None]:
         """Context of a forward pass; does nothing without autocast."""
-        if self.dtype is None:
-            return nullcontext()
-        return torch.autocast(self.device_type, self.dtype)
+        return nullcontext() if self.dtype is None else torch.autocast(self.device_type, self.dtype)
 
     def scale(self, loss: Tensor) -> Tensor:
         """The loss on which to call ``backward``."""
@@ -157,8 +152,7 @@ class Precision:
 
     def _has_gradients(self, optimizer: Optimizer) -> bool:
         """Whether an optimizer has gradients on any rank, if ranks skip together."""
-        groups = optimizer.param_groups
-        has = (parameter.grad is not None for group in groups for parameter in group["params"])
+        has = (p.grad is not None for group in optimizer.param_groups for p in group["params"])
         return self._is_together or any(has)
 
     def note_skipped_step(self) -> None:

@@ -135,10 +135,9 @@ def options_of(cls: type[Strategy]) -> list[str]:
     for base in cls.__mro__:
         if "__init__" in vars(base):
             parameters = list(inspect.signature(base).parameters.values())
-            kinds = {parameter.kind for parameter in parameters}
             named = (p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL))
             options += named
-            if inspect.Parameter.VAR_KEYWORD not in kinds:
+            if all(p.kind != p.VAR_KEYWORD for p in parameters):
                 break
     return options
 
@@ -184,8 +183,7 @@ def discover(package: str, path: list[str]) -> None:
         for info in pkgutil.iter_modules(path)
         if info.ispkg or _DECLARATION in (folder / f"{info.name}.py").read_text("utf-8")
     ]
-    last = len(_FIRST)
-    for name in sorted(modules, key=lambda name: _FIRST.index(name) if name in _FIRST else last):
+    for name in sorted(modules, key=lambda name: [*_FIRST, name].index(name)):
         module = importlib.import_module(f"{package}.{name}")
         declared = getattr(module, "REGISTRATION", None)
         if isinstance(declared, Registration):

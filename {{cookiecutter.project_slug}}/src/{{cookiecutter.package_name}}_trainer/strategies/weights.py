@@ -30,8 +30,7 @@ class LocalWeights:
             key = first.setdefault(id(parameter), name)
             self.parameters[key] = parameter
             self._names.setdefault(key, []).append(name)
-        self._before_put = before_put
-        self._is_sharded = is_sharded
+        self._before_put, self._is_sharded = before_put, is_sharded
 
     def trained(self) -> list[str]:
         return [name for name, parameter in self.parameters.items() if parameter.requires_grad]

@@ -109,8 +109,7 @@ class ParameterServer(ProcessGroupStrategy):
     def _make_server(self, optimization: Optimization) -> Server:
         """Have optimizers step copies of the parameters: this rank computes on the originals."""
         copies = {
-            id(parameter): nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
-            for parameter in self._parameters
+            id(p): nn.Parameter(p.detach().clone(), p.requires_grad) for p in self._parameters
         }
         self._names |= {id(copies[key]): self._names[key] for key in copies if key in self._names}
         groups = [group for opt in optimization.optimizers for group in opt.param_groups]

@@ -99,8 +99,7 @@ def one_bit_adam(config: Mapping[str, Any], module: TrainingModule) -> Optimizer
 
 def configured_scheduler(config: Mapping[str, Any], optimizer: Optimizer) -> list[SchedulerConfig]:
     """Create the scheduler that a configuration names; an empty list if there is none."""
-    name = settings.kind(config, "scheduler")
-    if name is None:
+    if (name := settings.kind(config, "scheduler")) is None:
         return []
     from deepspeed.runtime import lr_schedules
 

@@ -91,8 +91,7 @@ def rejected(config: dict[str, Any], accelerator: str) -> list[str]:
         with contextlib.redirect_stdout(sys.stderr):
             deepspeed.DeepSpeedConfig(config)
     except (deepspeed.DeepSpeedConfigError, ValueError, TypeError, AssertionError) as error:
-        errors = getattr(error, "errors", None)
-        if errors is None:  # not a pydantic error
+        if (errors := getattr(error, "errors", None)) is None:  # not a pydantic error
             return [f"{where}: {' '.join(str(error).split())}"]
         return [f"{'.'.join(map(str, item['loc']))} in {where}: {item['msg']}" for item in errors()]
     finally:  # a check must not change the environment

@@ -60,8 +60,7 @@ def read(config: Mapping[str, Any] | str | os.PathLike[str] | None) -> dict[str,
     """Read a dict or a JSON file, given or named by a variable; ``None`` if there is none."""
     name = "strategy_options.config"
     if config is None:
-        variable = next((key for key in VARIABLES if os.environ.get(key)), None)
-        if variable is None:
+        if (variable := next((key for key in VARIABLES if os.environ.get(key)), None)) is None:
             return None
         config, name = os.environ[variable], variable
     if isinstance(config, Mapping):
@@ -99,8 +98,7 @@ def defaults(
         "offload_optimizer": {"device": "cpu"} if offload_optimizer else None,
         "offload_param": {"device": "cpu"} if offload_parameters else None,
     }
-    options = {name: value for name, value in zero.items() if value is not None}
-    return {"zero_optimization": options}
+    return {"zero_optimization": {name: value for name, value in zero.items() if value is not None}}
 
 
 def section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -142,8 +140,7 @@ def contradictions(config: Mapping[str, Any], options: Options) -> list[str]:
         ("gradient_accumulation_steps", "accumulate_grad_batches", options.accumulate_grad_batches),
         ("train_batch_size", "global_batch_size", options.global_batch_size),
     ):
-        value = config.get(name, AUTO)
-        if value not in (AUTO, 0 if val is None else val):
+        if (value := config.get(name, AUTO)) not in (AUTO, 0 if val is None else val):
             advice = f"leave it out there, or give {argument}={value!r}"
             lines.append(f"{name}={value!r} in {where}, but {argument}={val!r}; {advice}")
     lines += _contradictions_of_precision(config, str(options.precision))
@@ -177,8 +174,7 @@ def _contradictions_of_precision(config: Mapping[str, Any], ours: str) -> list[s
     where, lines = "the DeepSpeed configuration", []
     for name, precision in _PRECISIONS.items():
         extra = {key: item for key, item in section(config, name).items() if item != AUTO}
-        enabled = extra.pop("enabled", None)
-        if enabled not in (None, ours == precision):
+        if (enabled := extra.pop("enabled", None)) not in (None, ours == precision):
             problem = f"{name}.enabled={enabled!r} in {where}, but precision={ours!r}"
             fitting = precision if enabled else "32-true"
             lines.append(f"{problem}; leave it out there, or give precision={fitting!r}")

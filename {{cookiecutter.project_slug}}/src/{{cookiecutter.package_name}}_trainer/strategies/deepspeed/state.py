@@ -98,9 +98,7 @@ class FlatSlices(_Slices):
     def __init__(self, zero: Any) -> None:
         super().__init__(zero, zero.single_partition_of_fp32_groups, bool(zero.cpu_offload))
         self._groups = {
-            id(parameter): index
-            for index, group in enumerate(zero.bit16_groups)
-            for parameter in group
+            id(p): index for index, group in enumerate(zero.bit16_groups) for p in group
         }
 
     def of(self, parameter: Any) -> Slice | None:
@@ -108,8 +106,7 @@ class FlatSlices(_Slices):
         if id(parameter) not in self._groups:
             return None
         flat = self._flats[self._groups[id(parameter)]]
-        mapping = parameter._hp_mapping
-        if mapping is None:
+        if (mapping := parameter._hp_mapping) is None:
             return Slice(flat, 0, 0, 0)
         here, there = mapping.hp_fragment_address, mapping.lp_fragment_address
         return Slice(flat, here.start, there.start, here.numel)
@@ -143,8 +140,7 @@ class ParameterSlices(_Slices):
 
     def of(self, parameter: Any) -> Slice | None:
         """The slice of a parameter; ``None`` if it is not trained."""
-        place = self._zero.grad_position.get(self._zero.get_param_id(parameter))
-        if place is None:
+        if (place := self._zero.grad_position.get(self._zero.get_param_id(parameter))) is None:
             return None
         index, start, _ = place
         offset, length = _part(parameter)

@@ -154,9 +154,8 @@ class FSDP(ProcessGroupStrategy):
         self.module = module
         module.trainer_state = replace(module.trainer_state, device=self.device)
         self.mesh = self.make_mesh()
-        self._initializer = meta_device.Initializer(
-            module, dist.get_rank(), dist.get_world_size(), self.device
-        )
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        self._initializer = meta_device.Initializer(module, rank, ranks, self.device)
         self._step_module = sharded_state.HeldBatchStep(module)
         self.steps = dict.fromkeys(STAGES, self._step_module.run)
         sharded_state.move_rest(module, self.device)

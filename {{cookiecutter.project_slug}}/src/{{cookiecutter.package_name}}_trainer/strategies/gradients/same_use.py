@@ -72,8 +72,7 @@ class SameUse:
         timeout_seconds: float,
         more_seconds: float = 0.0,
     ) -> None:
-        self._parameters = parameters
-        self._advice = advice
+        self._parameters, self._advice = parameters, advice
         self._timeout_seconds, self._more_seconds = timeout_seconds, more_seconds
         self._followed: dict[int, Event] = {}  # by a hash of the events before, in a step
         self._before = self._count = self._asked = 0

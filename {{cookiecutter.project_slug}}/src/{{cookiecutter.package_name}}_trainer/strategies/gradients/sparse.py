@@ -17,8 +17,7 @@ def sparse_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     for name, parameter in module.named_parameters():
         path, _, last = name.rpartition(".")
         owner = module.get_submodule(path)
-        is_embedding = isinstance(owner, nn.Embedding | nn.EmbeddingBag)
-        if last == "weight" and is_embedding and owner.sparse:
+        if last == "weight" and isinstance(owner, nn.Embedding | nn.EmbeddingBag) and owner.sparse:
             sparse[name] = parameter
     return sparse
 

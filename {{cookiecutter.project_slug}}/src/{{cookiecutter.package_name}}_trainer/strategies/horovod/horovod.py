@@ -75,9 +75,8 @@ class Horovod(ProcessGroupStrategy):
 
     def memory(self, sizes: Sizes) -> Memory:
         # Gradients are copied before they are averaged, and gathered in a buffer for that.
-        work = sizes.work() + sizes.largest
         buckets = 0 if _is_exact(sizes.accelerator) else _FUSION
-        return memory(sizes, work=work, buckets=buckets, mark="unverified")
+        return memory(sizes, work=sizes.work() + sizes.largest, buckets=buckets, mark="unverified")
 
     def connect(self, layout: Layout, devices: Devices, precision: Precision) -> None:
         import horovod.torch as hvd
@@ -116,8 +115,7 @@ class Horovod(ProcessGroupStrategy):
         ]
         # They may be unfrozen later, and have no hook of Horovod's.
         frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad]
-        sparse = sparse_parameters(module).values()
-        self._sparse = [parameter for parameter in sparse if parameter.requires_grad]
+        self._sparse = [p for p in sparse_parameters(module).values() if p.requires_grad]
         self.averaged = GradientAverage([*frozen, *self._sparse])
         names = parameter_names(module)
         self._optimization = configured.replaced(lambda optimizer: self._wrap(optimizer, names))
@@ -127,11 +125,7 @@ class Horovod(ProcessGroupStrategy):
     def _wrap(self, optimizer: Optimizer, names: Mapping[int, str]) -> Any:
         import horovod.torch as hvd
 
-        named = [
-            (names[id(parameter)], parameter)
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        ]
+        named = [(names[id(p)], p) for group in optimizer.param_groups for p in group["params"]]
         compression = getattr(hvd.Compression, self.compression)
         # It would hook into these, and create dense zeros if a process has no sparse gradient.
         with requiring_grad(self._sparse, False):

@@ -28,10 +28,7 @@ def register(wrapped: DistributedDataParallel, name: Name, rank: int, start_step
         wrapped.register_comm_hook(None, _bf16)
     elif name == "powersgd":
         powersgd = powerSGD_hook.PowerSGDState(
-            None,
-            matrix_approximation_rank=rank,
-            start_powerSGD_iter=start_step,
-            random_seed=_SEED,
+            None, matrix_approximation_rank=rank, start_powerSGD_iter=start_step, random_seed=_SEED
         )
         wrapped.register_comm_hook(powersgd, powerSGD_hook.powerSGD_hook)
     return powersgd

@@ -102,8 +102,7 @@ class DDP(ProcessGroupStrategy):
 
     def memory(self, sizes: Sizes) -> Memory:
         # Gradients are views of the buckets, which stay; PowerSGD keeps the error of each.
-        kept = sizes.gradients * (2 if self.communication_hook == "powersgd" else 1)
-        buckets = kept - sizes.gradients
+        buckets = sizes.gradients if self.communication_hook == "powersgd" else 0
         work, step = sizes.gradients + sizes.activations, sizes.gradients + sizes.step
         return memory(sizes, work=work, step=step, buckets=buckets)
 

@@ -43,8 +43,7 @@ class ReplicatedStep(StepModule):
         self, module: TrainingModule, device_list: Devices, dtype: torch.dtype | None = None
     ) -> None:
         super().__init__(module)
-        self._devices = device_list
-        self._dtype = dtype
+        self._devices, self._dtype = device_list, dtype
         self._splitter = Splitter()
         self.counts: list[float] = [1.0]
         """What the parts of the batch count."""
@@ -65,8 +64,7 @@ class ReplicatedStep(StepModule):
         before = dict(vars(self.module))
         outputs = []
         for index, (replica, piece) in enumerate(zip(replicas, pieces, strict=True)):
-            device = self._devices[index]
-            counted = self.counts[index]
+            device, counted = self._devices[index], self.counts[index]
             state = dataclasses.replace(self.module.trainer_state, device=device, samples=counted)
             replica.trainer_state = state
             # The current one, for its kernels and new tensors.
@@ -100,8 +98,7 @@ class _Scatters(Strategy):
 
     def place(self, module: TrainingModule) -> None:
         super().place(module)
-        devices, dtype = self.data.devices, self.precision.parameter_dtype
-        self.scattered = ReplicatedStep(module, devices, dtype)
+        self.scattered = ReplicatedStep(module, self.data.devices, self.precision.parameter_dtype)
         self.steps = dict.fromkeys(STAGES, self.scattered.forward)
 
     def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:

@@ -53,9 +53,8 @@ def _size(number: int) -> str:
 
 
 def _rows(rows: list[dict[str, Any]]) -> Iterator[str]:
-    lines = [_HEADS, *map(_cells, rows)]
     padded = []
-    for head, *cells in zip(*lines, strict=True):
+    for head, *cells in zip(_HEADS, *map(_cells, rows), strict=True):
         if {*cells} != {"0"}:
             side, width = "<" if head in ("strategy", "") else ">", max(map(len, (head, *cells)))
             padded.append([f"{cell:{side}{width}}" for cell in (head, *cells)])

@@ -221,8 +221,7 @@ def _recorded(path: Path) -> list[Step]:
     patterns = _ON_GPU if _spans(events, "kernel/") else _ON_CPU
     spans = {category: _spans(events, pattern) for category, pattern in patterns.items()}
     paused = spans["checkpoint"] + spans["validation"]  # which must wait for the device
-    seen = _spans(events, _WAIT)
-    waits = [span for span in seen if not any(a <= span[0] < b for a, b in paused)]
+    waits = [span for span in _spans(events, _WAIT) if not any(a <= span[0] < b for a, b in paused)]
     steps = sorted(_spans(events, _STEP))
     if len(steps) * (_MOMENTS // 100 + sum(map(len, spans.values()))) > _MOST_WORK:
         raise ValueError(f"{len(steps)} steps with {len(events)} events; record fewer steps")

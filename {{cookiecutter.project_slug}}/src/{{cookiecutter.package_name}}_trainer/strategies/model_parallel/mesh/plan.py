@@ -315,8 +315,7 @@ def compare_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
     stacked = torch.stack(list(norms.values()))
     largest = collectives.all_reduce(stacked, "max", group)
     differ = largest - collectives.all_reduce(stacked, "min", group) > _TOLERANCE * largest
-    other = [name for name, is_other in zip(norms, differ.tolist(), strict=True) if is_other]
-    if other:
+    if other := [name for name, is_other in zip(norms, differ.tolist(), strict=True) if is_other]:
         rest = f" (and {len(other) - 1} more)" if len(other) > 1 else ""
         raise UserError(
             f"the gradients of {other[0]} differ on the ranks of a tensor group: parallelize_plan "

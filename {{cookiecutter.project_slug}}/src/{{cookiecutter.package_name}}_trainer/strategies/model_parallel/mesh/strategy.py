@@ -146,8 +146,7 @@ class Mesh(FSDP):
         known = torchmetrics_state.metrics(module)
         metrics = [metric for metric in known if getattr(metric, "process_group", module) is None]
         if metrics:  # are reduced over one rank of each tensor group
-            tensor = self.sizes.tensor
-            group = self.new_group(self.layout.world_size // tensor, tensor)
+            group = self.new_group(self.layout.world_size // mesh.size(), mesh.size())
         for metric in metrics:
             metric.process_group = group
             stack.callback(setattr, metric, "process_group", None)

@@ -81,14 +81,10 @@ class Shape:
 
     def _memory(self, costs: Sequence[Measured], stages: int, stage: int, indices: range) -> float:
         """Bytes that a stage needs while it holds as many micro-batches as its schedule lets."""
-        held = self.microbatches
-        if self.schedule == "1f1b":
-            held = min(held, stages - stage)
-        saved = sum(costs[index].saved for index in indices)
-        if self.checkpoint == "never":
-            kept = saved * held
-        else:
-            kept = saved + costs[indices.start].inputs * held
+        most = stages - stage if self.schedule == "1f1b" else self.microbatches
+        held = min(self.microbatches, most)
+        saved, inputs = sum(costs[index].saved for index in indices), costs[indices.start].inputs
+        kept = saved * held if self.checkpoint == "never" else saved + inputs * held
         return kept + sum(costs[index].parameters for index in indices)
 
     def problems_with(self, run_processes: int) -> list[str]:
@@ -235,8 +231,7 @@ def _measure(
 
     def seconds() -> float:
         started = time.perf_counter()
-        outputs = [x for x in tree_leaves(run()) if isinstance(x, Tensor) and x.requires_grad]
-        if outputs:
+        if outputs := [x for x in tree_leaves(run()) if isinstance(x, Tensor) and x.requires_grad]:
             torch.autograd.backward(outputs, [torch.ones_like(output) for output in outputs])
             if outputs[0].device.type != "cpu":
                 torch.get_device_module(outputs[0].device).synchronize()

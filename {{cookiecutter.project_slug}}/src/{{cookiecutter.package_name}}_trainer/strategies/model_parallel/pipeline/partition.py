@@ -66,9 +66,8 @@ class Processes:
 
 def part_of(sequential: nn.Sequential, indices: range) -> nn.Sequential:
     """A copy of a sequential module with some of its children, which are shared with it."""
-    taken = list(sequential._modules.items())[indices.start : indices.stop]
     stage = copy.copy(sequential)
-    vars(stage)["_modules"] = dict(taken)
+    vars(stage)["_modules"] = dict(list(sequential._modules.items())[indices.start : indices.stop])
     for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
         vars(stage)[name] = OrderedDict()  # those of the whole run before and after the pipeline
     vars(stage).pop("forward", None)

@@ -70,8 +70,7 @@ class Boundary:
     """
 
     def __init__(self, module: TrainingModule, device: torch.device) -> None:
-        self._module = module
-        self._device = device
+        self._module, self._device = module, device
         self._sequential: nn.Module = getattr(module, ATTRIBUTE)
         self._compute: Compute | None = None
         self._calls = 0

@@ -233,7 +233,8 @@ class Strategy:
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
         """Compute the gradients of a loss, and accumulate them."""
-        self.precision.scale(loss).backward()
+        scaled = loss if self.precision.scaler is None else self.precision.scale(loss)
+        scaled.backward()
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -271,7 +272,8 @@ class Strategy:
         for optimizer in optimization.optimizers:
             self.step_optimizer(optimizer)
         if ends:
-            self.precision.update()
+            if self.precision.scaler is not None:
+                self.precision.update()
             for optimizer in optimization.optimizers:
                 optimizer.zero_grad()
 
@@ -280,7 +282,8 @@ class Strategy:
 
         One that is not torch's may draw random numbers: replicas draw the same.
         """
-        step = partial(self.precision.step, optimizer)
+        has_scaler = self.precision.scaler is not None
+        step = partial(self.precision.step, optimizer) if has_scaler else optimizer.step
         if type(optimizer).step.__module__.startswith("torch."):
             step()
             return

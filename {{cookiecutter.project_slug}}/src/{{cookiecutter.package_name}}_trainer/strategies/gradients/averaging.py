@@ -40,14 +40,15 @@ class GradientAverage:
         group: dist.ProcessGroup | None = None,
         add_up: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        self._group, self._add_up = group, add_up
+        self._group = group
+        self._add_up = add_up
         self._parameters = [p for p in parameters if p.is_floating_point() or p.is_complex()]
         self._averaged: set[int] = set()
         self._hooks: list[RemovableHandle] = []
         for index, parameter in enumerate(self._parameters):
             # torch hooks need a tensor that requires grad; a frozen one may be unfrozen later.
             requires_grad = parameter.requires_grad
-            changed = partial(lambda index, _: self._averaged.discard(index), index)
+            changed = partial(self._changed, index)
             parameter.requires_grad_()
             self._hooks.append(parameter.register_post_accumulate_grad_hook(changed))
             parameter.requires_grad_(requires_grad)
@@ -56,7 +57,11 @@ class GradientAverage:
         """Remove the hooks from the parameters, and the reference to the group."""
         for hook in self._hooks:
             hook.remove()
-        self._hooks, self._group = [], None
+        self._hooks = []
+        self._group = None
+
+    def _changed(self, index: int, parameter: Tensor) -> None:
+        self._averaged.discard(index)
 
     def average(self) -> None:
         """Average over all processes; a process that did not use a parameter contributes zero."""

@@ -131,10 +131,7 @@ class XLA(ProcessGroupStrategy):
         _sync()
 
     def state(self, optimization: Optimization | None) -> dict[str, Any]:
-        state = super().state(optimization)
-        _sync_outside_steps()
-        copied: dict[str, Any] = tree_map_only(Tensor, lambda tensor: tensor.cpu(), state)
-        return copied
+        return _on_cpu(super().state(optimization))
 
 
 def _gather(tensor: Tensor, group: Any = None) -> list[Tensor]:
@@ -191,3 +188,9 @@ def _sum_over_devices(tensor: Tensor) -> Tensor:
 
     total: Tensor = xla_model.all_reduce(xla_model.REDUCE_SUM, tensor)
     return total
+
+
+def _on_cpu(state: dict[str, Any]) -> dict[str, Any]:
+    _sync_outside_steps()
+    copied: dict[str, Any] = tree_map_only(Tensor, lambda tensor: tensor.cpu(), state)
+    return copied

@@ -74,8 +74,7 @@ def read_weights(checkpoint: Checkpoint, *, averaged: bool) -> dict[str, Any]:
     stored, remarks = checkpoint.weights(averaged)
     for line in remarks:
         output.print_lines(line, error=True)
-    weights: dict[str, Any] = read_all(stored)
-    return weights
+    return dict(read_all(stored))
 
 
 def find_checkpoint(sections: Mapping[str, Any]) -> Path | None:

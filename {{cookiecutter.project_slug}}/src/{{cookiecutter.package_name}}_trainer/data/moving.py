@@ -212,10 +212,5 @@ def _map_plain(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def _is_plain(value: Any) -> bool:
-    return (
-        type(value) is Tensor
-        and value.device.type == "cpu"
-        and value.layout is torch.strided
-        and not value.is_nested
-        and not value.requires_grad
-    )
+    is_dense = type(value) is Tensor and value.layout is torch.strided and not value.is_nested
+    return is_dense and value.device.type == "cpu" and not value.requires_grad

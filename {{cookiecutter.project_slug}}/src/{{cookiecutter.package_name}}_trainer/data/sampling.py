@@ -302,7 +302,6 @@ def order_globally(loader: DataLoader[Any], order: GlobalOrder) -> DataLoader[An
     All else is kept, the class and attributes of a subclass too.
     """
     changed: dict[str, Any] = {"batch_sampler": order, "batch_size": None, "drop_last": False}
-    changed["in_order"] = True
     if order.keyed:
         kind = KeyedBatchDataset if _has_getitems(loader.dataset) else KeyedDataset
         changed["dataset"] = kind(loader.dataset, order.seed, loader.collate_fn)
@@ -310,7 +309,7 @@ def order_globally(loader: DataLoader[Any], order: GlobalOrder) -> DataLoader[An
     # A separate generator, so that starting workers does not draw from the model's generator.
     changed["generator"] = torch.Generator().manual_seed(order.seed)
     ordered = copy.copy(loader)
-    vars(ordered).update(changed, _iterator=None)  # torch's own setattr refuses
+    vars(ordered).update(changed, in_order=True, _iterator=None)  # torch's own setattr refuses
     return ordered
 
 

@@ -45,12 +45,11 @@ def missing(module: object, names: Sequence[str]) -> list[str]:
         else:
             how = "no TrainingModule: derive its class from it, or make it an attribute of one"
         raise ConfigurationError(f"{_GIVEN} {kind}, {how}")
-    calls_forward = is_overridden(module, nn.Module, "forward")  # predict_step does by default
     return [
         f"{kind} has no {name}: override it; it returns {_RETURNS[name]}"
         for name in names
         if not is_overridden(module, TrainingModule, name)
-        and not (name == "predict_step" and calls_forward)
+        and not (name == "predict_step" and is_overridden(module, nn.Module, "forward"))
     ]
 
 

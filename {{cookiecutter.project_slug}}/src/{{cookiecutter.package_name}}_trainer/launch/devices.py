@@ -72,8 +72,7 @@ def count(accelerator: Accelerator) -> int | None:
         return None
     if accelerator in ENGINE_HARDWARE:
         return ENGINE_HARDWARE[accelerator].count()
-    devices: int = torch.get_device_module(accelerator).device_count()
-    return devices
+    return int(torch.get_device_module(accelerator).device_count())
 
 
 def parse_devices(value: int | str | list[int] | None, available: int | None) -> list[int]:

@@ -213,8 +213,7 @@ class Watcher:
                 why = "its work was done: user code, or a library, called os._exit(0)"
                 if not state:
                     why = "it reached the trainer: each rank runs the whole script, from its start"
-                line = f"rank {number} ended with exit code 0 before {why}"
-                return Failure(number, 1, line)
+                return Failure(number, 1, f"rank {number} ended with exit code 0 before {why}")
         return None
 
     def _hang(self, failed: Sequence[Failure], lost: dict[int, str]) -> Failure:

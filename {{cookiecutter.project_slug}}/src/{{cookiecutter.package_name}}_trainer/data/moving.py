@@ -23,10 +23,7 @@ _IsLeaf = Callable[[Any], bool]
 
 
 def move(batch: Any, device: torch.device, dtype: torch.dtype | None = None) -> Any:
-    """Move the tensors of a batch to a device, and objects that have their own ``to``.
-
-    ``dtype``: floating-point tensors are cast to it.
-    """
+    """Move a batch's tensors, floating-point ones as ``dtype``, and objects with a ``to``."""
 
     def moved(value: Any) -> Any:
         if isinstance(value, Tensor):

@@ -127,9 +127,8 @@ class Counter:
                 self._paths = frozenset(path for path in lengths if lengths[path] == number)
                 return number
         all_lengths = ", ".join(map(str, dict.fromkeys(lengths.values())))
-        raise UserError(
-            f"a batch has tensors and lists of different lengths ({all_lengths}): {_OVERRIDE}"
-        )
+        what = f"tensors and lists of different lengths ({all_lengths})"
+        raise UserError(f"a batch has {what}: {_OVERRIDE}")
 
 
 def _may_be_images(batch: Any, channels: int) -> bool:

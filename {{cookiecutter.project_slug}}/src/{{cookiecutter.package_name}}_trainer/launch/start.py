@@ -30,10 +30,8 @@ from .watch import NodeLaunch, Watcher
 
 Result = TypeVar("Result")
 Method = Literal["spawn", "fork"]
-
 # Exit code of a spawned process that tries to start the run again; used for nothing else.
 _NO_MAIN_GUARD = 113
-
 # The function to run, or the path of the file that contains it pickled.
 _Work = Path | Callable[[], object]
 

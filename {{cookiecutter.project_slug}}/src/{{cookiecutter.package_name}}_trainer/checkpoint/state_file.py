@@ -87,9 +87,6 @@ def check_count(name: str, value: object, least: int, most: int) -> int:
     return value
 
 
-# --- trees ---------------------------------------------------------------------------------------
-
-
 class Packing:
     """Converts a state to JSON, and collects the tensors that this rank writes.
 

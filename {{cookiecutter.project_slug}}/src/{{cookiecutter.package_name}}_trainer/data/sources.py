@@ -31,9 +31,6 @@ _RETURNS = {
 }
 
 
-# --- hooks ---------------------------------------------------------------------------------------
-
-
 def missing(module: object, names: Sequence[str]) -> list[str]:
     """One line for each hook that a module does not override."""
     kind = type(module).__name__
@@ -56,9 +53,6 @@ def missing(module: object, names: Sequence[str]) -> list[str]:
 def check(module: TrainingModule, *names: str) -> None:
     """Raise ConfigurationError if a module does not override a hook, or one cannot be called."""
     refuse(missing(module, names) + problems_of_signatures(module, DataHooks))
-
-
-# --- loaders -------------------------------------------------------------------------------------
 
 
 def training_loader(data: Data, module: TrainingModule) -> Loader:

@@ -151,9 +151,6 @@ def why_hidden() -> str | None:
     return f"this machine has {count} GPU{'s' * (count > 1)}, which torch cannot use: {advice}"
 
 
-# --- torch's settings ----------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def backends_set(device_type: str, options: Options) -> Iterator[None]:
     """Set the matmul precision and cuDNN's benchmark on GPUs, and restore them on exit.

@@ -85,9 +85,6 @@ def check_private(folder: Path) -> None:
         raise UserError(f"{folder} is not a folder that only this user can open; set TMPDIR")
 
 
-# --- conveniences --------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def optional(line: str) -> Iterator[None]:
     """An OSError ends this context with a note, once in a process; ``{}`` in it is the reason."""

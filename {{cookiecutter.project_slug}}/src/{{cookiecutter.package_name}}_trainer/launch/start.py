@@ -35,8 +35,6 @@ _NO_MAIN_GUARD = 113
 # The function to run, or the path of the file that contains it pickled.
 _Work = Path | Callable[[], object]
 
-# --- the same command, once per rank -------------------------------------------------------------
-
 
 def threads_each(processes: int) -> int:
     """Threads per process, as in torchrun: processes that each use every core slow down."""
@@ -81,9 +79,6 @@ def _start_copies(node: NodeLaunch, directory: Path) -> "Iterator[subprocess.Pop
         variables.setdefault("OMP_NUM_THREADS", str(threads_each(node.processes)))
         # A separate process group, so that a rank's loader workers are terminated with it.
         yield subprocess.Popen(command, env=variables, cwd=directory, process_group=0)
-
-
-# --- a function, in new processes ----------------------------------------------------------------
 
 
 def run_in_processes(

@@ -97,8 +97,7 @@ class Checkpoint:
     def state(self) -> dict[str, Any]:
         """The saved state, with tensors on the CPU, after :meth:`check_contents`."""
         self.check_contents()
-        state: dict[str, Any] = read_all(self.stored_state())
-        return state
+        return dict(read_all(self.stored_state()))
 
     def stored_state(self) -> dict[str, Any]:
         """The saved state, with tensors not read yet: each is a ``Stored``."""
@@ -131,11 +130,8 @@ class Checkpoint:
     def rank_local_state(self, rank: int) -> dict[str, Tensor]:
         """The rank-local tensors of a rank."""
         prefix = f"ranks/{rank}/"
-        return {
-            name.removeprefix(prefix): tensor.read()
-            for name, tensor in self._tensors.items()
-            if name.startswith(prefix)
-        }
+        names = [name for name in self._tensors if name.startswith(prefix)]
+        return {name.removeprefix(prefix): self._tensors[name].read() for name in names}
 
     @cached_property
     def _tensors(self) -> dict[str, Stored]:

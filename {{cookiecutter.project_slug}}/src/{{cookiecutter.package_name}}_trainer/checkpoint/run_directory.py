@@ -106,9 +106,6 @@ def _written(directory: Path, with_records: bool) -> list[Path]:
     return [path for pattern in patterns for path in directory.glob(pattern)]
 
 
-# --- checkpoints, and links to them --------------------------------------------------------------
-
-
 def step_name(step: int) -> str:
     """Name of the directory of a step's checkpoint."""
     return f"{PREFIX}{step:08d}"
@@ -155,9 +152,6 @@ def find_link(run: Path, name: str) -> Path:
     if name != LAST and run.is_dir():
         reason = "the run kept none; train with the callback BestCheckpoint, or use 'last'"
     raise ConfigurationError(f"checkpoint={name!r}: {link}: {reason}")
-
-
-# --- run.json ------------------------------------------------------------------------------------
 
 
 def write_record(
@@ -247,9 +241,6 @@ def read_record(directory: Path) -> tuple[list[dict[str, Any]], str | None]:
 def _write_attempts(directory: Path, written: Sequence[Mapping[str, Any]]) -> None:
     text = json.dumps({"attempts": written}, indent=2)
     files.write_atomically(directory / _RECORD, f"{text}\n", mode=0o600)
-
-
-# --- output --------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from ..errors import TemporaryError, refused
+from ..launch import files
 
 _SECONDS = 10.0  # a rank that was just killed may still be exiting
 _POLL_SECONDS = 0.1
@@ -44,7 +45,7 @@ class RunLock:
         while True:
             with contextlib.suppress(BlockingIOError):
                 problem = self._lock()
-                if self._is_in_place():
+                if not files.is_replaced(self._descriptor, self._path):
                     self._write_name()
                     return problem and (
                         f"{directory}: its file system has no locks ({problem}): if another "
@@ -70,8 +71,8 @@ class RunLock:
         """Whether another attempt has the lock that this one had."""
         with contextlib.suppress(OSError):  # it is not held, or this cannot be told
             # If it is removed, nobody has taken it yet.
-            is_there = self._is_in_place() or not self._path.exists()
-            return not is_there or self._read() != self._content
+            is_replaced = files.is_replaced(self._descriptor, self._path) and self._path.exists()
+            return is_replaced or self._read() != self._content
         return False
 
     def close(self) -> None:
@@ -107,13 +108,6 @@ class RunLock:
                 if error.errno in _TAKEN:
                     raise BlockingIOError from None
         return None
-
-    def _is_in_place(self) -> bool:
-        """Whether the file that is locked is the one in the directory."""
-        try:
-            return os.path.samestat(os.fstat(self._descriptor), self._path.stat())
-        except FileNotFoundError:
-            return False
 
     def _read(self) -> bytes:
         return os.pread(self._descriptor, 200, 0)

@@ -47,8 +47,7 @@ class Head(NamedTuple):
 
 def encode(head: Head, tree: str) -> bytes:
     """The content of the file, with a value of :meth:`Packing.pack` as JSON."""
-    step, world_size, files = head
-    fields = {"format": FORMAT, "step": step, "world_size": world_size, "files": files}
+    fields = {"format": FORMAT, **head._asdict()}
     content = f'{{"head": {json.dumps(fields)}, "state": {tree}}}'.encode()
     return b'{"crc32": "%08x", "content":\n%s\n}\n' % (zlib.crc32(content), content)
 
@@ -86,9 +85,6 @@ def check_count(name: str, value: object, least: int, most: int) -> int:
     if type(value) is not int or not least <= value <= most:
         raise ValueError(f"{name} is {value!r:.40}, not a whole number from {least} to {most}")
     return value
-
-
-# --- trees ---------------------------------------------------------------------------------------
 
 
 class Packing:

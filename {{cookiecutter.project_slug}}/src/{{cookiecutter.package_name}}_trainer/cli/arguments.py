@@ -141,7 +141,9 @@ def _of_class(before: dict[Any, Any], value: Any) -> tuple[dict[Any, Any], Any]:
     if isinstance(value, dict):
         value = _with_arguments(value)
         if (path := value.get("class_path", before["class_path"])) != before["class_path"]:
-            before = {"init_args": _accepted(path, before.get("init_args"))}
+            arguments, known = before.get("init_args"), _defaults(path)
+            kept = arguments.items() if isinstance(arguments, dict) else ()
+            before = {"init_args": {key: item for key, item in kept if key in known}}
         given, extended = before.get("init_args") or {}, value.get("init_args") or {}
         extends = {n: item for n, item in extended.items() if isinstance(item, _Added | _Keys)}
         new = [name for name in extends if name not in given]
@@ -180,11 +182,6 @@ def _with_arguments(section: dict[Any, Any]) -> dict[Any, Any]:
     if rest and keys.get("init_args"):
         rest = merged(keys["init_args"], rest)
     return keys | {"init_args": rest} if rest else keys
-
-
-def _accepted(path: Any, arguments: Any) -> dict[Any, Any]:
-    known, keywords = _defaults(path), arguments if isinstance(arguments, dict) else {}
-    return {key: value for key, value in keywords.items() if key in known}
 
 
 def _defaults(path: Any) -> dict[str, Any]:

@@ -50,8 +50,6 @@ class _Dumper(yaml.SafeDumper):
 
 
 _Dumper.add_representer(str, _Dumper.represent_str)
-
-
 for _class in (_Loader, _Dumper):
     _class.add_implicit_resolver(_TEXT, _EXPONENT, list("-+.0123456789"))
 _Loader.add_constructor(_TEXT, lambda _, node: Text(node.value, float(node.value)))
@@ -97,8 +95,7 @@ def word(name: str, text: str) -> Any:
 
 def dump(sections: dict[str, Any]) -> str:
     """Write values as YAML that :func:`read` reads as the same values."""
-    text: str = yaml.dump(sections, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
-    return text
+    return str(yaml.dump(sections, Dumper=_Dumper, sort_keys=False, allow_unicode=True))
 
 
 def _load(name: str, text: str) -> Any:

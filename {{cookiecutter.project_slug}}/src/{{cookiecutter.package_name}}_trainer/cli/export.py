@@ -129,8 +129,7 @@ def _write_onnx(module: TrainingModule, metadata: dict[str, str], file: Path) ->
         raise UserError(f"{line}: use --format torch_export")
     # Without them it names every package that it has no use for.
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):
         try:
             converted: Any = torch.onnx.export(program, dynamo=True, verbose=False)
         except Exception as error:  # the exporter may raise anything

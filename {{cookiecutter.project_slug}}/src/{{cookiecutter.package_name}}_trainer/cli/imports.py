@@ -50,11 +50,9 @@ class _Finder(MetaPathFinder):
             if run_directory.is_run(folder):
                 why = f"is in a run directory ({folder.name}), and code of a run is never imported"
                 raise ImportError(f"{shown} {why}; move it to where your code is, if you trust it")
-        is_here = Path.cwd().is_relative_to(found_by) and not _OURS & {*real.parents}
-        if self._from_run and is_here:
+        if self._from_run and Path.cwd().is_relative_to(found_by) and not _OURS & {*real.parents}:
             why = "is neither in this package nor installed, and is named by a run's configuration"
-            advice = f"if you trust it, add {TRUST} (in Python trust=True)"
-            raise ImportError(f"{shown} {why}; {advice}")
+            raise ImportError(f"{shown} {why}; if you trust it, add {TRUST} (in Python trust=True)")
 
 
 @contextlib.contextmanager

@@ -74,8 +74,7 @@ def read_weights(checkpoint: Checkpoint, *, averaged: bool) -> dict[str, Any]:
     stored, remarks = checkpoint.weights(averaged)
     for line in remarks:
         output.print_lines(line, error=True)
-    weights: dict[str, Any] = read_all(stored)
-    return weights
+    return dict(read_all(stored))
 
 
 def find_checkpoint(sections: Mapping[str, Any]) -> Path | None:
@@ -120,8 +119,5 @@ def classes_of(checkpoint: Path) -> dict[str, Any]:
     if run is None or not (run / "config.yaml").is_file():
         return {}
     config = config_files.read(str(run / "config.yaml"))
-    return {
-        name: item
-        for name in CLASSES
-        if isinstance(item := config.get(name), dict) and isinstance(item.get("class_path"), str)
-    }
+    classes = {name: item for name in CLASSES if isinstance(item := config.get(name), dict)}
+    return {name: item for name, item in classes.items() if isinstance(item.get("class_path"), str)}

@@ -138,9 +138,8 @@ def drawn(
     for batch in batches if stream is None else _in_stream(batches, stream):
         if batch is None or is_empty(batch):
             reason = "is None" if batch is None else "its tensors' first dimension is 0"
-            raise UserError(
-                f"batch {number} of the loader has no samples ({reason}): leave such batches out"
-            )
+            line = f"batch {number} of the loader has no samples ({reason})"
+            raise UserError(f"{line}: leave such batches out")
         yield batch
         number += 1
     if total is not None and number < total:

@@ -23,10 +23,7 @@ _IsLeaf = Callable[[Any], bool]
 
 
 def move(batch: Any, device: torch.device, dtype: torch.dtype | None = None) -> Any:
-    """Move the tensors of a batch to a device, and objects that have their own ``to``.
-
-    ``dtype``: floating-point tensors are cast to it.
-    """
+    """Move a batch's tensors, floating-point ones as ``dtype``, and objects with a ``to``."""
 
     def moved(value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -44,10 +41,7 @@ def to(tensor: Tensor, device: torch.device, dtype: torch.dtype | None) -> Tenso
 
 
 def mapped(batch: Any, change: Callable[[Any], Any], is_leaf: _IsLeaf | None = None) -> Any:
-    """Apply ``change`` to all values in the dicts, lists, tuples and dataclasses of a batch.
-
-    ``is_leaf``: whether one of these is changed as a whole.
-    """
+    """Apply ``change`` to all values in a batch's containers, and to those of ``is_leaf``."""
     if isinstance(batch, Tensor):
         return change(batch)
     if isinstance(batch, PackedSequence):
@@ -212,10 +206,5 @@ def _map_plain(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def _is_plain(value: Any) -> bool:
-    return (
-        type(value) is Tensor
-        and value.device.type == "cpu"
-        and value.layout is torch.strided
-        and not value.is_nested
-        and not value.requires_grad
-    )
+    is_dense = type(value) is Tensor and value.layout is torch.strided and not value.is_nested
+    return is_dense and value.device.type == "cpu" and not value.requires_grad

@@ -84,10 +84,7 @@ def seed_sample(seed: int) -> None:
 
 @contextlib.contextmanager
 def deterministic_algorithms(is_wanted: bool) -> Iterator[None]:
-    """Use deterministic kernels in this context; operations that have none raise an error.
-
-    Otherwise, what the program has set remains.
-    """
+    """Use deterministic kernels in this context, if wanted; operations without one raise errors."""
     # Calling torch's function at all imports its compiler, which takes two seconds.
     if not is_wanted:
         yield

@@ -106,10 +106,7 @@ class Positions:
         return copy.deepcopy(self.owner.state_dict()), stream.position
 
     def state(self, batches: int, *, is_start: bool = False) -> dict[str, Tensor]:
-        """The position after so many batches of the epoch as tensors; empty if it was not noted.
-
-        ``is_start``: the next epoch is read from there.
-        """
+        """A noted position as tensors, else nothing; ``is_start``: the next epoch begins there."""
         if batches not in self._noted:
             return {}
         state, position = self._noted[batches]

@@ -40,20 +40,20 @@ def batch_length(batch: Any, expected: int | None = None) -> int:
 
 def _common_length(batch: Any, expected: int | None) -> int | None:
     """The number of samples that all in a batch agrees with; ``None``: there is none."""
-    inner: list[list[Any] | tuple[Any, ...]] = []
-
-    def note(value: Any) -> bool:
-        if isinstance(value, list | tuple) and value is not batch:
-            inner.append(value)
-        return False
-
-    lengths = [len(leaf) for leaf in leaves(batch, note) if _has_length(leaf)]
+    inner = [items for items in _lists(batch) if items is not batch]
+    lengths = [len(leaf) for leaf in leaves(batch) if _has_length(leaf)]
     # A list of numbers or texts has one for each sample; one of tensors may have fields.
     sure = [len(item) for item in inner if item and isinstance(item[0], int | float | str)]
     for number in dict.fromkeys([expected, *sure, *lengths[:1], *map(len, inner)]):
         if number and _samples_in(batch, number) is not None:
             return number
     return None
+
+
+def _lists(value: Any) -> list[Any]:
+    """The lists and tuples in a value, before those in them; itself is one of them."""
+    inner = [items for _, item in items_of(value) or [] for items in _lists(item)]
+    return [value, *inner] if isinstance(value, list | tuple) else inner
 
 
 class Counted(NamedTuple):
@@ -127,24 +127,16 @@ class Counter:
                 self._paths = frozenset(path for path in lengths if lengths[path] == number)
                 return number
         all_lengths = ", ".join(map(str, dict.fromkeys(lengths.values())))
-        raise UserError(
-            f"a batch has tensors and lists of different lengths ({all_lengths}): {_OVERRIDE}"
-        )
+        what = f"tensors and lists of different lengths ({all_lengths})"
+        raise UserError(f"a batch has {what}: {_OVERRIDE}")
 
 
 def _may_be_images(batch: Any, channels: int) -> bool:
     """Whether a list in a batch has tensors that look like images with so many channels."""
-    lists: list[list[Any]] = []
-
-    def note(value: Any) -> bool:
-        if isinstance(value, list):
-            lists.append(value)
-        return False
-
-    leaves(batch, note)
     return channels in (1, 3, 4) and any(
         len(items) not in (0, channels) and all(getattr(item, "ndim", 0) == 3 for item in items)
-        for items in lists
+        for items in _lists(batch)
+        if isinstance(items, list)
     )
 
 
@@ -239,8 +231,7 @@ def _exchanged(ahead: "deque[Counted]", ranks: int, known: int | None) -> list[l
         return [[[*row]] for row in local]
     rows = torch.zeros(len(local), ranks, 3, dtype=torch.float64)
     rows[:, collectives.rank()] = torch.tensor(local, dtype=torch.float64)
-    agreed: list[list[list[float]]] = collectives.all_reduce(rows).tolist()
-    return agreed
+    return list(collectives.all_reduce(rows).tolist())
 
 
 def _has_ended(row: list[list[float]], count: int, is_refused: bool) -> bool:

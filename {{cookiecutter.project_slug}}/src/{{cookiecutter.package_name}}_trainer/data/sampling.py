@@ -22,9 +22,7 @@ from . import randomness
 MOST_HELD = 2**20
 _COMPUTED_AT_ONCE = 4096
 _MOST_ITEMS = 100  # of a list or dict of components; a longer one contains samples
-
 _DRAWING = (RandomSampler, torch_data.SubsetRandomSampler, torch_data.WeightedRandomSampler)
-
 Key = int | tuple[int, int]
 
 
@@ -115,10 +113,7 @@ class BatchPlan:
         return begin, begin + smallest + (replica < larger)
 
     def weight(self, batch: int, replica: int) -> float:
-        """Factor of a replica's mean loss.
-
-        The average over replicas, summed over a step, is then the mean over the global batch.
-        """
+        """Factor of a mean loss: the replicas' average, summed over a step, is the global mean."""
         first = batch - batch % self.accumulate
         in_step = min(self.global_batch, self.samples_used - first * self.micro_batch)
         begin, end = self.bounds(batch, replica)
@@ -302,7 +297,6 @@ def order_globally(loader: DataLoader[Any], order: GlobalOrder) -> DataLoader[An
     All else is kept, the class and attributes of a subclass too.
     """
     changed: dict[str, Any] = {"batch_sampler": order, "batch_size": None, "drop_last": False}
-    changed["in_order"] = True
     if order.keyed:
         kind = KeyedBatchDataset if _has_getitems(loader.dataset) else KeyedDataset
         changed["dataset"] = kind(loader.dataset, order.seed, loader.collate_fn)
@@ -310,7 +304,7 @@ def order_globally(loader: DataLoader[Any], order: GlobalOrder) -> DataLoader[An
     # A separate generator, so that starting workers does not draw from the model's generator.
     changed["generator"] = torch.Generator().manual_seed(order.seed)
     ordered = copy.copy(loader)
-    vars(ordered).update(changed, _iterator=None)  # torch's own setattr refuses
+    vars(ordered).update(changed, in_order=True, _iterator=None)  # torch's own setattr refuses
     return ordered
 
 

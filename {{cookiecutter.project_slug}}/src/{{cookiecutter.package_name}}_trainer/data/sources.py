@@ -31,9 +31,6 @@ _RETURNS = {
 }
 
 
-# --- hooks ---------------------------------------------------------------------------------------
-
-
 def missing(module: object, names: Sequence[str]) -> list[str]:
     """One line for each hook that a module does not override."""
     kind = type(module).__name__
@@ -45,21 +42,17 @@ def missing(module: object, names: Sequence[str]) -> list[str]:
         else:
             how = "no TrainingModule: derive its class from it, or make it an attribute of one"
         raise ConfigurationError(f"{_GIVEN} {kind}, {how}")
-    calls_forward = is_overridden(module, nn.Module, "forward")  # predict_step does by default
     return [
         f"{kind} has no {name}: override it; it returns {_RETURNS[name]}"
         for name in names
         if not is_overridden(module, TrainingModule, name)
-        and not (name == "predict_step" and calls_forward)
+        and not (name == "predict_step" and is_overridden(module, nn.Module, "forward"))
     ]
 
 
 def check(module: TrainingModule, *names: str) -> None:
     """Raise ConfigurationError if a module does not override a hook, or one cannot be called."""
     refuse(missing(module, names) + problems_of_signatures(module, DataHooks))
-
-
-# --- loaders -------------------------------------------------------------------------------------
 
 
 def training_loader(data: Data, module: TrainingModule) -> Loader:

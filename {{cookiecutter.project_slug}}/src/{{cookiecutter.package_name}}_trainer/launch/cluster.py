@@ -165,10 +165,8 @@ def read_named(
     env: Environment, source: str, names: Names, address: str = "127.0.0.1", launch_id: str = ""
 ) -> Layout:
     """Read a layout from a launcher's variables; ``MASTER_ADDR`` overrides ``address``."""
-    rank, world_size, local_rank, on_node = (
-        number(env, name)
-        for name in (names.rank, names.world_size, names.local_rank, names.local_world_size)
-    )
+    required = (names.rank, names.world_size, names.local_rank, names.local_world_size)
+    rank, world_size, local_rank, on_node = (number(env, name) for name in required)
     if on_node < 1:
         meaning = "the number of processes on this node, at least 1"
         raise ValueError(f"{names.local_world_size}={on_node}, but it is {meaning}")
@@ -207,7 +205,6 @@ def check_filled(layout: Layout) -> Layout:
 _RANKS = Names(
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"
 )
-
 _COMMANDS = Names("NODE_RANK", "NUM_NODES", "LOCAL_RANK", "number of commands on this node")
 
 

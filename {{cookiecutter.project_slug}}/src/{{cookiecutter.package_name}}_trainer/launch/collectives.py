@@ -112,5 +112,4 @@ def _reduced_in_place(tensor: Tensor, how: Any, group: dist.ProcessGroup | None)
 
 def _carried(tensor: Tensor) -> Tensor:
     """The tensor, or its copy on the CPU if the process group has no backend for its device."""
-    has_backend = f"{tensor.device.type}:" in dist.get_backend_config()
-    return tensor if has_backend else tensor.cpu()
+    return tensor if f"{tensor.device.type}:" in dist.get_backend_config() else tensor.cpu()

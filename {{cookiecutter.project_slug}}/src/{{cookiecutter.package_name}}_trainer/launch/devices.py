@@ -72,8 +72,7 @@ def count(accelerator: Accelerator) -> int | None:
         return None
     if accelerator in ENGINE_HARDWARE:
         return ENGINE_HARDWARE[accelerator].count()
-    devices: int = torch.get_device_module(accelerator).device_count()
-    return devices
+    return int(torch.get_device_module(accelerator).device_count())
 
 
 def parse_devices(value: int | str | list[int] | None, available: int | None) -> list[int]:
@@ -150,9 +149,6 @@ def why_hidden() -> str | None:
             reason = one_line(error)
     advice = f"{reason}, or set accelerator='cpu'"
     return f"this machine has {count} GPU{'s' * (count > 1)}, which torch cannot use: {advice}"
-
-
-# --- torch's settings ----------------------------------------------------------------------------
 
 
 @contextlib.contextmanager

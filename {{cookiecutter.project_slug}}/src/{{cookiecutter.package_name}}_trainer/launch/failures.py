@@ -86,15 +86,9 @@ def report_failure(error: BaseException, lost_peer: Sequence[str] = ()) -> str:
         reports.write_failed(message)
     if directory:
         problems = error.problems if isinstance(error, UserError) else ()
-        failure = Failure(
-            rank=rank,
-            code=reports.exit_code(error),
-            message=message,
-            problems=[redaction.message(problem) for problem in problems],
-            time=time.time(),
-            reason=reason(error),
-            lost_at=hangs.of_error(error) if is_lost else "",
-        )
+        problems = [redaction.message(problem) for problem in problems]
+        code, lost_at = reports.exit_code(error), hangs.of_error(error) if is_lost else ""
+        failure = Failure(rank, code, message, problems, time.time(), reason(error), lost_at)
         files.write_atomically(directory / f"rank-{rank}.json", json.dumps(asdict(failure)))
         if keep_error is not None:
             keep_error(error, rank)
@@ -123,10 +117,7 @@ def _let_peers_end_first() -> None:
 
 
 def exit_after_failure(error: BaseException, lost_peer: Sequence[str] = ()) -> NoReturn:
-    """Report a rank's failure and end its process without destroying its process group.
-
-    With NCCL, that would wait for peers, which wait for this rank.
-    """
+    """Report a rank's failure and end its process; its process group might wait for its peers."""
     lost = report_failure(error, lost_peer)
     if not reports.is_reported():
         output.print_lines(lost or describe(error, f"rank {reports.own_rank()}: "), error=True)

@@ -14,6 +14,7 @@ import shutil
 import stat
 import zlib
 from collections.abc import Iterator
+from gzip import GzipFile
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -83,9 +84,6 @@ def check_private(folder: Path) -> None:
     is_private = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o077
     if not is_private or status.st_uid != os.geteuid():
         raise UserError(f"{folder} is not a folder that only this user can open; set TMPDIR")
-
-
-# --- conveniences --------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -184,16 +182,10 @@ def opened(path: Path) -> Iterator[BinaryIO]:
 def read(path: Path, most: int) -> bytes:
     """The content of a regular file of at most so many bytes, also unpacked; else ValueError."""
     with opened(path) as file:
-        if path.suffix != ".gz":
-            content = file.read(most + 1)
-        else:
-            import gzip
-
-            try:
-                with gzip.open(file) as unpacked:
-                    content = unpacked.read(most + 1)
-            except (EOFError, zlib.error) as error:
-                raise ValueError(f"is damaged: {error}") from None
+        try:
+            content = (GzipFile(fileobj=file) if path.suffix == ".gz" else file).read(most + 1)
+        except (EOFError, zlib.error) as error:
+            raise ValueError(f"is damaged: {error}") from None
     if len(content) > most:
         size = f"{most >> 20} MiB" if most >> 20 else f"{most >> 10} KiB"
         raise ValueError(f"larger than {size}")

@@ -30,9 +30,8 @@ def hold(folder: Path) -> int:
             descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             with contextlib.suppress(OSError):  # without locks nobody removes it
                 fcntl.flock(descriptor, fcntl.LOCK_SH)
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(descriptor), (folder / _LOCK).stat()):
-                    return descriptor
+            if not files.is_replaced(descriptor, folder / _LOCK):
+                return descriptor
             os.close(descriptor)
 
 

@@ -167,9 +167,6 @@ def reset_attempts(directory: Path) -> None:
     (directory / _ATTEMPTS).unlink(missing_ok=True)
 
 
-# --- forks of a process that has threads ---------------------------------------------------------
-
-
 @functools.cache  # once in a process
 def keep_children_from_hanging() -> None:
     """Have each fork of this process from now on take care of two ways in which its child hangs.

@@ -182,9 +182,6 @@ def _await_address(path: Path, timeout: datetime.timedelta) -> str:
     return path.read_text("utf-8")
 
 
-# --- network interfaces --------------------------------------------------------------------------
-
-
 def stay_on_loopback() -> None:
     """Select the loopback interface for gloo and NCCL, unless the user has set one."""
     names = [name for _, name in socket.if_nameindex()]

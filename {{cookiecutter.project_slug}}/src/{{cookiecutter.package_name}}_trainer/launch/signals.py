@@ -147,9 +147,6 @@ class Preemption:
         return int(requested)
 
 
-# --- signals of processes ------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def block_sigint_in_children(method: str = "fork") -> Iterator[None]:
     """Block SIGINT in processes that a method starts in this context; in this one it is delayed."""
@@ -174,9 +171,6 @@ def redirect_lost_terminal() -> None:
         with contextlib.suppress(OSError):  # the program has closed it
             if stat.S_ISCHR(os.fstat(descriptor).st_mode) and not os.isatty(descriptor):
                 output.to_nowhere(descriptor)
-
-
-# --- what an error prints when it ends a process -------------------------------------------------
 
 
 def hide_traceback(

@@ -31,14 +31,10 @@ from .watch import NodeLaunch, Watcher
 
 Result = TypeVar("Result")
 Method = Literal["spawn", "fork"]
-
 # Exit code of a spawned process that tries to start the run again; used for nothing else.
 _NO_MAIN_GUARD = 113
-
 # The function to run, or the path of the file that contains it pickled.
 _Work = Path | Callable[[], object]
-
-# --- the same command, once per rank -------------------------------------------------------------
 
 
 def threads_each(processes: int) -> int:
@@ -84,9 +80,6 @@ def _start_copies(node: NodeLaunch, directory: Path) -> "Iterator[subprocess.Pop
         variables.setdefault("OMP_NUM_THREADS", str(threads_each(node.processes)))
         # A separate process group, so that a rank's loader workers are terminated with it.
         yield subprocess.Popen(command, env=variables, cwd=directory, process_group=0)
-
-
-# --- a function, in new processes ----------------------------------------------------------------
 
 
 def run_in_processes(

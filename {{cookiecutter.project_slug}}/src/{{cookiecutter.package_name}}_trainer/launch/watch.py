@@ -166,8 +166,6 @@ class Watcher:
         codes = set(self._codes().values())
         return next((number for number in signals.SIGNALS if {-number, 128 + number} & codes), None)
 
-    # --- the first failure -----------------------------------------------------------------------
-
     def _first_failure(self) -> Failure:
         """A rank that failed by itself, or else the rank for which the others have waited."""
         failed = failures.failures(self._directory)
@@ -213,8 +211,7 @@ class Watcher:
                 why = "its work was done: user code, or a library, called os._exit(0)"
                 if not state:
                     why = "it reached the trainer: each rank runs the whole script, from its start"
-                line = f"rank {number} ended with exit code 0 before {why}"
-                return Failure(number, 1, line)
+                return Failure(number, 1, f"rank {number} ended with exit code 0 before {why}")
         return None
 
     def _hang(self, failed: Sequence[Failure], lost: dict[int, str]) -> Failure:
@@ -246,8 +243,6 @@ class Watcher:
             return Failure(failed[0].rank, failed[0].code, message + hint * several)
         last = f"rank {min(lost)} waited for peers until a timeout ended it"
         return Failure(min(lost), 1, "\n".join([*lines, last]))
-
-    # --- processes -------------------------------------------------------------------------------
 
     def _signal_all(self, number: int) -> None:
         for rank in self._running().values():

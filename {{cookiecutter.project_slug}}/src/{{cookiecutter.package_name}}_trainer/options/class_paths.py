@@ -21,10 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Specified(Generic[T]):
-    """A class and its arguments, checked, to create an object of it.
-
-    ``where``: what errors name it by, such as ``"callbacks[0]"``.
-    """
+    """A class and its checked arguments; errors name it by ``where``: ``"callbacks[0]"``."""
 
     where: str
     cls: type[T]

@@ -92,11 +92,8 @@ def read(kwargs: Mapping[str, Any], problems: Problems) -> Options:
     valid = {name: kwargs[name] for name in kwargs if name in defaults and name not in _TRANSLATED}
     with problems:
         valid = foreign.translate(kwargs)
-    changed = {
-        name: value
-        for name, value in valid.items()
-        if value is not defaults[name] and name not in _CHECKED_LATER
-    }
+    checked = [name for name in valid if name not in _CHECKED_LATER]
+    changed = {name: valid[name] for name in checked if valid[name] is not defaults[name]}
     for name in values.check(values.hints(Options), changed, problems):
         del valid[name]
     for name in _PATHS:

@@ -86,13 +86,9 @@ def document(content: str, **style: Any) -> str:
         parsed = yaml.safe_load(content)
     except (yaml.YAMLError, ValueError, RecursionError):
         return _redacted(message(content), _IN_YAML)
-    if not isinstance(parsed, Mapping | list):
+    if not isinstance(parsed, Mapping | list) or (shown := value(parsed)) == parsed:
         return message(content)
-    shown = value(parsed)
-    if shown == parsed:
-        return message(content)
-    written: str = yaml.safe_dump(shown, sort_keys=False, **style)
-    return written
+    return str(yaml.safe_dump(shown, sort_keys=False, **style))
 
 
 def message(content: str) -> str:

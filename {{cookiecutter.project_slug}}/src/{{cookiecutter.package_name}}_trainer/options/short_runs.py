@@ -34,9 +34,7 @@ def shortened(options: Options, problems: Problems) -> tuple[Options, list[str]]
         if (value := getattr(options, name)) not in (short[name], getattr(Options, name))
     ]
     es = "" if number == 1 else "es"
-    line = (
-        f"fast_dev_run={number}: {number} optimizer step{es[1:]}, and {number} batch{es} of "
-        "validation, test or prediction; no checkpoints, no loggers"
-    )
+    batches = f"{number} batch{es} of validation, test or prediction; no checkpoints, no loggers"
+    line = f"fast_dev_run={number}: {number} optimizer step{es[1:]}, and {batches}"
     used = f"{line}; not used: {', '.join(sorted(replaced))}" if replaced else line
     return replace(options, **short), [used]

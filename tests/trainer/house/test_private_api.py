@@ -87,6 +87,8 @@ OTHERS = [
         ("torchmetrics", "MeanMetric()", name, "an unfinished epoch is saved and resumed")
         for name in ("_computed", "_copy_state_dict", "_update_count")
     ),
+    ("torchmetrics", "MeanMetric()", "_reductions", "lists are gathered, if their lengths differ"),
+    ("torchmetrics", "MeanMetric()", "_sync_dist", "lists are gathered, if their lengths differ"),
 ]
 # By folder of an engine: their tests run them. Objects of them exist only in a run.
 OF_FOLDERS = {

@@ -70,6 +70,7 @@ os.kill(int(sys.argv[1]), signal.SIGCONT)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_ctrl_z_stops_the_ranks_too(tmp_path: Path) -> None:
     def begin() -> list[subprocess.Popen[bytes]]:
+        (tmp_path / "state-0").write_text("started")
         command = [sys.executable, "-S", "-c", STOPS, CONTINUES, str(tmp_path / "state")]
         return [subprocess.Popen(command, process_group=0)]
 

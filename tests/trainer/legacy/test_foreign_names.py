@@ -143,7 +143,7 @@ def test_an_option_of_the_command_line_says_what_to_use() -> None:
 def test_attributes_say_what_to_use() -> None:
     for owner in (Module(), trainer.DataModule()):
         line = one_line(AttributeError, lambda owner=owner: owner.logger)
-        advice = "use self.log; for images and text, a Logger of your own"
+        advice = "use self.log; for images and text, self.logger.experiment in a fit"
         assert line.endswith(f"has no attribute 'logger'; {advice}")
     assert not hasattr(Module(), "_nothing")
     own: Any = made()

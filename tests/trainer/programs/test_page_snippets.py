@@ -152,11 +152,11 @@ def test_images_are_in_tensorboard() -> None:
 
     kind = defined("how-to/loggers.md", "Images, figures and text")["Samples"]
     batch = [(torch.ones(2, 4),)]
-    made = fit(Plain(), [batch, batch], callbacks=[kind()])  # a list of batches is a loader
+    both = [batch, batch]  # a list of batches is a loader
+    made = fit(Plain(), both, callbacks=[kind()], loggers=["csv", "tensorboard"])
     assert made.run_directory is not None
-    found = EventAccumulator(str(made.run_directory / "images"))
-    found.Reload()
-    assert [image.step for image in found.Images("samples")] == [1]
+    events = EventAccumulator(str(made.run_directory / "tensorboard")).Reload()
+    assert [image.step for image in events.Images("samples")] == [1]
 
 
 def test_a_metric_is_that_of_all_samples() -> None:

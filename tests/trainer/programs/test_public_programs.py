@@ -15,6 +15,7 @@ from my_project_trainer import (
     seed_everything,
 )
 from my_project_trainer.callbacks import EarlyStopping
+from my_project_trainer.options import reading
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -541,7 +542,8 @@ def test_what_is_left_out_is_that_of_the_last_fit() -> None:
     assert made.metrics["epoch"] == 1.0
 
 
-def test_seeds_of_workers_are_always_set() -> None:
+def test_seeds_of_workers_are_always_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(reading.SEEDED, "seed", 1)
     seed_everything(7, workers=True)
     first = torch.rand(())
     seed_everything(7)

@@ -22,6 +22,10 @@ _FILES = {
 BUILT_IN = {name: f"{__package__}.{file}.{name}" for file in _FILES for name in _FILES[file]}
 """Their class paths by name: a file is imported when one of them is used."""
 _FIRST = "_state_of_first_fit"
+_OF_OTHERS = (
+    r"on_(evaluate|predict|log|save|step)|(before|after)_(fit|train|validate|epoch|batch|step|loss)"
+    r"|(fit|epoch|batch|eval)_(start|end)"
+)
 _Calls = tuple[Callable[..., Any], ...]
 _Around = Callable[[str], AbstractContextManager[None]]
 
@@ -142,7 +146,7 @@ def create(callbacks: object, problems: Problems) -> tuple[Callback, ...]:
     for index, item in enumerate(callbacks):
         with problems:
             callback = class_paths.create(f"callbacks[{index}]", item, Callback, BUILT_IN)
-            lines = problems_of_names(callback, Callback)
+            lines = problems_of_names(callback, Callback, _OF_OTHERS)
             lines += problems_of_signatures(callback, Callback)
             if lines:
                 raise ConfigurationError(lines)

@@ -11,8 +11,10 @@ from torch import Tensor
 from ..checkpoint import is_sharded, state_file, tensor_files, to_tensors
 from ..data import randomness
 from ..errors import UserError
+from ..launch import collectives
 from ..logging.logger import hyperparameters
 from ..module import TrainingModule
+from ..strategies import Strategy
 from .parts import FitParts, frozen, in_eval_mode
 
 OF_MODULE = "rank_state"
@@ -90,11 +92,27 @@ def rank_local_state(fit: FitParts) -> dict[str, Tensor]:
         "torchmetrics": _metrics_state(fit.module, fit.outputs.recorder.metrics),
         "module": to_tensors(of_module, OF_MODULE) if of_module else {},
         "strategy": fit.strategy.rank_local.state(),
-        "buffers": fit.strategy.own_buffers(),
+        "buffers": _own_buffers(fit.module, fit.strategy),
         "gradients": manual.gradients(lambda grad: not is_sharded(grad)) if manual else {},
         "loader": fit.feed.state(fit.position.batch, ends_epoch=fit.position.epoch_done),
     }
     return {f"{name}/{key}": value for name, part in parts.items() for key, value in part.items()}
+
+
+def _own_buffers(module: TrainingModule, strategy: Strategy) -> dict[str, Tensor]:
+    """This rank's buffers that differ from those of rank 0, which the model's state has."""
+    replicas, saved = strategy.data.replicas, module.state_dict(keep_vars=True)
+    is_alone = replicas == 1 or "asynchronous" in strategy.limits.always
+    if is_alone or replicas != collectives.world_size():
+        return {}
+    buffers = {name: buffer for name, buffer in module.named_buffers() if name in saved}
+    own = {}
+    for name, buffer in buffers.items():
+        of_main = buffer.detach().clone()
+        collectives.broadcast_in_place(of_main)
+        if not torch.equal(buffer, of_main):
+            own[name] = buffer.detach().cpu()
+    return own
 
 
 def share(fit: FitParts) -> Tensor:

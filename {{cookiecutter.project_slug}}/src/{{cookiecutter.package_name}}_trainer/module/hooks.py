@@ -16,11 +16,7 @@ from ..errors import missing, nearest, shown
 Loader = Iterable[Any]
 Loaders = Loader | Mapping[str, Loader]
 """A loader, or several by name."""
-_LIKE_A_HOOK = re.compile(
-    r"on_.*_(start|begin|end|checkpoint|eval|train|save|load)|on_(before|after|init)_.*"
-    r"|on_(evaluate|predict|log|save|step)|(before|after)_(fit|train|validate|epoch|batch|step|loss)"
-    r"|(fit|epoch|batch|eval)_(start|end)"
-)
+_LIKE_A_HOOK = r"on_.*_(start|begin|end|checkpoint|eval|train|save|load)|on_(before|after|init)_.*"
 _HOOK = re.compile(r"on_.*|.*_(step|step_end|dataloader)|configure_optimizers|prepare_data")
 # Other hooks of Lightning that are not called here.
 _OTHER_HOOKS = (
@@ -187,8 +183,11 @@ def with_own_mode(module: nn.Module) -> list[nn.Module]:
     return [part for part in module.modules() if is_overridden(part, nn.Module, "train")]
 
 
-def problems_of_names(owner: object, base: type) -> list[str]:
-    """One line for each function of a class or an object that looks like a hook, but is none."""
+def problems_of_names(owner: object, base: type, others: str = "") -> list[str]:
+    """One line for each function of a class or an object that looks like a hook, but is none.
+
+    ``others``: a pattern of more names that do.
+    """
     cls = owner if isinstance(owner, type) else type(owner)
     known = [name for name in dir(base) if _HOOK.fullmatch(name)]
     missing = [name for name in known if not is_overridden(owner, base, name)]
@@ -197,7 +196,7 @@ def problems_of_names(owner: object, base: type) -> list[str]:
         for name in sorted({*dir(cls), *vars(owner)} - {*dir(base)})
         if not name.startswith("_") and callable(inspect.getattr_static(owner, name))
         if name in _OTHER_HOOKS
-        or _LIKE_A_HOOK.fullmatch(name)
+        or re.fullmatch(f"{_LIKE_A_HOOK}|{others}", name)
         or difflib.get_close_matches(name, missing, 1, 0.93)  # an s too many, letters swapped
     ]
 

@@ -70,10 +70,12 @@ def _passed_on(cls: type) -> dict[str, tuple[Any, Any]]:
     except ValueError:  # a type that jsonargparse does not support
         return {}
     actions = (action for action in parser._actions if action.dest != "help")
-    kinds = {action.dest: getattr(action, "_typehint", Any) for action in actions}
-    parents = [inspect.signature(base).parameters for base in cls.__mro__[1:-1]]
-    named = {name: [base[name].default for base in parents if name in base] for name in kinds}
-    return {name: (kind, next(iter(named[name]), None)) for name, kind in kinds.items()}
+    known = {action.dest: (getattr(action, "_typehint", Any), action.default) for action in actions}
+    for base in reversed(cls.__mro__[1:-1]):  # of a dataclass, jsonargparse knows the fields only
+        types, parameters = values.hints(base), inspect.signature(base).parameters
+        for name in known.keys() & parameters.keys():
+            known[name] = (types.get(name, Any), parameters[name].default)
+    return known
 
 
 def _parse(name: str, parameter: tuple[Any, Any], value: Any) -> Argument:

@@ -18,7 +18,6 @@ class Console:
     def __init__(self, plan: Plan, is_command: bool) -> None:
         self.is_command = is_command
         self._plan = plan
-        self._noted: set[str] = set()
         self._is_main = plan.layout.is_main
         self._shows_progress = plan.options.enable_progress_bar
 
@@ -29,10 +28,8 @@ class Console:
 
     def note(self, *lines: str, on_each_rank: bool = False) -> None:
         """Print lines to stderr, also if no progress is shown: what a user may not expect."""
-        new = [f"note: {line}" for line in lines if line not in self._noted]
-        self._noted.update(lines)
-        if new and (self._is_main or on_each_rank):  # others into their logs
-            output.print_lines(*new, error=True)
+        if lines and (self._is_main or on_each_rank):  # others into their logs
+            output.print_lines(*(f"note: {line}" for line in lines), error=True)
 
     def begin(self, loop: FitLoop, total_steps: int | None, directory: Path) -> None:
         """Print what a fit will do, and where; a command prints that even without progress."""

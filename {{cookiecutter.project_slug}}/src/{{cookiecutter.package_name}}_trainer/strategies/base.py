@@ -244,10 +244,6 @@ class Strategy:
         """
         yield
 
-    def own_buffers(self) -> dict[str, Tensor]:
-        """This rank's buffers that differ from those in :meth:`state`; all ranks call it."""
-        return {}
-
     # --- a step --------------------------------------------------------------------------------
 
     def clip(self, optimization: Optimization, value: float, algorithm: str) -> Tensor | None:

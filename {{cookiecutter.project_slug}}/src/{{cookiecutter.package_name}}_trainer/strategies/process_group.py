@@ -144,18 +144,6 @@ class ProcessGroupStrategy(Strategy):
                 if buffer._version == version:  # else the evaluation has set it
                     buffer.detach().copy_(own)
 
-    def own_buffers(self) -> dict[str, Tensor]:
-        named = {} if self.wrapped is not None else dict(self.module.named_buffers())
-        saved = self.module.state_dict(keep_vars=True).keys() if named else ()
-        buffers = {name: named[name].detach() for name in named if name in saved}
-        of_main = {name: buffer.clone() for name, buffer in buffers.items()}
-        self.start_equal(of_main.values())
-        return {
-            name: buffer.cpu()
-            for name, buffer in buffers.items()
-            if not torch.equal(buffer, of_main[name])
-        }
-
     def forward_backward(
         self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
     ) -> StepOutput:

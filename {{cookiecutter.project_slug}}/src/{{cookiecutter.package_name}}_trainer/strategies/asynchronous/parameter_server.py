@@ -205,9 +205,6 @@ class ParameterServer(ProcessGroupStrategy):
         with super().evaluating():
             yield
 
-    def own_buffers(self) -> dict[str, Tensor]:
-        return {}  # no resume is exact
-
     def state(self, optimization: Optimization | None) -> dict[str, Any]:
         self._refresh()
         optimizers = optimization.optimizers if optimization else []

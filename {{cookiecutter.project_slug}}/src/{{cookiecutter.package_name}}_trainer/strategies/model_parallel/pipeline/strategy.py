@@ -259,9 +259,6 @@ class Sequential(ProcessGroupStrategy):
         self.ownership.join(self.module.buffers())
         yield
 
-    def own_buffers(self) -> dict[str, Tensor]:
-        return {}  # joined by their owners
-
     def clip(self, optimization: Optimization, value: float, algorithm: str) -> Tensor | None:
         parameters = optimization.parameters
         if algorithm == "value" and all(parameter.grad is None for parameter in parameters):

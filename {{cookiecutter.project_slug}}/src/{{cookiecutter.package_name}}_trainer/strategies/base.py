@@ -27,7 +27,6 @@ from .limits import Limits
 from .optimizer_state import add_groups, load_optimizer_state, optimizer_state, parameter_names
 from .optimizers import Optimization
 from .precision import Precision
-from .user_code import refuse_sharded
 from .weights import LocalWeights
 
 if TYPE_CHECKING:
@@ -175,7 +174,6 @@ class Strategy:
 
     def place(self, module: TrainingModule) -> None:
         """Move parameters and buffers to the device; used instead of ``setup`` without training."""
-        refuse_sharded(module)
         if any(parameter.is_meta for parameter in module.parameters()):
             from ..memory import meta_device
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from ..errors import UserError
 from ..launch import collectives, hangs, rendezvous, reports
 from ..launch.cluster import Layout
+from ..module import TrainingModule
 from .base import DataLayout, Devices, StepOutput, Strategy
 from .engine_optimizers import EngineGroups
 from .gradients.averaging import GradientAverage, accumulated_once
@@ -26,6 +27,7 @@ from .gradients.same_use import SameUse
 from .limits import Limits
 from .optimizers import Optimization
 from .precision import Precision
+from .user_code import refuse_sharded
 
 _SECONDS_FOR_TORCH = 10.0  # torch's own timeouts should report first
 
@@ -117,6 +119,10 @@ class ProcessGroupStrategy(Strategy):
         if ProcessGroupStrategy._has_prefix:
             sys.excepthook = shows  # torch would prefix the lines of errors once more
         ProcessGroupStrategy._has_prefix = True
+
+    def place(self, module: TrainingModule) -> None:
+        refuse_sharded(module)
+        super().place(module)
 
     @staticmethod
     def start_equal(tensors: Iterable[Tensor], sources: Mapping[int, int] | None = None) -> None:

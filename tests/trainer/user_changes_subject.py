@@ -42,10 +42,8 @@ class Plain(TrainingModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         features = self.sequential_module(batch[0])
-        found = self.head(features) + features @ self.turned
-        return (found - batch[1]).square().mean() + functional.mse_loss(
-            found, self.teacher(features).detach()
-        )
+        found, taught = self.head(features) + features @ self.turned, self.teacher(features)
+        return (found - batch[1]).square().mean() + functional.mse_loss(found, taught.detach())
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), 0.1, momentum=0.5)
@@ -56,10 +54,9 @@ class Plain(TrainingModule):
 
 
 class Clamp(Plain):
-    @torch.no_grad()
     def on_after_optimizer_step(self) -> None:
         for parameter in self.parameters():
-            parameter.clamp_(-0.3, 0.3)
+            parameter.data.clamp_(-0.3, 0.3)
 
 
 class ShrinkAfterEpoch(Plain):
@@ -391,16 +388,13 @@ def fitted(module: TrainingModule, folder: Path, options: dict[str, Any]) -> flo
     except UserError as error:
         print(error, flush=True)
         return str(error)
-    weights = saved(folder / "run").values()
-    return float(sum(each.double().abs().sum() for each in weights))
+    return float(sum(weight.double().abs().sum() for weight in saved(folder / "run").values()))
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     folder, runs = Path(sys.argv[1]), json.loads(sys.argv[2])
-    found = {
-        name: fitted(globals()[name.partition(" ")[0]](), folder / name, options)
-        for name, options in runs.items()
-    }
+    kinds = {name: globals()[name.partition(" ")[0]] for name in runs}
+    found = {name: fitted(kinds[name](), folder / name, runs[name]) for name in runs}
     if int(os.environ.get("RANK", os.environ.get("HOROVOD_RANK", "0"))) == 0:
         (folder / "found.json").write_text(json.dumps(found))

@@ -110,7 +110,7 @@ function | upload in the job, or by a callback: docs/how-to/upload-checkpoints.m
   UploadCheckpoints
 function | use torch's functions, or for long sequences 'fsdp' | sequence
 function | use {} | rank_zero_only=self.is_global_zero Tuner=Trainer.find_batch_size
-  DDPStrategy,FSDPStrategy,DeepSpeedStrategy=Trainer(strategy=…)
+  DDPStrategy,FSDPStrategy=Trainer(strategy=…)
   TensorBoardLogger,WandbLogger,MLFlowLogger,CSVLogger=Trainer(loggers=[…])
 function | leave it out | LearningRateMonitor TQDMProgressBar RichProgressBar ModelSummary
 """

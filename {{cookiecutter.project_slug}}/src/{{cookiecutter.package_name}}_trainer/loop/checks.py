@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.graph import register_multi_grad_hook
 
 from ..checkpoint import Checkpoints, dtensors
-from ..errors import UserError
+from ..errors import UserError, shown
 from ..launch import collectives, output
 from ..module import TrainingModule
 from ..options import Options
@@ -39,6 +39,20 @@ def trained_in_eval_mode(module: TrainingModule, optimization: Optimization) -> 
             place = f"{name or 'the module'} ({type(layer).__name__})"
             return [f"{place} is trained in eval() mode, without dropout; else call its train()"]
     return []
+
+
+def explain(error: RuntimeError, *, is_manual: bool) -> None:
+    """Add a note to torch's error about a second backward, which the trainer's is."""
+    if not is_manual and "backward through the graph a second time" in str(error):
+        does = "the trainer calls backward and step: remove them from training_step"
+        error.add_note(f"{does}, or set automatic_optimization = False")
+
+
+def refuse_returned(returned: object) -> None:
+    """Raise UserError for a result of ``on_train_batch_start``: -1 has a meaning in Lightning."""
+    if returned is not None:
+        line = f"on_train_batch_start returned {shown(returned)}, which skips nothing: return None"
+        raise UserError(f"{line}; trainer.stop() ends the fit")
 
 
 class FirstGradients:

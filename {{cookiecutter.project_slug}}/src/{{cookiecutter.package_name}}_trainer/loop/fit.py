@@ -43,7 +43,6 @@ from torch import Tensor
 
 from ..checkpoint import Checkpoints, dtensors
 from ..data import MicroBatch
-from ..errors import UserError, shown
 from ..launch import collectives, output
 from ..launch.signals import STOP, Preempted, Preemption
 from ..logging import BatchContext
@@ -51,7 +50,7 @@ from ..logging.progress import peak_memory
 from ..strategies import BatchSkipped
 from ..strategies.optimizers import rates_to_log
 from . import saving
-from .checks import FirstGradients, NonfinitePolicy
+from .checks import FirstGradients, NonfinitePolicy, explain, refuse_returned
 from .hashes import StepHashes
 from .parts import FitParts, gathered, read, speed_of
 
@@ -115,9 +114,7 @@ class FitLoop(AbstractContextManager["FitLoop"]):
                 outputs.last_values = self._step_values()
             # Saved before: a run that resumes from here must not know that training ended here.
             self._save_once()
-            epoch = position.epoch
-            # After an epoch, the position is already the start of the next one.
-            position.epoch = epoch if position.batch else max(0, epoch - 1)
+            epoch, position.epoch = position.epoch, position.last_epoch
             self._write_last_values()
             self._validate_once()
             position.epoch = epoch
@@ -157,9 +154,7 @@ class FitLoop(AbstractContextManager["FitLoop"]):
             context = self._context(batch)
             fit.outputs.recorder.enter(context)
             for call in fit.calls.on_train_batch_start:
-                if (returned := call(batch.data, batch.number)) is not None:
-                    line = "on_train_batch_start returned {}, which skips nothing: return None"
-                    raise UserError(f"{line.format(shown(returned))}; trainer.stop() ends the fit")
+                refuse_returned(call(batch.data, batch.number))
             hashes, step = self.hashes, position.global_step + 1
             is_logged = context.is_recorded and hashes.is_moment(step, context.ends_epoch)
             hashes.is_due = hashes.is_open and (hashes.is_every or is_logged or step == hashes.last)
@@ -278,9 +273,7 @@ class FitLoop(AbstractContextManager["FitLoop"]):
             self._skipped_batches += 1
             return []
         except RuntimeError as error:
-            if manual is None and "backward through the graph a second time" in str(error):
-                does = "the trainer calls backward and step: remove them from training_step"
-                error.add_note(f"{does}, or set automatic_optimization = False")
+            explain(error, is_manual=manual is not None)
             raise
         self._has_gradients = True
         if self.fit.compiled is not None and not self.fit.compiled.is_checked:
@@ -299,9 +292,7 @@ class FitLoop(AbstractContextManager["FitLoop"]):
         count, self._skipped_batches = self._skipped_batches, 0
         why = f"batches skipped because training_step returned None: {count}" if count else ""
         if (manual := self.fit.manual) is not None and self.fit.position.batch:
-            if not manual.steps:
-                why = "no optimizer stepped: in manual optimization, training_step calls step()"
-            manual.steps = 0
+            why = manual.end_epoch()
         if why and collectives.rank() == 0:
             output.print_lines(f"note: epoch {self.fit.position.epoch + 1}: {why}", error=True)
 

@@ -114,6 +114,12 @@ class ManualOptimization:
                 parameter.grad = torch.empty_like(parameter, requires_grad=False)
                 stored_tensors.fill(parameter.grad, value)
 
+    def end_epoch(self) -> str:
+        """A line if no optimizer has stepped in the epoch."""
+        steps, self.steps = self.steps, 0
+        why = "no optimizer stepped: in manual optimization, training_step calls step()"
+        return "" if steps else why
+
     def run(self, batch: Any, batch_idx: int) -> StepOutput:
         """Run the user's step, which calls the other methods, and end it if it has stepped."""
         outputs = self.strategy.forward("training", batch, batch_idx)

@@ -33,6 +33,11 @@ class Position:
         current = 0.0 if self.started is None else time.monotonic() - self.started
         return self.earlier_seconds + current
 
+    @property
+    def last_epoch(self) -> int:
+        """The epoch of the last step, at whose end the position is already the next one's start."""
+        return self.epoch if self.batch else max(0, self.epoch - 1)
+
     def is_out_of_time(self, options: Options) -> bool:
         """Whether training has taken ``max_time``, on this rank's clock."""
         return options.max_seconds is not None and self.seconds >= options.max_seconds

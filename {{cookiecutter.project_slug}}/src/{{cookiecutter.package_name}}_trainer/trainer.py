@@ -273,7 +273,7 @@ class Trainer(current_run.RunProperties, current_run.OptionNames):
         if module is None:
             if self._fitted is None:
                 raise ConfigurationError("no module was given, and this trainer has fitted none")
-            module, data = self._fitted[0], data or self._fitted[1]
+            module, data = self._fitted[0], self._fitted[1] if data is None else data
         sources.check(module, f"{kind}_step")
         sources.check_given(data)
         of["checkpoint"] = self._checkpoint(**of)

@@ -42,7 +42,7 @@ def trained_in_eval_mode(module: TrainingModule, optimization: Optimization) -> 
 
 
 def explain(error: RuntimeError, *, is_manual: bool) -> None:
-    """Add a note to torch's error about a second backward, which the trainer's is."""
+    """Add a note to torch's error about a second backward: the trainer has called that one."""
     if not is_manual and "backward through the graph a second time" in str(error):
         does = "the trainer calls backward and step: remove them from training_step"
         error.add_note(f"{does}, or set automatic_optimization = False")

@@ -101,18 +101,17 @@ def rank_local_state(fit: FitParts) -> dict[str, Tensor]:
 
 def _own_buffers(module: TrainingModule, strategy: Strategy) -> dict[str, Tensor]:
     """This rank's buffers that differ from those of rank 0, which the model's state has."""
-    replicas, saved = strategy.data.replicas, module.state_dict(keep_vars=True)
+    replicas, differing = strategy.data.replicas, dict[str, Tensor]()
     is_alone = replicas == 1 or "asynchronous" in strategy.limits.always
     if is_alone or replicas != collectives.world_size():
         return {}
-    buffers = {name: buffer for name, buffer in module.named_buffers() if name in saved}
-    own = {}
-    for name, buffer in buffers.items():
+    saved, named = module.state_dict(keep_vars=True), module.named_buffers()
+    for name, buffer in [(name, buffer) for name, buffer in named if name in saved]:
         of_main = buffer.detach().clone()
         collectives.broadcast_in_place(of_main)
         if not torch.equal(buffer, of_main):
-            own[name] = buffer.detach().cpu()
-    return own
+            differing[name] = buffer.detach().cpu().clone()  # a later step changes the buffer
+    return differing
 
 
 def share(fit: FitParts) -> Tensor:

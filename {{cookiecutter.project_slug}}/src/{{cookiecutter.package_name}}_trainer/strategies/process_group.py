@@ -137,9 +137,9 @@ class ProcessGroupStrategy(Strategy):
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        # Such as BatchNorm statistics, which differ between ranks after training: those of rank 0.
+        # Buffers, such as BatchNorm statistics, differ between ranks: evaluate with those of rank 0.
         buffers = list(self.module.buffers())
-        # Engines' wrappers broadcast rank 0's in the next step.
+        # Wrappers of engines broadcast rank 0's in the next step, too.
         kept = [] if self.wrapped is not None else [buffer.detach().clone() for buffer in buffers]
         self.start_equal(buffers)
         versions = [buffer._version for buffer in buffers]

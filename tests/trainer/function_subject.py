@@ -171,10 +171,6 @@ class MineSpawned(Mine):
     limits = Limits(launcher="spawn")
 
 
-class NoStrategy:
-    """Only looks like one."""
-
-
 trainer.register("mine", Mine)
 trainer.register("mine_spawned", MineSpawned)
 

@@ -8,14 +8,8 @@ import my_project_trainer as trainer
 import numpy as np
 import pytest
 import torch
-from my_project_trainer.callbacks import (
-    EMA,
-    BestCheckpoint,
-    EarlyStopping,
-    Profile,
-    StochasticWeightAveraging,
-    SystemMonitor,
-)
+from my_project_trainer import callbacks as all_callbacks
+from my_project_trainer.callbacks import BestCheckpoint, EarlyStopping, StochasticWeightAveraging
 from tests.project import succeed
 
 import callback_subject as subject
@@ -201,10 +195,10 @@ def test_arguments_of_wrong_types_are_all_named() -> None:
         (EarlyStopping, ["v", "3", "mx"], ["patience='3': expected int", "mode='mx': exp"]),
         (EarlyStopping, ["v", 2.5], ["patience=2.5: expected int"]),
         (BestCheckpoint, [3], ["monitor=3: expected str"]),
-        (EMA, ["0.9"], ["decay='0.9': expected float"]),
+        (all_callbacks.EMA, ["0.9"], ["decay='0.9': expected float"]),
         (StochasticWeightAveraging, [None], ["start_epoch=None: expected int"]),
-        (Profile, [1, 1, 1, 1, 0], ["ranks=0: expected Sequence[int] | None"]),
-        (SystemMonitor, ["10"], ["every_n_seconds='10': expected float"]),
+        (all_callbacks.Profile, [1, 1, 1, 1, 0], ["ranks=0: expected Sequence[int] | None"]),
+        (all_callbacks.SystemMonitor, ["10"], ["every_n_seconds='10': expected float"]),
     ]
     for callback, arguments, lines in wrong:
         with pytest.raises(trainer.ConfigurationError) as caught:

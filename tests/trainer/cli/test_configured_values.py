@@ -291,14 +291,13 @@ def test_an_option_extends_the_default(words: list[str], name: str, value: Any) 
 
 
 def test_an_option_cannot_extend_a_list_of_an_object() -> None:
-    lines = mistakes("--model", f"{__name__}.Lists", *FIT, "--model.part.sizes+=2")
-    (line,) = lines
+    (begun,) = mistakes("--model", "configuration_subject.NeedsArgument", *FIT, "--model.width+=3")
+    assert begun == "model.width=[3]: expected int"
+    (line,) = mistakes("--model", f"{__name__}.Lists", *FIT, "--model.part.sizes+=2")
     assert line.startswith("part.sizes+ appends to a list, and the default has none; before it, ")
 
 
-def test_a_class_that_passes_arguments_on_keeps_those_of_the_class_that_it_replaces(
-    tmp_path: Path,
-) -> None:
+def test_a_class_that_passes_arguments_on_keeps_those_of_the_one_that_it_replaces(tmp_path):
     content = {"class_path": f"{__name__}.Lists", "init_args": {"width": 64, "listed": [5]}}
     file = write(tmp_path / "lists.yaml", {"model": content})
     model = read("--config", file, *FIT, f"--model={__name__}.PassesOn", "--model.more=2").model

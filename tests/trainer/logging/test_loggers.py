@@ -70,15 +70,6 @@ def test_csv_cuts_off_what_stands_behind_the_checkpoint(tmp_path: Path) -> None:
     resumed.close()
 
 
-def test_csv_that_is_shorter_than_the_checkpoint_says_is_left_as_it_is(tmp_path: Path) -> None:
-    logger = started(CSVLogger(), tmp_path)
-    logger.write(1, 0, {"loss": 1.0})
-    logger.resume(10_000, 7)
-    logger.write(8, 0, {"loss": 2.0})
-    logger.close()
-    assert [row[0] for row in rows(tmp_path)] == ["step", "1", "8"]
-
-
 def test_csv_without_a_position_keeps_the_rows_up_to_the_step(tmp_path: Path) -> None:
     logger = started(CSVLogger(), tmp_path)
     write_steps(logger, range(8, 13), 1.0)
@@ -117,9 +108,7 @@ def test_csv_that_another_program_has_saved_has_whole_rows(tmp_path: Path, chang
     assert [row[0] for row in rows(tmp_path)][-2:] == ["10", "11"]
 
 
-def test_csv_that_is_replaced_while_it_is_written_is_written_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_csv_that_is_replaced_while_it_is_written_is_written_again(tmp_path, capsys):
     logger, path = started(CSVLogger(), tmp_path), tmp_path / "metrics.csv"
     write_steps(logger, range(1, 3), 1.0)
     (tmp_path / "saved").write_text(path.read_text())

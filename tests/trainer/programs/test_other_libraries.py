@@ -1,14 +1,18 @@
 """What people who know other libraries write: it works, or is one line that says what to do."""
 
+import faulthandler
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from my_project_trainer import Callback, DataModule, Trainer, UserError, seed_everything
 from my_project_trainer.callbacks import EarlyStopping
 from my_project_trainer.options import reading
 from test_public_programs import Model, data, make
+from torch.utils.data import DataLoader, IterableDataset
 
 pytestmark = pytest.mark.usefixtures("apart")
 
@@ -69,10 +73,8 @@ class Manual(Model):
 
 def test_an_epoch_of_manual_optimization_without_a_step_is_said(capsys):
     make(max_epochs=3).fit(Manual(), data())
-    notes = [
-        line for line in capsys.readouterr().err.splitlines() if "no optimizer stepped" in line
-    ]
-    assert [note.split(":")[1] for note in notes] == [" epoch 1", " epoch 3"]
+    said = re.findall(r"note: epoch (\d): no optimizer stepped", capsys.readouterr().err)
+    assert said == ["1", "3"]
 
 
 class SkipsByLightning(Model):
@@ -121,6 +123,11 @@ def test_hooks_and_subclasses_of_other_libraries_would_not_be_called() -> None:
     assert refused.value.problems == [line]
 
 
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter([torch.ones(1, 1)])
+
+
 def test_what_is_left_out_is_that_of_the_last_fit() -> None:
     class Data(DataModule):
         def train_dataloader(self) -> Any:
@@ -133,16 +140,17 @@ def test_what_is_left_out_is_that_of_the_last_fit() -> None:
         def test_step(self, batch: Any, batch_idx: int) -> None:
             self.log("count", 1.0, reduce_fx="sum")
 
-        def val_dataloader(self) -> Any:
-            return data(5)
-
     made = make()
     with pytest.raises(UserError, match=r"no module was given, and this trainer has fitted none"):
         made.test()
     made.fit(Tests(), Data())
     assert made.test() == {"count": 3.0}
-    assert made.validate(dataloaders=data()) == {"epoch": 0.0}  # type: ignore[call-arg]
-    made.fit(Tests(), data())  # its own loader of validation
+    stream = DataLoader(Stream(), batch_size=None, collate_fn=lambda item: [item])
+    for loader in (data(), stream):
+        assert made.validate(dataloaders=loader) == {"epoch": 0.0}  # type: ignore[call-arg]
+    model = Tests()
+    model.val_dataloader = data  # type: ignore[method-assign]
+    made.fit(model, data())
     assert made.metrics["epoch"] == 1.0
 
 
@@ -173,8 +181,45 @@ def test_callbacks_learn_of_an_interruption(error: type[BaseException]) -> None:
     assert [type(known) for known in learned] == [error]
 
 
-def test_a_value_that_may_be_missing_is_not_said_to_end_the_run(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_value_that_may_be_missing_is_not_said_to_end_the_run(capsys):
     make(callbacks=[EarlyStopping("value", strict=False)]).fit(Validates(), data(), data())
     assert "value" not in capsys.readouterr().err
+
+
+class Writes:
+    """What programs put in place of stdout and stderr: it only writes."""
+
+    text = ""
+
+    def write(self, text: str) -> None:
+        self.text += text
+
+
+def test_any_stderr_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout", stream := Writes())
+    monkeypatch.setattr("sys.stderr", stream)
+    Trainer(accelerator="cpu", devices=1, max_epochs=1).fit(Model(), data())
+    assert "done after 2 steps" in stream.text
+    monkeypatch.setattr("sys.stderr", None)
+    make().fit(Model(), data())
+
+
+def test_forked_ranks_train_beside_a_timer() -> None:
+    faulthandler.dump_traceback_later(3600, exit=False)  # as pytest's option faulthandler_timeout
+    try:
+        made = make(strategy="ddp_fork", devices=2)
+        made.fit(Model(), data())
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    assert made.global_step == 2
+
+
+def test_a_program_s_own_process_group_is_said(tmp_path: Path) -> None:
+    store = f"file://{tmp_path}/store"
+    dist.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    try:
+        with pytest.raises(UserError, match=r"^leave init_process_group out of the program"):
+            make(strategy="ddp").fit(Model(), data())
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()

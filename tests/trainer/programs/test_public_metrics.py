@@ -5,18 +5,12 @@ from typing import Any
 
 import pytest
 import torch
+import torchmetrics
 from my_project_trainer import UserError
 from my_project_trainer.callbacks import StochasticWeightAveraging
 from test_public_programs import Model, data, make
 from torch.utils.data import DataLoader, TensorDataset
-from torchmetrics import (
-    MaxMetric,
-    MeanMetric,
-    Metric,
-    MetricTracker,
-    MinMaxMetric,
-    RunningMean,
-)
+from torchmetrics import MaxMetric, MeanMetric, MetricTracker, MinMaxMetric, RunningMean
 
 pytestmark = pytest.mark.usefixtures("apart")
 
@@ -165,7 +159,7 @@ def test_threads_show_their_errors_as_before_a_fit() -> None:
     assert threading.excepthook is before
 
 
-class Items(Metric):
+class Items(torchmetrics.Metric):
     """Keeps its items in lists, which torchmetrics gathers one by one."""
 
     def __init__(self) -> None:

@@ -129,11 +129,18 @@ def test_where_slurm_gave_gpus_they_are_asked_for(tmp_path, venv, variables, opt
         ("--trainer.accelerator auto", False),
         ("--trainer.gpus 0", False),
         ("--config own.yaml", False),
+        ("--config own.yaml --config=model.yaml", False),
+        ("--config model.yaml --config flow.yaml", False),
+        ("--config own.yaml --config gpu.yaml", True),
+        ("--config model.yaml", True),
     ],
 )
 def test_a_cpu_build_of_torch_is_refused_where_slurm_gave_gpus(tmp_path, venv, options, refused):
     (tmp_path / "version").write_text("2.13.0+cpu\n")
     (tmp_path / "own.yaml").write_text("trainer:\n  accelerator: cpu\n")
+    (tmp_path / "flow.yaml").write_text('trainer: {devices: 2, accelerator: "cpu"}\n')
+    (tmp_path / "gpu.yaml").write_text("trainer:\n  accelerator: gpu  # the fastest\n")
+    (tmp_path / "model.yaml").write_text("model: {width: 3}\n# accelerator: cpu\n")
     lines = [f"set -- {options}", "source slurm/job.sh"]
     done = source_job(tmp_path, lines, VENV=str(venv), SLURM_GPUS_ON_NODE="2")
     assert done.returncode == (2 if refused else 0)

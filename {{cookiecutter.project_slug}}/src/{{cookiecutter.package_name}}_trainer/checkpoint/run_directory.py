@@ -251,11 +251,11 @@ def output_to(path: Path) -> Iterator[None]:
     with path.open("ab") as log:
         _point_output_at(log.fileno(), log.fileno())
     try:
+        # A notebook's stdout and stderr write into a cell, not to the descriptors.
         with contextlib.ExitStack() as stack:
-            if sys.stdout is not sys.__stdout__:  # a notebook's, which writes into a cell
-                text = stack.enter_context(path.open("a", buffering=1, encoding="utf-8"))
-                stack.enter_context(contextlib.redirect_stdout(text))
-                stack.enter_context(contextlib.redirect_stderr(text))
+            text = stack.enter_context(path.open("a", buffering=1, encoding="utf-8"))
+            stack.enter_context(contextlib.redirect_stdout(text))
+            stack.enter_context(contextlib.redirect_stderr(text))
             yield
     finally:
         _point_output_at(*originals)

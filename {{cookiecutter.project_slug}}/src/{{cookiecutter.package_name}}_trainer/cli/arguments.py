@@ -157,22 +157,21 @@ def _of_class(before: dict[Any, Any], value: Any) -> tuple[dict[Any, Any], Any]:
 def _extended(name: str, default: Any, item: Any) -> Any:
     """What options extend of a default, as a file would have it; ``None``: nothing."""
     if isinstance(item, _Added):
-        if default in (None, inspect.Parameter.empty) or isinstance(default, list | tuple):
+        if default is None or isinstance(default, list | tuple):
             return _listed(default)
         advice = "before it, name the class of the object, or give the whole list"
         raise ConfigurationError(f"{name}+ appends to a list, and the default has none; {advice}")
     if not isinstance(item, _Keys):
         return None
-    inner = default if isinstance(default, Mapping) else {}
+    fields = dict(default) if isinstance(default, Mapping) else {}
+    extended = dict(fields)
     if is_dataclass(default):
-        inner = {key: getattr(default, key, None) for key in item}
-    unknown = None if inner or default is None else default
-    parts = {
-        key: _extended(f"{name}.{key}", inner.get(key, unknown), value)
-        for key, value in item.items()
-    }
-    given = {key: part for key, part in parts.items() if part is not None}
-    return ({**inner} if isinstance(default, Mapping) else {}) | given or None
+        fields = {key: getattr(default, key, None) for key in item}
+    for key, value in item.items():
+        field = fields.get(key) if fields or default is None else default
+        if (inner := _extended(f"{name}.{key}", field, value)) is not None:
+            extended[key] = inner
+    return extended or None
 
 
 def _with_arguments(section: dict[Any, Any]) -> dict[Any, Any]:
@@ -185,9 +184,10 @@ def _with_arguments(section: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def _defaults(path: Any) -> dict[str, Any]:
-    """The default of each argument of a class, also of those that it passes on to a parent."""
+    """Defaults of a class' arguments, with those that it passes on to a parent; else ``None``."""
     try:
         known, _ = conversion.parameters(class_paths.imported("", str(path), object))
     except (ConfigurationError, ValueError):  # said later
         return {}
-    return {name: default for name, (_, default) in known.items()}
+    empty = inspect.Parameter.empty
+    return {name: None if default is empty else default for name, (_, default) in known.items()}

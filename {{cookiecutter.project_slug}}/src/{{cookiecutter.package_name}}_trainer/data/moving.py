@@ -41,7 +41,10 @@ def to(tensor: Tensor, device: torch.device, dtype: torch.dtype | None) -> Tenso
 
 
 def mapped(batch: Any, change: Callable[[Any], Any], is_leaf: _IsLeaf | None = None) -> Any:
-    """Apply ``change`` to all values in a batch's containers, and to those of ``is_leaf``."""
+    """Apply ``change`` to all values in the dicts, lists, tuples and dataclasses of a batch.
+
+    ``is_leaf``: whether one of these is changed as a whole.
+    """
     if isinstance(batch, Tensor):
         return change(batch)
     if isinstance(batch, PackedSequence):

@@ -57,10 +57,7 @@ def _in_bits(numbers: NDArray[np.uint64], count: int, key: int) -> NDArray[np.ui
 
 
 def seed_everything(seed: int, workers: Literal[True] = True) -> None:
-    """Seed torch (all devices), NumPy and Python, and trainers that are created without a seed.
-
-    ``workers``: always, those of loaders are seeded too.
-    """
+    """Seed torch (all devices), NumPy, Python, and trainers without a seed; workers always are."""
     if not workers:
         raise ConfigurationError("seed_everything: workers=False: leave it out, they are seeded")
     SEEDED["seed"] = int(seed)

@@ -117,7 +117,10 @@ def _let_peers_end_first() -> None:
 
 
 def exit_after_failure(error: BaseException, lost_peer: Sequence[str] = ()) -> NoReturn:
-    """Report a rank's failure and end its process; its process group might wait for its peers."""
+    """Report a rank's failure and end its process without destroying its process group.
+
+    With NCCL, that would wait for peers, which wait for this rank.
+    """
     lost = report_failure(error, lost_peer)
     if not reports.is_reported():
         output.print_lines(lost or describe(error, f"rank {reports.own_rank()}: "), error=True)

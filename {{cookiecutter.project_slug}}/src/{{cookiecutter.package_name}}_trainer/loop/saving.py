@@ -110,7 +110,7 @@ def _own_buffers(module: TrainingModule, strategy: Strategy) -> dict[str, Tensor
         of_main = buffer.detach().clone()
         collectives.broadcast_in_place(of_main)
         if not torch.equal(buffer, of_main):
-            differing[name] = buffer.detach().cpu().clone()  # a later step changes the buffer
+            differing[name] = buffer.detach()
     return differing
 
 

@@ -184,10 +184,7 @@ def with_own_mode(module: nn.Module) -> list[nn.Module]:
 
 
 def problems_of_names(owner: object, base: type, others: str = "") -> list[str]:
-    """One line for each function of a class or an object that looks like a hook, but is none.
-
-    ``others``: a pattern of more names that do.
-    """
+    """One line for each function that looks like a hook, or as ``others`` says, but is none."""
     cls = owner if isinstance(owner, type) else type(owner)
     known = [name for name in dir(base) if _HOOK.fullmatch(name)]
     missing = [name for name in known if not is_overridden(owner, base, name)]

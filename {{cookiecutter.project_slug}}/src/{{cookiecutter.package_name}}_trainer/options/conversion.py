@@ -51,15 +51,21 @@ def convert(
 
 def parameters(cls: type) -> tuple[dict[str, tuple[Any, Any]], bool]:
     """Types and defaults of a class' arguments, and whether it takes, and uses, any other."""
-    own, types, takes_any = dict[str, tuple[Any, Any]](), values.hints(cls), False
+    own, takes_any = _declared(cls)
+    passed_on = _passed_on(cls) if takes_any else {}
+    return passed_on | own, takes_any and passed_on.keys() <= own.keys()
+
+
+def _declared(cls: type) -> tuple[dict[str, tuple[Any, Any]], bool]:
+    """Types and defaults in the signature of a class, and whether it has ``**arguments``."""
+    declared, types, takes_any = dict[str, tuple[Any, Any]](), values.hints(cls), False
     for name, parameter in inspect.signature(cls).parameters.items():
         takes_any |= parameter.kind is parameter.VAR_KEYWORD
         if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
             kind = types.get(name, Any)
             kind = Optional[kind] if parameter.default is None else kind  # noqa: UP045
-            own[name] = (kind, parameter.default)
-    passed_on = _passed_on(cls) if takes_any else {}
-    return passed_on | own, takes_any and passed_on.keys() <= own.keys()
+            declared[name] = (kind, parameter.default)
+    return declared, takes_any
 
 
 def _passed_on(cls: type) -> dict[str, tuple[Any, Any]]:
@@ -72,9 +78,8 @@ def _passed_on(cls: type) -> dict[str, tuple[Any, Any]]:
     actions = (action for action in parser._actions if action.dest != "help")
     known = {action.dest: (getattr(action, "_typehint", Any), action.default) for action in actions}
     for base in reversed(cls.__mro__[1:-1]):  # of a dataclass, jsonargparse knows the fields only
-        types, parameters = values.hints(base), inspect.signature(base).parameters
-        for name in known.keys() & parameters.keys():
-            known[name] = (types.get(name, Any), parameters[name].default)
+        declared = _declared(base)[0] if inspect.isfunction(vars(base).get("__init__")) else {}
+        known |= {name: declared[name] for name in declared if name in known}
     return known
 
 

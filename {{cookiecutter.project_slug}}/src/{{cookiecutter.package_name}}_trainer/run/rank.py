@@ -40,7 +40,7 @@ class RankRun(Run):
         self.seed, self.checkpointing = options.seed, options.activation_checkpointing
         self.configuration = configuration
         self.console = Console(plan, is_command=configuration is not None)
-        self.position, self._told = Position(), set[str]()
+        self.position = Position()
         self.weights = plan.strategy.weights
         self.plan = plan  # no option can be set any more
         self.metrics: dict[str, float] = {}
@@ -111,9 +111,8 @@ class RankRun(Run):
         able = next((log for log in loggers.values() if log.experiment is not None), None)
         if able is None and (loggers or self.loop is None):
             why = "write numbers only: add 'tensorboard'" if loggers else "are open in a fit only"
-            if why not in self._told:
-                self._told.add(why)
-                self.console.note(f"trainer.logger does nothing here: loggers {why}")
+            if self.is_global_zero:
+                output.print_once(f"note: trainer.logger does nothing here: loggers {why}")
         return able or NoLogger()
 
     def stop(self, reason: str = "") -> None:

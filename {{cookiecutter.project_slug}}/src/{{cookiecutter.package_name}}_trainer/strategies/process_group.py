@@ -98,8 +98,7 @@ class ProcessGroupStrategy(Strategy):
     def init_process_group(self, layout: Layout, device: torch.device) -> None:
         """Initialize the process group; an override uses ``launch.rendezvous.connect_store``."""
         if dist.is_initialized():
-            problem = "this program has called torch.distributed.init_process_group"
-            raise UserError(f"{problem}: remove that, the trainer calls it")
+            raise UserError("leave init_process_group out of the program: the trainer calls it")
         variables = collectives.BACKENDS
         requested = next((os.environ[name] for name in variables if os.environ.get(name)), None)
         names = backends(requested, device.type)
@@ -137,7 +136,7 @@ class ProcessGroupStrategy(Strategy):
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        # Buffers, such as BatchNorm statistics, differ between ranks: evaluate with those of rank 0.
+        # BatchNorm statistics and other buffers differ between ranks: evaluate with rank 0's.
         buffers = list(self.module.buffers())
         # Wrappers of engines broadcast rank 0's in the next step, too.
         kept = [] if self.wrapped is not None else [buffer.detach().clone() for buffer in buffers]

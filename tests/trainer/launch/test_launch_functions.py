@@ -179,11 +179,10 @@ def test_trains_in_a_thread(tmp_path):
     done = run_script(
         tmp_path,
         """
-        import threading
+        from concurrent.futures import ThreadPoolExecutor
         fork = make("ddp_fork")
-        thread = threading.Thread(target=fork.fit, args=[Net()])
-        thread.start()
-        thread.join()
+        with ThreadPoolExecutor(1) as executor:
+            executor.submit(fork.fit, Net()).result()
         print(fork.global_step)
         """,
     )

@@ -105,9 +105,10 @@ def test_a_loader_that_is_not_there_is_told(tmp_path):
     "loader", [lambda: DataLoader(data(0), 2), lambda: DataLoader(data(0), 2, drop_last=True)]
 )
 def test_an_empty_data_set_is_told(tmp_path, loader):
-    told = "the dataset is empty: it has no samples to make batches of"
-    assert line_of(tmp_path, Model(train_dataloader=loader)) == told
-    assert line_of(tmp_path, Model(val_dataloader=loader, validation_step=print)) == told
+    told = "the dataset of {} is empty: it has no samples to make batches of"
+    assert line_of(tmp_path, Model(train_dataloader=loader)) == told.format("training")
+    evaluated = Model(val_dataloader=loader, validation_step=print)
+    assert line_of(tmp_path, evaluated) == told.format("evaluation")
 
 
 @pytest.mark.parametrize("loader", [[torch.ones(2, 1), torch.ones(0, 1)], "collated"])

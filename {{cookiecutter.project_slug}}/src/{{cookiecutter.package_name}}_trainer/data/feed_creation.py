@@ -78,7 +78,8 @@ def feed_training(
         size = batches.batch_size
         if global_batch_size is not None:
             size = device_batch_size(global_batch_size, share.replicas, accumulate)
-        plan = BatchPlan(_samples(loader), size, share.replicas, accumulate, batches.drop_last)
+        samples = _samples(loader, "training")
+        plan = BatchPlan(samples, size, share.replicas, accumulate, batches.drop_last)
         if plan.samples < plan.global_batch:
             setting = f"batch_size={size} x {share.replicas} replicas x accumulate_grad_batches="
             setting = "global_batch_size=" if global_batch_size else f"{setting}{accumulate} = "
@@ -124,7 +125,7 @@ def feed_evaluation(
     if not (in_global_order and can_be_ordered(loader)):
         return _replayed(loader, share, 1, "join" if together else "allow", limit)
     sampler = cast(BatchSampler, loader.batch_sampler)
-    samples, size = _samples(loader), sampler.batch_size
+    samples, size = _samples(loader, "evaluation"), sampler.batch_size
     batches = samples // size if sampler.drop_last else -(-samples // size)
     if not batches:
         raise UserError(f"drop_last=True leaves no batch: {samples} samples, batch_size={size}")
@@ -179,8 +180,8 @@ def _ordered(
     return OrderedFeed(sampling.order_globally(loader, order), order, share, repeats)
 
 
-def _samples(loader: DataLoader[Any]) -> int:
+def _samples(loader: DataLoader[Any], stage: str) -> int:
     """Samples of an epoch: those of the dataset, or those that its sampler draws."""
     if len(cast(Any, loader.dataset)) == 0:
-        raise UserError("the dataset is empty: it has no samples to make batches of")
+        raise UserError(f"the dataset of {stage} is empty: it has no samples to make batches of")
     return len(cast(Any, sampling.own_draws(loader) or loader.dataset))

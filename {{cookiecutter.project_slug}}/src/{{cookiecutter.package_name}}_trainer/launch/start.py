@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, NoReturn, TypeVar, cast
@@ -102,7 +103,13 @@ def run_in_processes(
         node, result = NodeLaunch(processes, private), private / "result"
         target = work if method == "fork" else _pickle_work(work, names, private / "work")
         start = partial(_start_processes, method, target, node, result)
-        failure = Watcher(start, method, node).watch()
+        watch = Watcher(start, method, node).watch
+        if threading.current_thread() is threading.main_thread():
+            failure = watch()
+        else:
+            # At its end, a fork joins threads of concurrent.futures, of which none can join itself.
+            with ThreadPool(1) as pool:
+                failure = pool.apply(watch)
         if failure is not None:
             _raise(failure, private)
         if not result.exists():

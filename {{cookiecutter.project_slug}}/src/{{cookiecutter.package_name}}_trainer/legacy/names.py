@@ -30,7 +30,8 @@ module | use {} | to_onnx,to_torchscript=export unfreeze=requires_grad_(True) ga
   is_main_process=self.is_global_zero gather_for_metrics=self.log accumulate=accumulate_grad_batches
   clip_gradients=self.optimizers().clip_gradients autocast=precision main_process_first=prepare_data
   backward=self.manual_backward process_index=self.global_rank clip_grad_norm_=gradient_clip_val
-  freeze=requires_grad_(False) num_processes=self.world_size
+  freeze=requires_grad_(False) num_processes=self.world_size dtype=next(self.parameters()).dtype
+module | it is the module's; a data module has data_index and data_replicas | trainer
 module | create the module, and use cli.load_weights(module, 'runs/RUN/best') | load_from_checkpoint
 module | leave it out: the trainer does it | prepare unwrap_model no_sync wait_for_everyone
 argument | use configure_optimizers | weight_decay optim lr_scheduler_type warmup_steps warmup_ratio
@@ -106,8 +107,7 @@ function | use {} | TrainerCallback=Callback set_seed=Trainer(seed=1) ModelCheck
   TrainingArguments,Accelerator,Seq2SeqTrainer,SFTTrainer=Trainer LightningCLI=python&-m&PACKAGE&fit
   DeviceStatsMonitor=SystemMonitor Timer=Trainer(max_time=…) Fabric,LightningModule=TrainingModule
   EarlyStoppingCallback=EarlyStopping EMAWeightAveraging=EMA LightningDataModule=DataModule
-function | upload in the job, or by a callback: docs/how-to/upload-checkpoints.md |
-  UploadCheckpoints
+function | upload in the job or a callback: docs/how-to/upload-checkpoints.md | UploadCheckpoints
 function | use torch's functions, or for long sequences 'fsdp' | sequence
 function | use {} | rank_zero_only=self.is_global_zero Tuner=Trainer.find_batch_size
   DDPStrategy,FSDPStrategy=Trainer(strategy=…)

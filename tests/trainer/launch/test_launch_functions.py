@@ -211,12 +211,13 @@ def test_what_starts_the_script_once_per_rank_must_be_a_script(tmp_path):
     body = """
 import multiprocessing
 def child():
-    try:
-        make("ddp").fit(Net())
-    except UserError as error:
-        print(error)
+    for strategy in ("ddp", "ddp_fork"):
+        try:
+            make(strategy).fit(Net())
+        except UserError as error:
+            print(error)
 if not os.environ.get("RANK"):
-    process = multiprocessing.get_context("fork").Process(target=child)
+    process = multiprocessing.get_context("fork").Process(target=child, daemon=True)
     process.start()
     process.join()
 os.chdir("inner")
@@ -233,6 +234,7 @@ if not os.path.exists("skip") or done == "done":
     assert all(text in done.stdout for text in ("done0", "done1"))
     line = "a process of multiprocessing cannot start this command once per rank, and exit like"
     assert line in done.stdout
+    assert "a daemonic process, such as a worker of multiprocessing.Pool, cannot" in done.stdout
     assert (inner / "runs").is_dir()
     (inner / "skip").touch()
     ended = started_by_its_name(script)

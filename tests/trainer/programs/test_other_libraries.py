@@ -214,6 +214,11 @@ def test_forked_ranks_train_beside_a_timer() -> None:
     assert made.global_step == 2
 
 
+def test_a_test_cannot_be_started_once_per_rank() -> None:
+    with pytest.raises(UserError, match=r"^a test cannot start this command once per rank"):
+        make(strategy="ddp", devices=2).fit(Model(), data())
+
+
 def test_a_program_s_own_process_group_is_said(tmp_path: Path) -> None:
     store = f"file://{tmp_path}/store"
     dist.init_process_group("gloo", init_method=store, rank=0, world_size=1)

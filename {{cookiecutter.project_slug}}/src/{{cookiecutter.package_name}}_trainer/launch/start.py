@@ -54,11 +54,10 @@ def supervise_copies(processes: int, layout: Layout, directory: Path) -> NoRetur
         session = "an interactive session, or a script on standard input,"
         advice = "use strategy='ddp_notebook', write a script, or use torchrun"
         raise UserError(f"{session} has no command to start once per rank; {advice}")
-    is_child = multiprocessing.parent_process() is not None
-    if is_child or threading.current_thread() is not threading.main_thread():
-        which = "a process of multiprocessing" if is_child else "a thread"
-        problem = f"{which} cannot start this command once per rank, and exit like the ranks"
-        raise UserError(f"{problem}; call it in the main thread, or use strategy='ddp_spawn'")
+    if caller := _caller():
+        problem = f"{caller} cannot start this command once per rank, and exit like the ranks"
+        advice = "call it in the main thread of a script, or use strategy='ddp_spawn'"
+        raise UserError(f"{problem}; {advice}")
     # Readable by this user only: on one node it contains the store of the ranks.
     with held_folders.private_folder("trainer-launch-") as private:
         node = NodeLaunch(processes, private, layout)
@@ -69,6 +68,16 @@ def supervise_copies(processes: int, layout: Layout, directory: Path) -> NoRetur
         reports.write_failed(failure.message)
         output.print_lines(failure.message, error=True)
     sys.exit(failure.code)
+
+
+def _caller() -> str | None:
+    """What calls the trainer, if it is not the program itself."""
+    if multiprocessing.parent_process() is not None:
+        return "a process of multiprocessing"
+    if threading.current_thread() is not threading.main_thread():
+        return "a thread"
+    program = Path(sys.argv[0].removesuffix("/__main__.py")).name
+    return "a test" if program in ("pytest", "unittest") else None
 
 
 def _start_copies(node: NodeLaunch, directory: Path) -> "Iterator[subprocess.Popen[bytes]]":
@@ -94,6 +103,9 @@ def run_in_processes(
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         sys.exit(_NO_MAIN_GUARD)  # the parent process prints the message, once for all ranks
+    if multiprocessing.current_process().daemon:
+        problem = "a daemonic process, such as a worker of multiprocessing.Pool, cannot start ranks"
+        raise UserError(f"{problem}; use concurrent.futures.ProcessPoolExecutor in its place")
     if method == "fork":
         _check_can_fork(names)
         # A rank would wait forever for the thread of a timer, such as pytest's.

@@ -1,6 +1,7 @@
 """The run directory: its name, record, checkpoints and links to them, and output of its ranks."""
 
 import contextlib
+import io
 import itertools
 import json
 import os
@@ -252,15 +253,18 @@ def output_to(path: Path) -> Iterator[None]:
         _point_output_at(log.fileno(), log.fileno())
     try:
         # A notebook's stdout and stderr write into a cell, not to the descriptors.
-        with contextlib.ExitStack() as stack:
-            text = stack.enter_context(path.open("a", buffering=1, encoding="utf-8"))
-            stack.enter_context(contextlib.redirect_stdout(text))
-            stack.enter_context(contextlib.redirect_stderr(text))
+        with contextlib.redirect_stdout(_text(1)), contextlib.redirect_stderr(_text(2)):
             yield
     finally:
         _point_output_at(*originals)
         for original in originals:
             os.close(original)
+
+
+def _text(descriptor: int) -> io.TextIOWrapper:
+    """A stream without a buffer; it is not closed, because handlers of logging may keep it."""
+    file = io.FileIO(descriptor, "w", closefd=False)
+    return io.TextIOWrapper(file, "utf-8", "backslashreplace", write_through=True)
 
 
 def _point_output_at(stdout: int, stderr: int) -> None:

@@ -59,8 +59,7 @@ class Checkpoint:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        file = path / state_file.FILE
+        self.path, file = path, path / state_file.FILE
         try:
             head, self._tree = state_file.decode(file.read_bytes())
         except (OSError, ValueError) as error:
@@ -70,9 +69,8 @@ class Checkpoint:
         if step_of(path) not in (-1, head.step):
             other = "not of the step that the directory is named after"
             raise CheckpointError(f"{file}: of step {head.step}, {other}")
-        names = {entry.name for entry in path.iterdir()} - {state_file.FILE}
         # Hidden ones are of the file system: .nfs0001, .DS_Store.
-        present = {name for name in names if not name.startswith(".")}
+        present = {x.name for x in path.iterdir() if not x.name.startswith(".")} - {state_file.FILE}
         for name in sorted(present | head.files.keys()):
             if name not in present:
                 raise CheckpointError(f"{path}: {name} is missing")
@@ -112,8 +110,7 @@ class Checkpoint:
     def weights(self, averaged: bool = True) -> tuple[dict[str, Any], list[str]]:
         """The state of the model by name, with tensors not read yet, and a line about an average.
 
-        ``averaged``: use the average of a callback, such as EMA, where the checkpoint has one: the
-        validations of the fit used it.
+        ``averaged``: use a callback's average, such as EMA, if there is one: validations used it.
         """
         state = self.stored_state()
         try:

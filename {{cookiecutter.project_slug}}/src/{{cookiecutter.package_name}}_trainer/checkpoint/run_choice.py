@@ -175,8 +175,8 @@ def _candidates(request: Request) -> list[Path]:
         return reading.candidates(directory)
     except CheckpointError:
         # The run has no checkpoint yet; it may have started from one of another run.
-        first = run_directory.first_resumed(directory)
-        return reading.candidates(first) if first else []
+        first = next(iter(run_directory.attempts(directory)), {}).get("resumed_from")
+        return reading.candidates(first) if first and isinstance(first, str) else []
 
 
 def _first_intact(candidates: list[Path], remarks: list[str]) -> Path | None:

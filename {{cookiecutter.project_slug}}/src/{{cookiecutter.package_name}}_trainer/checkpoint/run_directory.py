@@ -19,8 +19,7 @@ from . import state_file
 
 DIRECTORY = "checkpoints"
 PREFIX = "step-"
-BEST = "best"
-LAST = "last"
+BEST, LAST = "best", "last"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _STEP = re.compile(r"step-(\d{1,16})")
 _RECORD, _DAMAGED = "run.json", "run.damaged.json"
@@ -85,8 +84,7 @@ def clear(directory: Path, with_records: bool) -> None:
 def keep_overwritten(directory: Path) -> None:
     """Move the files of an earlier training run, as in :func:`clear`, into ``OVERWRITTEN``.
 
-    They stay there until the new run saves its first checkpoint. Until then, files of a later run
-    are removed instead: it has failed.
+    They stay there until a later run saves a checkpoint; files of one that did not are removed.
     """
     kept, moving = directory / OVERWRITTEN, directory / f".{OVERWRITTEN}"
     has_saved = any((directory / DIRECTORY).glob(f"{PREFIX}*"))
@@ -205,12 +203,6 @@ def was_begun_since(directory: Path, moment: float) -> bool:
     with contextlib.suppress(LookupError, TypeError, ValueError):  # no record, or a damaged one
         return datetime.strptime(attempts(directory)[-1]["started"], _TIME).timestamp() >= moment
     return False
-
-
-def first_resumed(directory: Path) -> str | None:
-    """The checkpoint from which a run started, according to its record; ``None`` if none."""
-    path = next(iter(attempts(directory)), {}).get("resumed_from")
-    return path if isinstance(path, str) else None
 
 
 def attempts(directory: Path) -> list[dict[str, Any]]:

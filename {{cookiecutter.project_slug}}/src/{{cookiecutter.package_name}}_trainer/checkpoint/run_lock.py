@@ -35,8 +35,7 @@ class RunLock:
     def __init__(self) -> None:
         self.attempt = "0"
         """Number of the attempt in the directory, and a random text; the same on all ranks."""
-        self._descriptor = -1
-        self._path, self._content = Path(), b""
+        self._descriptor, self._path, self._content = -1, Path(), b""
 
     def acquire(self, directory: Path) -> str | None:
         """Acquire the lock of a directory; return a note if its file system has no locks."""

@@ -27,8 +27,7 @@ from .tensor_files import BYTES_AT_ONCE, SHARDING, dtype_names
 
 def checksum(path: Path) -> str:
     """The CRC-32 of a file's content."""
-    buffer = memoryview(bytearray(BYTES_AT_ONCE))
-    crc32 = 0
+    buffer, crc32 = memoryview(bytearray(BYTES_AT_ONCE)), 0
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(buffer):
             crc32 = zlib.crc32(buffer[:count], crc32)

@@ -40,8 +40,7 @@ class Checkpoints:
     def __init__(
         self, folder: Path, keep: int = 2, asynchronous: bool = False, lock: RunLock | None = None
     ) -> None:
-        self._directory, self._lock = folder, lock or RunLock()
-        self._keep = max(keep, 2)
+        self._directory, self._lock, self._keep = folder, lock or RunLock(), max(keep, 2)
         self._executor = ThreadPoolExecutor(1, "checkpoint") if asynchronous else None
         self._pending: Future[None] | None = None
         self._memory = torch.empty(0, dtype=torch.uint8)
@@ -63,8 +62,7 @@ class Checkpoints:
         """Save the state after so many optimizer steps; called by every rank.
 
         ``state`` is the same on every rank: numbers, strings and tensors in dicts and lists;
-        ``local``: rank-local tensors. Every rank raises a CheckpointError if the state contains an
-        unsupported type, or cannot be written.
+        ``local``: rank-local tensors. Every rank raises CheckpointError if it cannot be written.
         """
         self.wait()
         packing = Packing()
@@ -212,8 +210,7 @@ def _replace(path: Path, new: Path) -> None:
 def set_aside(directory: Path, resumed: Path) -> list[Path]:
     """Make a checkpoint the newest of its run: move those of an abandoned attempt away.
 
-    ``resumed``, from which training resumes, is moved back if it was set aside before. Return the
-    new paths of the other checkpoints.
+    ``resumed``: moved back if it was set aside before. Return the new paths of the others.
     """
     others, is_inside = complete(directory), resumed.parent.resolve() == directory.resolve()
     if is_inside:

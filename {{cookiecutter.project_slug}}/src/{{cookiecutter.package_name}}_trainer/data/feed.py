@@ -82,9 +82,8 @@ class OrderedFeed(Feed):
         # Protect the model's generators unless workers draw the random numbers, or nothing does.
         isolate = loader.num_workers == 0 and order.keyed
         self._stream = randomness.Stream(order.seed) if isolate else None
-        self.batches = order.plan.batches
+        self.batches, self.accumulate = order.plan.batches, order.plan.accumulate
         self.samples_per_step = order.plan.global_batch
-        self.accumulate = order.plan.accumulate
 
     def set_epoch(self, epoch: int) -> None:
         if isinstance(dataset := self._loader.dataset, KeyedDataset):

@@ -103,20 +103,17 @@ class Snapshot:
     """States of the host's generators in their own formats: ten times faster than tensors."""
 
     def __init__(self) -> None:
-        self._torch = torch.get_rng_state()
-        self._python = random.getstate()
+        self._torch, self._python = torch.get_rng_state(), random.getstate()
         self._numpy: tuple[Any, ...] = np.random.get_state(legacy=True)  # type: ignore[assignment]
 
     @classmethod
     def of(cls, state: State) -> "Snapshot":
         """Read a result of :meth:`state`."""
         self = cls()
+        self._torch, gauss = state["torch"], state["python_gauss"].tolist()
         version, *words = state["python"].tolist()
-        gauss = state["python_gauss"].tolist()
-        keys = state["numpy"].numpy().astype(np.uint32)
-        self._torch = state["torch"]
         self._python = (version, tuple(words), gauss[0] if gauss else None)
-        position = state["numpy_position"].tolist()
+        keys, position = state["numpy"].numpy().astype(np.uint32), state["numpy_position"].tolist()
         self._numpy = ("MT19937", keys, *position, state["numpy_gauss"].item())
         return self
 

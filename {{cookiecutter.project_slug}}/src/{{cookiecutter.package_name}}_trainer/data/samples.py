@@ -101,8 +101,7 @@ class Counter:
             known = self._paths & lengths.keys() or full
             # What was as long as a batch, and is shorter now, tells that this one is smaller.
             sizes = {length for path in known if (length := lengths[path]) <= expected}
-            smaller = sizes - {expected}
-            if len(smaller) == 1 or sizes == {expected}:
+            if sizes == {expected} or len(sizes - {expected}) == 1:
                 number = min(sizes)
                 self._paths = frozenset(path for path in known if lengths[path] == number)
                 return number

@@ -224,8 +224,7 @@ class KeyedDataset(Dataset[Any]):
     """
 
     def __init__(self, dataset: Dataset[Any], seed: int, collate_fn: Any = None) -> None:
-        self.dataset, self.seed, self._collate_fn = dataset, seed, collate_fn
-        self._epoch = -1
+        self.dataset, self.seed, self._collate_fn, self._epoch = dataset, seed, collate_fn, -1
 
     def set_epoch(self, epoch: int) -> None:
         self._epoch = epoch

@@ -18,7 +18,6 @@ Data = DataModule | Loader | Mapping[str, Loader] | None
 LoadersByName = Mapping[str, Loader]
 """Loaders of an evaluation; a single one has the name ``""``."""
 _Evaluation = Literal["val", "test", "predict"]
-
 _MOST_WORKERS = 64  # for each core: workers that wait for a network may be many more than cores
 _STEPS = {"val": "validation_step", "test": "test_step", "predict": "predict_step"}
 _GIVEN = "the trainer was given"

@@ -19,7 +19,6 @@ PLANNED = "TRAINER_WORLD_SIZE"  # set by a job's script: how many processes it s
 STORE = "TRAINER_STORE"  # set by our launcher on one node: path of the file store of its ranks
 STORE_FILE = "store"
 NODES = "nodes"
-
 Environment = Mapping[str, str]
 
 _MOST_PROCESSES = 2**20  # of a larger number, ranks would wait in vain
@@ -110,8 +109,7 @@ def detect(environment: Environment | None = None, num_nodes: int | None = None)
     if chosen is not None and chosen not in known:
         raise ConfigurationError(f"{OVERRIDE}={chosen}: no such source{nearest(chosen, known)}")
     for source in SOURCES if chosen is None else [known[chosen]]:
-        is_asked = all(name in environment for name in source.variables)
-        if is_asked and (layout := _read(source, environment)) is not None:
+        if {*source.variables} <= environment.keys() and (layout := _read(source, environment)):
             return layout
     raise ConfigurationError(f"{OVERRIDE}={chosen}: its variables are not set here")
 

@@ -1,7 +1,6 @@
 """Why a rank failed: its report for the launcher, and the words that describe it.
 
-Not torchelastic's error files: their times are whole seconds, so the rank that failed first cannot
-be told from those that lost it.
+Not torchelastic's error files: by their times in whole seconds, the first failure cannot be told.
 """
 
 import atexit
@@ -29,9 +28,7 @@ from .signals import Interrupted, Preempted
 
 # How long a rank that only lost a peer waits for a peer to fail, and for one that has to end.
 _SECONDS_FOR_PEER, _SECONDS_TO_END = 8.0, 60.0
-_POLL_SECONDS = 0.1
-_SECONDS_AT_EXIT = 5.0
-_SECONDS_FOR_SIGCHLD = 2.0
+_POLL_SECONDS, _SECONDS_AT_EXIT, _SECONDS_FOR_SIGCHLD = 0.1, 5.0, 2.0
 _INTERRUPTED = "interrupted.json"
 _TORCHELASTIC_FILE = "TORCHELASTIC_ERROR_FILE"
 _LOST_A_PEER = "lost-a-peer"

@@ -1,7 +1,6 @@
 """Stack traces of ranks, and a timer that ends a rank that hangs.
 
-A stack is one call per line, the most recent last. faulthandler writes stacks in C, so also while
-native code holds the GIL.
+A stack has one call per line, the latest last. faulthandler writes in C, even without the GIL.
 """
 
 import contextlib

@@ -58,11 +58,10 @@ def read_gpus() -> list[GPU]:
     try:
         for index in range(torch.cuda.device_count()):
             handle = torch.cuda._get_pynvml_handler(index)  # maps torch's index to NVML's
-            name = nvml.nvmlDeviceGetName(handle)
             mode = modes.get(nvml.nvmlDeviceGetComputeMode(handle), "default")
             processes = len(nvml.nvmlDeviceGetComputeRunningProcesses(handle))
             free_bytes = nvml.nvmlDeviceGetMemoryInfo(handle).free
-            gpus.append(GPU(index, name, mode, processes, free_bytes))
+            gpus.append(GPU(index, nvml.nvmlDeviceGetName(handle), mode, processes, free_bytes))
     except (nvml.NVMLError, RuntimeError) as error:  # also for MIG instances
         problem = f"the GPUs cannot be read ({error}); select GPUs with devices=[…]"
         raise ConfigurationError(f"auto_select_gpus: {problem}") from None

@@ -72,8 +72,7 @@ class Preemption:
     def __init__(self, agree: Callable[[Tensor], Tensor] | None = None) -> None:
         self._agree = agree or partial(collectives.all_reduce, how="max")
         self._is_alone = collectives.world_size() == 1
-        self._received = self._steps = 0
-        self._interval = 1
+        self._received, self._steps, self._interval = 0, 0, 1
         self._since = time.monotonic()
 
     @contextlib.contextmanager
@@ -87,10 +86,8 @@ class Preemption:
         defaults = (signal.SIG_DFL, signal.default_int_handler)
         # Python accepts signal handlers only from the main thread.
         is_main = threading.current_thread() is threading.main_thread()
-        replaced = {number: signal.getsignal(number) for number in SIGNALS if is_main}
-        replaced = {n: handler for n, handler in replaced.items() if handler in defaults}
-        for number in replaced:
-            signal.signal(number, self._record_signal)
+        numbers = [number for number in SIGNALS if is_main and signal.getsignal(number) in defaults]
+        replaced = {number: signal.signal(number, self._record_signal) for number in numbers}
         try:
             yield
         except BaseException as error:

@@ -105,8 +105,7 @@ class Logger:
         Steps after the checkpoint are trained, and written, again. By default nothing is removed.
 
         Args:
-            position: :meth:`position` when the checkpoint was saved; ``None``: it had no logger of
-                this name.
+            position: :meth:`position` when the checkpoint was saved; ``None``: it had no such log.
             step: Step of the checkpoint.
         """
 

@@ -155,8 +155,7 @@ class TensorBoardLogger(Logger):
             from torch.utils.tensorboard import SummaryWriter
 
             # No traceback of TensorBoard's thread, whose error its next call raises.
-            self._excepthook = partial(_show_of_others, threading.excepthook)
-            threading.excepthook = self._excepthook
+            self._excepthook = threading.excepthook = partial(_show_of_others, threading.excepthook)
             self._writer = SummaryWriter(str(self._directory), purge_step=self._purge_step)
         return self._writer
 

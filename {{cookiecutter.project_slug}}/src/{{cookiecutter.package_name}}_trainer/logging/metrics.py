@@ -23,8 +23,7 @@ _REDUCE_FX: tuple[ReduceFx, ...] = ("mean", "sum", "min", "max")
 class BatchContext(NamedTuple):
     """Properties of a batch on which its step and logged values depend.
 
-    The loop creates one for each batch, and for hooks between them, and nothing changes it. Outside
-    a loop the defaults apply.
+    The loop creates one for each batch, and for hooks between them; the defaults apply elsewhere.
     """
 
     samples: int = 1
@@ -89,8 +88,6 @@ def _number(value: Any, device: torch.device) -> Tensor:
 
 
 class _Logged(NamedTuple):
-    """A value that was logged, and how it is reduced."""
-
     name: str
     value: Any
     samples: float | None
@@ -118,9 +115,8 @@ class Recorder:
         self.context = BatchContext(level="epoch")
         """Of the batch whose step runs, or of hooks between steps."""
         self.latest: dict[str, Any] = {}
-        self._reduce = reduce
+        self._reduce, self._device = reduce, device
         self._steps_together, self._counts = steps_together, counts
-        self._device = device
         self._step: dict[str, _Total] = {}
         self._late: list[_Logged] = []
         self._epoch: dict[str, _Total] = {}
@@ -260,20 +256,17 @@ class Recorder:
         """Reduce totals; ``may_differ``: ranks may have logged other names, or in another order."""
         synced = {name: total for name, total in totals.items() if total.synced}
         local = {name: total for name, total in totals.items() if not total.synced}
-        synced = self._agreed(synced, may_differ)
-        return _values(synced, self._reduce) | _values(local)
+        return _values(self._agreed(synced, may_differ), self._reduce) | _values(local)
 
     def _agreed(self, totals: dict[str, _Total], may_differ: bool) -> dict[str, _Total]:
         """Use the same names in the same order on every rank; one without a batch has the last."""
         if collectives.world_size() == 1:
             return totals
         names = [f"{total.how} {name}" for name, total in totals.items()]
-        digest = hashlib.blake2b("\n".join(names).encode(), digest_size=6).digest()
-        number = float(int.from_bytes(digest, "little"))
-        bounds = self._reduce(
-            torch.tensor([number, -number], dtype=torch.float64, device=self._device), "max"
-        ).tolist()
-        if bounds[0] == -bounds[1]:
+        number = int(hashlib.blake2b("\n".join(names).encode(), digest_size=6).hexdigest(), 16)
+        pair = torch.tensor([number, -number], dtype=torch.float64, device=self._device)
+        most, least = self._reduce(pair, "max").tolist()
+        if most == -least:
             return totals
         known = collectives.gather(names)
         if may_differ:

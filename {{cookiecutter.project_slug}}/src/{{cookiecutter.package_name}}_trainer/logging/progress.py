@@ -16,8 +16,7 @@ from ..launch import output
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
-_TERMINAL_SECONDS = 0.5
-_LINE_SECONDS = 10.0
+_TERMINAL_SECONDS, _LINE_SECONDS = 0.5, 10.0
 _MEBIBYTE = 2**20
 
 
@@ -25,9 +24,7 @@ class Progress:
     """Displays step, loss, speed and remaining time; what is ``None`` is not known."""
 
     def __init__(self, shows: bool, total_steps: int | None, samples_per_step: int | None) -> None:
-        self._enabled = shows
-        self._total = total_steps
-        self._samples = samples_per_step
+        self._enabled, self._total, self._samples = shows, total_steps, samples_per_step
         self._bar: RichProgress | None = None
         self._interval = _TERMINAL_SECONDS if output.is_terminal() else _LINE_SECONDS
         self._title = self._line = ""
@@ -119,15 +116,13 @@ class Speed:
         count_tokens: Callable[[Any], int] | None = None,
         peak_samples: float | None = None,
     ) -> None:
-        self._samples = samples_per_step
+        self._samples, self._peak_samples = samples_per_step, peak_samples
         self.count_tokens = count_tokens
-        self._peak_samples = peak_samples
         self.start(0)
 
     def start(self, step: int) -> None:
         """Measure from a step on."""
-        self.since = step
-        self.waited, self.tokens = 0.0, 0
+        self.since, self.waited, self.tokens = step, 0.0, 0
         self._paused = {"checkpoint": 0.0, "validation": 0.0}
         self._started = time.perf_counter()
 

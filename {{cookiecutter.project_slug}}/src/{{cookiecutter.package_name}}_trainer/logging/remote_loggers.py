@@ -62,8 +62,7 @@ class RemoteLogger(Logger):
         try:
             known = files.read_json(record, 2**16)["id"] if record.exists() else None
             if self._values.exists():  # without a line that a process was killed in
-                content = files.read(self._values, _MOST_BYTES)
-                os.truncate(self._values, content.rfind(b"\n") + 1)
+                os.truncate(self._values, files.read(self._values, _MOST_BYTES).rfind(b"\n") + 1)
             self._last = {name: step for step, values in self.sent() for name in values}
         except (OSError, ValueError, LookupError, TypeError) as error:
             problem = f"{folder}: run.json or values.jsonl cannot be read ({one_line(error)})"
@@ -134,8 +133,7 @@ class WandbLogger(RemoteLogger):
 
     Args:
         project: Name of the project; default: W&B's own (``WANDB_PROJECT``).
-        mode: ``"offline"``: write files only, for ``wandb sync``; default: W&B's own
-            (``WANDB_MODE``).
+        mode: ``"offline"``: write files, for ``wandb sync``; default: W&B's own (``WANDB_MODE``).
     """
 
     name = "wandb"

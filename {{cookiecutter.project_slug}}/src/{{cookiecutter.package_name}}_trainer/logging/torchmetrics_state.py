@@ -66,9 +66,8 @@ def sync_evenly(module: nn.Module) -> None:
 
 def _lists(metric: Any) -> dict[str, list[Any]]:
     """The states of a metric that are gathered item by item."""
-    reductions = {name: how for name, how in metric._reductions.items() if how is None}
-    values = {name: getattr(metric, name) for name in reductions}
-    return {name: value for name, value in values.items() if isinstance(value, list)}
+    names = [name for name, how in metric._reductions.items() if how is None]
+    return {name: value for name in names if isinstance(value := getattr(metric, name), list)}
 
 
 def _sync(metric: Any, dist_sync_fn: Callable[..., Any], process_group: Any = None) -> None:
@@ -122,8 +121,7 @@ def state(module: nn.Module) -> dict[str, Tensor]:
         counts = [metric._update_count, vars(metric).get(_EVALUATED, 0)]
         tensors[f"{path}:count"] = torch.tensor(counts)
         for name, value in {**metric.metric_state, **_beside_state(metric)}.items():
-            parts = value if isinstance(value, list) else [value]
-            kind = "list" if isinstance(value, list) else "tensor"
+            kind, parts = ("list", value) if isinstance(value, list) else ("tensor", [value])
             items = enumerate(map(torch.as_tensor, parts))
             tensors |= {f"{path}:{kind}:{name}:{at:09}": item for at, item in items}
     return tensors

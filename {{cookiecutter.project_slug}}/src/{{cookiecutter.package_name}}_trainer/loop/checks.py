@@ -2,8 +2,7 @@
 
 ``nonfinite_loss`` of the trainer: ``stop`` ends the fit before it overwrites good weights, ``skip``
 leaves out steps whose gradients are not finite. Losses are checked on their device, and read only
-where a step synchronizes anyway. A gradient scaler skips steps itself, so that a loss does not
-count with it.
+where a step synchronizes anyway; not with a gradient scaler, which skips steps itself.
 """
 
 import math

@@ -23,7 +23,6 @@ from ..strategies.fsdp.units import outer_modules
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 OPTIONS = ("mode", "dynamic", "regional")
-
 _Forward = Callable[..., Any]
 
 
@@ -68,8 +67,7 @@ class Compiled:
     def __init__(self, modules: Mapping[str, nn.Module], options: Mapping[str, Any]) -> None:
         self._modules, self._options = modules, options
         self._called: set[int] = set()
-        self._graphs = 0
-        self.is_checked = False
+        self._graphs, self.is_checked = 0, False
 
     def compiled(self, original: _Forward) -> _Forward:
         """Compile the ``forward`` of a class."""

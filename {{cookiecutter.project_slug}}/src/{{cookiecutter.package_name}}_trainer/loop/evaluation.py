@@ -112,12 +112,7 @@ def unmonitored(
 def _same_buffers(module: nn.Module) -> Iterator[None]:
     """Restore buffers: a validation step may change them, or put others in their place."""
     owners = [(owner, dict(owner._buffers)) for owner in module.modules()]
-    copies = [
-        (buffer, buffer.clone())
-        for _, buffers in owners
-        for buffer in buffers.values()
-        if buffer is not None and not _is_freed(buffer)
-    ]
+    copies = [(buffer, buffer.clone()) for buffer in module.buffers() if not _is_freed(buffer)]
     yield
     with torch.no_grad():
         for buffer, copy in copies:
@@ -143,8 +138,7 @@ def predict(
 ) -> dict[str, list[Any]]:
     """Run all batches and collect the outputs of ``predict_step``: by loader, one per batch.
 
-    They are gathered from all ranks, in the dataset's order. ``is_written``: refuse at once what
-    cannot be written, as on several ranks.
+    Gathered from all ranks, in the dataset's order. ``is_written``: refuse what cannot be written.
     """
     predictions: dict[str, list[Any]] = {}
     data, is_shared = strategy.data, collectives.world_size() > 1
@@ -227,8 +221,7 @@ def table(outputs: Sequence[Any]) -> list[dict[str, Any]]:
             isinstance(column, list | tuple) and all(isinstance(x, _CELLS) for x in column)
             for column in columns
         )
-        is_other = rows and out.keys() != rows[0].keys()
-        if is_other or not are_flat or len({*map(len, columns)}) > 1:
+        if (rows and out.keys() != rows[0].keys()) or not are_flat or len({*map(len, columns)}) > 1:
             return []
         rows += [dict(zip(out, row, strict=True)) for row in zip(*columns, strict=True)]
     return rows

@@ -105,8 +105,7 @@ class StepHashes:
     def _note_state(self) -> None:
         strategy, module = self._fit.strategy, self._fit.module
         weights, module_ids = strategy.weights(), set(map(id, module.parameters()))
-        shards = list(weights.shards(weights.parameters))
-        self._hashes["weights"].add([*shards, *module.buffers()])
+        self._hashes["weights"].add([*weights.shards(weights.parameters), *module.buffers()])
         for optimizer in self._fit.optimization.optimizers:
             self._hashes["optimizer"].add(_state(optimizer, module_ids))
         self._hashes["random"].add(randomness.full_state(strategy.data.devices))

@@ -33,29 +33,18 @@ def problems_of(
             used += ["skipped_batches_of_a_step"] * module.may_skip_batches
         reasons = [(FEATURES[feature], refused[feature]) for feature in used if feature in refused]
         return [f"{unsupported} {does}, which {name} sets: {why}" for does, why in reasons[:1]]
-    lines = []
-    if reason := refused.get("manual_optimization"):
-        does = f"manual optimization, and {name} uses manual optimization"
-        lines.append(f"{unsupported} {does}: {reason}")
-    its = "clip_gradients of its optimizers"
-    settings = {
-        "gradient_clip_val": (options.gradient_clip_val is not None, f"call {its} instead"),
-        "log_gradient_norm": (options.log_gradient_norm, f"log what {its} returns"),
-        "nonfinite_loss='skip'": (
-            options.nonfinite_loss == "skip",
-            "do not call step if the loss is not finite on any rank, and use 'stop'",
-        ),
-        "accumulate_grad_batches": (
-            options.accumulate_grad_batches != 1,
-            "let it step in every n-th batch instead",
-        ),
-        "may_skip_batches": (module.may_skip_batches, "leave it out, and do not call step"),
+    does, its = f"{name} uses manual optimization", "clip_gradients of its optimizers"
+    reason, accumulates = refused.get("manual_optimization"), options.accumulate_grad_batches != 1
+    lines = {
+        f"{unsupported} manual optimization, and {does}: {reason}": bool(reason),
+        f"gradient_clip_val: {does}; call {its} instead": options.gradient_clip_val is not None,
+        f"log_gradient_norm: {does}; log what {its} returns": options.log_gradient_norm,
+        f"nonfinite_loss='skip': {does}; do not call step if the loss is not finite on any rank, "
+        "and use 'stop'": options.nonfinite_loss == "skip",
+        f"accumulate_grad_batches: {does}; let it step in every n-th batch instead": accumulates,
+        f"may_skip_batches: {does}; leave it out, and do not call step": module.may_skip_batches,
     }
-    return lines + [
-        f"{option}: {name} uses manual optimization; {instead}"
-        for option, (is_given, instead) in settings.items()
-        if is_given
-    ]
+    return [line for line, is_wrong in lines.items() if is_wrong]
 
 
 class ManualOptimization:
@@ -67,10 +56,8 @@ class ManualOptimization:
         optimization: Optimization,
         context: Callable[[], BatchContext] = BatchContext,
     ) -> None:
-        self.strategy = strategy
-        self.context = context
-        self.synchronizes = True
-        self.has_stepped = False
+        self.strategy, self.context = strategy, context
+        self.synchronizes, self.has_stepped = True, False
         self.steps = 0
         """Number of steps of optimizers in this epoch."""
         self._losses: list[Tensor] = []  # of the current batch
@@ -82,8 +69,7 @@ class ManualOptimization:
     def backward(self, loss: Tensor) -> None:
         """Compute the gradients of a loss, and average them over ranks unless toggled not to.
 
-        As in automatic optimization, the loss is a mean over this rank's samples, and is weighted
-        by their share of the global batch.
+        The loss, a mean over this rank's samples, is weighted by their share of the global batch.
         """
         full = dtensors.full(loss)
         check_loss(full, "manual_backward")
@@ -95,9 +81,8 @@ class ManualOptimization:
     def gradients(self, kind: Callable[[Tensor], bool]) -> dict[str, Tensor]:
         """Gradients of one kind that no step has used yet, by parameter name."""
         named = self.strategy.module.named_parameters()
-        gradients = {name: p.grad for name, p in named if p.grad is not None}
-        gradients = {name: gradient for name, gradient in gradients.items() if kind(gradient)}
-        return sparse.split_sparse(gradients)
+        grads = {name: p.grad for name, p in named if p.grad is not None and kind(p.grad)}
+        return sparse.split_sparse(grads)
 
     def load_gradients(
         self, sharded: Mapping[str, Any], per_rank: Sequence[Mapping[str, Tensor]]
@@ -180,17 +165,10 @@ class ManualOptimizer:
         """Compute gradients only for this optimizer's parameters, in this context.
 
         Args:
-            sync_grad: Average gradients over ranks. False while they are accumulated: a later
-                backward that synchronizes averages them too.
+            sync_grad: Average gradients over ranks. False: a later backward averages them too.
         """
-        ids = {id(parameter) for parameter in self.parameters}
-        others = [
-            parameter
-            for other in self._optimization.optimizers
-            for parameter in other.parameters
-            if id(parameter) not in ids
-        ]
-        run = self._optimization
+        run, own = self._optimization, set(map(id, self.parameters))
+        others = [p for other in run.optimizers for p in other.parameters if id(p) not in own]
         synchronizes, run.synchronizes = run.synchronizes, sync_grad
         try:
             with requiring_grad(others, False):

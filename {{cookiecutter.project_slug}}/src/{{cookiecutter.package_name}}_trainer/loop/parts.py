@@ -48,8 +48,7 @@ class FitParts:
     ``optimization``: the optimizers that ``setup`` returned; ``manual``: only for a module with
     manual optimization; ``feed``: training batches; ``outputs``: where values are logged;
     ``calls``: hooks of callbacks and of the module; ``configured``: what a resume compares with a
-    checkpoint, see :mod:`.resuming`; ``compiled``: what is compiled of the module; ``left_out``:
-    what checkpoints leave out.
+    checkpoint, see :mod:`.resuming`; ``compiled``: what is compiled of the module.
     """
 
     options: Options
@@ -93,8 +92,7 @@ def read(
 def gathered(outputs: Sequence[Any], device: torch.device) -> Any:
     """Outputs of a micro-batch as hooks get them: detached from the autograd graph.
 
-    If the strategy divides the batch, there are several, which are gathered on ``device`` as ``dp``
-    does; ``None`` without any.
+    Several, of a divided batch, are gathered on ``device`` as ``dp`` does; ``None`` without any.
     """
     parts = [moving.mapped_tensors(output, Tensor.detach) for output in outputs]
     if not parts:

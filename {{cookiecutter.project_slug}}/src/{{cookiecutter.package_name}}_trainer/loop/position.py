@@ -91,6 +91,4 @@ def scaled_rate(options: Options, batch_size: int | None, device_batch_size: int
 
 def warmed_up_rate(target: float, warmup_steps: int, step: int) -> float:
     """The factor at a step, counted from 0: it rises or falls from 1 in a straight line."""
-    if step >= warmup_steps:
-        return target
-    return 1.0 + (target - 1.0) * (step + 1) / warmup_steps
+    return target if step >= warmup_steps else 1.0 + (target - 1.0) * (step + 1) / warmup_steps

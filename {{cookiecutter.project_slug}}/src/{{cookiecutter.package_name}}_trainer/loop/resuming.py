@@ -126,8 +126,7 @@ def _freeze(module: nn.Module, names: list[str]) -> None:
 def _load_optimization(fit: FitParts, saved: Mapping[str, Any]) -> list[str]:
     """Load model, optimizers, schedulers and what is frozen; return a line for each difference.
 
-    Compared is what the code gave at the start: what a schedule or a hook has changed since is no
-    difference, and is restored.
+    Compared is what the code gave at the start; what schedules and hooks have changed is restored.
     """
     optimization, code, was = fit.optimization, fit.configured, saved["configured"]
     differ = [name for name in code if name in was and was[name] != code[name]]
@@ -234,8 +233,7 @@ def _load_gradients(
     """Load accumulated gradients: each rank's own, or the mean of all ranks'."""
     if fit.manual is None:
         return
-    sharded = saved.get("gradients", {})
-    ranks = range(checkpoint.world_size)
+    sharded, ranks = saved.get("gradients", {}), range(checkpoint.world_size)
     is_as_saved = checkpoint.world_size == layout.world_size
     if is_as_saved and (sharded or not fit.strategy.limits.shards_parameters):
         ranks = range(layout.rank, layout.rank + 1)

@@ -22,7 +22,7 @@ OF_MODULE = "rank_state"
 
 def state(fit: FitParts) -> dict[str, Any]:
     """State that is the same on every process."""
-    outputs, saved = fit.outputs, fit.strategy.state(fit.optimization)
+    outputs, position, saved = fit.outputs, fit.position, fit.strategy.state(fit.optimization)
     if fit.left_out is not None:
         texts = fit.left_out.texts(fit.module)
         saved["model"].update({name: texts[name] for name in texts.keys() & saved["model"].keys()})
@@ -33,7 +33,15 @@ def state(fit: FitParts) -> dict[str, Any]:
         "configured": fit.configured,
         "frozen": frozen(fit.module),
         "eval_mode": in_eval_mode(fit.module),
-        "position": _position(fit),
+        "position": {
+            "epoch": position.epoch,
+            "step_in_epoch": position.batch // fit.feed.accumulate,  # batches depend on the layout
+            "samples_per_step": fit.feed.samples_per_step,
+            "global_step": position.global_step,
+            "validated_at": position.validated_at,
+            "epoch_done": position.epoch_done,
+            "seconds": position.seconds,
+        },
         "epoch_values": outputs.epoch_values,
         "latest": dict(outputs.latest),
         "fresh": {kind: sorted(names) for kind, names in outputs.fresh.items()},
@@ -66,20 +74,6 @@ def check_tensors(module: TrainingModule) -> None:
             steps = zip(value.stride(), value.shape, strict=True)
             if any(step == 0 and size > 1 for step, size in steps):
                 raise UserError(f"{name} is an expanded tensor, into which none loads: clone it")
-
-
-def _position(fit: FitParts) -> dict[str, Any]:
-    """In steps, not batches, because these depend on the layout."""
-    position = fit.position
-    return {
-        "epoch": position.epoch,
-        "step_in_epoch": position.batch // fit.feed.accumulate,
-        "samples_per_step": fit.feed.samples_per_step,
-        "global_step": position.global_step,
-        "validated_at": position.validated_at,
-        "epoch_done": position.epoch_done,
-        "seconds": position.seconds,
-    }
 
 
 def rank_local_state(fit: FitParts) -> dict[str, Tensor]:

@@ -52,9 +52,8 @@ def _copied(module: TrainingModule) -> TrainingModule:
     state = module.trainer_state
     known: dict[int, Any] = {id(state): state}  # neither the run nor weights can be copied
     if not _can_copy(module, dict(known)):
-        submodules = {id(submodule): submodule for submodule in module.modules()}
         attributes = [value for owner in module.modules() for value in vars(owner).values()]
-        memo = known | submodules
+        memo = known | {id(submodule): submodule for submodule in module.modules()}
         known |= {id(value): value for value in attributes if not _can_copy(value, dict(memo))}
     try:
         copied = copy.deepcopy(module, known)
@@ -82,8 +81,7 @@ def find_batch_size(
 
     Each process tries on its own, on a copy of the module and without collectives: one that runs
     out of memory must not leave its peers waiting. Two steps are tried for each size: the second
-    one includes the optimizer state. Also return why no larger one was tried, if that is so:
-    ``replicas`` bound the batch.
+    one includes the optimizer state. Also return why none larger was tried: ``replicas`` bound it.
     """
     if not isinstance(loader, DataLoader) or not hasattr(loader.dataset, "__getitem__"):
         advice = "give a DataLoader of a data set that can be indexed"
@@ -137,15 +135,13 @@ def largest_that_fits(fits: Callable[[int], bool], start: int, limit: int) -> in
     ``fits`` tries a size on this rank alone; the least ``start`` and ``limit`` of ranks are used.
     """
     start, limit = _minimum(start, limit)
-    fitting, too_large = 0, limit + 1
-    size = min(start, limit)
+    fitting, too_large, size = 0, limit + 1, min(start, limit)
     while fitting + 1 < too_large:
         if _minimum(fits(size))[0]:
             fitting = size
         else:
             too_large = size
-        has_failed = too_large <= limit
-        size = (fitting + too_large) // 2 if has_failed else min(2 * fitting, limit)
+        size = (fitting + too_large) // 2 if too_large <= limit else min(2 * fitting, limit)
     if fitting == 0:
         raise UserError(
             "find_batch_size: a batch of one sample does not fit into the memory of every device; "
@@ -180,8 +176,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def _minimum(*values: int) -> list[int]:
-    least: list[int] = collectives.all_reduce(torch.tensor(values), "min").tolist()
-    return least
+    return list(collectives.all_reduce(torch.tensor(values), "min").tolist())
 
 
 def rates(lowest: float, highest: float, steps: int) -> list[float]:
@@ -246,8 +241,7 @@ def try_rates(
     for rate, batches in zip(rates, _steps(trained, feed), strict=False):
         losses = []
         for batch in batches:
-            context = BatchContext(batch.samples, batch.counted, batch.weight)
-            module.trainer.recorder.enter(context)
+            module.trainer.recorder.enter(BatchContext(batch.samples, batch.counted, batch.weight))
             losses.append(_losses(trained, untrained, batch))
         for p in optimization.parameters if collectives.world_size() > 1 else []:
             gradient = torch.zeros_like(p) if p.grad is None else p.grad.to_dense()

@@ -70,8 +70,7 @@ def find_batch_size(run: RankRun, module: TrainingModule, data: Data) -> int:
         _note_hooks(run, module, "find_batch_size")
         loader = sources.training_loader(data, module)
         run.training_feed(loader)
-        device, precision = run.plan.device, run.plan.precision.name
-        args = (module, loader, device, precision, run.data_replicas)
+        args = (module, loader, run.plan.device, run.plan.precision.name, run.data_replicas)
         with activation_checkpointing.applied(module, run.checkpointing):
             size, why = trials.find_batch_size(*args)
     run.console.say(f"the largest batch that fits on every device: {size}{why}")

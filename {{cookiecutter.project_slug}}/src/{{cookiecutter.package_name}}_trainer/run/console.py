@@ -16,10 +16,8 @@ class Console:
     """Prints on the main rank only; ``is_command``: the command line has started the run."""
 
     def __init__(self, plan: Plan, is_command: bool) -> None:
-        self.is_command = is_command
-        self._plan = plan
-        self._is_main = plan.layout.is_main
-        self._shows_progress = plan.options.enable_progress_bar
+        self.is_command, self._plan = is_command, plan
+        self._is_main, self._shows_progress = plan.layout.is_main, plan.options.enable_progress_bar
 
     def say(self, *lines: str) -> None:
         """Print lines if progress is shown."""

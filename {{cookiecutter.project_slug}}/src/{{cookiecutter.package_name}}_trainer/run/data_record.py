@@ -47,8 +47,7 @@ class DataRecord:
     """
 
     def __init__(self, directory: Path, paths: Sequence[Path]) -> None:
-        self._directory, self._paths = directory, paths
-        self._stopped = threading.Event()
+        self._directory, self._paths, self._stopped = directory, paths, threading.Event()
         self._thread = threading.Thread(target=self._write, name="data record", daemon=True)
         self._thread.start()
 

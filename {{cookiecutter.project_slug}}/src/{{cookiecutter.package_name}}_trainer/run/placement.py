@@ -103,19 +103,16 @@ def find_elsewhere(accelerator: Accelerator, options: Options, problems: Problem
         accelerator = "cuda" if able else limits.accelerators[0]
     own, source = limits.local_processes(len(where.devices)), next(iter(limits.sources), "plan")
     layout = Layout(world_size=own * nodes, local_world_size=own, num_nodes=nodes, source=source)
-    counted = str(options.devices) not in ("auto", "-1")
     where = replace(where, accelerator=accelerator, layout=layout)
-    return replace(where, is_here=False, is_counted=counted)
+    return replace(where, is_here=False, is_counted=str(options.devices) not in ("auto", "-1"))
 
 
 def _create(wanted: object, own_options: dict[str, Any]) -> tuple[str, Strategy]:
     if not isinstance(wanted, Strategy):
-        strategy = strategies.create(wanted, own_options)
-        return str(wanted), strategy
+        return str(wanted), strategies.create(wanted, own_options)
     if own_options:
-        raise ConfigurationError(
-            "strategy_options belong to a strategy's name; this one is already made"
-        )
+        problem = "strategy_options belong to a strategy's name"
+        raise ConfigurationError(f"{problem}; this one is already made")
     return type(wanted).__name__, wanted
 
 

@@ -144,8 +144,7 @@ def make_elsewhere(kwargs: Mapping[str, Any]) -> Plan:
 def _check_options(options: Options, where: Placement, problems: Problems) -> None:
     """Check what does not depend on the strategy."""
     with problems:
-        several = max(len(where.devices), where.layout.world_size) > 1
-        environment.check(several and where.is_here)
+        environment.check(where.is_here and max(len(where.devices), where.layout.world_size) > 1)
     reading.check(options, problems)
     if options.changes_layers:
         from ..loop import compilation

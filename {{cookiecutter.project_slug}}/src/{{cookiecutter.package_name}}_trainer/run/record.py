@@ -32,9 +32,7 @@ _VARIABLES = re.compile(
     r"(OMP|KMP|MKL|GOTO|OPENBLAS|NCCL|RCCL|GLOO|CUBLAS|CUDA|CUDNN|NVIDIA|HIP|ATEN|TORCH|PYTORCH)_"
     r"|PYTHONHASHSEED$|SLURM_\w+(_ID|_COUNT|_NODELIST|_NODES|_NODE|_PER_TASK|_PARTITION)$"
 )
-_MOST_DIFF_BYTES = 1024 * 1024
-_MOST_UNTRACKED = 1000
-_SECONDS_FOR_GIT = 10
+_MOST_DIFF_BYTES, _MOST_UNTRACKED, _SECONDS_FOR_GIT = 2**20, 1000, 10
 # A repository's own configuration may name programs: a run must not start them.
 _GIT = (
     *("git", "--no-optional-locks", "-c", "core.fsmonitor=false"),
@@ -76,13 +74,12 @@ def here(directory: Path) -> dict[str, Any]:
 
     Values of variables and answers whose name suggests a secret are redacted.
     """
-    is_project = (_PROJECT / "pyproject.toml").is_file()
     image = {name: os.environ.get(f"IMAGE_{name.upper()}") or None for name in ("commit", "digest")}
     locks = sorted(_PROJECT.glob("requirements/*.txt"))
     variables = {name: os.environ[name] for name in sorted(os.environ) if _VARIABLES.match(name)}
     git, problem = None, None
     try:
-        git = commit(_PROJECT if is_project else directory)
+        git = commit(_PROJECT if (_PROJECT / "pyproject.toml").is_file() else directory)
     except UserError as error:
         problem = str(error)
     return {
@@ -154,8 +151,7 @@ def host(device: torch.device) -> dict[str, Any]:
         **{"gpus": [], "driver": None, "cuda": None, "nccl": None},
     }
     if device.type == "cuda":
-        count = range(torch.cuda.device_count())
-        facts["gpus"] = [torch.cuda.get_device_name(index) for index in count]
+        facts["gpus"] = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
         facts["driver"] = _read("/proc/driver/nvidia/version", r"Module .*?(\d+\.\d+[.\d]*)")
         facts["cuda"] = torch.version.cuda or torch.version.hip
         if dist.is_available() and dist.is_nccl_available():

@@ -124,8 +124,7 @@ class _Fit:
 
     def train(self) -> None:
         """Set the module up, resume, and run the loop; the record says how it ended."""
-        loop = self._make_loop()
-        self._run.loop = loop
+        loop = self._run.loop = self._make_loop()
         self._run.metrics = loop.fit.outputs.latest
         self._run.fresh_metrics = loop.fit.outputs.fresh["validation"]
         try:
@@ -246,9 +245,9 @@ class _Fit:
             call()
         self._console.note(*chosen.remarks, *loop.fit.feed.remarks)
         if chosen.checkpoint is not None:
-            checkpoint = Checkpoint(chosen.checkpoint)
             from ..loop import resuming
 
+            checkpoint = Checkpoint(chosen.checkpoint)
             remarks = resuming.resume(loop.fit, checkpoint, layout, chosen.is_same_run)
             self._console.note(f"resumed from {self._plan.shown(chosen.checkpoint)}")
             self._console.note(*remarks, on_each_rank=True)
@@ -279,8 +278,7 @@ class _Fit:
         """Write records and open logs: after the last check that can refuse the run."""
         directory, plan, chosen = self._directory, self._plan, self._chosen
         if chosen.checkpoint is not None and chosen.is_same_run:
-            aside = set_aside(directory / DIRECTORY, chosen.checkpoint)
-            shown = [plan.shown(path) for path in aside]
+            shown = map(plan.shown, set_aside(directory / DIRECTORY, chosen.checkpoint))
             self._console.note(*(f"later checkpoint set aside: {path}" for path in shown))
             hashes.truncate(directory, self._run.global_step)
         elif chosen.overwrites:

@@ -108,8 +108,7 @@ class Strategy:
 
     limits: Limits = Limits(one_process_per_node=True)
     around_hooks: Callable[[str], AbstractContextManager[None]] | None = None
-    """Context in which a hook of this name is called, if hooks may not find all weights and
-    gradients in the parameters."""
+    """Context of a hook of this name, if hooks may not find weights or gradients in parameters."""
 
     device: torch.device
     precision: Precision
@@ -197,8 +196,7 @@ class Strategy:
             synchronize: False while gradients are accumulated and need not be averaged yet.
 
         Raises:
-            BatchSkipped: On every rank, if the step returned ``None`` on one: no rank has gradients
-                of the batch.
+            BatchSkipped: On every rank, if a step returned ``None``: no rank has its gradients.
             UserError: The loss has no gradient, or is not a scalar.
         """
         outputs = self.forward("training", batch, batch_idx)
@@ -260,8 +258,7 @@ class Strategy:
 
         A step whose gradients are not finite is skipped, which ``precision`` notes.
 
-        Manual optimization steps its optimizers one by one, with ``ends=False``; then it ends the
-        step without any.
+        Manual optimization steps one by one with ``ends=False``, then ends the step without any.
         """
         for optimizer in optimization.optimizers:
             self.step_optimizer(optimizer)
@@ -343,9 +340,8 @@ def read_loss(outputs: Any) -> Tensor:
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         what = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)[:80]
-        raise UserError(
-            f"training_step must return a scalar loss, or a dict with 'loss'; it gave {what}"
-        )
+        problem = "training_step must return a scalar loss, or a dict with 'loss'"
+        raise UserError(f"{problem}; it gave {what}")
     refuse_others(outputs)
     return loss
 

@@ -16,8 +16,7 @@ class Limits:
         max_devices: Maximum number of devices per node; ``None``: unlimited.
         max_nodes: Maximum number of nodes; ``None``: unlimited.
         accelerators: Accelerators on which it runs.
-        refused: Unsupported precisions and :data:`FEATURES`, each with a reason and an
-            alternative.
+        refused: Unsupported precisions and :data:`FEATURES`, with a reason and an alternative.
         launcher: How several processes are started, if nothing has started them.
         launched_by: The only command that can start several processes of it, and so determines
             their number; ``None``: any launcher.

@@ -102,8 +102,7 @@ def load_optimizer_state(
 
     Each is read to the device of its parameter; of a DTensor, only what this rank's shard needs.
     """
-    is_shard = STEPS_SHARD in vars(optimizer)
-    own_names = group_names(optimizer, names)
+    is_shard, own_names = STEPS_SHARD in vars(optimizer), group_names(optimizer, names)
     check_groups(state["param_groups"], own_names)
     indices = {name: index for index, name in enumerate(name for row in own_names for name in row)}
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -21,13 +21,11 @@ from .optimizer_state import IMPLEMENTATION
 _NOT_COMPARED = {"params", "initial_lr", *IMPLEMENTATION}
 # Modules that step schedulers: this one, and torch's, for schedulers inside schedulers.
 _STEPPING = rf"{re.escape(__name__)}|torch\.optim\.lr_scheduler"
-
 _STEPS = {"total_steps", "estimated_stepping_batches"}
 _UNKNOWN = (
     "self.trainer.total_steps is None, because it is not known: give max_steps; or max_epochs, if "
     "the training loader has a length"
 )
-
 UNREACHED = (
     "the loss of training_step depends on no parameter of the optimizers: compute it from the "
     "module's own parameters"

@@ -77,8 +77,7 @@ class Precision:
         if name not in NAMES:
             raise ConfigurationError(f"precision={shown(name)} is unknown{nearest(name, NAMES)}")
         self.name, self.device_type = name, device_type
-        self.dtype = _AUTOCAST.get(name)
-        self.parameter_dtype = _PARAMETERS.get(name)
+        self.dtype, self.parameter_dtype = _AUTOCAST.get(name), _PARAMETERS.get(name)
         scaler = _Scaler(device_type) if name == "16-mixed" else None
         self.scaler: torch.amp.GradScaler | None = scaler
         self._last_scale: float | None = None
@@ -93,8 +92,7 @@ class Precision:
 
         Call this before the first step, and before the process group is initialized.
         """
-        # The import takes the current process group as a default argument. Without one, the default
-        # group at the time of the call is used.
+        # The import would keep the current process group as a default argument.
         from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
         if self.scaler is not None:

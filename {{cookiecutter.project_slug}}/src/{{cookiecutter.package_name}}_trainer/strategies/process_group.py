@@ -99,8 +99,7 @@ class ProcessGroupStrategy(Strategy):
         """Initialize the process group; an override uses ``launch.rendezvous.connect_store``."""
         if dist.is_initialized():
             raise UserError("leave init_process_group out of the program: the trainer calls it")
-        variables = collectives.BACKENDS
-        requested = next((os.environ[name] for name in variables if os.environ.get(name)), None)
+        requested = next((os.environ[n] for n in collectives.BACKENDS if os.environ.get(n)), None)
         names = backends(requested, device.type)
         to_join, shows = datetime.timedelta(seconds=self.timeout_seconds), sys.excepthook
         # Ranks wait for each other twice: until all have joined, and until all are connected. In
@@ -153,11 +152,9 @@ class ProcessGroupStrategy(Strategy):
         self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
     ) -> StepOutput:
         # In forward, the engine decides whether the following backward averages gradients.
-        waits = self.wrapped is not None and not synchronize
+        run, waits = super().forward_backward, self.wrapped is not None and not synchronize
         with self.wrapped.no_sync() if waits else nullcontext():
-            return super().forward_backward(
-                batch, batch_idx, weight=weight, synchronize=synchronize
-            )
+            return run(batch, batch_idx, weight=weight, synchronize=synchronize)
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
         is_checked, self._has_run = self.wrapped is None or self._has_run, True

@@ -34,8 +34,7 @@ class Entry:
         summary: One line for the help; empty: the first paragraph of the class's docstring.
         preset: Options that the name sets.
         base: The name under which users can set these options.
-        lacks: Options that it does not have (of other strategies, older names), each with an
-            alternative.
+        lacks: Options that it does not have (of others, older names), each with an alternative.
         launcher: How processes are started; ``None``: as the class' limits say.
         max_nodes: Largest number of nodes; ``None``: the limit of the class.
     """
@@ -146,8 +145,7 @@ def create(name: object, options: dict[str, Any]) -> Strategy:
     """Create a strategy by name or class path, with its own options."""
     entry = find(name)
     cls = entry.cls
-    known = options_of(cls)
-    problems = Problems()
+    known, problems = options_of(cls), Problems()
     for option in (option for option in options if option not in known):
         hint = nearest(str(option), known) if known else "; it has none"
         hint = f": {entry.lacks[option]}" if option in entry.lacks else hint

@@ -70,8 +70,7 @@ class ParameterServer(ProcessGroupStrategy):
         self, max_staleness: NonNegativeInt | None = 8, timeout_seconds: float = 600.0
     ) -> None:
         super().__init__(timeout_seconds)
-        self.max_staleness = max_staleness
-        self.is_synchronous = max_staleness == 0
+        self.max_staleness, self.is_synchronous = max_staleness, max_staleness == 0
         if not self.is_synchronous:
             self.limits = replace(self.limits, always=("asynchronous",))
 

@@ -8,7 +8,7 @@ import gc
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import replace
 from types import SimpleNamespace
@@ -24,7 +24,7 @@ from ...launch.devices import choose_accelerator
 from ...module import TrainingModule
 from ...options import Options
 from ...options.values import PositiveInt
-from ..base import STAGES, RankLocal, Stage, StepModule, StepOutput
+from ..base import STAGES, Devices, RankLocal, Stage, StepModule, StepOutput
 from ..engine_optimizers import EngineGroups, Noise
 from ..gradients import sparse
 from ..gradients.same_use import SameUse, trained
@@ -38,10 +38,9 @@ from ..user_code import Freed, HookGuard, forbid_calls
 from . import ELSEWHERE, optimizers, process, settings
 from .onebit_adam import CompressionErrors, OneBitAdam
 from .optimizers import UnusedParameters, average_used
-from .state import FlatSlices, ParameterSlices, ShardedState, clip_finite
+from .state import FlatSlices, ParameterSlices, ShardedState, Slices, clip_finite
 
 _Config = Mapping[str, Any] | str | os.PathLike[str]
-
 _INSTEAD = (
     "ZeRO keeps shards of them; to clip, set gradient_clip_val; gather weights of stage 3 by "
     "deepspeed.zero.GatheredParameters(…, modifier_rank=0); or use strategy='ddp' or 'fsdp'"
@@ -56,9 +55,8 @@ class DeepSpeed(ProcessGroupStrategy):
     precision. A step with non-finite gradients is skipped.
 
     Args:
-        config: DeepSpeed's own configuration, as a dict or the path of a JSON file; default: the
-            file named by TRAINER_DEEPSPEED_CONFIG or PL_DEEPSPEED_CONFIG_PATH. Replaces all
-            options below.
+        config: DeepSpeed's own configuration, a dict or a JSON file, instead of all options below;
+            default: the file named by TRAINER_DEEPSPEED_CONFIG or PL_DEEPSPEED_CONFIG_PATH.
         stage: ZeRO stage: 1 shards optimizer states, 2 (the default) also gradients, 3 also
             parameters; 0 shards nothing.
         offload_optimizer: Keep optimizer states on the CPU, and step there.
@@ -87,7 +85,7 @@ class DeepSpeed(ProcessGroupStrategy):
     )
     engine: Any = None
     zero: Any = None
-    slices: FlatSlices | ParameterSlices
+    slices: Slices
     sharded: ShardedState | None = None
     _accumulates = False
 
@@ -165,9 +163,7 @@ class DeepSpeed(ProcessGroupStrategy):
             unfit.append(f"stage 3 needs parameters of one dtype, not {listed}; use strategy='ddp'")
         return sparse.problems_of(module, "ZeRO flattens gradients") + unfit
 
-    def connect(
-        self, layout: Layout, devices: Sequence[torch.device], precision: Precision
-    ) -> None:
+    def connect(self, layout: Layout, devices: Devices, precision: Precision) -> None:
         process.load(devices[0], layout)
         if settings.is_one_bit_adam(self.config):
             precision.skip_together()

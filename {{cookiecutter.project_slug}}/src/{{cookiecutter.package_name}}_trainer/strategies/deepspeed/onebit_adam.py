@@ -102,8 +102,7 @@ def compressed_average(tensor: Tensor, errors: CompressionErrors) -> Tensor:
     all processes, averages them, and sends the signs and the scale of the average to all.
     """
     world, rank = collectives.world_size(), collectives.rank()
-    lengths = _lengths(tensor.numel())
-    size = _chunk(tensor.numel())
+    lengths, size = _lengths(tensor.numel()), _chunk(tensor.numel())
     corrected = tensor.flatten() + errors.sent
     signs, scale = _compress(corrected)
     errors.sent = corrected - _restore(signs, scale)

@@ -23,7 +23,7 @@ from ..gradients.averaging import leaving_out_unused
 from ..optimizers import Optimization, SchedulerConfig
 from . import settings
 from .onebit_adam import OneBitAdam
-from .state import FlatSlices, ParameterSlices, Slice
+from .state import Slice, Slices
 
 
 def configured(
@@ -137,12 +137,7 @@ def average_used(engine: Any, named: Sequence[tuple[str, Tensor]], *, averages: 
 class UnusedParameters:
     """Restores slices of parameters after ``optimizer`` stepped them without a gradient."""
 
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        slices: FlatSlices | ParameterSlices,
-        parameters: Sequence[Tensor],
-    ) -> None:
+    def __init__(self, optimizer: Optimizer, slices: Slices, parameters: Sequence[Tensor]) -> None:
         self._slices, self._parameters = slices, parameters
         self._used: set[int] = set()
         self._used_before: set[int] | None = None

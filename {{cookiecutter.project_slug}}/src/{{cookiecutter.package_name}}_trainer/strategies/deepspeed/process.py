@@ -35,7 +35,6 @@ _OF_STAGE_3 = {
     *("ds_id", "ds_grads_remaining", "ds_recompute_parameters", "ds_external_parameters"),
     *("ds_inflight_param_registry", "_original_parameters", "_external_params"),
 }
-
 _ACCELERATOR = "DS_ACCELERATOR"
 _SECONDS_FOR_LOCK = 60.0
 

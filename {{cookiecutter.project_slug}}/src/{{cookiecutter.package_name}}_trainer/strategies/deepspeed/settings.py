@@ -22,7 +22,6 @@ from . import VARIABLES
 
 ONE_BIT_ADAM = "onebitadam"
 AUTO = "auto"  # filled in by other trainers
-
 # The last one is the older spelling.
 _PRECISIONS = {"fp16": "16-mixed", "bf16": "bf16-mixed", "bfloat16": "bf16-mixed"}
 # What the trainer does with a precision; the other settings must be off.

@@ -50,8 +50,7 @@ class Slice:
 class _Slices:
     """What the slices of all stages of DeepSpeed's optimizer ``zero`` have in common.
 
-    ``flats``: this process' flat parameters, one for each group. ``are_offloaded``: gradients are
-    copied to the CPU, where the optimizer steps.
+    ``flats``: this process' flat parameters, by group; ``are_offloaded``: gradients are on the CPU.
     """
 
     def __init__(self, zero: Any, flats: Sequence[Any], are_offloaded: bool) -> None:
@@ -97,9 +96,8 @@ class FlatSlices(_Slices):
 
     def __init__(self, zero: Any) -> None:
         super().__init__(zero, zero.single_partition_of_fp32_groups, bool(zero.cpu_offload))
-        self._groups = {
-            id(p): index for index, group in enumerate(zero.bit16_groups) for p in group
-        }
+        groups = enumerate(zero.bit16_groups)
+        self._groups = {id(p): index for index, group in groups for p in group}
 
     def of(self, parameter: Any) -> Slice | None:
         """The slice of a parameter; ``None`` if it is not trained."""
@@ -174,6 +172,9 @@ class ParameterSlices(_Slices):
         super().forget_gradients()
 
 
+Slices = FlatSlices | ParameterSlices
+
+
 def _part(parameter: Any) -> tuple[int, int]:
     """First element and length of this process' part; the last parts are padded or empty."""
     size = parameter.partition_numel()
@@ -193,11 +194,7 @@ class ShardedState:
     """Weights and optimizer state of a ZeRO optimizer; ``groups``: its parameters' names."""
 
     def __init__(
-        self,
-        module: nn.Module,
-        slices: FlatSlices | ParameterSlices,
-        optimizer: Optimizer,
-        groups: list[list[str]],
+        self, module: nn.Module, slices: Slices, optimizer: Optimizer, groups: list[list[str]]
     ) -> None:
         self._module, self._slices = module, slices
         self._optimizer, self._groups = optimizer, groups
@@ -209,11 +206,8 @@ class ShardedState:
 
     def state(self) -> dict[str, Any]:
         """State in the form of ``Strategy.state``."""
-        groups = named_groups(self._optimizer.param_groups, self._groups)
-        return {
-            "model": self._weights(),
-            "optimizers": [{"state": self._values(), "param_groups": groups}],
-        }
+        model, groups = self._weights(), named_groups(self._optimizer.param_groups, self._groups)
+        return {"model": model, "optimizers": [{"state": self._values(), "param_groups": groups}]}
 
     def _weights(self) -> dict[str, Any]:
         state = dict(self._module.state_dict())
@@ -230,8 +224,7 @@ class ShardedState:
         return weights
 
     def _values(self) -> ShardedDict:
-        states = ShardedDict()
-        names = itertools.chain.from_iterable(self._groups)
+        states, names = ShardedDict(), itertools.chain.from_iterable(self._groups)
         for index, (name, shard) in enumerate(self._trained(names)):
             shape = self._slices.shape(self._parameters[name])
             values: dict[str, Any] = self._optimizer.state.get(shard.flat, {})

@@ -7,7 +7,6 @@ from ..registry import Entry, Registration
 _SHARDED = Entry(
     "sharded:DDPSharded", lacks={"reduce_fp16": "use strategy='ddp' with communication_hook='fp16'"}
 )
-
 REGISTRATION = Registration(
     {
         "ddp_sharded": _SHARDED,

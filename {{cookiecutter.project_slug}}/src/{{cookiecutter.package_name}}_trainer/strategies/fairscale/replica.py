@@ -49,8 +49,7 @@ class Replica(ShardedDataParallel):  # type: ignore[misc]
     def _detect_train_change(self) -> bool:
         # Like FairScale's, without its warnings: freezing and unfreezing layers is allowed.
         mask = [param.requires_grad for param in self._all_params]
-        changed = mask != self._reference_trainable_mask
-        self._reference_trainable_mask = mask
+        changed, self._reference_trainable_mask = mask != self._reference_trainable_mask, mask
         if changed:
             self._grad_to_be_reduced = []
         return changed

@@ -62,8 +62,7 @@ class FSDP(ProcessGroupStrategy):
             no unit is inside a repeated block.
         offload: Keep the shards in CPU memory, and step there.
         parameter_dtype: With ``"bf16-mixed"`` and ``"16-mixed"``, units are gathered and computed
-            in half precision. ``"float32"``: they are computed under autocast, which keeps its
-            casts of weights.
+            in half precision. ``"float32"``: under autocast, which keeps its casts of weights.
         reduce_dtype: Data type in which gradients are reduced; default: ``"float32"``, or that of
             the parameters with ``"bf16-true"`` and ``"16-true"``.
         reshard_after_forward: Reshard (free) a unit after its forward, and gather it again for its
@@ -71,8 +70,7 @@ class FSDP(ProcessGroupStrategy):
         reduce_every_microbatch: With gradient accumulation, reduce and shard gradients after each
             micro-batch. False: less communication, but each process holds full gradients.
         find_unused_parameters: For models that do not use all parameters in every step, also if
-            ranks differ. All units are then gathered for the whole step, and gradients are not
-            sharded until its end.
+            ranks differ. Units stay gathered, and gradients whole, until the end of the step.
         timeout_seconds: Timeout of collectives: if a rank does not join, they fail on its peers.
     """
 
@@ -97,10 +95,8 @@ class FSDP(ProcessGroupStrategy):
         timeout_seconds: float = 600.0,
     ) -> None:
         super().__init__(timeout_seconds)
-        self.unit_classes = unit_classes
-        self.unit_parameters = unit_parameters
-        self.offload = offload
-        self.parameter_dtype = parameter_dtype
+        self.unit_classes, self.unit_parameters = unit_classes, unit_parameters
+        self.offload, self.parameter_dtype = offload, parameter_dtype
         self.reduce_dtype: torch.dtype | None = getattr(torch, reduce_dtype or "", None)
         self.reshard_after_forward = reshard_after_forward
         self.reduce_every_microbatch = reduce_every_microbatch
@@ -177,8 +173,7 @@ class FSDP(ProcessGroupStrategy):
         """Choose units, and shard them."""
         if self.parameter_dtype is None:
             self.half, self.precision.dtype = self.precision.dtype, None  # without autocast
-        # A backward inside a step reshards what the root unit has gathered, which later
-        # operations in the step may still use.
+        # A backward inside a step reshards the root unit, which later operations may still use.
         self.roots = [self._step_module] if module.automatic_optimization else outer_modules(module)
         units = [*self._choose_units(module).values()]
         for unit in [*units, *(root for root in self.roots if root not in units)]:

@@ -40,8 +40,7 @@ class GradientAverage:
         group: dist.ProcessGroup | None = None,
         add_up: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        self._group = group
-        self._add_up = add_up
+        self._group, self._add_up = group, add_up
         self._parameters = [p for p in parameters if p.is_floating_point() or p.is_complex()]
         self._averaged: set[int] = set()
         self._hooks: list[RemovableHandle] = []
@@ -57,8 +56,7 @@ class GradientAverage:
         """Remove the hooks from the parameters, and the reference to the group."""
         for hook in self._hooks:
             hook.remove()
-        self._hooks = []
-        self._group = None
+        self._hooks, self._group = [], None
 
     def _changed(self, index: int, parameter: Tensor) -> None:
         self._averaged.discard(index)
@@ -161,8 +159,7 @@ def accumulated_once(module: nn.Module) -> Iterator[None]:
 
 def copy_gradient(parameter: Tensor) -> None:
     """Copy a gradient during backward, before an engine averages it in place."""
-    # It may share memory with a gradient that backward still uses: that of a bias, or of a view of
-    # a parameter, if it is added to a single sample.
+    # It may share memory with one that backward still uses, as of a bias added to a single sample.
     if parameter.grad is not None:
         parameter.grad = parameter.grad.clone()
 

@@ -19,12 +19,9 @@ from ...launch import collectives, rendezvous
 
 Event = tuple[str, ...]
 Named = Iterable[tuple[str, Tensor]]
-
 OPTION = "--trainer.strategy_options.find_unused_parameters true"
-_SHOWN = 3
-_SECONDS_BETWEEN_POLLS = 0.005
-_REMEMBERED = 4096
-_PART_OF_TIMEOUT = 0.25
+_SHOWN, _REMEMBERED = 3, 4096
+_SECONDS_BETWEEN_POLLS, _PART_OF_TIMEOUT = 0.005, 0.25
 
 
 def unused(loss: Tensor, parameters: Named) -> dict[str, Tensor]:
@@ -60,20 +57,16 @@ class SameUse:
     through the process group's store, and waits until all have asked the same. One that does what
     was expected never asks: it waits in a collective of the engine.
 
-    ``parameters``: the trainable ones by name, leaves of the loss' graph. ``timeout_seconds``: how
-    long a rank that asks waits for its peers; a quarter of it, if they may do what was expected.
+    ``parameters``: the trainable ones by name, leaves of the loss' graph. ``seconds``: how long a
+    rank that asks waits for its peers; a quarter of it, if they may do what was expected.
     ``more_seconds``: beside it, for what is new, and so compiled.
     """
 
     def __init__(
-        self,
-        parameters: Callable[[], Named],
-        advice: str,
-        timeout_seconds: float,
-        more_seconds: float = 0.0,
+        self, parameters: Callable[[], Named], advice: str, seconds: float, more_seconds: float = 0
     ) -> None:
         self._parameters, self._advice = parameters, advice
-        self._timeout_seconds, self._more_seconds = timeout_seconds, more_seconds
+        self._seconds, self._more_seconds = seconds, more_seconds
         self._followed: dict[int, Event] = {}  # by a hash of the events before, in a step
         self._before = self._count = self._asked = 0
         self._handles: list[RemovableHandle] = []
@@ -129,9 +122,9 @@ class SameUse:
             for name in ("first", "count", "answer"):  # all ranks have read the previous ones
                 store.delete_key(f"{key - 1}/{name}")
             store.set(f"{key}/answer", "[]")
-        seconds = self._timeout_seconds * _PART_OF_TIMEOUT
+        seconds = self._seconds * _PART_OF_TIMEOUT
         if expected is None:
-            seconds = self._timeout_seconds + self._more_seconds
+            seconds = self._seconds + self._more_seconds
         is_answered = partial(store.check, [f"{key}/answer"])
         if not rendezvous.poll(is_answered, seconds, _SECONDS_BETWEEN_POLLS):
             if expected is None:  # then a rank does not come, whatever it does

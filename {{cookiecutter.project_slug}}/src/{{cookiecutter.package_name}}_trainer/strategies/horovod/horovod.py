@@ -61,8 +61,7 @@ class Horovod(ProcessGroupStrategy):
         timeout_seconds: float = 600.0,
     ) -> None:
         super().__init__(timeout_seconds)
-        self.scale_learning_rate = scale_learning_rate
-        self.compression = compression
+        self.scale_learning_rate, self.compression = scale_learning_rate, compression
         self._hooks: list[RemovableHandle] = []
         self._synchronizes = True
         if scale_learning_rate:
@@ -149,7 +148,6 @@ class Horovod(ProcessGroupStrategy):
         return super().forward_backward(batch, batch_idx, weight=weight, synchronize=synchronize)
 
     def _copy_gradient(self, parameter: Tensor) -> None:
-        """Copy a gradient before Horovod's hook averages it."""
         if self._synchronizes:
             copy_gradient(parameter)
 

@@ -19,7 +19,6 @@ _MESH = Entry(
         "activation_checkpointing",
     },
 )
-
 REGISTRATION = Registration(
     {
         "sequential": _SEQUENTIAL,

@@ -19,7 +19,6 @@ _FORKED = replace(
     launcher="fork",
     max_nodes=1,
 )
-
 REGISTRATION = Registration(
     {
         "single_device": Entry(SingleDevice),

@@ -30,8 +30,7 @@ class DDP(ProcessGroupStrategy):
     Args:
         find_unused_parameters: For models that do not use all parameters in every step.
         bucket_cap_mb: Size of a gradient bucket in MiB.
-        communication_hook: Compression of gradients: ``"none"``, ``"fp16"``, ``"bf16"`` or
-            ``"powersgd"``.
+        communication_hook: Compress gradients: ``"none"``, ``"fp16"``, ``"bf16"``, ``"powersgd"``.
         powersgd_rank: Rank of the matrices that PowerSGD (Vogels et al. 2019,
             https://arxiv.org/abs/1905.13727) sends instead of a gradient.
         powersgd_start_step: First step that PowerSGD compresses, at least the second.
@@ -51,10 +50,8 @@ class DDP(ProcessGroupStrategy):
     ) -> None:
         super().__init__(timeout_seconds)
         self.find_unused_parameters = find_unused_parameters
-        self.bucket_cap_mb = bucket_cap_mb
-        self.communication_hook = communication_hook
-        self.powersgd_rank = powersgd_rank
-        self.powersgd_start_step = powersgd_start_step
+        self.bucket_cap_mb, self.communication_hook = bucket_cap_mb, communication_hook
+        self.powersgd_rank, self.powersgd_start_step = powersgd_rank, powersgd_start_step
         self._ignored: list[Any] = []
         self._trained: list[tuple[str, Tensor]] = []
 
@@ -118,9 +115,8 @@ class DDP(ProcessGroupStrategy):
         )
         if not self.find_unused_parameters:
             _rebuild_buckets(wrapped)
-        made = hooks.register(
-            wrapped, self.communication_hook, self.powersgd_rank, self.powersgd_start_step
-        )
+        rank, start_step = self.powersgd_rank, self.powersgd_start_step
+        made = hooks.register(wrapped, self.communication_hook, rank, start_step)
         if made is not None:
             load = partial(hooks.load_state, made, self.device)
             self.rank_local = RankLocal(partial(hooks.state, made), load)

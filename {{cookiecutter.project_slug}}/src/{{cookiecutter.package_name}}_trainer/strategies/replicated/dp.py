@@ -35,16 +35,14 @@ class ReplicatedStep(StepModule):
     """Runs a step on each device's part of a batch, and gathers the outputs on the first device.
 
     Replicas run one after another in this thread, so that randomness, logging and the user's own
-    state have a fixed order. On GPUs, their kernels still run in parallel. ``dtype``: cast
-    floating-point tensors of a batch to it.
+    state have a fixed order. On GPUs, kernels run in parallel. ``dtype``: as in ``moving.move``.
     """
 
     def __init__(
         self, module: TrainingModule, device_list: Devices, dtype: torch.dtype | None = None
     ) -> None:
         super().__init__(module)
-        self._devices, self._dtype = device_list, dtype
-        self._splitter = Splitter()
+        self._devices, self._dtype, self._splitter = device_list, dtype, Splitter()
         self.counts: list[float] = [1.0]
         """What the parts of the batch count."""
 
@@ -159,8 +157,7 @@ def replicate(
     """Replicate a module for one step; gradients flow to the parameters of the original.
 
     The first replica shares the buffers, so that its updates (running statistics of BatchNorm)
-    persist; others have copies. ``copies``: the replica's parameters and modules by ids of the
-    original's, so that shared ones stay shared.
+    persist; others have copies. ``copies``: its parameters and modules by ids of the original's.
     """
     copies = {} if copies is None else copies
     if hasattr(module, "metric_state") and hasattr(module, "_update_count"):  # of torchmetrics

@@ -31,8 +31,7 @@ def count_chips() -> int | None:
     from torch_xla._internal import tpu
 
     # It counts them on the PCI bus, and opens none: a chip belongs to one process at a time.
-    chips: int = tpu.num_available_chips()
-    return chips
+    return int(tpu.num_available_chips())
 
 
 def mismatch() -> str | None:
@@ -62,7 +61,6 @@ def problems_of(options: Options) -> list[str]:
 
 
 _LACKS = {"find_unused_parameters": "it finds them without this option; leave the option out"}
-
 REGISTRATION = Registration(
     {"xla": Entry("xla:XLA", lacks=_LACKS)},
     accelerators={"tpu": Hardware("xla", count_chips, "xla")},

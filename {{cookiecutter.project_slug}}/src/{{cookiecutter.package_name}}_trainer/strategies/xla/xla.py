@@ -1,7 +1,6 @@
 """``xla``: TPUs by PyTorch/XLA, one process per device.
 
-PyTorch/XLA records the operations of a step in a graph, which XLA compiles and runs when the step
-is marked. Equal steps are compiled once.
+PyTorch/XLA records a step in a graph, compiled once for equal steps, and runs it when it is marked.
 
 Source: https://docs.pytorch.org/xla/release/r2.9/index.html
 """
@@ -192,5 +191,4 @@ def _sum_over_devices(tensor: Tensor) -> Tensor:
 
 def _on_cpu(state: dict[str, Any]) -> dict[str, Any]:
     _sync_outside_steps()
-    copied: dict[str, Any] = tree_map_only(Tensor, lambda tensor: tensor.cpu(), state)
-    return copied
+    return dict(tree_map_only(Tensor, lambda tensor: tensor.cpu(), state))

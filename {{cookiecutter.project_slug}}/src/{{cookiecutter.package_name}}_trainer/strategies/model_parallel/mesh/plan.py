@@ -39,7 +39,6 @@ ATTRIBUTE = "parallelize_plan"
 _Layouts = Iterable[Placement | None]
 # Relative difference of the norms of equal gradients; not 0: a GPU's kernel may sum in any order.
 _TOLERANCE = 1e-2
-
 # Styles that shard activations, and no parameters.
 _ACTIVATIONS = (
     PrepareModuleInput,

@@ -132,8 +132,7 @@ class Mesh(FSDP):
         planned, stack = plan.layers(module, self.sizes), self._until_teardown
         plan.apply(planned, mesh, self.materialize)
         if mesh.device_type != "cpu":  # which has no tracker
-            # Generators are equal within a tensor group. By default, torch's first random operation
-            # of a DTensor broadcasts rank 0's to all replicas.
+            # torch's first random operation of a DTensor would broadcast rank 0's generator.
             stack.callback(setattr, _random, "_rng_tracker", _random._rng_tracker)
             _random._rng_tracker = _random.OffsetBasedRNGTracker(mesh, run_state_sync=False)
         if any(isinstance(layer.style, LossParallel) for layer in planned):

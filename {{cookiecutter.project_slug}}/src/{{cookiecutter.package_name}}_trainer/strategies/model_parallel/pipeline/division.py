@@ -101,8 +101,7 @@ class Shape:
 
 def problems_of_module(module: TrainingModule, shape: Shape, run_processes: int) -> list[str]:
     """One line for each property of a module that does not fit."""
-    name = type(module).__name__
-    sequential = getattr(module, ATTRIBUTE, None)
+    name, sequential = type(module).__name__, getattr(module, ATTRIBUTE, None)
     if not isinstance(sequential, nn.Sequential):
         what = "has none" if sequential is None else f"has a {type(sequential).__name__}"
         needed = f"a pipeline divides the children of self.{ATTRIBUTE}, an nn.Sequential"
@@ -149,8 +148,7 @@ def _is_chain(sequential: nn.Sequential) -> bool:
             values.append(object())
             return values[-1]
 
-    names = enumerate(sequential._modules)
-    probed = copy.copy(sequential)
+    names, probed = enumerate(sequential._modules), copy.copy(sequential)
     vars(probed)["_modules"] = {name: Probe(index) for index, name in names}
     try:
         output: object = kind.forward(probed, values[0])
@@ -162,8 +160,7 @@ def _is_chain(sequential: nn.Sequential) -> bool:
 def divide(cost: Callable[[int, range], float], count: int, stages: int) -> list[int]:
     """Divide children into stages of neighbors, so that the largest cost of a stage is least.
 
-    ``cost``: of a stage, counted from 0, that has some of the children. Returns the number of
-    children of each stage, at least one.
+    ``cost``: of a stage, counted from 0, with some children. Returns the number in each, above 0.
     """
 
     @functools.cache

@@ -16,7 +16,6 @@ from ....memory import meta_device
 from ....module import TrainingModule
 
 ATTRIBUTE = "sequential_module"
-
 Shared = tuple[list[Tensor], dist.ProcessGroup, int]
 """Tensors that several processes have, their group, and the rank of the last of them."""
 

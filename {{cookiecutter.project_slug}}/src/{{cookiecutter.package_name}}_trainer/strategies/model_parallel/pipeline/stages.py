@@ -1,7 +1,6 @@
 """Run the stage of a process, in the order of one of torch's schedules.
 
-The user's step runs on the first and the last stage: it enters and leaves the pipeline where it
-calls ``sequential_module``.
+The user's step runs on both ends: it enters and leaves the pipeline at ``sequential_module``.
 
 Sources: https://docs.pytorch.org/docs/stable/distributed.pipelining.html; GPipe
 (https://arxiv.org/abs/1811.06965), 1F1B (https://arxiv.org/abs/2006.09503).
@@ -194,8 +193,7 @@ class OwnStage:
             made = self._schedule(schedule, len(steps))
             self._schedules[key] = made, self._received, self._given
         made, self._received, self._given = self._schedules[key]
-        self._steps = iter(steps)
-        numbers = torch.arange(len(steps))
+        self._steps, numbers = iter(steps), torch.arange(len(steps))
         arguments = (numbers,) if self._processes.has_first else ()
         target = numbers if self._processes.has_last else None
         try:

@@ -65,8 +65,7 @@ class Sequential(ProcessGroupStrategy):
             micro-batch, measured by rank 0 before training.
         microbatches: Number of parts of a batch that pass through the pipeline one after another;
             their sizes differ by at most one.
-        schedule: ``"gpipe"``, all forwards, then all backwards; or ``"1f1b"``, alternately, with
-            fewer activations in memory.
+        schedule: ``"gpipe"``: forwards, then backwards; ``"1f1b"``: alternately, in less memory.
         checkpoint: ``"never"``, ``"except_last"`` or ``"always"``: of which micro-batches stages
             keep only their inputs, and recompute activations in backward.
         timeout_seconds: Timeout of collectives: if a rank does not join, they fail on its peers.
@@ -88,8 +87,7 @@ class Sequential(ProcessGroupStrategy):
     ) -> None:
         super().__init__(timeout_seconds)
         self.shape = Shape(stages, balance, microbatches, schedule, checkpoint)
-        self._run_processes = 1
-        self._splitter = Splitter()
+        self._run_processes, self._splitter = 1, Splitter()
 
     def replicas(self, devices: int, nodes: int) -> int:
         self._run_processes = processes = super().replicas(devices, nodes)
@@ -157,20 +155,17 @@ class Sequential(ProcessGroupStrategy):
 
     def _sizes(self, module: TrainingModule) -> list[int]:
         """Number of children of each stage; in evaluation, nothing is measured."""
-        stages = self.processes.count
-        run = module.trainer_state.run
+        stages, run = self.processes.count, module.trainer_state.run
         read_sample = None if run is None else run.read_sample
         if self.shape.balance not in ("time", "memory") or read_sample is None:
             return self.shape.sizes(module, stages)
-        batch = read_sample()
-        sizes: list[int] = []
+        batch, sizes = read_sample(), list[int]()
         if self.layout.is_main:
             piece = Splitter().split(batch, self._part_sizes(batch_length(batch)))[0]
             step = functools.partial(module.training_step, piece, 0)
             measured = measure(module, step, self.precision.autocast, self.device)
             sizes = self.shape.measured_sizes(measured, stages)
-        found_sizes: list[int] = collectives.broadcast(sizes)
-        return found_sizes
+        return list(collectives.broadcast(sizes))
 
     def _divide(self, module: TrainingModule) -> None:
         """Free the other processes' part, and connect the stages."""
@@ -212,8 +207,7 @@ class Sequential(ProcessGroupStrategy):
         return output
 
     def _reduce_gradients(self) -> None:
-        # A parameter that several stages use, or that is outside of them, is on several processes:
-        # each computes a part of its gradient.
+        # Several processes may have a parameter, and each computes a part of its gradient.
         for tensors, group, _ in self._shared:
             reduce_used(tensors, group, 1)
         if (replicas := self.processes.across_replicas()) is not None:

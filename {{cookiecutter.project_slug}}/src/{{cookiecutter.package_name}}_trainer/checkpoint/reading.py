@@ -70,7 +70,7 @@ class Checkpoint:
             other = "not of the step that the directory is named after"
             raise CheckpointError(f"{file}: of step {head.step}, {other}")
         # Hidden ones are of the file system: .nfs0001, .DS_Store.
-        present = {x.name for x in path.iterdir() if not x.name.startswith(".")} - {state_file.FILE}
+        present = {entry.name for entry in path.iterdir() if entry.name[0] != "."} - {state_file.FILE}
         for name in sorted(present | head.files.keys()):
             if name not in present:
                 raise CheckpointError(f"{path}: {name} is missing")

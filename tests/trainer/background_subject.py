@@ -80,8 +80,7 @@ class Manual(Model):
         self.optimizers()[1].zero_grad()
 
     def configure_optimizers(self) -> Any:
-        named = (self.first, self.second)
-        return [torch.optim.AdamW(each.parameters(), lr=0.01) for each in named]
+        return [torch.optim.AdamW(each.parameters(), lr=0.01) for each in (self.first, self.second)]
 
 
 CASES: dict[str, tuple[type[Model], dict[str, Any]]] = {

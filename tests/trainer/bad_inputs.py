@@ -15,10 +15,7 @@ from bad_files import BIG, BOMB, DIGITS, FILES, SECTIONS
 
 @dataclass(frozen=True)
 class Bad:
-    """One bad input.
-
-    ``what``: for a person; ``named``: what each of the lines that refuse it begins with or holds.
-    """
+    """``what``: for a person; ``named``: what each line that refuses it begins with or holds."""
 
     what: str
     named: tuple[str, ...]

@@ -65,8 +65,7 @@ class Browser:
 
     def open(self, page: Path, width: int, height: int, scheme: str = "light") -> None:
         """Show a file in a window of a size, in ``"light"`` or ``"dark"`` mode."""
-        is_phone = width < 600
-        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": is_phone}
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         self.send("Emulation.setDeviceMetricsOverride", **size)
         feature = {"name": "prefers-color-scheme", "value": scheme}
         self.send("Emulation.setEmulatedMedia", features=[feature])
@@ -89,7 +88,6 @@ class Browser:
         return found["result"].get("value")
 
     def press(self, key: str) -> None:
-        """Press a key."""
         for kind in ("keyDown", "keyUp"):
             self.send("Input.dispatchKeyEvent", type=kind, key=key, code=key, **_CODES[key])
 

@@ -39,8 +39,7 @@ def rewrite(path: Path, change: Callable[[Any], Any]) -> None:
 def frame(path: Path, content: str) -> None:
     """Write a state.json around any content."""
     checksum = zlib.crc32(content.encode())
-    text = f'{{"crc32": "{checksum:08x}", "content":\n{content}\n}}\n'
-    (path / "state.json").write_text(text)
+    (path / "state.json").write_text(f'{{"crc32": "{checksum:08x}", "content":\n{content}\n}}\n')
 
 
 def names(directory: Path) -> list[str]:

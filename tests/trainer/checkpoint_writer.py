@@ -19,8 +19,7 @@ def main(directory: Path, asynchronous: bool) -> None:
     while True:
         step += 1
         tensors = [torch.full((1_000_000,), float(step)) for _ in range(2)]
-        state = {"step": step, "tensor": tensors[0], "optimizers": [tensors[1]]}
-        writer.save(step, state, {})
+        writer.save(step, {"step": step, "tensor": tensors[0], "optimizers": [tensors[1]]}, {})
         if run_directory.complete(directory):
             print(step, flush=True)
 

@@ -60,8 +60,6 @@ class Network(nn.Module):
 
 
 class Model(trainer.TrainingModule):
-    """The network on made-up data."""
-
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
@@ -111,7 +109,6 @@ def _weights(model: Model, run: Any) -> dict[str, Tensor]:
 
 
 def main(folder: Path, options: dict[str, Any]) -> None:
-    """Train in each way."""
     again = {"activation_checkpointing": ["Block", "network.images"]}
     train(folder, "kept", options)
     train(folder, "again", options, **again)

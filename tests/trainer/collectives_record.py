@@ -41,14 +41,7 @@ class Records:
         self._batches = 0
 
     def note(self, kind: str, group: Any, sizes: Any, peer: int | None = None) -> None:
-        """Add an operation.
-
-        Args:
-            kind: name of the operation.
-            group: process group, or its name.
-            sizes: what must be equal on all of its ranks.
-            peer: of a send or receive: the other's rank in the group.
-        """
+        """Add an operation; ``sizes`` must be equal on all its ranks, ``peer`` is a rank in it."""
         found: Any = distributed_c10d._resolve_process_group(group) if _is_name(group) else group
         ranks = dist.get_process_group_ranks(found)
         self.operations.append(

@@ -141,12 +141,10 @@ def train(folder: Path, devices: int, strategy: str, way: str, options: dict[str
 
 
 def main(folder: str, devices: str, strategy: str, options: str, backend: str, *ways: str) -> None:
-    """Train in each way."""
     if backend != "inductor":
         use_backend(backend)
-    found = {
-        way: train(Path(folder), int(devices), strategy, way, json.loads(options)) for way in ways
-    }
+    given = json.loads(options)
+    found = {way: train(Path(folder), int(devices), strategy, way, given) for way in ways}
     if found[ways[0]] is not None:
         print(json.dumps(found))
 

@@ -21,13 +21,7 @@ VALIDATION_SAMPLES = 22
 
 
 class Net(TrainingModule):
-    """Two linear layers. A sample's first number is its index.
-
-    Args:
-        is_random: Use dropout, BatchNorm and a torchmetrics metric, and change all states in
-            validation.
-        batch_size: Of both loaders.
-    """
+    """Two linear layers; a sample's first number is its index. ``is_random`` changes all states."""
 
     def __init__(self, is_random: bool = False, batch_size: int = 4) -> None:
         super().__init__()
@@ -146,7 +140,6 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 def main(folder: Path) -> None:
-    """Fit under each strategy."""
     for name, options in RUNS.items():
         module = Net()
         shared = {"accelerator": "cpu", "devices": 2, "max_epochs": 2}

@@ -28,8 +28,7 @@ ONE_BIT = {"lr": 0.02, "freeze_step": 4, "betas": [0.8, 0.9], "eps": 1e-4, "cuda
 def warmed_up(step: int) -> float:
     """Learning rate of a step, counted from 0: linear over the warm-up, after DeepSpeed's own."""
     low, high = WARMUP["warmup_min_lr"], WARMUP["warmup_max_lr"]
-    share = min(max(step - 1, 0) / WARMUP["warmup_num_steps"], 1.0)
-    return low + (high - low) * share
+    return low + (high - low) * min(max(step - 1, 0) / WARMUP["warmup_num_steps"], 1.0)
 
 
 class Sometimes(Base):
@@ -182,8 +181,7 @@ def main(folder: Path, processes: int, more: dict[str, Any], ways: list[str]) ->
             options["run_name"] += "-interrupted"
             stop = {"max_steps": 2 * STOP, "checkpoint_every_n_steps": 1}
             stopped = train(folder / f"{way}-stopped.safetensors", given, options | stop)
-            resume = {"resume": str(stopped)}
-            train(folder / f"{way}-resumed.safetensors", given, options | resume)
+            train(folder / f"{way}-resumed.safetensors", given, options | {"resume": str(stopped)})
         if processes and way == GROUPED and not more:
             validate(folder, given, options, run)
 

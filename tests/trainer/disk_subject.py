@@ -76,9 +76,8 @@ def attempt(root: Path, asynchronous: bool, *fault: Any) -> tuple[int, int, str,
             fit(root, asynchronous)
         except BaseException as error:
             code = reports.exit_code(error)
-            print(failures.describe(error)) if isinstance(
-                error, UserError
-            ) else traceback.print_exc()
+            is_told = isinstance(error, UserError)
+            print(failures.describe(error)) if is_told else traceback.print_exc()
         found = [SHIM.counted(), SHIM.failed().decode()]
         SHIM.arm(b"", 0, b"", 0)
         told.write_text(json.dumps(found))

@@ -38,8 +38,6 @@ class Samples(Dataset[tuple[Tensor, int]]):
 
 
 class Data(DataModule):
-    """Loads samples."""
-
     def __init__(self, seconds: float = 0.0, noise: bool = False, by_set: bool = False) -> None:
         self.samples = Samples(seconds, noise, by_set)
 

@@ -37,9 +37,7 @@ class Window:
 class Model(trainer.TrainingModule):
     """A small classifier with dropout and BatchNorm, which counts what its steps wait for.
 
-    Args:
-        make: makes the optimizer of parameters.
-        work: done in each training step, with its input and loss.
+    ``work`` is done in each training step, with its input and loss.
     """
 
     def __init__(

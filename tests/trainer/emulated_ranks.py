@@ -113,7 +113,6 @@ def drawn(module: Model) -> list[dict[str, list[bool]]]:
 
 
 def weights(module: Model) -> list[Tensor]:
-    """The parameters on this rank."""
     return [dtensors.local(parameter.detach()).cpu() for parameter in module.parameters()]
 
 
@@ -139,7 +138,6 @@ def mesh(folder: Path) -> None:
 
 
 def main(folder: Path) -> None:
-    """Run everything."""
     torch.set_num_threads(1)
     stay_on_loopback()
     emulated_gpu.install()

@@ -239,7 +239,6 @@ def attempted(work: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def main(folder: Path) -> None:
-    """Run everything."""
     with on_emulated_gpu():
         found = {
             "detected": attempted(emulated_operations.detected),

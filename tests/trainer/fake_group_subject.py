@@ -63,13 +63,7 @@ class Net(trainer.TrainingModule):
 
 @dataclass(frozen=True)
 class Case:
-    """A strategy.
-
-    Args:
-        name: of the strategy.
-        options: of the strategy; ``"world/N"`` stands for a part of the world size.
-        is_fake: whether tensors are fake.
-    """
+    """A strategy; ``"world/N"`` in its options stands for a part of the world size."""
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -168,7 +162,6 @@ def _held(live: Live, module: nn.Module, optimization: Any) -> dict[str, int]:
 
 
 def main(*cases: str) -> None:
-    """Measure each case."""
     for case in cases:
         name, _, world = case.rpartition("/")
         try:

@@ -21,12 +21,7 @@ from my_project.tasks import image_classifier as classifier
 class Fails(classifier.ImageClassifier):
     """Fails in a training step on one rank, and writes down when.
 
-    Args:
-        fault: what happens, by the name of a function of this file.
-        rank: on which.
-        step: in which batch.
-        late: a rank that comes 12 s later to that step.
-        epoch: of that batch.
+    ``fault``: name of a function of this file; ``late``: a rank that comes 12 s later to that step.
     """
 
     def __init__(
@@ -83,11 +78,7 @@ class FailsWhileSaving(Fails):
 
 
 class NeverComes(classifier.ImageClassifier):
-    """One rank hangs before it has reached the trainer.
-
-    Args:
-        rank: which.
-    """
+    """One rank hangs before it has reached the trainer."""
 
     def __init__(self, rank: int) -> None:
         super().__init__()

@@ -73,7 +73,6 @@ PAIRS = [(fault, way) for fault, (_, ways) in FAULTS.items() for way in ways]
 
 
 def main(folder: Path) -> None:
-    """Train all of them."""
     for name, (strategy, ways) in FAULTS.items():
         trainer.register(name, strategy)
         for way in ways:
@@ -81,8 +80,7 @@ def main(folder: Path) -> None:
             result.parent.mkdir(parents=True, exist_ok=True)
             # A fit that checks weights ends when those of ranks differ.
             unchecked = {"nonfinite_loss": "ignore", **one.trainer}
-            options = {"strategy": name, "devices": PROCESSES, **unchecked}
-            worker.train(result, one.subject, options)
+            worker.train(result, one.subject, {"strategy": name, "devices": PROCESSES, **unchecked})
 
 
 if __name__ == "__main__":

@@ -28,6 +28,18 @@ class Descends(trainer.TrainingModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
+class StepsByHand(trainer.TrainingModule):
+    """Before another base: manual optimization with the loss of that one's step."""
+
+    automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer = self.optimizers()
+        self.manual_backward(super().training_step(batch, batch_idx))
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def quiet(**options: Any) -> trainer.Trainer:
     """One that trains in this process; it shows and logs nothing unless it is told to."""
     shared = {"accelerator": "cpu", "devices": 1, "enable_progress_bar": False, "loggers": []}
@@ -46,11 +58,7 @@ def fits(
 ) -> list[dict[str, str]]:
     """Fit one after another in processes: for each rank the errors, by the names of runs.
 
-    Args:
-        folder: of the runs.
-        runs: see above.
-        words: arguments of Python before ``-m fitting``.
-        how: how the command is started.
+    ``words``: arguments of Python before ``-m fitting``; ``how`` the command is started.
     """
     succeed([*words, "-m", "fitting", folder, json.dumps(runs)], **how)
     return [json.loads(path.read_text()) for path in sorted(folder.glob("ends-*.json"))]
@@ -76,7 +84,6 @@ def assert_close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) ->
 
 
 def main(folder: Path, runs: list[dict[str, Any]]) -> None:
-    """Fit one after another."""
     ends: dict[str, str] = {}
     for options in runs:
         name, init = options.pop("name"), options.pop("init", {})

@@ -146,11 +146,7 @@ class WithFile(trainer.DataModule):
 
 
 class Mine(ddp.DDP):
-    """Forms its group and wraps the model in its own way, and says so.
-
-    Args:
-        greeting: what it says.
-    """
+    """Forms its group and wraps the model in its own way, and says so."""
 
     def __init__(self, greeting: str = "hello", **options: Any) -> None:
         super().__init__(**options)

@@ -134,9 +134,8 @@ def train_cases(rank: int, processes: int, folder: Path) -> None:
         bounds = [0, *itertools.accumulate(case.parts)]
         module = sync_batchnorm.convert(case.make(), "cpu")
         found = case.train(module, slice(bounds[rank], bounds[rank + 1]))
-        save_file(
-            {key: each.contiguous() for key, each in found.items()}, folder / f"{name}.{rank}"
-        )
+        tensors = {key: each.contiguous() for key, each in found.items()}
+        save_file(tensors, folder / f"{name}.{rank}")
 
 
 MOST = (37, 21, 90)  # that fit on each rank

@@ -13,11 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class Live(TorchDispatchMode):
-    """Notes the storages that operators make inside it.
-
-    Args:
-        smallest: bytes; smaller ones are left out.
-    """
+    """Notes the storages of at least ``smallest`` bytes that operators make inside it."""
 
     def __init__(self, smallest: int = 1) -> None:
         super().__init__()

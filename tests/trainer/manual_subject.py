@@ -26,12 +26,7 @@ SAMPLES = 48
 
 
 class ByHand(trainer.TrainingModule):
-    """A regression with manual optimization; the same weights and data in every process.
-
-    Args:
-        accumulate: batches of an optimizer step.
-        batch_size: of a device.
-    """
+    """A regression with manual optimization; the same weights and data in every process."""
 
     automatic_optimization = False
 

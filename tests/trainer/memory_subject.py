@@ -115,7 +115,6 @@ class Layers(trainer.TrainingModule):
 
 
 def main(folder: Path, devices: int, strategies: list[str]) -> None:
-    """Train under each strategy."""
     save = FitLoop._save_once
     for strategy in strategies:
         noted: dict[str, dict[str, int]] = {"save": {}, "resume": {}}

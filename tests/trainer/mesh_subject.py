@@ -193,7 +193,6 @@ def train(folder: Path, name: str, make: Any, **model: Any) -> None:
 
 
 def main(folder: str, name: str, devices: str, strategy: str, options: str, *sources: str) -> None:
-    """Train, and go on from what others saved."""
     root, given = Path(folder), json.loads(options)
     model = given.pop("model", {})
 

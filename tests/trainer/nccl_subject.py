@@ -60,11 +60,7 @@ class AbortsBeside(OverNCCL):
 
 
 class Hangs(classifier.ImageClassifier):
-    """One rank never comes to a collective, in which the other waits as over NCCL: in silence.
-
-    Args:
-        rank: which hangs.
-    """
+    """One rank never comes to a collective, in which the other waits as over NCCL: in silence."""
 
     def __init__(self, rank: int) -> None:
         super().__init__()

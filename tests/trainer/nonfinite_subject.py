@@ -23,14 +23,9 @@ class Root(torch.autograd.Function):
 
 
 class Diverges(trainer.TrainingModule):
-    """Twelve steps an epoch on one process.
+    """Twelve steps an epoch: from ``step`` on if ``ever``, else in it, a rank's loss is not finite.
 
-    Args:
-        what: ``"nan"``, ``"inf"``: the loss; ``"gradient"``: only its gradient is infinite.
-        step: the optimizer step, from 1, in which it is; in each later one too if ``ever``.
-        rank: on which.
-        manual: optimize manually.
-        ever: from that step on, and not in it alone.
+    ``what``: ``"nan"``, ``"inf"``, or ``"gradient"``: only its gradient is infinite.
     """
 
     def __init__(

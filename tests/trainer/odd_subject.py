@@ -210,16 +210,14 @@ class RoutedLater(Routed):
     """From the fourth step on, one rank leaves out an expert that all have used."""
 
     def chosen(self) -> list[int]:
-        leaves_out = self.global_step >= 3 and self.global_rank == 1
-        return [0] if leaves_out else [0, 1]
+        return [0] if self.global_step >= 3 and self.global_rank == 1 else [0, 1]
 
 
 class RoutedLast(Routed):
     """In its last step, one rank leaves out an expert that all have used."""
 
     def chosen(self) -> list[int]:
-        leaves_out = self.global_step == 5 and self.global_rank == 1
-        return [0] if leaves_out else [0, 1]
+        return [0] if self.global_step == 5 and self.global_rank == 1 else [0, 1]
 
 
 class RoutedTogether(Routed):
@@ -321,9 +319,8 @@ def main(folder: Path, subject: str, options: str) -> None:
     dist.PrefixStore = CountedStore  # of the trainer only: torch has imported its own by name
     module = globals()[subject]()
     defaults = {"accelerator": "cpu", "enable_progress_bar": False, "loggers": ["csv"]}
-    run = trainer.Trainer(
-        **{**defaults, "default_root_dir": folder, "run_name": "run", **json.loads(options)}
-    )
+    defaults |= {"default_root_dir": folder, "run_name": "run"}
+    run = trainer.Trainer(**defaults | json.loads(options))
     run.fit(module)
     saved = reading.Checkpoint(reading.resolve(run.run_directory)).state()["precision"]
     facts = {"notes": NOTES, "scale": saved.get("scale")}

@@ -40,13 +40,7 @@ class Block(nn.Module):
 
 
 class Net(trainer.TrainingModule):
-    """Blocks one after another.
-
-    Args:
-        situation: ``"skipped"``: rank 1 skips a batch, after its forward; ``"uneven"``: rank 1 has
-            fewer batches; ``"unused"``: ranks use a block in different steps; ``"normalized"``:
-            with BatchNorm.
-    """
+    """Blocks one after another; ``situation``: see the functions below."""
 
     def __init__(self, situation: str = "") -> None:
         super().__init__()
@@ -110,15 +104,10 @@ class Reordered(ddp.DDP):
 
 @dataclass(frozen=True)
 class Case:
-    """What is trained.
+    """What is trained; ``strategy``: a name, if it is not that of the case before its first comma.
 
-    Args:
-        strategy: name, if it is not that of the case before its first comma.
-        options: of the strategy.
-        trainer: arguments of the trainer.
-        situation: of the model.
-        is_chained: whether operations start others when they end. With NCCL, they do at once; with
-            gloo, at any time in a thread of its own, unless each is waited for.
+    ``is_chained``: whether operations start others when they end. With NCCL, they do at once; with
+    gloo, at any time in a thread of its own, unless each is waited for.
     """
 
     strategy: Any = None

@@ -22,12 +22,7 @@ TRIED = 4
 
 @dataclass
 class Array:
-    """Rows that hold all pairs but those that are refused.
-
-    Args:
-        sizes: number of values of each factor.
-        refusals: asks about a row.
-    """
+    """Rows that hold all pairs of the factors' values but those that ``refusals`` refuses."""
 
     sizes: Mapping[str, int]
     refusals: Refusals

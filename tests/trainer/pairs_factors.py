@@ -15,7 +15,6 @@ STEPS = 8
 # two that a script starts by itself. Other names are other ways to start one of these.
 STARTED = ("ddp_spawn", "ddp_fork")
 # The first values of a factor refuse the least.
-FIRST = ("ddp", "single_device")
 STRATEGIES: dict[str, Row] = {
     name: row
     for name, row in sorted(

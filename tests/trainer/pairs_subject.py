@@ -73,10 +73,8 @@ class Block(nn.Module):
 class Subject(trainer.TrainingModule):
     """A regression that is as the options of its trainer need it.
 
-    Args:
-        options: the keywords of the trainer.
-        pieces: compute in one process what so many replicas read as it is.
-        norm: normalize batches, also if it is one process that does.
+    ``pieces``: compute in one process what so many replicas read as it is; ``norm``: normalize
+    batches, also if it is one process that does.
     """
 
     flops_per_sample = 1000.0
@@ -90,8 +88,7 @@ class Subject(trainer.TrainingModule):
         self.uneven = options["uneven_inputs"] == "join"
         self.as_it_is = not options["use_distributed_sampler"]
         self.pieces = pieces
-        is_normalized = norm or options["sync_batchnorm"]
-        normalize = nn.BatchNorm1d(WIDTH) if is_normalized else nn.Identity()
+        normalize = nn.BatchNorm1d(WIDTH) if norm or options["sync_batchnorm"] else nn.Identity()
         layers = [nn.Linear(6, WIDTH), Block(), normalize, Block(), nn.Linear(WIDTH, 3)]
         self.sequential_module = nn.Sequential(*layers)
         torch.manual_seed(options["seed"])
@@ -239,11 +236,7 @@ def write_weights(folder: Path) -> None:
 
 
 def train(folder: Path, name: str, options: Mapping[str, Any], **subject: Any) -> int:
-    """Train; the main process writes how it ended.
-
-    Returns:
-        the number of steps.
-    """
+    """Train; the main process writes how it ended. Gives the number of steps."""
     torch._dynamo.reset()
     directory = folder / name.partition("-")[0]
     directory.mkdir(exist_ok=True)

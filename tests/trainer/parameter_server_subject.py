@@ -38,11 +38,8 @@ class Watched(Server):
 class Uneven(Regression):
     """Ranks that differ; counts the samples of a validation.
 
-    Args:
-        seconds: that a rank sleeps in each step, by rank.
-        ends: step after which a rank ends, and how: ``{"2": [7, "SIGKILL"]}``.
-        fails: step of the optimizer that fails.
-        stops: rank that is stopped at the end of an epoch.
+    ``seconds`` that a rank sleeps in each step, by rank; ``ends``: after which step, and how:
+    ``{"2": [7, "SIGKILL"]}``; ``fails``: step of the optimizer; ``stops``: a rank, after an epoch.
     """
 
     def __init__(
@@ -90,13 +87,11 @@ class Uneven(Regression):
         self.log("val_loss", self.loss(batch))
 
     def loss(self, batch: Any) -> Tensor:
-        """Of a batch."""
         x, y = batch
         return (self(x) - y).square().mean()
 
 
 def main(folder: Path, options: dict[str, Any], subject: dict[str, Any]) -> None:
-    """Train."""
     shared = {"strategy": "parameter_server", "global_batch_size": BATCH, "log_every_n_steps": 1}
     shared |= {"loggers": ["csv"], "default_root_dir": folder, "run_name": "run"}
     run = quiet(**shared | options)

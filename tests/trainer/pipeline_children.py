@@ -31,8 +31,6 @@ class Several(nn.Sequential):
 
 
 class Two(nn.Module):
-    """Takes and gives two tensors."""
-
     def __init__(self, width: int) -> None:
         super().__init__()
         self.layer = nn.Linear(width, width)

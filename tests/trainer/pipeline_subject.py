@@ -117,15 +117,9 @@ def collated(samples: Any) -> Any:
 
 @dataclass(frozen=True)
 class Case:
-    """A pipeline.
+    """A pipeline; ``tolerance``: largest difference of a weight or a loss from one process'.
 
-    Args:
-        options: of the strategy.
-        subject: arguments of the subject.
-        trainer: options of the trainer.
-        processes: that it runs on.
-        tolerance: largest difference of a weight or a loss from one process'.
-        exhaustive: CI leaves it out, because the others cover it together.
+    ``exhaustive``: CI leaves it out, because the others cover it together.
     """
 
     options: Mapping[str, Any] = field(default_factory=dict)

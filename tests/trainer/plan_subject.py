@@ -13,8 +13,6 @@ WIDTH = 512
 
 
 class Net(trainer.TrainingModule):
-    """Two layers."""
-
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
@@ -34,8 +32,7 @@ class WithNumpy(Net):
     """Its step uses NumPy."""
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        factor = float(batch[0].numpy().mean())
-        return super().training_step(batch, batch_idx) * factor
+        return super().training_step(batch, batch_idx) * float(batch[0].numpy().mean())
 
 
 @torch.library.custom_op("plan_subject::mean", mutates_args=())

@@ -11,11 +11,7 @@ from my_project.tasks import image_classifier as classifier
 
 
 class Slow(classifier.ImageClassifier):
-    """Rests in each training step, and writes down when it was made.
-
-    Args:
-        seconds: how long.
-    """
+    """Rests in each training step, and writes down when it was made."""
 
     def __init__(self, seconds: float = 0.01) -> None:
         super().__init__()

@@ -39,9 +39,8 @@ class Unequal(TrainingModule):
             print(f"printed by rank {self.global_rank}", flush=True)
             self.seen["drawn"] = torch.rand(3).tolist()
             started = (self.scale, self.first.weight, self.last.bias)
-            self.seen["started with"] = (
-                torch.cat([each.flatten() for each in started]).unique().tolist()
-            )
+            values = torch.cat([each.flatten() for each in started])
+            self.seen["started with"] = values.unique().tolist()
         own = self.global_rank + 1.0
         self.log("low", own, on_epoch=True, reduce_fx="min")
         self.log("high", own, on_epoch=True, reduce_fx="max")
@@ -87,7 +86,6 @@ class Unequal(TrainingModule):
 
 
 def main(folder: Path, names: list[str]) -> None:
-    """Fit under each strategy."""
     for name in names:
         strategy = name.removesuffix("-manual")
         module = Unequal(manual=strategy != name)

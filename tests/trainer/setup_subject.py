@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from my_project_trainer import DataModule, TrainingModule
+from my_project_trainer import DataModule
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
-from fitting import quiet
+from fitting import Descends, quiet
 
 
 class Points(DataModule):
@@ -46,7 +46,7 @@ class Points(DataModule):
         return DataLoader(self.data, batch_size=4)
 
 
-class Net(TrainingModule):
+class Net(Descends):
     """Creates its layer in ``setup``, with fixed weights."""
 
     processes = 1
@@ -68,12 +68,8 @@ class Net(TrainingModule):
     def test_step(self, batch: Any, batch_idx: int) -> None:
         self.log("test_loss", mse_loss(self.layer(batch[0]), batch[1]))
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.layer.parameters(), lr=0.1)
-
 
 def main(folder: Path, strategy: str, devices: int, fails: bool) -> None:
-    """Fit and test."""
     Net.processes = devices
     module, data = Net(), Points(folder, fails)
     shared = {"strategy_options": {} if devices == 1 else {"timeout_seconds": 600}}

@@ -74,14 +74,7 @@ class Deep(trainer.TrainingModule):
 
 @dataclass(frozen=True)
 class Case:
-    """What is trained.
-
-    Args:
-        options: of the strategy.
-        trainer: arguments of the trainer.
-        repeated: whether the last layer is called twice.
-        width: of the layers.
-    """
+    """What is trained; ``repeated``: the last layer is called twice."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
     trainer: Mapping[str, Any] = field(default_factory=dict)

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fitting import fit, saved
+from fitting import StepsByHand, fit, saved
 
 WIDTH = 4
 
@@ -39,8 +39,6 @@ class Base(TrainingModule):
 
 
 class Complex(Base):
-    """Complex numbers."""
-
     def __init__(self) -> None:
         super().__init__()
         self.factor = nn.Parameter(torch.view_as_complex(torch.arange(8.0).view(4, 2) / 8))
@@ -49,19 +47,7 @@ class Complex(Base):
         return (self.layer(x) * self.factor).abs()
 
 
-class Manual(Base):
-    """With manual optimization."""
-
-    automatic_optimization = False
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        optimizer = self.optimizers()
-        self.manual_backward(super().training_step(batch, batch_idx))
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-class ComplexManual(Manual, Complex):
+class ComplexManual(StepsByHand, Complex):
     """Complex numbers with manual optimization."""
 
 
@@ -87,7 +73,7 @@ class Scalar(Base):
         return self.layer(x) * self.scale
 
 
-class ScalarManual(Manual, Scalar):
+class ScalarManual(StepsByHand, Scalar):
     """The same with manual optimization, under which fsdp shards each child."""
 
 
@@ -160,7 +146,6 @@ class RoutedRaw(Base):
 
 
 def main(folder: Path, subject: str, strategy: str, devices: int) -> None:
-    """Train three steps."""
     shared = {"devices": devices, "strategy": strategy, "max_steps": 3, "global_batch_size": 8}
     trainer = fit(globals()[subject](), folder, **shared)
     if trainer.global_rank == 0:

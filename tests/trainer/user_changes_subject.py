@@ -21,7 +21,7 @@ from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
-from fitting import fit, saved
+from fitting import StepsByHand, fit, saved
 
 
 class Plain(TrainingModule):
@@ -322,14 +322,8 @@ class Reentrant(Plain):
         return (self.head(x) + x @ self.turned - batch[1]).square().mean()
 
 
-class ReentrantByHand(Reentrant):
-    automatic_optimization = False
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        optimizer: Any = self.optimizers()
-        self.manual_backward(super().training_step(batch, batch_idx))
-        optimizer.step()
-        optimizer.zero_grad()
+class ReentrantByHand(StepsByHand, Reentrant):
+    pass
 
 
 class Functional(Plain):

@@ -77,7 +77,6 @@ def made(folder: str, devices: int, **options: Any) -> trainer.Trainer:
 
 
 def weights(module: nn.Module) -> list[float]:
-    """All parameters, as numbers."""
     return [
         value for each in module.parameters() for value in each.detach().cpu().flatten().tolist()
     ]
@@ -104,8 +103,7 @@ def resumed(folder: str, devices: int) -> Any:
     made(folder, devices, run_name="whole").fit(whole, data())
     stopped = made(folder, devices, run_name="stopped", max_steps=5)
     stopped.fit(Net(), data())
-    resume = str(stopped.run_directory)
-    made(folder, devices, run_name="stopped", resume=resume).fit(other, data())
+    made(folder, devices, run_name="stopped", resume=str(stopped.run_directory)).fit(other, data())
     without = Net(dropout=0.0)
     made(folder, devices, run_name="without").fit(without, data())
     return [weights(each) for each in (whole, other, without)]

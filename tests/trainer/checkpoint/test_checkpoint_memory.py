@@ -91,7 +91,6 @@ def test_host_memory_has_one_tensor_while_replicated_state_is_loaded_on_a_device
     state = optimizer_state.optimizer_state(optimizer, optimizer_state.parameter_names(trained))
     saved = {"model": trained.state_dict(), "optimizers": [state]}
     Checkpoints(tmp_path).save(1, saved, {})
-
     strategy.module = Layers().to("meta")  # stands for a GPU
     other = strategy.module.configure_optimizers()
     with Counting() as counting:
@@ -221,8 +220,7 @@ def test_what_a_save_and_an_opening_do_does_not_grow_with_the_number_of_tensors(
         Checkpoints(tmp_path / str(count)).save(1, state, {})
         saving = dict(calls)
         calls.clear()
-        found_tensors = stored_tensors.find_tensors(tmp_path / str(count) / "step-00000001")
-        assert len(found_tensors) == count
+        assert len(stored_tensors.find_tensors(tmp_path / str(count) / "step-00000001")) == count
         found.append((saving, dict(calls)))
     assert found[0] == found[1]
     # The beginning of the checksum, and the sum; the file, state.json and what was renamed.

@@ -86,16 +86,12 @@ def mutated(content: bytes, draw: random.Random) -> bytes:
 
 def _replaced(value: Any, draw: random.Random) -> Any:
     """A value with another one in place of a random part of it."""
-    keys = (
-        list(value)
-        if isinstance(value, dict)
-        else range(len(value))
-        if isinstance(value, list)
-        else ()
-    )
+    keys: list[Any] = []
+    if isinstance(value, dict | list):
+        keys = list(value if isinstance(value, dict) else range(len(value)))
     if not keys or draw.random() < 0.15:
         return draw.choice(VALUES)
-    key = draw.choice(list(keys))
+    key = draw.choice(keys)
     value[key] = _replaced(value[key], draw)
     return value
 
@@ -198,9 +194,8 @@ def test_other_kinds_of_files_are_read_within_bounds(kind: str, tmp_path: Path) 
     code += "t.page._library, t.reading._MOMENTS = str, 1000\n"
     code += "now = int(Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize()\n"
     code += "resource.setrlimit(resource.RLIMIT_AS, (now + 3 * 2**30,) * 2)\n"
-    code += (
-        "run = Path(sys.argv[1]); print(*t.reading.read(run).notes, sep='\\n'); t.use(run, True)"
-    )
+    code += "run = Path(sys.argv[1])\n"
+    code += "print(*t.reading.read(run).notes, sep='\\n'); t.use(run, True)"
     done = succeed(["-c", code, run])
     for name in FILES:
         if not name.startswith(("restarts", "hashes", "profile/rank-00000")):

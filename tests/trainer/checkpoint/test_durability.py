@@ -127,10 +127,8 @@ def test_a_copy_is_as_private_as_its_file(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_one_module_does_what_a_file_system_may_refuse() -> None:
     calls = re.compile(r"symlink_to|os\.link\(|hardlink|chmod|copy2|copystat|copytree|rmtree\(")
-    found = {
-        path.name for path in ROOT.glob("src/*_trainer/**/*.py") if calls.search(path.read_text())
-    }
-    assert found == {"files.py"}
+    paths = ROOT.glob("src/*_trainer/**/*.py")
+    assert {path.name for path in paths if calls.search(path.read_text())} == {"files.py"}
 
 
 def test_checkpoints_are_set_aside_from_the_newest_on(tmp_path, monkeypatch):

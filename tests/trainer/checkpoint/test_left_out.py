@@ -41,8 +41,7 @@ def trained(run_directory: Path) -> dict[str, Tensor]:
 )
 def test_a_resume_is_exact(tmp_path: Path, strategy: str, ranks: int) -> None:
     succeed(["-m", "left_out_subject", tmp_path, strategy, str(ranks)])
-    kinds = {path.name.partition("-")[0] for path in tmp_path.iterdir()}
-    for kind in kinds:
+    for kind in {path.name.partition("-")[0] for path in tmp_path.iterdir()}:
         runs = [tmp_path / f"{kind}-whole", tmp_path / f"{kind}-resumed"]
         whole, resumed = map(trained, runs)
         assert all(torch.equal(whole[name], resumed[name]) for name in whole)

@@ -19,6 +19,7 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
 import fitting
+from checkpoint_subject import rewrite
 from processes import running, told_in, wait_for
 
 
@@ -164,8 +165,6 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_resumed(root, c
 
 
 def test_values_that_cannot_be_are_refused(root: Path) -> None:
-    from checkpoint_subject import rewrite
-
     newest = root / "run" / "checkpoints" / "step-00000006"
     whole = (newest / "state.json").read_text()
     for name, value, told in [

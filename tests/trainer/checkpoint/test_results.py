@@ -35,7 +35,6 @@ def test_results_go_into_the_run_of_the_checkpoint(trained: Path, capsys: Any) -
     assert found["step"] == 3
     assert found["checkpoint"] == "runs/mine/checkpoints/step-00000003"
     assert 0 <= found["metrics"]["test_accuracy"] <= 1
-
     command("predict", "--checkpoint", str(trained))
     path = trained / "predictions-step-00000003.safetensors"
     assert capsys.readouterr().out.splitlines()[-1] == f"224 predictions written to {path}"

@@ -138,8 +138,7 @@ def test_overwriting_takes_the_directory_and_no_checkpoint(tmp_path: Path) -> No
     newest, other = save(tmp_path / "mine", 3), save(tmp_path / "other", 1)
     mine = choice.Selection(tmp_path / "mine", overwrites=True)
     assert choose(tmp_path, "mine", None, overwrite=True) == mine
-    chosen = choose(tmp_path, "mine", str(other), overwrite=True)
-    assert chosen == replace(mine, checkpoint=other)
+    assert choose(tmp_path, "mine", str(other), overwrite=True) == replace(mine, checkpoint=other)
     assert newest.is_dir()  # until the new run begins
     problem = f"overwrite: {tmp_path / 'mine'} is the run that resume={str(newest)!r} resumes"
     advice = "leave out one of them"

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from tests.project import ROOT
 
 import callback_subject as subject
-from fitting import quiet
+from fitting import quiet, saved
 
 pytestmark = pytest.mark.usefixtures("apart")
 ONE = ("--trainer.accelerator", "cpu", "--trainer.devices", "1")
@@ -86,10 +86,9 @@ def test_links_follow_the_checkpoints(trained: Path) -> None:
     ],
 )
 def test_names_without_a_run_are_refused(arguments, line, capsys):
+    digits = str(ROOT / "configs" / "digits.yaml")
     with pytest.raises(SystemExit) as ended:
-        command(
-            "test", "--config", str(ROOT / "configs" / "digits.yaml"), "--checkpoint", *arguments
-        )
+        command("test", "--config", digits, "--checkpoint", *arguments)
     assert ended.value.code == 2
     assert line in capsys.readouterr().err
 
@@ -97,14 +96,11 @@ def test_names_without_a_run_are_refused(arguments, line, capsys):
 def test_a_script_loads_the_model_of_a_run(trained: Path) -> None:
     module = load_module(trained)
     assert not module.training
-    state = module.state_dict()
-    from my_project_trainer.checkpoint import Checkpoint, resolve
-
-    saved = Checkpoint(resolve(trained)).state()["model"]
-    assert state.keys() == saved.keys()
-    assert all(torch.equal(state[name], saved[name]) for name in saved)
+    state, weights = module.state_dict(), saved(trained)
+    assert state.keys() == weights.keys()
+    assert all(torch.equal(state[name], weights[name]) for name in weights)
     best = load_module(trained / "best").state_dict()
-    assert any(not torch.equal(best[name], saved[name]) for name in saved)
+    assert any(not torch.equal(best[name], weights[name]) for name in weights)
 
 
 def test_the_model_of_a_script_takes_weights_only(tmp_path: Path) -> None:
@@ -119,7 +115,6 @@ def test_the_model_of_a_script_takes_weights_only(tmp_path: Path) -> None:
     with pytest.raises(trainer.CheckpointError, match="does not fit Linear") as caught:
         load_weights(torch.nn.Linear(2, 2), "runs/run")  # type: ignore[arg-type]
     assert len(caught.value.problems) == 1
-
     last = fit.validate(subject.Net(), checkpoint="last")["val_loss"]
     assert last == pytest.approx(fit.validate(module)["val_loss"])
     assert fit.validate(subject.Net(), checkpoint="best")["val_loss"] > last

@@ -43,8 +43,7 @@ def test_samples_of_ragged_batches(batches: list[Any], samples: list[int]) -> No
 
 def test_what_told_the_samples_of_a_flat_batch_tells_that_one_has_a_single_sample() -> None:
     counter = Counter(Share(0, 1, 7))  # tokens, offsets of texts in them, and labels
-    sizes = [(9, 2, 2), (5, 1, 1), (12, 4, 4)]
-    batches = [tuple(map(torch.ones, each)) for each in sizes]
+    batches = [tuple(map(torch.ones, each)) for each in [(9, 2, 2), (5, 1, 1), (12, 4, 4)]]
     assert [counter.count(batch, None).samples for batch in batches] == [2, 1, 4]
 
 
@@ -85,19 +84,13 @@ def good(samples: list[float]) -> Tensor:
 def test_each_step_is_the_mean_over_what_it_contains(in_global_order: bool, weight: Any) -> None:
     data = [1.0, 2.0, 0.0, *map(float, range(4, 12))]
     loader: DataLoader[Any] = DataLoader(data, 3, collate_fn=good)  # type: ignore[arg-type]
-    feed = feed_creation.feed_training(
-        loader,
-        Share(0, 1, 3, count_weight=weight),
-        accumulate=3,
-        global_batch_size=None,
-        in_global_order=in_global_order,
-    )
+    how = {"accumulate": 3, "global_batch_size": None, "in_global_order": in_global_order}
+    feed = feed_creation.feed_training(loader, Share(0, 1, 3, count_weight=weight), **how)
     steps: list[list[Any]] = [[]]
     for batch in feed.epoch(0, 0):
         assert batch.samples == len(batch.data)
-        assert batch.counted == pytest.approx(
-            len(batch.data) if weight is None else batch.data.sum()
-        )
+        counted = len(batch.data) if weight is None else batch.data.sum()
+        assert batch.counted == pytest.approx(counted)
         steps[-1].append(batch)
         if batch.ends_step and not batch.ends_epoch:
             steps.append([])

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from my_project_trainer.checkpoint import Checkpoint, resolve
 from tests.project import ROOT, require, succeed
-from torch import Tensor
+
+from fitting import saved
 
 pytestmark = pytest.mark.slow
 PACKAGES = Path(__file__).resolve().parents[3] / "build" / "model-packages"  # of `make models`
@@ -32,8 +32,6 @@ import torch.distributed as dist
 from torch import nn, optim
 from torch.nn.functional import mse_loss
 from my_project_trainer import TrainingModule
-
-
 exchanges = []
 for name in ("all_reduce", "all_gather", "broadcast"):
     def noted(*arguments, exchange=getattr(dist, name), **options):
@@ -41,12 +39,10 @@ for name in ("all_reduce", "all_gather", "broadcast"):
         return exchange(*arguments, **options)
     setattr(dist, name, noted)
 
-
 class Line(TrainingModule):
     def __init__(self):
         super().__init__()
         self.linear = nn.Linear(1, 1)
-
     def training_step(self, batch, batch_idx):
         x, y = (batch["x"], batch["y"]) if isinstance(batch, dict) else batch
         x, y = x.float().view(-1, 1), y.float().view(-1, 1)
@@ -57,7 +53,6 @@ class Line(TrainingModule):
         loss = mse_loss(self.linear(x), y)
         self.log("loss", loss)
         return loss
-
     def configure_optimizers(self):
         return optim.SGD(self.parameters(), lr=0.1)
 """
@@ -104,11 +99,6 @@ def fit(*words: str) -> None:
     python("-m", "my_project", "fit", *words, *CPU)
 
 
-def weights(name: str) -> dict[str, Tensor]:
-    model: dict[str, Tensor] = Checkpoint(resolve(Path("runs") / name)).state()["model"]
-    return model
-
-
 def test_a_model_of_transformers_on_a_dataset_of_files_equals_one_process(packages: None) -> None:
     Path("films").mkdir()
     for split, rows in (("train", 48), ("test", 16)):
@@ -123,10 +113,10 @@ def test_a_model_of_transformers_on_a_dataset_of_files_equals_one_process(packag
     for strategy, devices in (("single_device", "1"), ("ddp", "2"), ("fsdp", "2")):
         where = ("--trainer.devices", devices, "--trainer.strategy", strategy)
         fit(*words, *where, "--trainer.run_name", strategy)
-    one = weights("single_device")
+    one = saved("runs/single_device")
     assert len(one) > 30
     for strategy in ("ddp", "fsdp"):
-        for name, value in weights(strategy).items():
+        for name, value in saved(f"runs/{strategy}").items():
             # The bias of keys has no gradient but for roundings, whose sign Adam follows.
             bound = 3.1e-3 if name.endswith("key.bias") else 1e-4
             torch.testing.assert_close(value, one[name], atol=bound, rtol=0, msg=name)
@@ -183,7 +173,8 @@ def test_streamed_samples_are_read_once_and_a_resume_is_exact(data, workers, res
     fit(*words, "cut", "--trainer.resume", "auto")
     metrics = [Path("runs", name, "metrics.csv").read_text() for name in ("whole", "cut")]
     assert metrics[0] == metrics[1]
-    assert all(torch.equal(value, weights("cut")[name]) for name, value in weights("whole").items())
+    whole, cut = saved("runs/whole"), saved("runs/cut")
+    assert all(torch.equal(value, cut[name]) for name, value in whole.items())
 
 
 @pytest.mark.parametrize("data", ["tars.Tars", "rows.Rows", "samples.Samples"])

@@ -135,19 +135,13 @@ def test_move_reaches_every_tensor_and_keeps_every_container() -> None:
     assert type(moved) is dict
     assert list(moved) == ["pair", "ordered", 3]
     assert type(moved["pair"]) is Pair
-    assert type(moved["pair"].right) is list
-    assert type(moved["pair"].right[1]) is tuple
+    left, right = moved["pair"]
+    assert (type(right), type(right[1])) == (list, tuple)
     assert type(moved["ordered"]) is OrderedDict
-    assert moved["pair"].right[1][1] == "text"
+    assert right[1][1] == "text"
     assert moved["ordered"]["second"] is None
     assert moved[3][1] == 7
-    found = (
-        moved["pair"].left,
-        moved["pair"].right[0],
-        moved["pair"].right[1][0],
-        moved["ordered"]["first"],
-        moved[3][0]["deep"][0],
-    )
+    found = (left, right[0], right[1][0], moved["ordered"]["first"], moved[3][0]["deep"][0])
     assert [each.device for each in found] == [META] * 5
     assert tensor.device.type == "cpu"
 

@@ -202,10 +202,8 @@ def test_reading_leaves_the_global_generators_alone(kind: str, in_global_order: 
     for _ in training(LOADERS[kind](), in_global_order=in_global_order).epoch(0, 1):
         after = randomness.Snapshot().state()
         assert all(torch.equal(after[part], before[part]) for part in before)
-    evaluation = feed_creation.feed_evaluation(
-        LOADERS[kind](), ALONE, in_global_order=in_global_order
-    )
-    assert list(evaluation.epoch(0, 0))
+    feed = feed_creation.feed_evaluation(LOADERS[kind](), ALONE, in_global_order=in_global_order)
+    assert list(feed.epoch(0, 0))
     after = randomness.Snapshot().state()
     assert all(torch.equal(after[part], before[part]) for part in before)
 
@@ -223,8 +221,7 @@ def test_what_a_step_draws_does_not_change_what_is_read(kind: str) -> None:
 def test_a_global_batch_size_replaces_the_loader_s() -> None:
     loader = tensors(100, 7)
     for replicas, accumulate, each in [(1, 1, 24), (2, 1, 12), (3, 4, 2), (1, 8, 3)]:
-        share = Share(0, replicas, 0)
-        feed = training(loader, share, accumulate=accumulate, global_batch_size=24)
+        feed = training(loader, Share(0, replicas, 0), accumulate=accumulate, global_batch_size=24)
         assert feed.samples_per_step == 24
         assert feed.steps == 5
         assert next(feed.epoch(0, 0)).samples == each
@@ -276,8 +273,7 @@ def test_evaluation_gives_each_sample_once(replicas: int, drop_last: bool, used:
     for replica in range(replicas):
         share = Share(replica, replicas, 0)
         loader = tensors(11, 2, drop_last=drop_last)
-        feed = feed_creation.feed_evaluation(loader, share, in_global_order=True)
-        for batch in feed.epoch(0, 0):
+        for batch in feed_creation.feed_evaluation(loader, share, in_global_order=True).epoch(0, 0):
             assert batch.samples == len(batch.data[0])
             seen += batch.data[0].tolist()
     assert sorted(seen) == list(range(used))

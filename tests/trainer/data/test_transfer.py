@@ -100,8 +100,7 @@ def until_error(batches: Iterator[Any]) -> list[int]:
 
 def test_each_batch_is_copied_before_the_one_ahead_of_it_is_computed(streams):
     log: list[Any] = []
-    batches = moving.ahead(ordered(Squares(log)).epoch(0, 0), [CPU], None)
-    for batch in batches:
+    for batch in moving.ahead(ordered(Squares(log)).epoch(0, 0), [CPU], None):
         streams[0].log = log  # from now on all in one
         log.append(batch.number)
     reads = ["read", "read"]

@@ -20,6 +20,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+ALONE = feeds.Share(0, 1, 7)
+GIVEN: dict[str, Any] = {"accumulate": 1, "global_batch_size": None, "in_global_order": True}
 DATA = TensorDataset(torch.arange(30))
 HALF = [2.0] * 15 + [0.0] * 15
 SAMPLERS: dict[str, tuple[Any, int]] = {
@@ -44,7 +46,7 @@ def numbers(data: Any) -> list[int]:
 def trained(loader: Any, replicas: int, epoch: int = 0, start: int = 0) -> list[list[int]]:
     """The global batches of an epoch; each replica has its part of them."""
     shares = [feeds.Share(replica, replicas, 7) for replica in range(replicas)]
-    given = {"accumulate": 1, "global_batch_size": 12, "in_global_order": True}
+    given = GIVEN | {"global_batch_size": 12}
     made = [feed_creation.feed_training(loader, share, **given) for share in shares]
     read = [[numbers(each.data) for each in feed.epoch(epoch, start)] for feed in made]
     return [joined(parts) for parts in zip(*read, strict=True)]
@@ -96,18 +98,14 @@ def test_an_evaluation_reads_the_same_batches_on_any_number_of_replicas(name: st
 
 def test_a_batch_sampler_that_is_given_keeps_its_size_and_its_last_batch() -> None:
     loader = DataLoader(DATA, batch_sampler=BatchSampler(RandomSampler(DATA), 8, drop_last=True))
-    share = feeds.Share(0, 1, 7)
-    options: dict[str, Any] = {"accumulate": 1, "global_batch_size": None}
-    feed = feed_creation.feed_training(loader, share, in_global_order=True, **options)
+    feed = feed_creation.feed_training(loader, ALONE, **GIVEN)
     assert [each.samples for each in feed.epoch(0, 0)] == [8, 8, 8]
 
 
 def test_a_generator_that_is_not_used_is_said() -> None:
-    share = feeds.Share(0, 1, 7)
-    options: dict[str, Any] = {"accumulate": 1, "global_batch_size": None}
     for generator, lines in ((torch.Generator(), 1), (None, 0)):
         loader = DataLoader(DATA, 2, shuffle=True, generator=generator)
-        feed = feed_creation.feed_training(loader, share, in_global_order=True, **options)
+        feed = feed_creation.feed_training(loader, ALONE, **GIVEN)
         assert len(feed.remarks) == lines
 
 
@@ -122,7 +120,7 @@ class Seeded(Drawing):
 def test_a_generator_that_a_resume_does_not_restore_is_said() -> None:
     def remarks(sampler: Any, **own: Any) -> list[str]:
         vars(sampler).update(own)
-        return ReplayFeed(DataLoader(DATA, 2, sampler=sampler), feeds.Share(0, 1, 7), 1).remarks
+        return ReplayFeed(DataLoader(DATA, 2, sampler=sampler), ALONE, 1).remarks
 
     for each in (np.random.default_rng(5), random.Random(5), torch.Generator()):
         (line,) = remarks(Drawing(DATA), rng=each)
@@ -160,7 +158,7 @@ class Collating(DataLoader[Any]):
 @pytest.mark.parametrize("kind", [Doubled, Ahead])
 def test_a_loader_with_iteration_of_its_own_is_read_as_it_is(kind: Any) -> None:
     loader = kind(DATA, batch_size=6, shuffle=True)
-    feed = feed_creation.feed_evaluation(loader, feeds.Share(0, 1, 7), in_global_order=True)
+    feed = feed_creation.feed_evaluation(loader, ALONE, in_global_order=True)
     assert isinstance(feed, ReplayFeed)
     read = [numbers(each.data) for each in feed.epoch(0, 0)]
     assert sorted(joined(read)) == list(range(0, 60, 2))

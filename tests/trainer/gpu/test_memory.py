@@ -107,8 +107,7 @@ class Hungry(trainer.TrainingModule):
         (x,) = batch
         if not device.IS_GPU and len(x) > self.MOST:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        size = MIB if device.IS_GPU else 1
-        return (x.expand(len(x), size) * self.scale).tanh().square().mean()
+        return (x.expand(len(x), MIB if device.IS_GPU else 1) * self.scale).tanh().square().mean()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.1)

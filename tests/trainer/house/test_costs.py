@@ -47,9 +47,7 @@ def measured(kind: str, folder: Path) -> dict[str, Any]:
     # Not forked: a process that has imported torch before would have its peak.
     command = [sys.executable, str(SUBJECT), kind]
     environment = {**os.environ, **ENVIRONMENT}
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -57,8 +55,7 @@ def measured(kind: str, folder: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_packages_that_a_fit_imports(costs: dict[str, dict[str, Any]], kind: str) -> None:
-    own = set(costs[kind]["packages"]) - set(costs["loop"]["packages"])
-    assert own == PACKAGES[kind]
+    assert set(costs[kind]["packages"]) - set(costs["loop"]["packages"]) == PACKAGES[kind]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -78,8 +78,7 @@ def test_folders_import_downward_only():
 
 
 def test_the_trainers_folder_fits_on_one_screen():
-    entries = {name.split(".")[0] for name in modules() if name}
-    assert len(entries) <= 16
+    assert len({name.split(".")[0] for name in modules() if name}) <= 16
 
 
 def test_text_files_are_utf_8_whatever_the_locale() -> None:

@@ -92,7 +92,6 @@ def test_code_of_a_run_directory_is_never_imported(foreign, tmp_path, capsys, mo
         for trust in (False, True):
             every_way(capsys, foreign, in_run.format(folder), trust)
         assert in_run.format(folder) in refused(capsys, "fit", *DIGITS, *ONE, "--model", path)
-
     elsewhere = tmp_path / "elsewhere" / "foreign"
     shutil.copytree(foreign, elsewhere, symlinks=True)
     monkeypatch.syspath_prepend(tmp_path / "elsewhere")

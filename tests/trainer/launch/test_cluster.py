@@ -194,9 +194,8 @@ def test_what_is_no_launch_is_alone(environment: Variables) -> None:
 
 def test_plain_variables_of_one_process_a_node() -> None:
     """As Kubernetes' PyTorchJob sets them."""
-    layout = cluster.detect(
-        {"RANK": "2", "WORLD_SIZE": "3", "MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456"}
-    )
+    main = {"MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456"}
+    layout = cluster.detect({"RANK": "2", "WORLD_SIZE": "3", **main})
     assert (layout.local_rank, layout.local_world_size) == (0, 1)
     assert (layout.node_rank, layout.num_nodes) == (2, 3)
 

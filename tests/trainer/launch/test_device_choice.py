@@ -70,8 +70,7 @@ def problems(**given: Any) -> list[str]:
 def test_indices_mean_nothing_to_a_task_that_sees_its_own_gpu_alone(gpus: Any, srun: Any) -> None:
     gpus(1)
     srun(0, 2)
-    line = "devices=[0, 1]: there is no device 1 here (known: 0 to 0)"
-    assert line in problems(devices=[0, 1])
+    assert "devices=[0, 1]: there is no device 1 here (known: 0 to 0)" in problems(devices=[0, 1])
 
 
 @pytest.mark.parametrize("value", ["auto", 8])

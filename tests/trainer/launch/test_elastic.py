@@ -11,11 +11,11 @@ from pathlib import Path
 import psutil
 import pytest
 from my_project_trainer import errors
-from my_project_trainer.launch import cluster, rank, reports
+from my_project_trainer.launch import cluster, rank
 from tests.project import PATIENCE, fit, run, succeed
 
 from preemption_subject import steps_of
-from processes import assert_nothing_left, at_root, running, wait_for
+from processes import assert_nothing_left, at_root, running, told_in, wait_for
 
 slow = pytest.mark.slow
 EVERY = 5
@@ -97,8 +97,7 @@ def test_ranks_of_a_killed_agent_end(tmp_path):
 def test_three_failures_without_progress_end_the_job(tmp_path):
     model = ["--model", "fault_subject.Fails", "--model.fault", "is_killed"]
     arguments = [*torchrun(100), *slow_fit(tmp_path, *model)]
-    told = {reports.OUTCOME: str(tmp_path / "outcome")}
-    done = run(arguments, cwd=tmp_path, extra=at_root() | told)
+    done = run(arguments, cwd=tmp_path, extra=told_in(tmp_path))
     assert done.returncode != 0
     line = "3 failures without progress after step 0: see their errors"
     assert (tmp_path / "outcome").read_text() == f"failed {line}\n"

@@ -3,7 +3,6 @@
 import re
 import signal
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,13 +24,8 @@ LAUNCHERS = ["ours", "torchrun", "ddp_spawn", "ddp_fork"]
 slow = pytest.mark.slow
 
 
-def command(
-    launcher: str,
-    folder: Path,
-    *arguments: str | Path,
-    processes: int = 2,
-    timeout: float = TIMEOUT,  # expires
-) -> list[str | Path]:
+# expires
+def command(launcher, folder, *arguments, processes=2, timeout=TIMEOUT) -> list[str | Path]:
     """A fit on so many processes, by our own launcher, torchrun, or a strategy that launches."""
     strategy = launcher if launcher.startswith("ddp_") else "ddp"
     shared = fit(
@@ -61,15 +55,7 @@ class Ended(NamedTuple):
         return self.error.rstrip().rpartition("\n")[2]
 
 
-def fail(
-    launcher: str,
-    fault: str,
-    folder: Path,
-    rank: int = 1,
-    processes: int = 2,
-    model: str = "Fails",
-    more: Sequence[str] = (),
-) -> Ended:
+def fail(launcher, fault, folder, rank=1, processes=2, model="Fails", more=()) -> Ended:
     """Have a rank fail in its third step; nothing may be left of the run."""
     given = ["--model", f"{SUBJECT}.{model}", "--model.fault", fault, "--model.rank", str(rank)]
     arguments = command(launcher, folder, *given, *more, processes=processes)
@@ -137,16 +123,11 @@ def assert_accused(ended: Ended, fault: str, rank: int, processes: int) -> None:
 @pytest.mark.parametrize(
     ("launcher", "fault", "rank", "processes"),
     [
+        ("ours", "loops", 1, 3),
+        ("ddp_spawn", "is_stopped", 0, 2),
         *(
-            pytest.param(launcher, fault, rank, processes, marks=slow)
-            for launcher, fault, rank, processes in [
-                ("ours", "loops", 1, 3),
-                ("ddp_spawn", "is_stopped", 0, 2),
-            ]
-        ),
-        *(
-            pytest.param(launcher, fault, rank, processes, marks=[slow, pytest.mark.exhaustive])
-            for launcher, fault, rank, processes in [
+            pytest.param(*case, marks=pytest.mark.exhaustive)
+            for case in [
                 ("ours", "is_stopped", 1, 2),
                 ("ours", "holds_the_interpreter", 0, 2),
                 ("ddp_spawn", "loops", 1, 3),
@@ -156,6 +137,7 @@ def assert_accused(ended: Ended, fault: str, rank: int, processes: int) -> None:
         ),
     ],
 )
+@slow
 def test_a_rank_that_hangs_is_named_with_its_stack(tmp_path, launcher, fault, rank, processes):
     ended = fail(launcher, fault, tmp_path, rank, processes)
     assert_accused(ended, fault, rank, processes)
@@ -259,7 +241,6 @@ import sys
 from {PACKAGE}_trainer import Trainer
 from {PACKAGE}.tasks.digits import Digits
 from {SUBJECT} import Fails
-
 if __name__ == "__main__":
     options = {{"max_epochs": 1, "devices": 2, "accelerator": "cpu", "loggers": ["csv"]}}
     Trainer(strategy=sys.argv[1], **options).fit(Fails("raises"), Digits(batch_size=16))

@@ -44,11 +44,7 @@ def test_it_is_what_a_fresh_interpreter_would_be(tmp_path, kind):
         ("raise SystemExit(7)", 7, ""),
         ("import sys; sys.exit('no')", 1, "no\n"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM, ""),
-        (
-            "import threading, sys; threading.Thread(target=sys.stderr.write, args='a').start()",
-            0,
-            "a",
-        ),
+        ("import threading as t, sys; t.Thread(target=sys.stderr.write, args='a').start()", 0, "a"),
     ],
 )
 def test_how_it_ends_is_told(code, status, error):
@@ -85,9 +81,8 @@ def test_a_project_elsewhere_is_imported_from_there(tmp_path):
 
 
 def test_ranks_hash_differently():
-    hashes = [
-        run(["-c", "print(hash('a'))"], extra={"RANK": str(rank)}).stdout for rank in range(4)
-    ]
+    ask = ["-c", "print(hash('a'))"]
+    hashes = [run(ask, extra={"RANK": str(rank)}).stdout for rank in range(4)]
     assert hashes[0] == hashes[2]
     assert hashes[1] == hashes[3]
     assert hashes[0] != hashes[1]
@@ -95,8 +90,7 @@ def test_ranks_hash_differently():
 
 def test_numbers_drawn_without_a_seed_differ():
     draw = "import random, numpy; print(random.random(), numpy.random.rand())"
-    drawn = {part for _ in range(2) for part in run(["-c", draw]).stdout.split()}
-    assert len(drawn) == 4
+    assert len({part for _ in range(2) for part in run(["-c", draw]).stdout.split()}) == 4
 
 
 LAUNCHER = """
@@ -138,7 +132,6 @@ def rank(): hang()
 def worker(): hang()
 def thread(): hang()
 def launcher(): hang()
-
 if len(sys.argv) == 1:
     subprocess.Popen([sys.executable, "hangs.py", "rank"], env={**os.environ}, process_group=0)
     launcher()
@@ -170,7 +163,6 @@ def test_a_timeout_tells_where_each_process_stands(tmp_path, monkeypatch):
 KILLED = """
 import os, sys
 from tests import fork_server
-
 with fork_server.serving():
     process = fork_server.ForkedProcess([sys.executable, "-c", "import time; time.sleep(100)"])
     print(process.pid, flush=True)
@@ -191,7 +183,6 @@ def test_nothing_outlives_the_tests():
 FORKED = """
 import os, time
 from tests import fork_server
-
 with fork_server.serving():
     pid = os.fork()
     if pid == 0:

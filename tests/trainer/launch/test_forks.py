@@ -67,7 +67,6 @@ def test_a_running_thread_is_seen_if_it_is_of_torch(name):
 FORK = """
 import os
 from my_project_trainer.launch import rank
-
 answers = [False, False, True, True]
 rank._is_any_running = answers.pop
 rank.keep_children_from_hanging()

@@ -6,11 +6,12 @@ from typing import Any
 
 import my_project_trainer as trainer
 import pytest
+import test_lineage
 import torch
 from my_project_trainer.launch import devices
 from my_project_trainer.options import Options
 
-from steps_subject import Reads
+from fitting import quiet
 
 
 def settings() -> tuple[Any, ...]:
@@ -132,15 +133,13 @@ def test_less_than_float32_is_said_on_gpus_alone():
 
 
 def test_a_run_on_cpus_changes_nothing(tmp_path):
-    class Looks(Reads):
+    class Looks(test_lineage.Model):
         def on_fit_start(self) -> None:
             found.append(settings())
 
     found: list[Any] = []
     before = settings()
-    trainer.Trainer(
-        accelerator="cpu", max_steps=1, default_root_dir=tmp_path, matmul_precision="medium"
-    ).fit(Looks(tmp_path))
+    quiet(max_steps=1, default_root_dir=tmp_path, matmul_precision="medium").fit(Looks())
     assert found == [before]
 
 
@@ -152,13 +151,13 @@ def test_a_run_is_within_what_its_arguments_say(tmp_path, monkeypatch):
         asked.append(device_type)
         return applied("cuda", options)
 
-    class Looks(Reads):
+    class Looks(test_lineage.Model):
         def on_fit_start(self) -> None:
             found.append((torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark))
 
     found: list[Any] = []
     monkeypatch.setattr(trainer.trainer, "backends_set", as_on_a_gpu)
-    trainer.Trainer(accelerator="cpu", max_steps=1, default_root_dir=tmp_path).fit(Looks(tmp_path))
+    quiet(max_steps=1, default_root_dir=tmp_path).fit(Looks())
     assert (asked, found) == (["cpu"], [("high", False)])
 
 

@@ -85,8 +85,7 @@ def test_a_run_that_is_on_the_cpu_for_that_says_so_once(machine, monkeypatch, ca
     assert capsys.readouterr().err == ""
     trainer.Trainer(max_steps=1)
     trainer.Trainer(max_steps=1)
-    line = f"warning: this run is on the CPU: {devices.why_hidden()}\n"
-    assert capsys.readouterr().err == line
+    assert capsys.readouterr().err == f"warning: this run is on the CPU: {devices.why_hidden()}\n"
     with pytest.raises(ConfigurationError) as raised:
         trainer.Trainer(max_steps=1, accelerator="gpu")
     assert raised.value.problems == [f"accelerator='gpu': {devices.why_hidden()}"]

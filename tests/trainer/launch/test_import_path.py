@@ -9,9 +9,7 @@ from tests.project import PACKAGE, run
 
 from processes import at_root
 
-CODE = (
-    f"from {PACKAGE}_trainer.cli import main; main([]); import json, own; print(json.__file__, own)"
-)
+CODE = f"from {PACKAGE}_trainer.cli import main; main([]); import json, own; print(json, own)"
 
 
 @pytest.mark.parametrize("given", [[], [""], ["HERE"]])

@@ -10,11 +10,10 @@ from typing import Any
 
 import psutil
 import pytest
-from my_project_trainer.launch import reports
 from tests.project import PACKAGE, PATIENCE, fit, succeed
 
 from preemption_subject import steps_of
-from processes import assert_nothing_left, at_root, running, wait_for
+from processes import assert_nothing_left, at_root, running, told_in, wait_for
 
 slow = pytest.mark.slow
 Arguments = list[str | Path]
@@ -29,15 +28,11 @@ def has_noted_an_interrupt(process: int) -> bool:
 
 
 def interrupt(arguments: Arguments, folder: Path, *when: Callable[[], Any]) -> tuple[int, str]:
-    """Press Ctrl-C, which a terminal sends to all processes of its group; exit code and errors.
+    """Press Ctrl-C each time ``when`` something has happened; exit code and errors.
 
-    Args:
-        arguments: of Python.
-        folder: its working directory.
-        when: something has happened, each time.
+    A terminal sends it to all processes of its group.
     """
-    extra = {reports.OUTCOME: str(folder / "outcome")}
-    with running(arguments, folder, extra=extra) as process:
+    with running(arguments, folder, extra=told_in(folder)) as process:
         for each in when:
             wait_for(each, process)
             os.killpg(process.pid, signal.SIGINT)
@@ -53,16 +48,14 @@ def fit_of(devices: int, *more: str, model: str = "preemption_subject.Slow") -> 
     return fit(*CPU, "--model", model, *size, *quiet, *more)
 
 
-@pytest.mark.parametrize("devices", [pytest.param(1, marks=slow), pytest.param(2, marks=slow)])
+@slow
+@pytest.mark.parametrize("devices", [1, 2])
 def test_the_first_one_saves_and_says_how_to_resume(tmp_path, devices):
     arguments = fit_of(devices, "--data.num_workers", "1", "--trainer.run_name", "run")
     code, error = interrupt(arguments, tmp_path, lambda: len(steps_of(tmp_path)) > 3)
     assert code == 130
-    found = re.fullmatch(
-        r"interrupted: saved after step (\d+); resume with: the same command and "
-        r"--trainer.resume runs/run\n",
-        error,
-    )
+    resume = "resume with: the same command and --trainer.resume runs/run\n"
+    found = re.fullmatch(rf"interrupted: saved after step (\d+); {resume}", error)
     assert found, error
     step = int(found[1])
     assert (tmp_path / "outcome").read_text() == f"preempted SIGINT step {step}\n"
@@ -90,14 +83,8 @@ def test_a_second_one_ends_at_once(tmp_path, devices, expected):
 
 def test_outside_a_fit_it_is_one_short_line(tmp_path):
     arguments = ["-m", PACKAGE, "test", *fit()[3:], *CPU, "--trainer.devices", "1"]
-    arguments += [
-        "--checkpoint",
-        "none",
-        "--data.num_workers",
-        "1",
-        "--model",
-        "launch_subject.SlowTest",
-    ]
+    arguments += ["--checkpoint", "none", "--data.num_workers", "1"]
+    arguments += ["--model", "launch_subject.SlowTest"]
     code, error = interrupt(arguments, tmp_path, (tmp_path / "testing-0").exists)
     assert (code, error) == (130, "interrupted\n")
     assert (tmp_path / "outcome").read_text() == "failed interrupted\n"
@@ -105,8 +92,7 @@ def test_outside_a_fit_it_is_one_short_line(tmp_path):
 
 def test_while_torch_is_imported_it_is_one_short_line(tmp_path):
     with running(fit_of(1), tmp_path, fresh=True) as process:
-        maps = Path(f"/proc/{process.pid}/maps")
-        wait_for(lambda: "libtorch" in maps.read_text(), process)
+        wait_for(lambda: "libtorch" in Path(f"/proc/{process.pid}/maps").read_text(), process)
         process.send_signal(signal.SIGINT)
         _, error = process.communicate(timeout=PATIENCE)
     assert (process.returncode, error) == (130, "interrupted\n")
@@ -128,7 +114,6 @@ import sys
 from {PACKAGE}.tasks.digits import Digits
 from {PACKAGE}_trainer import Trainer
 from preemption_subject import Slow
-
 if __name__ == "__main__":
     made = Trainer(
         accelerator="cpu", devices=int(sys.argv[1]), max_steps=1000000, loggers=[], run_name="run",
@@ -148,11 +133,9 @@ def test_a_script_ends_with_the_line_and_no_traceback(tmp_path, devices):
     script.write_text(SCRIPT)
     code, error = interrupt([script, str(devices)], tmp_path, lambda: len(steps_of(tmp_path)) > 2)
     assert code == 130
-    found = re.fullmatch(
-        r"interrupted: saved after step (\d+); resume with: Trainer\(resume='runs/run'\)\n", error
-    )
+    resume = r"resume with: Trainer\(resume='runs/run'\)\n"
+    found = re.fullmatch(rf"interrupted: saved after step (\d+); {resume}", error)
     assert found, error
-    saved = json.loads(
-        (tmp_path / "runs/run/checkpoints" / f"step-{int(found[1]):08d}/state.json").read_text()
-    )
-    assert saved["content"]["state"]["position"]["global_step"] == int(found[1])
+    state = tmp_path / "runs/run/checkpoints" / f"step-{int(found[1]):08d}/state.json"
+    position = json.loads(state.read_text())["content"]["state"]["position"]
+    assert position["global_step"] == int(found[1])

@@ -36,9 +36,8 @@ def test_trains_on_two_processes(tmp_path, launcher):
     done = succeed(launched(launcher, "--trainer.default_root_dir", tmp_path), fresh=True)
     (record,) = json.loads(next(tmp_path.glob("*/run.json")).read_text())["attempts"]
     assert record["layout"]["world_size"] == 2
-    assert (
-        record["layout"]["source"] == {"torchrun": "torchelastic", "ours": "environment"}[launcher]
-    )
+    sources = {"torchrun": "torchelastic", "ours": "environment"}
+    assert record["layout"]["source"] == sources[launcher]
     assert "layout: 2 processes on 1 node" in done.stdout
     assert "effective batch size 64 (32 per device, 2 replicas, 1 accumulated)" in done.stdout
     assert "steps per epoch 22, epochs 1, total steps 22" in done.stdout
@@ -64,21 +63,20 @@ losses = partial(logged, name="loss")
 def test_a_rank_that_raises_ends_all_and_is_the_one_shown(tmp_path, launcher):
     arguments = launched(launcher, *model("RaisesOnOneRank", tmp_path))
     done = run(arguments, cwd=tmp_path, extra=at_root())
-    assert (
-        time.time() - float((tmp_path / "raised").read_text()) < 300
-    )  # not the 600 s of a collective
+    # Sooner than the 600 s of a collective.
+    assert time.time() - float((tmp_path / "raised").read_text()) < 300
     assert done.returncode == 1
     assert "ArithmeticError: planted on rank 1" in done.stderr
     assert "Connection closed" not in done.stderr
     assert_nothing_left(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "number",
     [
-        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
-        pytest.param(signal.SIGINT, marks=[pytest.mark.slow, pytest.mark.exhaustive]),
-        pytest.param(signal.SIGKILL, marks=[pytest.mark.slow, pytest.mark.exhaustive]),
+        signal.SIGTERM,
+        *(pytest.param(n, marks=pytest.mark.exhaustive) for n in (signal.SIGINT, signal.SIGKILL)),
     ],
 )
 def test_a_launcher_that_is_ended_takes_its_ranks_along(tmp_path, number):

@@ -131,11 +131,9 @@ def test_forks_after_the_parent_has_computed_with_threads(tmp_path):
         class Computes(Net):
             def on_fit_start(self):
                 compute()
-
         def compute():
             weight = torch.randn(1000, 1000, requires_grad=True)
             (torch.randn(1000, 1000) @ weight).square().sum().backward()
-
         torch.set_num_threads(2)
         for attempt in range(10):
             compute()
@@ -155,16 +153,12 @@ def test_what_a_module_keeps_besides_tensors_comes_back(tmp_path):
         """
         class Counts(Net):
             seen = 0
-
             def on_train_epoch_end(self):
                 self.seen += 1
-
             def get_extra_state(self):
                 return {"seen": self.seen}
-
             def set_extra_state(self, state):
                 self.seen = state["seen"]
-
         net = Counts()
         make("ddp_fork").fit(net)
         print(net.seen)

@@ -1,7 +1,6 @@
 """``ddp_spawn`` and ``ddp_fork`` to a bad end: what is said, what is left, and who lives on."""
 
 import signal
-import time
 
 import psutil
 import pytest
@@ -25,7 +24,6 @@ def attempt(module):
     family = psutil.Process().children(recursive=True)
     print("left:", [each for each in family if "resource_tracker" not in " ".join(each.cmdline())])
     return fit
-
 attempt(Raises())
 attempt(RaisesUserError())
 print("steps:", attempt(Net()).global_step)
@@ -33,9 +31,7 @@ print("steps:", attempt(Net()).global_step)
 
 
 @quiet_gloo
-@pytest.mark.parametrize(
-    "strategy", [pytest.param("ddp_spawn", marks=pytest.mark.slow), "ddp_fork"]
-)
+@pytest.mark.parametrize("strategy", METHODS)
 def test_the_parent_hears_of_a_failure_and_lives_on(tmp_path, strategy):
     done = run_script(tmp_path, FAILS, strategy)
     assert done.returncode == 0, done.stderr
@@ -115,20 +111,15 @@ def test_a_parent_that_is_ended_takes_its_ranks_along(tmp_path, strategy, number
 def test_ranks_that_are_still_importing_end_too(tmp_path, number):
     script = write(tmp_path, "make('ddp_spawn').fit(Sleeps())")
     with running([script], tmp_path, fresh=True) as process:
-        family = wait_for_processes(process.pid, "spawn_main")
+        family = wait_for(lambda: both_importing(process.pid), process)
         process.send_signal(number)
         process.wait(PATIENCE)
         _, alive = psutil.wait_procs(family, timeout=PATIENCE)
         assert alive == []
 
 
-def wait_for_processes(parent: int, word: str) -> list[psutil.Process]:
-    """Two children of a process that bear a word in their commands."""
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
-        children = psutil.Process(parent).children()
-        found = [child for child in children if word in " ".join(child.cmdline())]
-        if len(found) == 2:
-            return found
-        time.sleep(0.02)
-    raise TimeoutError("no processes were started")
+def both_importing(parent: int) -> list[psutil.Process]:
+    """The two children of a process that are spawned, once they are there."""
+    children = psutil.Process(parent).children()
+    found = [child for child in children if "spawn_main" in " ".join(child.cmdline())]
+    return found if len(found) == 2 else []

@@ -22,8 +22,7 @@ def commands(folder: Path, *arguments: str, **more: str) -> Iterator[dict[str, A
     command = fit(*SHORT, "--trainer.accelerator", "cpu", *into, *arguments)
     extra = at_root() | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **more}
     for node in range(2):
-        started = {"arguments": command, "cwd": folder}
-        yield started | {"extra": extra | {"NODE_RANK": str(node)}}
+        yield {"arguments": command, "cwd": folder, "extra": extra | {"NODE_RANK": str(node)}}
 
 
 def on_two_nodes(folder: Path, *arguments: str, **more: str) -> "list[CompletedProcess[str]]":

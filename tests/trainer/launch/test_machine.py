@@ -25,7 +25,7 @@ from tests.project import run
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from fitting import fit
+from fitting import Descends, fit
 from processes import at_root
 
 SMALL = "16k"
@@ -36,7 +36,7 @@ KILLED = (
 )
 
 
-class Model(TrainingModule):
+class Model(Descends):
     """One weight."""
 
     def __init__(self) -> None:
@@ -45,9 +45,6 @@ class Model(TrainingModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return (self.weight * batch[0]).mean()
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.01)
 
     def train_dataloader(self) -> Any:
         return DataLoader(TensorDataset(torch.ones(16, 1)), batch_size=2)

@@ -28,16 +28,13 @@ class Line(TrainingModule):
     def __init__(self):
         super().__init__()
         self.layer = nn.Linear(3, 1)
-
     def training_step(self, batch, batch_idx):
         x, = batch
         loss = (self.layer(x) - x.sum(1, keepdim=True)).square().mean()
         self.log("loss", loss, prog_bar=True)
         return loss
-
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
-
     def train_dataloader(self):
         x = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
         return DataLoader(TensorDataset(x), batch_size=4)
@@ -50,20 +47,11 @@ def make(**options):
 
 
 def execute(folder: Path, *cells: str, **options: Any) -> list[nbformat.NotebookNode]:
-    """Run a notebook in a folder.
-
-    Returns:
-        its cells after the model's.
-    """
+    """Run a notebook in a folder; its cells after the model's."""
     sources = [nbformat.v4.new_code_cell(source) for source in (MODEL, *cells)]
     notebook = nbformat.v4.new_notebook(cells=sources)
-    client = nbclient.NotebookClient(
-        notebook,
-        timeout=PATIENCE,
-        kernel_name="python3",
-        resources={"metadata": {"path": str(folder)}},
-        **options,
-    )
+    kernel = {"kernel_name": "python3", "resources": {"metadata": {"path": str(folder)}}}
+    client = nbclient.NotebookClient(notebook, timeout=PATIENCE, **kernel, **options)
     client.execute(env=environment(at_root()))
     return notebook.cells[1:]
 
@@ -124,7 +112,6 @@ def test_a_session_lives_on_after_what_goes_wrong(tmp_path):
         class Raises(Line):
             def training_step(self, batch, batch_idx):
                 raise ArithmeticError("planted")
-
         make().fit(Raises())
         """,
         "make(max_steps=1).fit(Line())",
@@ -148,7 +135,6 @@ def test_an_interrupt_saves_and_gives_the_session_back(tmp_path):
                     os.kill(session, signal.SIGINT)
                 time.sleep(0.1)
                 return super().training_step(batch, batch_idx)
-
         trainer = make(devices={0}, run_name="run{0}", max_epochs=50)
         trainer.fit(Interrupts())
         """
@@ -171,14 +157,11 @@ def test_an_interrupt_saves_and_gives_the_session_back(tmp_path):
         assert found, shown.evalue
         assert found[2] == f"runs/run{devices}"
         assert [each.get("evalue") for each in resumed.outputs if each.output_type == "error"] == []
-        assert f"resumed from runs/run{devices}/checkpoints/step-{int(found[1]):08d}" in text(
-            resumed
-        )
+        saved = f"runs/run{devices}/checkpoints/step-{int(found[1]):08d}"
+        assert f"resumed from {saved}" in text(resumed)
         assert f"done after {int(found[1]) + 1} steps" in text(resumed)
 
 
 def test_a_script_that_only_imports_the_kernel_is_no_notebook():
-    code = (
-        f"import ipykernel; from {PACKAGE}_trainer.launch import rank; print(rank.is_interactive())"
-    )
-    assert run(["-c", code]).stdout == "False\n"
+    code = f"import ipykernel; from {PACKAGE}_trainer.launch.rank import is_interactive as ask"
+    assert run(["-c", f"{code}; print(ask())"]).stdout == "False\n"

@@ -102,10 +102,7 @@ STEPS = {
         ".second.activation",
     ),
     "module dict": lambda inner: (nn.ModuleDict({"a-b": module(inner)}), '["a-b"].activation'),
-    "loader's data set": lambda inner: (
-        DataLoader(Holder(of=inner), 2, sampler=[1]),
-        ".dataset.of",
-    ),
+    "loader's data set": lambda inner: (DataLoader(Holder(of=inner), sampler=[1]), ".dataset.of"),
 }
 LEAVES = [lambda: lambda: 0, threading.Lock, lambda: (x for x in ())]
 

@@ -81,8 +81,7 @@ def test_a_run_preempted_twice_equals_one_that_was_not(tmp_path, launch, number)
     for _ in range(2):
         code, told = preempt(arguments, tmp_path, "stopped", number)
         assert told.startswith(f"preempted {signal.Signals(number).name} step ")
-        step = int(told.split()[-1])
-        assert checkpoint.resolve(tmp_path / "stopped").name == f"step-{step:08d}"
+        assert checkpoint.resolve(tmp_path / "stopped").name == f"step-{int(told.split()[-1]):08d}"
         if launch != "torchrun":
             assert code in (128 + number, -number)
     done = succeed(arguments, cwd=tmp_path, extra=told_in(tmp_path))
@@ -103,9 +102,8 @@ def test_ranks_with_loader_workers_save_too(tmp_path):
 @pytest.mark.slow
 def test_a_signal_to_one_rank_ends_all(tmp_path):
     told, metrics = tmp_path / "outcome", tmp_path / "run" / "metrics.csv"
-    with running(
-        command("ours", tmp_path, "run"), tmp_path, extra=told_in(tmp_path), fresh=True
-    ) as process:
+    arguments = command("ours", tmp_path, "run")
+    with running(arguments, tmp_path, extra=told_in(tmp_path), fresh=True) as process:
         # A row of a step: all ranks train.
         wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 1, process)
         ranks = sorted(psutil.Process(process.pid).children(), key=lambda each: each.pid)
@@ -120,7 +118,6 @@ def test_a_handler_of_the_program_stays(tmp_path):
     script = f"""
 import os, signal, sys
 from {PACKAGE}_trainer.launch.signals import Preemption
-
 signal.signal(signal.SIGUSR1, lambda *_: print("own", flush=True))
 asked = Preemption()
 with asked.recording_signals():

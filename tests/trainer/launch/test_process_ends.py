@@ -34,13 +34,11 @@ def command(fault: str, devices: int = 1) -> list[str | Path]:
 
 
 def test_sys_exit_in_a_step_is_no_success(tmp_path):
-    extra = at_root() | {reports.OUTCOME: "told"}
-    done = run(command("exits"), cwd=tmp_path, extra=extra)
+    done = run(command("exits"), cwd=tmp_path, extra=at_root() | {reports.OUTCOME: "told"})
     assert done.returncode == 1
     [line] = done.stderr.splitlines()
-    assert line.startswith(
-        'error: user code called sys.exit(0) in step 3, before fit ended (File "'
-    )
+    problem = "error: user code called sys.exit(0) in step 3, before fit ended"
+    assert line.startswith(f'{problem} (File "')
     assert line.endswith(" in exits): return instead, or raise an error")
     assert (tmp_path / "told").read_text().startswith("failed ")
 
@@ -200,14 +198,12 @@ from preemption_subject import Slow
 import my_project_trainer as trainer
 from my_project.tasks.digits import Digits
 from my_project_trainer.checkpoint import tensor_files as writer
-
 write = writer.write
 
 def interrupted(*arguments):
     for _ in range({times}):
         os.kill(os.getpid(), signal.{name})
     return write(*arguments)
-
 if __name__ == "__main__":
     run = trainer.Trainer(
         accelerator="cpu", devices=1, max_steps=20, loggers=[], run_name="run", resume="auto",

@@ -39,22 +39,15 @@ def test_the_store_of_our_launcher_is_a_file_that_is_removed(tmp_path: Path) -> 
 
 def layout(rank: int, launch: str) -> object:
     """Of a rank of two that srun, say, has started."""
-    return cluster.Layout(
-        rank=rank,
-        local_rank=rank,
-        world_size=2,
-        local_world_size=2,
-        source="srun",
-        launch_id=launch,
-    )
+    place = {"rank": rank, "local_rank": rank, "world_size": 2, "local_world_size": 2}
+    return cluster.Layout(**place, source="srun", launch_id=launch)
 
 
 def test_ranks_of_another_launcher_meet_in_a_private_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(rendezvous.tempfile, "tempdir", str(tmp_path))
     undo: list[object] = []
-    monkeypatch.setattr(
-        rendezvous.atexit, "register", lambda *what, **how: undo.append((what, how))
-    )
+    note = lambda *what, **how: undo.append((what, how))  # noqa: E731
+    monkeypatch.setattr(rendezvous.atexit, "register", note)
     long = datetime.timedelta(seconds=600)
     with ThreadPoolExecutor(2) as executor:
         ranks = [layout(rank, "1.0.0") for rank in range(2)]
@@ -86,8 +79,7 @@ def test_folders_of_killed_launches_are_removed(tmp_path, monkeypatch):
         assert (tmp_path / left[1]).exists()
         rendezvous._private_file(layout(0, "x"))  # type: ignore[arg-type]
         assert own.exists()
-    kept = {path.name for path in tmp_path.iterdir()}
-    assert kept == {*held, *strange, f"{store}x", "precious"}
+    assert {path.name for path in tmp_path.iterdir()} == {*held, *strange, f"{store}x", "precious"}
     assert (tmp_path / "precious" / ".lock").exists()
     for descriptor in descriptors:
         os.close(descriptor)

@@ -100,8 +100,7 @@ def test_the_mean_of_each_epoch_is_logged_and_is_the_latest_value(tmp_path):
         def on_validation_end(self, trainer: Any, module: Any) -> None:
             seen.append((trainer.metrics["loss"], trainer.metrics["loss_epoch"]))
 
-    loader = DataLoader(TensorDataset(torch.zeros(110)), batch_size=2)
-    module = Validated(loader)
+    module = Validated(DataLoader(TensorDataset(torch.zeros(110)), batch_size=2))
     made = fit(tmp_path, module, max_epochs=2, log_every_n_steps=50, callbacks=[Notes()])
     assert losses(made) == [(step, float(step)) for step in (1, 50, 100, 110)]
     means = [(int(row[0]), float(row[3])) for row in rows(made) if row[2] == "loss_epoch"]
@@ -176,8 +175,7 @@ def test_a_run_that_is_extended_logs_what_one_fit_does(tmp_path, shorter):
     whole = fit(tmp_path, run_name="whole", max_epochs=3)
     first = fit(tmp_path, run_name="two", **shorter)
     assert losses(first)[-1][0] == (6 if "max_epochs" in shorter else 8)
-    second = fit(tmp_path, run_name="two", resume="auto", max_epochs=3)
-    assert rows(second) == rows(whole)
+    assert rows(fit(tmp_path, run_name="two", resume="auto", max_epochs=3)) == rows(whole)
 
 
 @pytest.mark.parametrize(
@@ -241,8 +239,7 @@ def test_hooks_of_a_step_log_its_value(tmp_path, hook):
 
 @pytest.mark.parametrize("hook", ["on_validation_epoch_start", "on_validation_epoch_end"])
 def test_hooks_of_a_validation_log_its_value(tmp_path, hook):
-    made = fit(tmp_path, logging_in(hook), max_epochs=2)
-    assert logged(made) == [(6, "x", 6.0), (12, "x", 12.0)]
+    assert logged(fit(tmp_path, logging_in(hook), max_epochs=2)) == [(6, "x", 6.0), (12, "x", 12.0)]
 
 
 def test_a_hook_that_belongs_to_nothing_says_so(tmp_path):

@@ -27,9 +27,8 @@ def rows(directory: Path) -> list[list[str]]:
 def test_csv_has_a_row_a_value(tmp_path: Path) -> None:
     logger = started(CSVLogger(), tmp_path)
     logger.write(1, 0, {"loss": 0.1, "lr": 1e-05})
-    assert (tmp_path / "metrics.csv").read_text() == (
-        "step,epoch,name,value\n1,0,loss,0.1\n1,0,lr,1e-05\n"
-    )
+    text = "step,epoch,name,value\n1,0,loss,0.1\n1,0,lr,1e-05\n"
+    assert (tmp_path / "metrics.csv").read_text() == text
     logger.write(2, 1, {"loss": float("nan")})
     assert rows(tmp_path)[-1] == ["2", "1", "loss", "nan"]
     logger.close()
@@ -147,6 +146,5 @@ def test_tensorboard_hides_what_stands_behind_the_checkpoint(tmp_path: Path) -> 
 
 
 def test_tensorboard_writes_no_file_before_the_first_value(tmp_path: Path) -> None:
-    logger = started(TensorBoardLogger(), tmp_path)
-    logger.close()
+    started(TensorBoardLogger(), tmp_path).close()
     assert list(tmp_path.iterdir()) == []

@@ -120,13 +120,11 @@ def test_loggers_by_class_path_on_the_command_line() -> None:
     words = ["--model", "callback_subject.Net", "--trainer.max_epochs", "1", *given]
     work = configuration.read_work("program", "fit", words)
     assert list(work.trainer._plan.loggers) == ["csv", "Lines"]
+    wrong = '[{class_path: "logger_subjct.A"}]'
     with pytest.raises(trainer.ConfigurationError) as caught:
-        configuration.read_work(
-            "program", "fit", [*words[:-1], '[{class_path: "logger_subjct.A"}]']
-        )
-    assert caught.value.problems == [
-        "loggers[0]='logger_subjct.A': No module named 'logger_subjct'"
-    ]
+        configuration.read_work("program", "fit", [*words[:-1], wrong])
+    line = "loggers[0]='logger_subjct.A': No module named 'logger_subjct'"
+    assert caught.value.problems == [line]
 
 
 def test_only_rank_0_calls_loggers_and_they_reach_started_processes() -> None:

@@ -3,12 +3,13 @@
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 import torch
-from my_project_trainer import Trainer, TrainingModule
+from my_project_trainer import Trainer
 from my_project_trainer.logging import progress
 from torch import Tensor, nn
+
+from fitting import Descends
 
 
 def test_rate_and_time_left_count_from_the_resumed_step(monkeypatch, capsys):
@@ -41,7 +42,7 @@ def test_finished_epochs_stay_above_a_bar_that_keeps_its_count(monkeypatch, caps
     assert re.search(r"epoch 2/2.* 1000/1000 .*loss 0.25.*0:00:0", text)
 
 
-class Looks(TrainingModule):
+class Looks(Descends):
     """Records in each step whether there is an outcome file."""
 
     def __init__(self) -> None:
@@ -52,9 +53,6 @@ class Looks(TrainingModule):
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         self.found.append(Path(os.environ["TRAINER_OUTCOME"]).exists())
         return (self.weight * batch).sum()
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 def test_a_fit_removes_the_outcome_of_an_earlier_attempt(tmp_path, monkeypatch):

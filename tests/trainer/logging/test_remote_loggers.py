@@ -23,6 +23,7 @@ from tests.project import run, succeed
 from torch.utils.data import DataLoader, TensorDataset
 
 import mlflow_server
+from fitting import Descends
 from processes import at_root
 
 LOADER: DataLoader[Any] = DataLoader(TensorDataset(torch.ones(4, 1)))
@@ -115,12 +116,11 @@ def test_mlflow_continues_its_run_without_a_step_twice(store: str, tmp_path: Pat
         assert sorted(steps) == list(range(1, 9))
     losses = sorted((each.step, each.value) for each in client.get_metric_history(known, "loss"))
     assert [value for _, value in losses] == logged(tmp_path, "loss")
-    validated = [each.step for each in client.get_metric_history(known, "val_loss")]
-    assert sorted(validated) == [4, 6, 8]
+    assert sorted(each.step for each in client.get_metric_history(known, "val_loss")) == [4, 6, 8]
     assert len(client.search_runs([found.info.experiment_id])) == 1
 
 
-class Fails(trainer.TrainingModule):
+class Fails(Descends):
     """Logs a name that MLflow does not accept, and raises in its third step."""
 
     def __init__(self) -> None:
@@ -133,9 +133,6 @@ class Fails(trainer.TrainingModule):
             raise RuntimeError("broken")
         return self.layer(batch[0]).mean()
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
 
 @pytest.mark.needs("mlflow")
 def test_mlflow_knows_that_a_run_failed_and_one_bad_name_loses_no_other(tmp_path, capsys):
@@ -143,10 +140,9 @@ def test_mlflow_knows_that_a_run_failed_and_one_bad_name_loses_no_other(tmp_path
 
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     options = {"accelerator": "cpu", "devices": 1, "log_every_n_steps": 1, "max_epochs": 1}
+    options |= {"loggers": [MLflowLogger(tracking_uri=uri)], "default_root_dir": tmp_path}
     with pytest.raises(RuntimeError, match="broken"):
-        trainer.Trainer(
-            **options, loggers=[MLflowLogger(tracking_uri=uri)], default_root_dir=tmp_path
-        ).fit(Fails(), LOADER)
+        trainer.Trainer(**options).fit(Fails(), LOADER)
     client = MlflowClient(uri)
     (found,) = client.search_runs(["0"])
     assert found.info.status == "FAILED"
@@ -268,8 +264,7 @@ def test_wandb_records_no_secret_of_the_command(tmp_path: Path) -> None:
     secret = ["--model", "launch_subject.Secretive", "--model.token=my-secret"]
     offline = {"WANDB_MODE": "offline"} | at_root()
     words = fit_words(*into, *short, *secret, "--trainer.loggers", "[wandb]")
-    done = succeed(words, cwd=tmp_path, extra=offline)
-    assert "not used any more" not in done.stderr
+    assert "not used any more" not in succeed(words, cwd=tmp_path, extra=offline).stderr
     files = {path for path in (tmp_path / "run" / "wandb").rglob("*") if path.is_file()}
     assert any(b"--model.token=***" in path.read_bytes() for path in files)
     assert not [path for path in files if b"my-secret" in path.read_bytes()]

@@ -66,8 +66,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory):
     @cache
     def trained(strategy: str, devices: int, nodes: int = 1, batch: int = 24) -> dict[str, Tensor]:
         file = tmp_path_factory.mktemp("contrastive-") / "weights.safetensors"
-        arguments = ["-m", __name__, strategy, str(devices), str(batch), file]
-        for done in run_nodes(arguments, nodes):
+        for done in run_nodes(["-m", __name__, strategy, str(devices), str(batch), file], nodes):
             assert done.returncode == 0, done.stderr
         return load_file(file)
 
@@ -104,7 +103,6 @@ class InHalves(Contrastive):
     def training_step_end(self, outputs):
         halves = [{{name: value.chunk(2)[i] for name, value in outputs.items()}} for i in (0, 1)]
         return sum(super(InHalves, self).training_step_end(half) for half in halves) / 2
-
 module = InHalves()
 trainer.Trainer(
     accelerator="cpu", global_batch_size=24, max_epochs=2, loggers=[], enable_progress_bar=False,
@@ -117,8 +115,7 @@ print(*(float(value.double().sum()) for _, value in sorted(module.state_dict().i
 @pytest.mark.slow
 def test_ddp2_on_two_nodes_compares_with_its_own_node(weights):
     # 24 a node, as two processes of ddp would have them: the nodes' gradients are averaged.
-    one = weights("ddp2", 2, 2, 48)
-    assert difference(one, weights("ddp", 2, 1, 48)) < ROUNDING
+    assert difference(weights("ddp2", 2, 2, 48), weights("ddp", 2, 1, 48)) < ROUNDING
 
 
 if __name__ == "__main__":

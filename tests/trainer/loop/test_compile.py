@@ -120,9 +120,8 @@ class Plain(nn.Module):
 
 @pytest.mark.parametrize("names", [[], ["Plain"]])
 def test_a_block_is_compiled_once_for_all_of_its_class(graphs, names):
-    network = nn.Sequential(
-        nn.Linear(FEATURES, FEATURES), nn.Sequential(*(Plain() for _ in range(12)))
-    )
+    blocks = nn.Sequential(*(Plain() for _ in range(12)))
+    network = nn.Sequential(nn.Linear(FEATURES, FEATURES), blocks)
     with compilation.applied(network, {"regional": True}, names):
         for _ in range(2):
             network(torch.randn(2, FEATURES)).sum().backward()
@@ -347,7 +346,6 @@ def test_a_scripted_module_stays_as_it_is():
 SLOW_COMPILE = """
 import sys, time, torch, my_project_trainer as trainer
 from my_project_trainer.loop import compilation
-
 make, seconds = torch.compile, float(sys.argv[2])
 compilation.check_compiler = lambda _: None
 
@@ -355,17 +353,14 @@ class Model(trainer.TrainingModule):
     def __init__(self):
         super().__init__()
         self.layer = torch.nn.Linear(4, 4)
-
     def training_step(self, batch, batch_idx):
         return self.layer(batch).square().mean()
-
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 def backend(graph, inputs):
     time.sleep(seconds * torch.distributed.get_rank())
     return graph
-
 torch.compile = lambda model, **_: make(model, backend=backend)
 options = {"timeout_seconds": seconds / 4}
 run = trainer.Trainer(accelerator="cpu", devices=2, strategy=sys.argv[1], strategy_options=options,

@@ -1,7 +1,6 @@
 """Compiled steps compute under each strategy what they compute uncompiled."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,16 +25,12 @@ RUNS: dict[str, tuple[int, dict[str, Any], tuple[str, ...]]] = {
 # What "fsdp", "tensor_parallel" and "mesh of tensors" cover together.
 COVERED = {"hsdp", "mesh", "mesh of replicas"}
 SLOW = [
-    pytest.param(
-        name, marks=[pytest.mark.slow, *([pytest.mark.exhaustive] if name in COVERED else [])]
-    )
+    pytest.param(name, marks=[pytest.mark.slow, *[pytest.mark.exhaustive] * (name in COVERED)])
     for name in list(RUNS)[1:]
 ]
 
 
-def losses_and_weights(
-    folder: Path, name: str, backend: str, ways: tuple[str, ...] = ()
-) -> dict[str, Any]:
+def losses_and_weights(folder, name, backend, ways=()) -> dict[str, Any]:
     """Of each way; the last line of what the main rank prints."""
     devices, given, default = RUNS[name]
     ways = ways or ("none", *default)

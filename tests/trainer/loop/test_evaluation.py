@@ -10,7 +10,7 @@ import torch
 from my_project_trainer import Trainer
 from my_project_trainer.loop import trials
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from fitting import Descends, quiet
 
@@ -54,9 +54,8 @@ def test_random_numbers_of_validation_change_nothing_in_training(tmp_path: Path)
     trained = []
     for options, loaders in (({}, ()), ({"val_every_n_steps": 1}, ([torch.ones(1)],))):
         module = Draws()
-        make(tmp_path, run_name=f"{len(trained)}", **options).fit(
-            module, [torch.ones(1)] * 3, *loaders
-        )
+        run = make(tmp_path, run_name=f"{len(trained)}", **options)
+        run.fit(module, [torch.ones(1)] * 3, *loaders)
         trained.append(module.weight.detach())
     assert trained[0].equal(trained[1])
 
@@ -97,19 +96,12 @@ def test_set_epoch_is_called_on_a_data_set_for_each_epoch_and_after_a_resume(tmp
     assert (whole.told, resumed.told) == ([0, 1], [1])
 
 
-class Eight(Dataset[Tensor]):
-    """Eight samples."""
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> Tensor:
-        return torch.ones(1)
+EIGHT: Any = [torch.ones(1)] * 8  # samples
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3])
 def test_the_largest_batch_leaves_each_replica_one(replicas: int) -> None:
-    loader, device = DataLoader(Eight()), torch.device("cpu")
+    loader, device = DataLoader(EIGHT), torch.device("cpu")
     found, why = trials.find_batch_size(Draws(), loader, device, "32-true", replicas)
     assert found == 8 // replicas
     of_all = f" for {replicas} replicas" if replicas > 1 else ""
@@ -117,11 +109,10 @@ def test_the_largest_batch_leaves_each_replica_one(replicas: int) -> None:
 
 
 def test_a_batch_that_does_not_fit_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials, "_try", _refuse_more_than_five)
-    loader, device = DataLoader(Eight()), torch.device("cpu")
+    def refuse_more_than_five(alone: object, module: object, loader: object, size: int) -> None:
+        if size > 5:
+            raise MemoryError
+
+    monkeypatch.setattr(trials, "_try", refuse_more_than_five)
+    loader, device = DataLoader(EIGHT), torch.device("cpu")
     assert trials.find_batch_size(Draws(), loader, device, "32-true", 1) == (5, "")
-
-
-def _refuse_more_than_five(alone: object, module: object, loader: object, size: int) -> None:
-    if size > 5:
-        raise MemoryError

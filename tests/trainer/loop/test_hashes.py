@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from my_project_trainer import Trainer
 from my_project_trainer.data.hashing import Hash
 from my_project_trainer.loop import hashes
 
 import reproduce_subject as subject
+from fitting import quiet
 
 
 class Unsized(subject.Bytes):
@@ -20,9 +20,8 @@ class Unsized(subject.Bytes):
 
 def fit(name: str, data: Any = None, **options: Any) -> tuple[bytes, list[Any]]:
     """What a fit has logged, and its last weights and random numbers."""
-    shown = {"enable_progress_bar": False, "accelerator": "cpu", "devices": 1, "loggers": ["csv"]}
     steps = {"max_steps": 8, "log_every_n_steps": 3}
-    trainer = Trainer(run_name=name, **(shown | steps | options))
+    trainer = quiet(**{"run_name": name, "loggers": ["csv"], **steps, **options})
     module = subject.Line()
     trainer.fit(module, data or subject.Bytes("data"))
     state = [*module.state_dict().values(), torch.get_rng_state()]
@@ -67,8 +66,7 @@ def test_the_factor_of_the_warm_up_counts(apart, tmp_path):
     for steps in (4, 5):
         fit(f"warm-{steps}", learning_rate_warmup_steps=steps, **scaled)
     (_, first), (_, second) = lines("warm-4"), lines("warm-5")
-    differing = [name for name, each in first.items() if each != second[name]]
-    assert differing == ["options", "weights"]
+    assert [name for name, each in first.items() if each != second[name]] == ["options", "weights"]
 
 
 def test_hashes_after_the_step_of_a_resume_are_removed(tmp_path: Path) -> None:

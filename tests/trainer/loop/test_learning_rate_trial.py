@@ -14,20 +14,20 @@ from my_project_trainer.errors import ConfigurationError, UserError
 from my_project_trainer.loop import trials
 
 import control_subject as subject
+from fitting import logged, quiet
 
 
 def make(folder: Path, **options: Any) -> Trainer:
-    shared = {"accelerator": "cpu", "devices": 1, "max_epochs": 1, "enable_progress_bar": False}
-    return Trainer(**shared | {"default_root_dir": folder, "run_name": "sweep"} | options)
+    shared = {"max_epochs": 1, "loggers": ["csv"], "default_root_dir": folder}
+    return quiet(**{**shared, "run_name": "sweep", **options})
 
 
 @pytest.mark.parametrize("is_random", [False, True])
 def test_the_steepest_rate_is_returned_and_each_step_written(tmp_path, is_random):
     module = subject.Net(is_random)
     before = copy.deepcopy(module.state_dict())
-    found = make(tmp_path, accumulate_grad_batches=2).find_learning_rate(
-        module, lowest=1e-5, highest=1e3, steps=50
-    )
+    searching = make(tmp_path, accumulate_grad_batches=2)
+    found = searching.find_learning_rate(module, lowest=1e-5, highest=1e3, steps=50)
     with (tmp_path / "sweep" / "learning_rates.csv").open() as file:
         rows = [[float(value) for value in row.values()] for row in csv.DictReader(file)]
     tried = [trials.Tried(*row) for row in rows]
@@ -51,14 +51,10 @@ def test_first_steps_are_those_of_a_fit_at_these_rates(tmp_path: Path) -> None:
     assert make(tmp_path, **options).find_learning_rate(module, **sweep) == pytest.approx(0.02)
     with (tmp_path / "sweep" / "learning_rates.csv").open() as file:
         found = [float(row["loss"]) for row in csv.DictReader(file)]
-    module.configure_optimizers = lambda: torch.optim.SGD(  # type: ignore[method-assign]
-        module.parameters(), lr=0.02, momentum=0.5
-    )
-    fitted = make(tmp_path, **options, run_name="fit", max_epochs=4, log_every_n_steps=1)
-    fitted.fit(module)
-    with (tmp_path / "fit" / "metrics.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if row["name"] == "loss_step"]
-    assert found == pytest.approx([float(row["value"]) for row in rows], rel=1e-5)
+    constant = {"lr": 0.02, "momentum": 0.5}
+    module.configure_optimizers = lambda: torch.optim.SGD(module.parameters(), **constant)
+    make(tmp_path, **options, run_name="fit", max_epochs=4, log_every_n_steps=1).fit(module)
+    assert found == pytest.approx(logged(tmp_path / "fit", "loss_step"), rel=1e-5)
 
 
 def test_the_suggestion_is_where_the_smoothed_loss_falls_most() -> None:

@@ -153,8 +153,7 @@ def test_a_shared_parameter_belongs_to_both(tmp_path):
 
         def configure_optimizers(self) -> Any:
             self.other.requires_grad_(False)
-            stepped = (self.network, self.network[0])
-            return [SGD(layers.parameters(), lr=0.1) for layers in stepped]
+            return [SGD(layers.parameters(), lr=0.1) for layers in (self.network, self.network[0])]
 
     fit(module := Shares(), tmp_path)
     first, second = [True] * 4 + [False] * 2, [True] * 2 + [False] * 4
@@ -291,8 +290,7 @@ class Scales(ByHand):
 
 def test_an_overflow_skips_the_one_optimizer_and_halves_the_scale_once(tmp_path):
     fit(module := Scales(), tmp_path, precision="16-mixed")
-    skipped = [name for name, same in module.seen.items() if bool(same)]
-    assert skipped == ["5.other.weight"]
+    assert [name for name, same in module.seen.items() if bool(same)] == ["5.other.weight"]
     assert len(module.seen) == 12
     assert module.scales == [2.0**16] * 6 + [2.0**15] * 6
 

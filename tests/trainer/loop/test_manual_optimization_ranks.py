@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from my_project_trainer.checkpoint import reading as checkpoint
 from safetensors.torch import load_file
 from test_manual_optimization import fit, weights
 from tests.conformance.rows import ROUNDING
 from tests.project import missing, require, succeed
 from torch.utils.data import DataLoader, TensorDataset
 
+from fitting import assert_close, saved
 from manual_subject import SAMPLES, Accumulates, ByHand, Clips
 
 
@@ -41,11 +41,10 @@ def test_two_processes_clip_as_one_does(tmp_path, strategy):
         require(missing("fairscale"))
     train(2, tmp_path / "run", "--only", "Clips", "--strategy", strategy)
     (directory,) = (tmp_path / "run" / "Clips").iterdir()
-    model = checkpoint.Checkpoint(checkpoint.resolve(directory)).state()["model"]
     fit(alone := Clips(batch_size=16), tmp_path / "alone")
     fit(free := ByHand(batch_size=16), tmp_path / "free")
+    assert_close(saved(directory), weights(alone))
     for name, weight in weights(alone).items():
-        torch.testing.assert_close(model[name], weight, rtol=0, atol=ROUNDING)
         assert not weight.allclose(weights(free)[name], atol=1e-4)
 
 
@@ -126,9 +125,7 @@ def test_accumulated_gradients_go_along_to_other_processes(tmp_path, before, aft
     stopped = next((tmp_path / "stopped" / "Accumulates").iterdir())
     train(after[0], tmp_path / "resumed", *only, after[1], "--resume", stopped)
     fit(whole := Accumulates(), tmp_path / "whole", global_batch_size=8)
-    model = checkpoint.Checkpoint(checkpoint.resolve(stopped)).state()["model"]
-    for name, weight in weights(whole).items():
-        torch.testing.assert_close(model[name], weight, rtol=0, atol=ROUNDING)
+    assert_close(saved(stopped), weights(whole))
 
 
 def test_data_of_the_subject_differ_between_the_ranks():

@@ -165,11 +165,9 @@ def test_training_goes_on_bit_for_bit(kind: str, backwards: bool) -> None:
     optimizer = OPTIMIZERS[kind](groups(module))
     step(module, optimizer, 3)
     state = copy.deepcopy(states.optimizer_state(optimizer, states.parameter_names(module)))
-
     resumed.load_state_dict(module.state_dict())
     other = OPTIMIZERS[kind](groups(resumed, backwards))
     states.load_optimizer_state(other, state, states.parameter_names(resumed))
-
     expected = step(module, optimizer, 3)
     for found, wanted in zip(step(resumed, other, 3), expected, strict=True):
         assert torch.equal(found, wanted)

@@ -31,8 +31,7 @@ def results(tmp_path_factory: pytest.TempPathFactory):
     @cache
     def result(processes: int, loader_workers: int) -> tuple[Path, list[dict[str, object]]]:
         folder = tmp_path_factory.mktemp(f"resume-{processes}-{loader_workers}-")
-        arguments = ["-m", "resume_worker", str(processes), str(loader_workers), folder]
-        done = succeed(arguments)
+        done = succeed(["-m", "resume_worker", str(processes), str(loader_workers), folder])
         return folder, [json.loads(line) for line in done.stdout.splitlines()]
 
     return result

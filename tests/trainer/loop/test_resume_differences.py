@@ -80,12 +80,9 @@ def test_each_difference_is_said_and_either_side_can_be_taken(capsys: Any) -> No
     ):
         assert said.count(f"note: {line}") == 1
     assert (model.scheduler.T_max, model.adam.param_groups[0]["weight_decay"]) == (8, 0.01)
-
     model = fit(Model(cosine(16), **changed), 6, resume_options="code")
-    assert (
-        "weight_decay of optimizer 0: 0.01 in the checkpoint, 0.5 in the code: the code's is"
-        in (capsys.readouterr().err)
-    )
+    line = "weight_decay of optimizer 0: 0.01 in the checkpoint, 0.5 in the code: the code's is"
+    assert line in capsys.readouterr().err
     whole = Model(cosine(16), **changed)
     whole.configure_optimizers()
     for _ in range(6):
@@ -98,9 +95,8 @@ def test_each_difference_is_said_and_either_side_can_be_taken(capsys: Any) -> No
 
 def test_a_schedule_that_would_end_is_refused_before_a_step() -> None:
     fit(Model(one_cycle), 4)
-    with pytest.raises(
-        Exception, match="OneCycleLR ends after total_steps=4, and this fit makes 8"
-    ):
+    line = "OneCycleLR ends after total_steps=4, and this fit makes 8"
+    with pytest.raises(Exception, match=line):
         fit(Model(one_cycle), 8)
     assert fit(Model(one_cycle), 8, resume_options="code").scheduler.last_epoch == 8
 
@@ -114,9 +110,8 @@ def test_an_unfrozen_layer_and_a_hidden_state_resume_exactly(capsys: Any) -> Non
     for name, value in whole.state_dict().items():
         assert torch.equal(value, resumed.state_dict()[name]), name
     assert fit(Model(cosine(8), trains_first=True), 8).first.weight.requires_grad
-    assert "frozen parameters: ['first.weight', 'first.bias'] in the checkpoint" in (
-        capsys.readouterr().err
-    )
+    line = "frozen parameters: ['first.weight', 'first.bias'] in the checkpoint"
+    assert line in capsys.readouterr().err
 
 
 def test_another_number_of_schedulers_is_a_line(tmp_path: Path) -> None:

@@ -64,11 +64,10 @@ def test_a_global_batch_is_split_or_refused(each, replicas, accumulate, more):
         return
     with pytest.raises(ConfigurationError) as raised:
         device_batch_size(size, replicas, accumulate)
+    nearest = f"{each * shares} and {(each + 1) * shares}"
     assert raised.value.problems == [
         f"global_batch_size={size} is not divisible by {replicas} replicas times "
-        f"accumulate_grad_batches={accumulate}; the nearest divisible sizes are {each * shares} "
-        "and "
-        f"{(each + 1) * shares}"
+        f"accumulate_grad_batches={accumulate}; the nearest divisible sizes are {nearest}"
     ]
 
 

@@ -116,9 +116,8 @@ def test_a_resume_from_any_step_continues_at_the_same_learning_rates(whole, tmp_
 def test_validation_runs_every_n_epochs_and_at_the_end(tmp_path, every, expected):
     module = Scheduled()
     module.configure_optimizers = lambda: torch.optim.SGD(module.parameters(), lr=0.01)
-    make(tmp_path, check_val_every_n_epoch=every, max_epochs=3).fit(
-        module, batches(), [torch.ones(1)]
-    )
+    made = make(tmp_path, check_val_every_n_epoch=every, max_epochs=3)
+    made.fit(module, batches(), [torch.ones(1)])
     assert module.validated == expected
 
 

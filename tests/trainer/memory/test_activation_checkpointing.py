@@ -86,9 +86,8 @@ def test_without_gradients_nothing_is_computed_twice(tmp_path):
     forwards = {}
     for names in ([], ["Block"]):
         found, _ = train(tmp_path, f"run{len(names)}", {}, activation_checkpointing=names)
-        forwards[len(names)] = [
-            found[f"metrics.{name}"].item() for name in ("forwards", "forwards_in_validation")
-        ]
+        logged = ("metrics.forwards", "metrics.forwards_in_validation")
+        forwards[len(names)] = [found[name].item() for name in logged]
     # Four blocks a batch: one of the sanity check, and four, the last counted before its backward.
     assert forwards == {0: [20, 4], 1: [32, 4]}
 
@@ -107,8 +106,7 @@ def test_the_model_stays_what_it_is():
 def test_a_copy_computes_with_its_own_parameters():
     network = Network()
     with applied(network, ["Block"]):
-        copies = [copy.deepcopy(network), pickle.loads(pickle.dumps(network))]  # noqa: S301
-        for each in copies:
+        for each in [copy.deepcopy(network), pickle.loads(pickle.dumps(network))]:  # noqa: S301
             each(torch.randn(4, FEATURES)).sum().backward()
             assert all(one.grad is not None for one in each.parameters())
             assert [layer.calls.item() for layer in each.layers] == [2, 1, 1]
@@ -206,9 +204,8 @@ def marks(name: str) -> list[pytest.MarkDecorator]:
 @pytest.mark.slow
 def test_every_strategy_trains_the_same(tmp_path, name):
     succeed(["-m", "checkpointed_subject", tmp_path, json.dumps({"devices": 2, **RUNS[name]})])
-    kept, again, resumed = (
-        load_file(tmp_path / f"{each}.file") for each in ("kept", "again", "resumed")
-    )
+    files = (tmp_path / f"{each}.file" for each in ("kept", "again", "resumed"))
+    kept, again, resumed = map(load_file, files)
     assert again.pop("metrics.forwards") > 1.5 * kept.pop("metrics.forwards")
     assert all(each.equal(again[key]) for key, each in kept.items())
     weights = (key for key in kept if not key.startswith("metrics."))

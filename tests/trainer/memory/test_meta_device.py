@@ -53,8 +53,7 @@ def test_what_a_peer_initializes_is_allocated_on_the_device():
         module = Tied()
     module.trainer_state = TrainerState(run=Run(0))
     # The meta device stands for a GPU.
-    made = meta_device.Initializer(module, 1, 2, "meta")
-    sources = made.materialize(module)
+    sources = meta_device.Initializer(module, 1, 2, "meta").materialize(module)
     devices = {(sources[id(parameter)], parameter.device.type) for parameter in module.parameters()}
     assert devices == {(0, "meta"), (1, "cpu")}
 

@@ -77,8 +77,7 @@ def test_a_trained_generator_is_tested(trained, processes):
 
 def test_a_trained_generator_generates(trained):
     alone = trainer.Trainer(accelerator="cpu", devices=1)
-    data = Digits(batch_size=64)
-    images = torch.cat(alone.predict(GAN(), data, str(trained("ddp"))))
+    images = torch.cat(alone.predict(GAN(), Digits(batch_size=64), str(trained("ddp"))))
     assert images.shape == (224, 1, 8, 8)
     assert 0 <= float(images.min()) < float(images.max()) <= 1
     assert len(images.flatten(1).unique(dim=0)) == 224

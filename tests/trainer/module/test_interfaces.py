@@ -30,8 +30,7 @@ def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         (tmp_path / "route").write_text(routes)
         monkeypatch.setattr(rendezvous, "_ROUTES", tmp_path / "route")
 
-    known = [(1, "lo"), (2, "eth0"), (3, "ib0")]
-    monkeypatch.setattr(socket, "if_nameindex", lambda: known)
+    monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth0"), (3, "ib0")])
     return named
 
 

@@ -68,7 +68,6 @@ def test_train_with_own_classes_then_test_load_and_export(capsys: Any) -> None:
     assert list(losses) == [22, 44, 66]
     logged = Path("runs/RUN/a.txt").read_text().splitlines()
     assert sum("'val_loss'" in line for line in logged) == 3
-
     commands = [shlex.split(line) for text in blocks("inference.md") for line in text.splitlines()]
     assert [words[3] for words in commands] == ["test", "predict", "export", "export"]
     for words in commands:
@@ -79,7 +78,6 @@ def test_train_with_own_classes_then_test_load_and_export(capsys: Any) -> None:
     tested = json.loads(Path(f"runs/RUN/test-step-{best:08d}.json").read_text())
     assert tested["step"] == best
     assert tested["metrics"]["test_accuracy"] > 0.7
-
     script, attribute, elsewhere = blocks("inference.md", "python")
     Path("script.py").write_text(script)
     found = runpy.run_path("script.py")

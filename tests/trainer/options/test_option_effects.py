@@ -141,9 +141,8 @@ def test_fsdp_offloads_and_reshards_as_configured(offload: bool, reshard: bool) 
     calls, _ = sharding(options)
     assert len(calls) == 3
     for call in calls:
-        assert type(call.kwargs["offload_policy"]) is (
-            CPUOffloadPolicy if offload else OffloadPolicy
-        )
+        policy = CPUOffloadPolicy if offload else OffloadPolicy
+        assert type(call.kwargs["offload_policy"]) is policy
         assert call.kwargs["reshard_after_forward"] is reshard
 
 

@@ -367,9 +367,8 @@ class Graphs(Numbers):
         self.node, self.head = network(4, 8), nn.Linear(8, 1)
 
     def sample(self, generator: torch.Generator) -> Any:
-        return torch.randn(
-            int(torch.randint(2, 6, (), generator=generator)), 4, generator=generator
-        )
+        nodes = int(torch.randint(2, 6, (), generator=generator))
+        return torch.randn(nodes, 4, generator=generator)
 
     @staticmethod
     def collate(samples: Any) -> Any:

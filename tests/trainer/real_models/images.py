@@ -106,8 +106,7 @@ class RetinaNet(Base):
         corners = torch.randint(0, 16, (2, 2), generator=generator).float()
         boxes = torch.cat([corners, corners + 12], dim=1)
         labels = torch.randint(3, (2,), generator=generator)
-        image = torch.rand(3, 32, 32, generator=generator)
-        return image, {"boxes": boxes, "labels": labels}
+        return torch.rand(3, 32, 32, generator=generator), {"boxes": boxes, "labels": labels}
 
     def loss(self, batch: Any) -> Tensor:
         return torch.stack([*self.model(*batch).values()]).sum()

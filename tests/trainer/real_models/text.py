@@ -42,8 +42,7 @@ class GPT2(Text):
         dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
         sizes = {"n_positions": TOKENS, "n_embd": 32, "n_layer": 2, "n_head": 2}
         ends = {"bos_token_id": 0, "eos_token_id": 0}
-        config = GPT2Config(vocab_size=VOCABULARY, **sizes, **dropout, **ends)
-        self.model = GPT2LMHeadModel(config)
+        self.model = GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, **sizes, **dropout, **ends))
 
 
 def llama() -> LlamaForCausalLM:
@@ -88,8 +87,7 @@ class T5(Text):
         super().__init__()
         sizes = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
         starts = {"decoder_start_token_id": 0, "dropout_rate": 0.0}
-        config = T5Config(vocab_size=VOCABULARY, **sizes, **starts)
-        self.model = T5ForConditionalGeneration(config)
+        self.model = T5ForConditionalGeneration(T5Config(vocab_size=VOCABULARY, **sizes, **starts))
 
 
 class BERT(Text):

@@ -91,7 +91,6 @@ def test_a_file_and_the_average_of_a_run(expected: dict[str, Tensor], capsys: An
         save_file({name: value}, f"several/{name}.safetensors")
     fit(Net(), "several", weights="several", global_batch_size=4)
     assert_close(saved("several"), expected)
-
     fit(averaging_subject.Net(), "averages", callbacks=[EMA(0.9)])
     average = Checkpoint(resolve(Path("runs/averages"))).state()["callbacks"]["EMA"]["average"]
     module = Net()

@@ -91,8 +91,7 @@ def test_data_of_a_rank_s_own_may_differ(tmp_path: Path) -> None:
 def test_options_of_an_evaluation_are_compared_too(tmp_path: Path) -> None:
     def validate() -> None:
         limit = 1 if os.environ["RANK"] == "1" else 2
-        made = fitting.quiet(devices=2, strategy="ddp", limit_val_batches=limit)
-        made.validate(Ours("own"))
+        fitting.quiet(devices=2, strategy="ddp", limit_val_batches=limit).validate(Ours("own"))
 
     with pytest.raises(UserError, match=r"^ranks differ: limit_val_batches is 2 on rank 0 and"):
         run_in_processes("fork", 2, validate, {})

@@ -44,8 +44,7 @@ def test_a_record_is_enough_to_run_again(started, monkeypatch):
     assert attempt["directory"] == str(started)
     assert attempt["versions"]["torch"] == torch.__version__
     assert attempt["packages"]["torch"] == metadata.version("torch")
-    locks = {path.name for path in (ROOT / "requirements").glob("*.txt")}
-    assert attempt["locks"].keys() == locks
+    assert attempt["locks"].keys() == {path.name for path in (ROOT / "requirements").glob("*.txt")}
     assert attempt["template"]["version"]
     assert attempt["image"] == {"commit": None, "digest": "sha256:123"}
     assert attempt["variables"].items() >= {

@@ -41,13 +41,7 @@ class Stream:
             yield torch.full((samples,), float(number))
 
 
-def epoch(
-    monkeypatch: pytest.MonkeyPatch,
-    peer: Peer,
-    stream: Stream,
-    uneven: str = "refuse",
-    start: int = 0,
-) -> Iterator[Any]:
+def epoch(monkeypatch, peer, stream, uneven="refuse", start=0) -> Iterator[Any]:
     """An epoch of rank 0 of two."""
     monkeypatch.setattr(replay.collectives, "world_size", lambda: 2)
     monkeypatch.setattr(replay.collectives, "all_reduce", peer.all_reduce)

@@ -18,12 +18,9 @@ from processes import at_root
 STEP = """
 import json, sys
 from pathlib import Path
-
 import torch
 from torch.utils.data import DataLoader, TensorDataset
-
 import my_project_trainer as trainer
-
 FOLDER = Path(trainer.__file__).parent
 calls = []
 
@@ -36,17 +33,13 @@ class Net(trainer.TrainingModule):
     def __init__(self):
         super().__init__()
         self.layer = torch.nn.Linear(2, 1)
-
     def training_step(self, batch, batch_idx):
         sys.setprofile(note if batch_idx == 5 else None)
         return self.layer(batch[0]).square().mean()
-
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), 0.1)
-
     def train_dataloader(self):
         return DataLoader(TensorDataset(torch.ones(80, 2)), batch_size=4)
-
 options = {"max_steps": 10, "log_every_n_steps": 1000, "enable_progress_bar": False}
 trainer.Trainer(strategy="ddp", accelerator="cpu", devices=1, **options).fit(Net())
 print(json.dumps(calls))

@@ -19,9 +19,8 @@ class Halves:
     """The second half of each parameter, as ZeRO has it on the second of two processes."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.flats = {
-            id(each): torch.zeros((each.numel() + 1) // 2) for each in module.parameters()
-        }
+        halves = ((id(each), (each.numel() + 1) // 2) for each in module.parameters())
+        self.flats = {key: torch.zeros(size) for key, size in halves}
 
     def of(self, parameter: Tensor) -> Slice:
         flat = self.flats[id(parameter)]
@@ -78,9 +77,8 @@ def test_zero_uses_the_scale_of_the_trainer_s_scaler(precision, monkeypatch):
         strategy.precision.scaler = torch.amp.GradScaler("cpu", init_scale=512.0)
         strategy.precision.scale(torch.ones(()))
     strategy.zero = SimpleNamespace(override_loss_scale=told.append)
-    strategy.engine = SimpleNamespace(
-        set_gradient_accumulation_boundary=lambda ends: None, basic_optimizer=None
-    )
+    boundary = {"set_gradient_accumulation_boundary": lambda ends: None}
+    strategy.engine = SimpleNamespace(basic_optimizer=None, **boundary)
     strategy._trains = []
     strategy.module = TrainingModule()
     monkeypatch.setattr(DeepSpeed, "forward", lambda *arguments: torch.ones((), requires_grad=True))

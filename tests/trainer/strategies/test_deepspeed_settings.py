@@ -1,7 +1,9 @@
 """DeepSpeed's configuration: what is taken, completed and refused before anything starts."""
 
+import json
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import my_project_trainer as trainer
@@ -12,16 +14,29 @@ from my_project_trainer.errors import ConfigurationError
 from my_project_trainer.strategies.deepspeed import optimizers, settings
 from my_project_trainer.strategies.deepspeed.state import step_of
 from my_project_trainer.strategies.optimizers import Optimization, read_optimization
+from tests.conformance.subject import make as make_subject
 
-from deepspeed_settings import problems, written
+
+def problems(strategy: str = "deepspeed", **options: Any) -> list[str]:
+    """What a trainer says to options of a strategy; its own ones are under ``trainer``."""
+    given = {"accelerator": "cpu", "devices": 2, "strategy": strategy, **options.pop("trainer", {})}
+    try:
+        trainer.Trainer(**given, strategy_options=options)
+    except ConfigurationError as error:
+        return [problem for problem in error.problems if "needs the package" not in problem]
+    return []
+
+
+def written(path: Path, content: Any) -> str:
+    """The path of a file that holds JSON."""
+    path.write_text(json.dumps(content))
+    return str(path)
 
 
 @pytest.mark.needs("deepspeed")
 def test_checking_a_configuration_changes_no_variable(monkeypatch):
     monkeypatch.delenv("DS_ACCELERATOR", raising=False)
-    problems(
-        config={"zero_optimization": {"stage": 1}}
-    )  # what DeepSpeed's import itself sets stays
+    problems(config={"zero_optimization": {"stage": 1}})  # what its import itself sets stays
     os.environ.pop("DS_ACCELERATOR", None)
     before = dict(os.environ)
     assert problems(config={"zero_optimization": {"stage": "x"}}, trainer={"max_steps": 1})
@@ -41,7 +56,6 @@ def test_a_configuration_is_a_dict_a_file_or_named_by_a_variable(tmp_path, monke
 
 
 def test_an_own_configuration_replaces_every_option():
-
     ours: Any = strategies.create("deepspeed", {"stage": 3, "reduce_bucket_size": 4_000})
     replaced = {"stage": 3, "config": {"wall_clock_breakdown": False}}
     theirs: Any = strategies.create("deepspeed", replaced)
@@ -55,9 +69,8 @@ def test_an_own_configuration_replaces_every_option():
 def sizes(device_type: str, elements: int, **options: Any) -> tuple[Any, ...]:
     """Of the buffers that DeepSpeed is given, and whether it averages beside backward."""
     ours: Any = strategies.create("deepspeed", options)
-    zero = settings.sized(settings.completed(ours.config), device_type, elements)[
-        "zero_optimization"
-    ]
+    sized = settings.sized(settings.completed(ours.config), device_type, elements)
+    zero = sized["zero_optimization"]
     ahead = ("prefetch_bucket_size", "max_live_parameters", "max_reuse_distance")
     buckets = (zero["reduce_bucket_size"], zero["allgather_bucket_size"])
     return (*buckets, *(zero.get(f"stage3_{name}") for name in ahead), zero["overlap_comm"])
@@ -225,26 +238,18 @@ def test_what_deepspeed_itself_does_not_take_is_said_before_anything_starts():
     ],
 )
 def test_one_optimizer_with_one_scheduler(given, own, part):
-    module = load_subject(**given)
+    module: Any = make_subject(**given)
+    read = lambda: read_optimization(module.configure_optimizers())  # noqa: E731
     with pytest.raises(ConfigurationError, match=part):
-        optimizers.configured(
-            own or {}, module, lambda: read_optimization(module.configure_optimizers())
-        )
+        optimizers.configured(own or {}, module, read)
 
 
 @pytest.mark.needs("deepspeed")
 def test_a_module_s_optimizers_are_not_asked_for_before_its_fit(monkeypatch):
-    module = load_subject()
+    module = make_subject()
     monkeypatch.setattr(type(module), "configure_optimizers", lambda _: pytest.fail("was called"))
     made = trainer.Trainer(accelerator="cpu", devices=2, max_steps=1, strategy="deepspeed")
     made.check_fit(module)
-
-
-def load_subject(**given: Any) -> Any:
-    """A subject of the conformance tests."""
-    from tests.conformance.subject import make
-
-    return make(**given)
 
 
 def test_an_optimizer_that_cannot_be_sharded_is_refused():

@@ -62,18 +62,14 @@ from PACKAGE_trainer import Trainer, TrainingModule, strategies
 from PACKAGE_trainer.launch import cluster
 from PACKAGE_trainer.run import environment
 
-
 class Line(TrainingModule):
     def __init__(self):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(1))
-
     def training_step(self, batch, batch_idx):
         return ((self.weight * batch - 1) ** 2).mean()
-
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.25)
-
 
 def trained(strategy):
     options = {"accelerator": "cpu", "devices": 1, "max_steps": 1, "enable_progress_bar": False}
@@ -81,7 +77,6 @@ def trained(strategy):
     data = DataLoader(torch.ones(2, 1), batch_size=2)
     Trainer(strategy=strategy, run_name=strategy, loggers=[], **options).fit(model, data)
     return model.weight.item()
-
 
 print(json.dumps({
     "file": strategies.__file__,
@@ -119,9 +114,7 @@ def test_an_engine_is_removed_with_its_folder(tmp_path, removed):
     left = [name for name in strategies.names() if name not in gone]
     assert {"single_device", "ddp", "fsdp"} <= set(left)
     assert gone
-
     found = told(tmp_path, "single_device", "ddp")
-
     assert list(found["made"]) == left
     assert found["overview"] == ["auto", *left]
     assert found["weights"] == [0.5, 0.5]
@@ -155,7 +148,6 @@ PAGE = (ROOT / "docs" / "how-to" / "strategy.md").read_text()
 SIGN = PAGE.split("**1. One file")[1].split("```python\n")[1].split("```")[0]
 FOLDER = """
 from ..registry import Entry, Registration
-
 REGISTRATION = Registration(
     {
         "lazy": Entry("strategy:Lazy"),
@@ -166,13 +158,10 @@ REGISTRATION = Registration(
 IN_FOLDER = '''
 from ..base import Strategy
 
-
 class Lazy(Strategy):
     """Steps by a part of the gradient."""
-
     def __init__(self, factor: float = 1.0) -> None:
         self.factor = factor
-
     def step(self, optimization, *, ends=True):
         for parameter in optimization.parameters:
             parameter.grad *= self.factor
@@ -186,9 +175,7 @@ def test_a_strategy_is_added_by_a_file_or_a_folder(tmp_path):
     (folder / "lazy").mkdir()
     (folder / "lazy" / "__init__.py").write_text(FOLDER)
     (folder / "lazy" / "strategy.py").write_text(IN_FOLDER)
-
     found = told(tmp_path, "sign", "lazy", "lazy_slow")
-
     assert set(found["made"]) - set(strategies.names()) == {"sign", "lazy", "lazy_slow"}
     assert found["made"]["sign"] == "SignSGD"
     assert found["made"]["lazy"] == found["made"]["lazy_slow"] == "Lazy"
@@ -237,7 +224,6 @@ class EngineError(RuntimeError):
 def test_an_engines_error_says_that_a_peer_has_gone(monkeypatch):
     assert not failures.is_lost_peer(EngineError("aborted"))
     assert failures.is_lost_peer(EngineError("aborted"), ["EngineError"])
-
     monkeypatch.setattr(strategies.registry, "lost_peer_errors", [])
     strategies.registry._add("engine", Registration({}, lost_peer_errors=["EngineError"]))
     given: list[Any] = []

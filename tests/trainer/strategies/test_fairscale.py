@@ -11,30 +11,26 @@ from typing import Any
 
 import pytest
 import torch
-from my_project_trainer.checkpoint import reading as checkpoint
 from tests.project import missing, require, run
 
+from fitting import saved
 from processes import at_root
 
 # Several trainings a test, of several processes each.
 SHARDED = {"strategy": "ddp_sharded"}
 LAYERS, LAYER = 4, 64  # of the subject Even
 # CI leaves to make test-slow what one of a pair covers.
-ON_TWO_AND_FOUR = pytest.mark.parametrize(
-    "devices", [2, pytest.param(4, marks=pytest.mark.exhaustive)]
-)
+FOUR = pytest.param(4, marks=pytest.mark.exhaustive)
+ON_TWO_AND_FOUR = pytest.mark.parametrize("devices", [2, FOUR])
 
 
-def started(
-    folder: Path, subject: str, devices: int, **options: Any
-) -> "subprocess.CompletedProcess[str]":
+def started(folder, subject, devices, **options) -> "subprocess.CompletedProcess[str]":
     """A fit of a subject, and tests of what came of it."""
     if options.get("strategy") is not None:
         require(missing("fairscale"))
     folder.mkdir(exist_ok=True)
     given = json.dumps({"devices": devices, "max_steps": 6, "global_batch_size": 4, **options})
-    arguments = ["-m", "odd_subject", folder, subject, given]
-    return run(arguments, extra=at_root(), engine="fairscale")
+    return run(["-m", "odd_subject", folder, subject, given], extra=at_root(), engine="fairscale")
 
 
 def fitted(folder: Path, subject: str, devices: int, **options: Any) -> list[dict[str, Any]]:
@@ -48,8 +44,7 @@ def fitted(folder: Path, subject: str, devices: int, **options: Any) -> list[dic
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     """Of the newest checkpoint."""
-    model = checkpoint.Checkpoint(checkpoint.resolve(folder / "run")).state()["model"]
-    return {name: value.double() for name, value in model.items()}
+    return {name: value.double() for name, value in saved(folder / "run").items()}
 
 
 def difference(one: Path, other: Path) -> float:

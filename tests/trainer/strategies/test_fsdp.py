@@ -167,9 +167,9 @@ class Forces(trainer.TrainingModule):
 def test_a_gradient_of_a_gradient_needs_gathered_units(apart):
     def loss(**options: Any) -> float:
         """That of the second step."""
-        run_of = quiet(max_epochs=1, log_every_n_steps=1, **options)
-        run_of.fit(Forces(), [torch.ones(4, 6)] * 2)
-        return float(run_of.metrics["loss"])
+        made = quiet(max_epochs=1, log_every_n_steps=1, **options)
+        made.fit(Forces(), [torch.ones(4, 6)] * 2)
+        return float(made.metrics["loss"])
 
     by_layer = {"unit_parameters": 1}
     with pytest.raises(UserError, match=r"create_graph=True.*find_unused_parameters true"):
@@ -206,9 +206,8 @@ class ManualChildren(Descends):
 
 
 def test_with_manual_optimization_each_parameter_is_in_one_child():
-    run_of = trainer.Trainer(accelerator="cpu", strategy="fsdp", max_steps=1)
     with pytest.raises(trainer.ConfigurationError) as caught:
-        run_of.check_fit(ManualChildren())
+        quiet(strategy="fsdp", max_steps=1).check_fit(ManualChildren())
     assert [line.split(" of the")[0] for line in caught.value.problems] == [
         "own is in none",
         "parts.0.bias is in 2",
@@ -237,8 +236,7 @@ class Encoder(Descends):
         self.head = nn.Linear(16, 1)
 
     def forward(self, x: Tensor, missing: Tensor) -> Tensor:
-        is_missing = torch.arange(5) >= 5 - missing[:, None]
-        x = self.encoder(x, src_key_padding_mask=is_missing)
+        x = self.encoder(x, src_key_padding_mask=torch.arange(5) >= 5 - missing[:, None])
         x = x + self.attention(x, x, x, need_weights=False)[0]
         return self.head(x[:, 0])
 

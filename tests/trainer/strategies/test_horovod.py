@@ -65,10 +65,9 @@ def test_rates_are_multiplied_by_the_size_unless_told_not_to(tmp_path):
     assert set(logged(not_scaled / "run", "lr")) == {0.003}
     assert len(logged(scaled / "run", "loss")) == 44
     # Forty steps of Adam carry roundings of 1e-7 to 3e-4.
-    assert logged(not_scaled / "run", "loss") == pytest.approx(
-        logged(alone / "run", "loss"), abs=1e-3
-    )
-    assert logged(scaled / "run", "loss") == pytest.approx(logged(twice / "run", "loss"), abs=1e-3)
+    for one, other in ((not_scaled, alone), (scaled, twice)):
+        losses = logged(other / "run", "loss")
+        assert logged(one / "run", "loss") == pytest.approx(losses, abs=1e-3)
 
 
 @pytest.mark.slow
@@ -90,8 +89,7 @@ def test_a_model_that_is_easily_got_wrong(tmp_path, subject, processes):
         ("run", {**short, **horovod}, horovodrun(processes)),
     ):
         (tmp_path / name).mkdir()
-        worker = ["-m", "odd_subject", tmp_path / name, subject, json.dumps(options)]
-        succeed(worker, by=by)
+        succeed(["-m", "odd_subject", tmp_path / name, subject, json.dumps(options)], by=by)
     assert difference(tmp_path / "run", tmp_path / "alone") < 1e-5
 
 

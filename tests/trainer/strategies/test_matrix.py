@@ -9,22 +9,19 @@ import numpy as np
 import pytest
 import torch
 from tests.conformance import test_conformance
-from tests.conformance.matrix import ENGINES, MATRIX
+from tests.conformance.matrix import MATRIX
 from tests.conformance.rows import PROPERTIES, rounding
 from tests.project import PACKAGE, ROOT, run
 
 STRATEGIES = Path("src") / f"{PACKAGE}_trainer" / "strategies"
 ROWS = Path("tests") / "conformance"
-NAMES = [engine.name for engine in ENGINES]
 A_STRATEGY = """
 from .registry import Entry, Registration
 from .replicated.ddp import DDP
-
 REGISTRATION = Registration({"mine": Entry(DDP)})
 """
 A_ROW = """
 from .rows import Launch, Row
-
 ROWS = {"mine": Row((Launch(2),), only=("sgd",))}
 PORTABLE = {}
 """
@@ -52,10 +49,8 @@ def test_a_strategy_needs_a_row_and_a_row_a_strategy(copy):
     done = rows_are_right(copy, "tests/conformance")
     assert done.returncode == 1
     assert "'mine'" in done.stdout
-
     row.write_text(A_ROW)
     assert rows_are_right(copy, "tests/conformance").returncode == 0
-
     strategy.unlink()
     done = rows_are_right(copy, "tests/conformance")
     assert done.returncode == 1

@@ -157,10 +157,9 @@ class Planned(trainer.TrainingModule):
 
 def refused(module: Any, strategy: str = "tensor_parallel", **options: Any) -> list[str]:
     """The lines that refuse a module, or options, before any process starts."""
+    given = {"accelerator": "cpu", "max_steps": 1, "devices": 2, "strategy": strategy, **options}
     with pytest.raises(ConfigurationError) as caught:
-        trainer.Trainer(
-            accelerator="cpu", max_steps=1, strategy=strategy, **{"devices": 2, **options}
-        ).check_fit(module)
+        trainer.Trainer(**given).check_fit(module)
     return caught.value.problems
 
 

@@ -31,12 +31,6 @@ KINDS = {
 
 
 class Model(trainer.TrainingModule):
-    """A classifier.
-
-    Args:
-        make: makes the optimizer.
-    """
-
     def __init__(self, make: Callable[..., Optimizer]) -> None:
         super().__init__()
         torch.manual_seed(0)

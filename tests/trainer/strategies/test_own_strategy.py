@@ -30,13 +30,11 @@ def command(strategy: str, *arguments: str) -> list[str]:
         "--trainer.max_steps": "1",
         "--trainer.loggers": "[csv]",
     }
-    pairs = [word for pair in options.items() for word in pair]
-    return ["-m", PACKAGE, "fit", *pairs, *arguments]
+    return ["-m", PACKAGE, "fit", *(word for pair in options.items() for word in pair), *arguments]
 
 
 def test_registered_where_the_model_is(tmp_path):
-    said = [[f"hello from {rank} of 2", "wraps Net"] for rank in (0, 1)]
-    assert fitted(tmp_path, "mine") == said
+    assert fitted(tmp_path, "mine") == [[f"hello from {rank} of 2", "wraps Net"] for rank in (0, 1)]
 
 
 def test_named_by_class_path_with_options_of_its_own_and_of_what_it_is_made_from(tmp_path):
@@ -72,9 +70,8 @@ def test_a_mistake_is_said_in_a_line(tmp_path, arguments, lines):
 
 def test_its_name_is_known_where_something_else_is_wrong(tmp_path):
     words = command("mine")
-    words[words.index("--trainer.max_steps")] = "--trainer.max_step"
-    before_the_model = [*words[:3], *words[5:], *words[3:5]]
-    done = run(before_the_model, cwd=tmp_path, extra=at_root())
+    words[words.index("--trainer.max_steps")] = "--trainer.max_step"  # before the model
+    done = run([*words[:3], *words[5:], *words[3:5]], cwd=tmp_path, extra=at_root())
     line = "trainer.max_step: there is no such option; did you mean"
     names = "'max_steps' or 'max_time' or 'max_epochs'?"
     assert done.stderr.splitlines()[0] == f"error: {line} {names}"
@@ -100,7 +97,6 @@ def test_a_class_path_that_is_none(path, reason):
 
 
 def test_a_class_in_place_of_a_strategy():
-    with pytest.raises(
-        ConfigurationError, match="strategy=SingleDevice is a class: create an instance"
-    ):
+    line = "strategy=SingleDevice is a class: create an instance"
+    with pytest.raises(ConfigurationError, match=line):
         trainer.Trainer(max_steps=1, strategy=trainer.SingleDevice)

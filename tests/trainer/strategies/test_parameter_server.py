@@ -125,8 +125,7 @@ def test_workers_that_wait_for_one_at_the_bound_are_all_served_after_it() -> Non
 
 def test_each_gradient_is_computed_on_the_newest_weights() -> None:
     workers = Workers(2, 4)
-    found = [float(workers.step(rank)[0]) for rank in (0, 1, 1, 0)]
-    assert found == [0.0, -1.0, -2.0, -3.0]
+    assert [float(workers.step(rank)[0]) for rank in (0, 1, 1, 0)] == [0.0, -1.0, -2.0, -3.0]
 
 
 def test_a_parameter_that_no_worker_used_is_not_stepped() -> None:
@@ -174,9 +173,7 @@ def test_all_workers_stop_after_the_same_step() -> None:
 # --- whole runs -----------------------------------------------------------------------------------
 
 
-def train(
-    folder: Path, options: dict[str, Any], subject: dict[str, Any]
-) -> "tuple[int, str, dict[str, list[float]]]":
+def train(folder: Path, options: Any, subject: Any) -> tuple[int, str, dict[str, list[float]]]:
     """Exit code, what was printed as errors, and logged values by name."""
     words = ["-m", "parameter_server_subject", folder, json.dumps(options), json.dumps(subject)]
     # In forks, a thread of the server sometimes had torch's SystemError: () method: bad call flags.

@@ -85,9 +85,8 @@ def test_children_are_measured_and_stay_as_they_are(kind):
     before = {name: each.clone() for name, each in module.state_dict().items()}
     batch = next(iter(module.train_dataloader()))
     state = torch.get_rng_state()
-    found = measure(
-        module, lambda: module.training_step(batch, 0), torch.enable_grad, torch.device("cpu")
-    )
+    step = functools.partial(module.training_step, batch, 0)
+    found = measure(module, step, torch.enable_grad, torch.device("cpu"))
     assert torch.equal(state, torch.get_rng_state())
     after = module.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)

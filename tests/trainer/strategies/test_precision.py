@@ -17,6 +17,10 @@ from torchmetrics import MeanMetric
 
 from fitting import quiet
 
+HALVES = pytest.mark.parametrize(
+    ("name", "dtype"), [("bf16-true", torch.bfloat16), ("16-true", torch.float16)]
+)
+
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
@@ -30,9 +34,7 @@ def test_a_product_is_computed_in(name: str, dtype: torch.dtype) -> None:
     assert (found.scaler is not None) is (name == "16-mixed")
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"), [("bf16-true", torch.bfloat16), ("16-true", torch.float16)]
-)
+@HALVES
 def test_a_module_is_cast_and_nothing_else_is_done(name: str, dtype: torch.dtype) -> None:
     found = precision.Precision(name, "cpu")
     assert (found.parameter_dtype, found.dtype, found.scaler) == (dtype, None, None)
@@ -101,9 +103,7 @@ def run(folder: Path, name: str, steps: int, resume: Any = None, strategy: str =
 
 
 @pytest.mark.parametrize("strategy", ["single_device", "ddp", "dp"])
-@pytest.mark.parametrize(
-    ("name", "dtype"), [("bf16-true", torch.bfloat16), ("16-true", torch.float16)]
-)
+@HALVES
 def test_a_run_computes_steps_and_saves_in_half(tmp_path, strategy, name, dtype) -> None:
     module, optimizer, alone = run(tmp_path, name, 9, strategy=strategy)
     assert module.seen == {dtype}
@@ -153,9 +153,7 @@ def test_an_unknown_name_is_refused(name: str, line: str) -> None:
     assert raised.value.problems == [line]
 
 
-def make(
-    gradient: float, name: str = "16-mixed"
-) -> tuple[nn.Parameter, SGD, "precision.Precision"]:
+def make(gradient: float, name: str = "16-mixed") -> tuple[nn.Parameter, SGD, Any]:
     """A parameter of 1 after the backward of a loss with this gradient."""
     parameter = nn.Parameter(torch.ones(1))
     found = precision.Precision(name, "cpu")

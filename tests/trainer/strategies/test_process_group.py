@@ -1,7 +1,6 @@
 """What a process group is formed of, and what torch's DDP is given."""
 
 import datetime
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -60,12 +59,11 @@ def test_the_variables_name_a_backend(monkeypatch, variables, asked):
         monkeypatch.setenv(name, value)
     strategy = ddp.DDP()
     strategy.device = torch.device("cpu")
-    layout = Layout()
     with (
         mock.patch.object(process_group.dist, "init_process_group") as formed,
         mock.patch.object(process_group.rendezvous, "connect_store"),
     ):
-        strategy.init_process_group(layout, torch.device("cpu"))
+        strategy.init_process_group(Layout(), strategy.device)
     assert formed.call_args.args == (asked,)
 
 
@@ -78,12 +76,8 @@ def test_the_variables_name_a_backend(monkeypatch, variables, asked):
     ],
 )
 def test_nccl_is_bound_to_its_gpu_and_reports_after_our_timer(
-    monkeypatch: pytest.MonkeyPatch,
-    device: str,
-    backend: str,
-    bound: torch.device | None,
-    seconds: int,
-) -> None:
+    monkeypatch, device, backend, bound, seconds
+):
     monkeypatch.setenv("TRAINER_BACKEND", backend)
     strategy = ddp.DDP(timeout_seconds=600)
     strategy.device = torch.device(device)
@@ -133,19 +127,15 @@ def test_every_group_reports_after_our_timer(monkeypatch, name, options, form):
     assert set(timeouts) == {630}
 
 
-def test_groups_for_the_cpu_can_be_added_to_one_that_is_bound_to_a_gpu(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("group")
+def test_groups_for_the_cpu_can_be_added_to_one_that_is_bound_to_a_gpu() -> None:
     """As a checkpoint's; torch would split it from the first group, which gloo does not support."""
     dist = torch.distributed
-    store = dist.FileStore(str(tmp_path / "store"), 1)
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        dist.group.WORLD.bound_device_id = torch.device("cuda:0")
-        group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=9))
-        total = torch.ones(2)
-        dist.all_reduce(total, group=group)
-        assert total.tolist() == [1, 1]
-    finally:
-        dist.destroy_process_group()
+    dist.group.WORLD.bound_device_id = torch.device("cuda:0")
+    group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=9))
+    total = torch.ones(2)
+    dist.all_reduce(total, group=group)
+    assert total.tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("name", ["TRAINER_BACKEND", "PL_TORCH_DISTRIBUTED_BACKEND"])

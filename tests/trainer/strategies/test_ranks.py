@@ -1,6 +1,5 @@
 """What is the same on two ranks from the first step on, and what differs."""
 
-import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -12,28 +11,23 @@ from safetensors.torch import load_file
 from tests.conformance.horovod_rows import horovodrun
 from tests.project import succeed
 
+from fitting import logged
+
 STRATEGIES = ["ddp", "ddp-manual", "fsdp", "ddp_zero1"]
 
 
 class Results:
-    """What the ranks of a launch have written.
-
-    Args:
-        folder: where.
-        printed: to the terminal.
-    """
+    """What the ranks of a launch have written into a folder, and printed."""
 
     def __init__(self, folder: Path, printed: str) -> None:
         self.folder, self.printed = folder, printed
 
     def seen(self, strategy: str) -> list[dict[str, Any]]:
-        return [
-            json.loads((self.folder / f"{strategy}-{rank}.json").read_text()) for rank in range(2)
-        ]
+        paths = (self.folder / f"{strategy}-{rank}.json" for rank in range(2))
+        return [json.loads(path.read_text()) for path in paths]
 
     def logged(self, strategy: str, name: str) -> list[float]:
-        with (self.folder / strategy / "metrics.csv").open() as file:
-            return [float(row["value"]) for row in csv.DictReader(file) if row["name"] == name]
+        return logged(self.folder / strategy, name)
 
     def newest(self, strategy: str) -> Path:
         return complete(self.folder / strategy / "checkpoints")[-1]
@@ -82,8 +76,7 @@ def test_values_are_reduced_over_ranks_and_over_one_without_samples(results, str
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_padding_batch_counts_in_no_value(results: Results, strategy: str) -> None:
-    expected = {"metric": 9.0, "sum": 9.0, "mean": (5 + 4 * 2) / 9}
-    for name, value in expected.items():
+    for name, value in {"metric": 9.0, "sum": 9.0, "mean": (5 + 4 * 2) / 9}.items():
         assert results.logged(strategy, name) == [pytest.approx(value)], name
 
 
@@ -122,8 +115,7 @@ def held(results: Results, strategy: str, part: str) -> list[dict[str, int]]:
 def test_each_rank_steps_and_saves_its_share_of_the_optimizer_s_state(results: Results) -> None:
     first, second = held(results, "ddp_zero1", "exp_avg_sq")
     assert not first.keys() & second.keys()
-    assert first
-    assert second
+    assert min(len(first), len(second)) > 0
     assert sum((first | second).values()) == 22
 
 

@@ -6,8 +6,6 @@ That they are trained right with ``find_unused_parameters`` is shown by the conf
 import json
 import subprocess
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -21,26 +19,20 @@ OPTION = "set --trainer.strategy_options.find_unused_parameters true"
 ELSEWHERE = "use strategy='fsdp' or 'ddp', with --trainer.strategy_options.find_unused_parameters"
 TIMEOUT = {"timeout_seconds": 600}
 FSDP_UNITS = {"unit_parameters": 1}
+STAGES = [f"deepspeed_stage_{each}" for each in (1, 2, 3)]
+ENGINES = {"ddp_sharded": "fairscale"}
 slow = pytest.mark.slow
 
 
-def fit(
-    folder: Path, subject: str, strategy: str, options: dict[str, Any], devices: int = 2
-) -> "subprocess.CompletedProcess[str]":
+def fit(folder, subject, strategy, options, devices=2) -> "subprocess.CompletedProcess[str]":
     """Six steps of a subject of odd_subject."""
-    engine = next(
-        (each for each in ("deepspeed", "fairscale") if each in _package(strategy)), "torch"
-    )
+    engine = "deepspeed" if strategy in STAGES else ENGINES.get(strategy, "torch")
     require(missing(engine))
     folder.mkdir()
     given = {"max_steps": 6, "global_batch_size": 4, "devices": devices, "strategy": strategy}
     if strategy != "single_device":
         given["strategy_options"] = {**TIMEOUT, **options}
     return run(["-m", "odd_subject", folder, subject, json.dumps(given)], engine=engine)
-
-
-def _package(strategy: str) -> str:
-    return "fairscale" if "sharded" in strategy else strategy
 
 
 def refusal(done: "subprocess.CompletedProcess[str]") -> str:
@@ -51,7 +43,6 @@ def refusal(done: "subprocess.CompletedProcess[str]") -> str:
     return lines[0]
 
 
-STAGES = [f"deepspeed_stage_{each}" for each in (1, 2, 3)]
 exhaustive = [slow, pytest.mark.exhaustive]
 SHARDED = [
     ("fsdp", {}, OPTION),

@@ -74,8 +74,7 @@ def test_a_checkpoint_of_shards_in_main_memory_never_leaves_it(connect, tmp_path
     optimizer = torch.optim.Adam(module.parameters())
     module.weight.grad = sharded(torch.ones(4, 2), 4)
     optimizer.step()
-    names = states.parameter_names(module)
-    moments = states.optimizer_state(optimizer, names)
+    moments = states.optimizer_state(optimizer, states.parameter_names(module))
     state = {"model": dict(module.state_dict()), "optimizer": moments}
     checkpoint_writer.Checkpoints(tmp_path).save(1, state, {})
     stored = checkpoint.Checkpoint(tmp_path / "step-00000001").stored_state()
@@ -199,20 +198,16 @@ def test_the_scale_of_offloaded_gradients_has_arrived_before_it_is_used():
     assert layer.weight.grad.tolist() == [[2, 2], [2, 2]]
 
 
-@pytest.mark.parametrize(("device", "reads_overflow"), [("cpu", True), ("cuda", False)])
-def test_an_offloaded_fused_optimizer_reads_no_overflow_from_a_gpu(
-    monkeypatch, device, reads_overflow
-):
+@pytest.mark.parametrize(("device", "reads"), [("cpu", True), ("cuda", False)])
+def test_an_offloaded_fused_optimizer_reads_no_overflow_from_a_gpu(monkeypatch, device, reads):
     optimizer = torch.optim.AdamW(nn.Linear(2, 2).parameters(), fused=True)
     scaler = Precision("16-mixed", "cpu").scaler
     scaler._device = device
-    seen = []
-    own = "_step_supports_amp_scaling"
-    monkeypatch.setattr(
-        torch.amp.GradScaler, "step", lambda _, stepped: seen.append(getattr(stepped, own))
-    )
+    seen, own = [], "_step_supports_amp_scaling"
+    note = lambda _, stepped: seen.append(getattr(stepped, own))  # noqa: E731
+    monkeypatch.setattr(torch.amp.GradScaler, "step", note)
     scaler.step(optimizer)
-    assert seen == [reads_overflow]
+    assert seen == [reads]
     assert getattr(optimizer, own) is True  # as torch has made it
 
 
@@ -263,9 +258,8 @@ def test_a_replica_computes_on_its_own_gpu(monkeypatch):
 def test_the_generators_of_all_replicas_are_saved(monkeypatch):
     states = {device: torch.tensor([index]) for index, device in enumerate(GPUS[:2])}
     monkeypatch.setattr(torch.cuda, "get_rng_state", states.__getitem__)
-    monkeypatch.setattr(
-        torch.cuda, "set_rng_state", lambda state, device: states.update({device: state})
-    )
+    update = lambda state, device: states.update({device: state})  # noqa: E731
+    monkeypatch.setattr(torch.cuda, "set_rng_state", update)
     saved = randomness.full_state(GPUS)
     before = dict(states)
     states.update(dict.fromkeys(states, torch.tensor([7])))

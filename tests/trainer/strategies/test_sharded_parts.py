@@ -17,7 +17,7 @@ from my_project_trainer.strategies.optimizer_state import (
     parameter_names,
 )
 from my_project_trainer.strategies.precision import Precision
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
@@ -65,10 +65,8 @@ def test_an_optimizer_s_state_of_another_shape_is_not_loaded(monkeypatch):
     ("algorithm", "expected"), [("norm", [0.6, 0.0, 0.0]), ("value", [1.0, 1.0, 1.0])]
 )
 def test_the_norm_is_that_of_the_gradients_of_all_processes(monkeypatch, algorithm, expected):
-    def add_other_process(squares: Tensor) -> Tensor:
-        return squares + 16.0  # of a process whose gradients have a norm of 4
-
-    monkeypatch.setattr(clipping.collectives, "all_reduce", add_other_process)
+    # Another process has gradients with a norm of 4.
+    monkeypatch.setattr(clipping.collectives, "all_reduce", lambda squares: squares + 16.0)
     own = nn.Parameter(torch.zeros(3))
     own.grad = torch.tensor([3.0, 0.0, 0.0]) if algorithm == "norm" else torch.full((3,), 3.0)
     without = nn.Parameter(torch.zeros(2))
@@ -115,8 +113,7 @@ def test_an_overflow_in_sharded_or_in_whole_gradients_skips_the_step(overflows: 
     local: Any = sharded.detach()
     assert local.to_local().tolist() == [stepped] * 4
     assert whole.tolist() == [stepped] * 2
-    after = float(precision.scale(torch.ones(())))
-    assert after == (scale if overflows == "none" else scale / 2)
+    assert float(precision.scale(torch.ones(()))) == (scale if overflows == "none" else scale / 2)
 
 
 # --- private API of torch ------------------------------------------------------------------------
@@ -128,8 +125,7 @@ def test_torch_s_records_of_a_unit_have_what_fsdp_reads() -> None:
     unit: Any = fully_shard(nn.Linear(2, 2))
     unit(torch.ones(1, 2))
     (records,) = fsdp._groups(unit)
-    names = {each._param_fqn for each in records.fsdp_params}
-    assert names == {"weight", "bias"}
+    assert {each._param_fqn for each in records.fsdp_params} == {"weight", "bias"}
     for param in records.fsdp_params:
         assert param.sharded_param.requires_grad
         assert param._unsharded_param.is_leaf

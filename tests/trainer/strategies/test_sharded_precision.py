@@ -46,8 +46,8 @@ class Holder(trainer.TrainingModule):
 
 
 def fit(module: trainer.TrainingModule, strategy: str = "fsdp") -> None:
-    run_of = quiet(max_epochs=1, strategy=strategy, precision="bf16-mixed")
-    run_of.fit(module, [torch.ones(4, 6)] * 2)
+    made = quiet(max_epochs=1, strategy=strategy, precision="bf16-mixed")
+    made.fit(module, [torch.ones(4, 6)] * 2)
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "mesh"])

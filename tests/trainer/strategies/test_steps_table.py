@@ -46,18 +46,10 @@ class Epoch(NamedTuple):
 
 
 @cache
-def read(
-    samples: int,
-    batch_size: int,
-    replicas: int,
-    accumulate: int,
-    drop_last: bool,
-    whole: int | None,
-) -> Epoch:
+def read(samples, batch_size, replicas, accumulate, drop_last, whole) -> Epoch:
     """Have all replicas read an epoch."""
-    loader = DataLoader(
-        TensorDataset(torch.arange(samples)), batch_size=batch_size, drop_last=drop_last
-    )
+    data = TensorDataset(torch.arange(samples))
+    loader = DataLoader(data, batch_size=batch_size, drop_last=drop_last)
     each = [
         feed_creation.feed_training(
             loader,
@@ -93,9 +85,7 @@ def test_what_is_announced_is_what_the_replicas_read(name):
             check_case(replicas, *case)
 
 
-def check_case(
-    replicas: int, samples: int, size: int, accumulate: int, drop_last: bool, whole: int | None
-) -> None:
+def check_case(replicas, samples, size, accumulate, drop_last, whole):
     """Read with so many replicas, and compare; or see it refused."""
     case = (samples, size, replicas, accumulate, drop_last, whole)
     expected = whole or size * replicas * accumulate

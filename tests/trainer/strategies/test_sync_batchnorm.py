@@ -3,6 +3,7 @@
 import my_project_trainer as trainer
 import pytest
 import torch
+from my_project_trainer.launch import collectives
 from my_project_trainer.strategies import sync_batchnorm
 from safetensors.torch import load_file
 from tests.conformance.rows import rounding
@@ -95,20 +96,16 @@ def test_whoever_holds_a_batchnorm_holds_the_converted_one(accelerator, kind):
 
 
 def test_a_module_that_is_itself_a_batchnorm_is_converted():
-    assert isinstance(
-        sync_batchnorm.convert(nn.BatchNorm2d(2), "cpu"), sync_batchnorm.SyncBatchNorm
-    )
-    assert isinstance(sync_batchnorm.convert(nn.BatchNorm2d(2), "cuda"), nn.SyncBatchNorm)
+    for accelerator, kind in (("cpu", sync_batchnorm.SyncBatchNorm), ("cuda", nn.SyncBatchNorm)):
+        assert isinstance(sync_batchnorm.convert(nn.BatchNorm2d(2), accelerator), kind)
 
 
 def test_half_precision_comes_out_as_it_went_in(monkeypatch):
-    from my_project_trainer.launch import collectives as distributed
-
     module = sync_batchnorm.convert(Case((4,)).make().float(), "cpu")
     plain = Case((4,)).make().float()
     # Two ranks that have the same part.
-    monkeypatch.setattr(distributed, "world_size", lambda: 2)
-    monkeypatch.setattr(distributed, "all_reduce", lambda tensor: tensor * 2)
+    monkeypatch.setattr(collectives, "world_size", lambda: 2)
+    monkeypatch.setattr(collectives, "all_reduce", lambda tensor: tensor * 2)
     part = torch.randn(8, 3, dtype=torch.bfloat16)
     output = module(part)
     assert output.dtype == torch.bfloat16
@@ -116,10 +113,8 @@ def test_half_precision_comes_out_as_it_went_in(monkeypatch):
 
 
 def test_a_single_value_a_channel_cannot_be_trained_on(monkeypatch):
-    from my_project_trainer.launch import collectives as distributed
-
-    monkeypatch.setattr(distributed, "world_size", lambda: 2)
-    monkeypatch.setattr(distributed, "all_reduce", lambda tensor: tensor)
+    monkeypatch.setattr(collectives, "world_size", lambda: 2)
+    monkeypatch.setattr(collectives, "all_reduce", lambda tensor: tensor)
     module = sync_batchnorm.convert(nn.BatchNorm1d(3), "cpu")
     with pytest.raises(ValueError, match="needs at least 2 values per channel in training, not 1"):
         module(torch.ones(1, 3))

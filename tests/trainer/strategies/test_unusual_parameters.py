@@ -3,25 +3,22 @@
 import subprocess
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.conformance.rows import ROUNDING
 from tests.project import missing, require, run
+
+from fitting import assert_close
 
 slow = pytest.mark.slow
 exhaustive = [slow, pytest.mark.exhaustive]
 
 
-def fit(
-    folder: Path, subject: str, strategy: str, devices: int = 2
-) -> "subprocess.CompletedProcess[str]":
+def fit(folder, subject, strategy, devices=2) -> "subprocess.CompletedProcess[str]":
     engine = "deepspeed" if "deepspeed" in strategy else "torch"
     require(missing(engine))
-    arguments = ["-m", "unusual_subject", folder, subject, strategy, str(devices)]
-    return run(arguments, engine=engine)
+    return run(["-m", "unusual_subject", folder, subject, strategy, str(devices)], engine=engine)
 
 
 @pytest.fixture(scope="module")
@@ -63,10 +60,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str,
 def test_weights_are_those_of_one_process(tmp_path, alone, subject, strategy):
     done = fit(tmp_path, subject, strategy)
     assert done.returncode == 0, done.stderr
-    found, expected = load_file(tmp_path / "weights.safetensors"), alone(subject)
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=0, atol=ROUNDING)
+    assert_close(load_file(tmp_path / "weights.safetensors"), alone(subject))
 
 
 @pytest.mark.parametrize(

@@ -267,8 +267,7 @@ def test_a_table_and_json_have_the_same_lines(capsys, monkeypatch):
 
 
 def test_all_errors_of_the_options_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
-    wrong = words("Plain", "--trainer.max_step", "3", "--data.second", "1")
-    assert doctor("--json", *wrong) == 2
+    assert doctor("--json", *words("Plain", "--trainer.max_step", "3", "--data.second", "1")) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert len(err.splitlines()) == 2

@@ -80,8 +80,7 @@ def test_what_does_not_fit_is_left_out_with_the_reason(digits: Any):
     assert "uses 1 device and 2 were requested" in reasons["single_device"]
     assert "no parallelize_plan" in reasons["tensor_parallel"]
     assert "runs on 1 node and there are 2" in reasons["ddp_spawn"]
-    planned = [row["name"] for row in digits["rows"]]
-    assert sorted([*planned, *reasons]) == sorted(registry.names())
+    assert sorted([*[row["name"] for row in digits["rows"]], *reasons]) == sorted(registry.names())
 
 
 def test_lines_for_slurm_are_compared(digits: Any, tmp_path: Path):
@@ -245,9 +244,8 @@ def test_a_billion_parameters_need_no_memory(tmp_path: Path):
     assert found["facts"]["parameters"] > 1e9
     rows = {row["name"]: row for row in found["rows"]}
     assert rows["fsdp"]["memory"]["mark"] == "measured", found["notes"]
-    assert rows["fsdp"]["memory"]["gradients"] == pytest.approx(
-        found["facts"]["whole_model"]["gradients"] / 32, rel=0.01
-    )
+    share = found["facts"]["whole_model"]["gradients"] / 32
+    assert rows["fsdp"]["memory"]["gradients"] == pytest.approx(share, rel=0.01)
     assert rows["fsdp"]["largest_batch_size"] > rows["ddp"]["largest_batch_size"] > 8
 
 

@@ -89,9 +89,8 @@ def test_the_best_trial_is_that_of_the_best_run(tmp_path: Path) -> None:
     rate, width = found[number].params.values()
     assert chosen == f"--model.learning_rate={rate} --model.width={width}"
     for each in found:
-        config = yaml.safe_load(
-            (tmp_path / "runs" / "sweep-s" / f"trial-{each.number}" / "config.yaml").read_text()
-        )
+        run = tmp_path / "runs" / "sweep-s" / f"trial-{each.number}"
+        config = yaml.safe_load((run / "config.yaml").read_text())
         made = config["model"]["init_args"]
         assert [made["learning_rate"], made["width"]] == list(each.params.values())
         assert 1e-4 <= made["learning_rate"] <= 0.1

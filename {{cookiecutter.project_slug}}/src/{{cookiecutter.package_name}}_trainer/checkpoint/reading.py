@@ -70,8 +70,8 @@ class Checkpoint:
             other = "not of the step that the directory is named after"
             raise CheckpointError(f"{file}: of step {head.step}, {other}")
         # Hidden ones are of the file system: .nfs0001, .DS_Store.
-        present = {entry.name for entry in path.iterdir() if entry.name[0] != "."} - {state_file.FILE}
-        for name in sorted(present | head.files.keys()):
+        present = {entry.name for entry in path.iterdir() if entry.name[0] != "."}
+        for name in sorted((present - {state_file.FILE}) | head.files.keys()):
             if name not in present:
                 raise CheckpointError(f"{path}: {name} is missing")
             if name not in head.files or not name.endswith(".safetensors"):

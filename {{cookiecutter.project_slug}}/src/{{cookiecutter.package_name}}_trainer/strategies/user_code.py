@@ -3,7 +3,7 @@
 Without this, it would read and change something else, or nothing.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
+from torch.utils.hooks import RemovableHandle
 
 from ..checkpoint import dtensors
 from ..errors import UserError
@@ -53,6 +54,83 @@ def _refuse_call(only_empty: bool, layer: nn.Module, _: Any) -> None:
     if not only_empty or not all(tensor.numel() for tensor in layer.parameters(recurse=False)):
         what = f"a {type(layer).__name__} is called after the fit that has sharded its weights"
         raise UserError(f"{what}; {_AGAIN}")
+
+
+class WeightGuard:
+    """Contexts of steps: the first of training raises UserError if it changes weights.
+
+    That would be lost, because a step has copies of them. ``whole``: ids of those that are none.
+    """
+
+    def __init__(self, reason: str, whole: Iterable[int] = ()) -> None:
+        self._reason, self._whole, self._is_first = reason, {*whole}, True
+        self._totals: dict[nn.Module, dict[str, str]] = {}
+
+    def error(self, what: str) -> UserError:
+        """The error of code that changes weights."""
+        advice = "change weights in on_train_batch_start, or use strategy='ddp'"
+        return UserError(f"{what}, which would be lost: {self._reason}; {advice}")
+
+    @contextmanager
+    def step(self, module: nn.Module, stage: str) -> Iterator[None]:
+        """Context of a step on copies of all parameters of a module."""
+        if not self._begins(stage):
+            yield
+            return
+        self._begin(module, recurse=True)
+        try:
+            yield
+        except RuntimeError as error:
+            if "a view and its base" not in str(error):
+                raise
+            raise self.error("training_step changes a parameter in place") from error
+        self._end(module, recurse=True)
+
+    @contextmanager
+    def layers(self, step: nn.Module, stage: str) -> Iterator[None]:
+        """Context of the call of a step, in which layers gather their parameters."""
+        if not self._begins(stage):
+            yield
+            return
+        handles = list[RemovableHandle]()
+        layers = [layer for layer in step.modules() if layer._parameters and layer is not step]
+        for layer in [step, *layers]:
+            begin = partial(self._begin, recurse=layer is step)
+            end = partial(self._end, recurse=layer is step)
+            handles.append(layer.register_forward_pre_hook(begin))
+            handles.append(layer.register_forward_hook(end, prepend=True))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _begins(self, stage: str) -> bool:
+        begins = self._is_first and stage == "training"
+        self._is_first &= not begins
+        return begins
+
+    def _begin(self, layer: nn.Module, *_: Any, recurse: bool) -> None:
+        if not torch.compiler.is_compiling():
+            self._totals[layer] = self._total(layer, recurse)
+
+    def _end(self, layer: nn.Module, *_: Any, recurse: bool) -> None:
+        if torch.compiler.is_compiling():
+            return
+        of_class = f"{type(layer).__name__.removeprefix('FSDP')}.forward"
+        before = self._totals.pop(layer, {})
+        for name, total in self._total(layer, recurse).items():
+            if before.get(name, total) != total:
+                where = "training_step" if recurse else of_class
+                raise self.error(f"{where} changes {name.removeprefix('module.')}")
+
+    def _total(self, layer: nn.Module, recurse: bool) -> dict[str, str]:
+        """The sum of each parameter, as text: NaN is equal to NaN."""
+        named = layer.named_parameters(recurse=recurse)
+        plain = [(name, p) for name, p in named if type(p) in (Tensor, nn.Parameter, _Missing)]
+        known = [(name, p) for name, p in plain if p.numel() and id(p) not in self._whole]
+        floats = [(name, p) for name, p in known if p.is_floating_point() and p.dtype.itemsize > 1]
+        return {name: str(p.detach().sum(dtype=torch.float64).item()) for name, p in floats}
 
 
 class HookGuard:

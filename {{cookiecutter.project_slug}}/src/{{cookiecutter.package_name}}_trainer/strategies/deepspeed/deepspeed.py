@@ -34,7 +34,7 @@ from ..optimizer_state import group_names, parameter_names
 from ..optimizers import Optimization
 from ..precision import Precision
 from ..process_group import ProcessGroupStrategy
-from ..user_code import Freed, HookGuard, forbid_calls
+from ..user_code import Freed, HookGuard, WeightGuard, forbid_calls
 from . import ELSEWHERE, optimizers, process, settings
 from .onebit_adam import CompressionErrors, OneBitAdam
 from .optimizers import UnusedParameters, average_used
@@ -247,6 +247,7 @@ class DeepSpeed(ProcessGroupStrategy):
         self.sharded = ShardedState(module, self.slices, optimizer, groups)
         self.same_use = SameUse(lambda: trained(module), ELSEWHERE, self.timeout_seconds)
         self._guard = HookGuard(module, _INSTEAD, self.slices.has_whole, "hidden")
+        self._weight_guard = WeightGuard("what is gathered is freed")
         named = dict(module.named_parameters())
         shown = [[named[name] for name in group] for group in groups]
         self.engine_groups = EngineGroups([optimizer], shown)
@@ -305,8 +306,11 @@ class DeepSpeed(ProcessGroupStrategy):
             self.same_use.begin(stage)
         # Stage 3's engine gathers parameters in evaluation too; without training there is none.
         if self.engine is not None and (stage == "training" or self.stage == 3):
-            weights = self._guard.weights(f"{stage}_step") if self.stage == 3 else nullcontext()
-            with process.explained(), weights:
+            if self.stage != 3:
+                with process.explained():
+                    return self.engine(stage, batch, batch_idx)
+            layers = self._weight_guard.layers(self._step_module, stage)
+            with process.explained(), self._guard.weights(f"{stage}_step"), layers:
                 return self.engine(stage, batch, batch_idx)
         return self._step_module(stage, batch, batch_idx)
 

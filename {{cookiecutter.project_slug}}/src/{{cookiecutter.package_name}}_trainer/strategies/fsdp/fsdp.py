@@ -41,7 +41,7 @@ from ..memory import Memory, Sizes, divided, memory
 from ..optimizer_state import parameter_names
 from ..optimizers import Optimization
 from ..process_group import ProcessGroupStrategy
-from ..user_code import forbid_calls, refuse_sharded
+from ..user_code import WeightGuard, forbid_calls, refuse_sharded
 from ..weights import LocalWeights
 from . import state as sharded_state
 from .state import groups_split
@@ -168,6 +168,7 @@ class FSDP(ProcessGroupStrategy):
         sharded_state.HANDLERS[sharded_state.READ] = sharded_state.read_number
         self._names = parameter_names(module)
         self.watch_gradients()
+        self._guard = WeightGuard("what is gathered is freed", map(id, self.whole_parameters()))
 
     def shard_units(self, module: TrainingModule) -> None:
         """Choose units, and shard them."""
@@ -259,7 +260,7 @@ class FSDP(ProcessGroupStrategy):
     def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         if self.same_use is not None:
             self.same_use.begin(stage)
-        with explain_sharded_use(self.half):
+        with explain_sharded_use(self.half), self._guard.layers(self._step_module, stage):
             outputs = super().forward(stage, batch, batch_idx)
         if stage == "training" and self.same_use is not None and self.module.may_skip_batches:
             self.same_use.note("ends its forward")  # peers may wait in a unit, and not skip

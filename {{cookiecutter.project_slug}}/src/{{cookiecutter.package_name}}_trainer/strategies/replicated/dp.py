@@ -21,6 +21,7 @@ from ...module import TrainingModule
 from ..base import STAGES, Devices, Stage, StepModule, Strategy, read_loss, refuse_others
 from ..limits import Limits
 from ..memory import Memory, Sizes, memory
+from ..user_code import WeightGuard
 from .ddp import DDP
 
 _REFUSED = {
@@ -43,6 +44,7 @@ class ReplicatedStep(StepModule):
     ) -> None:
         super().__init__(module)
         self._devices, self._dtype, self._splitter = device_list, dtype, Splitter()
+        self._guard = WeightGuard("replicas are created again for each step")
         self.counts: list[float] = [1.0]
         """What the parts of the batch count."""
 
@@ -66,7 +68,8 @@ class ReplicatedStep(StepModule):
             state = dataclasses.replace(self.module.trainer_state, device=device, samples=counted)
             replica.trainer_state = state
             # The current one, for its kernels and new tensors.
-            with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            current = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+            with current, self._guard.step(replica, stage):
                 outputs.append(getattr(replica, f"{stage}_step")(piece, batch_idx))
         for name, value in vars(self.module).items():
             if before.get(name) is not value:  # by a lambda, which has the original

@@ -29,7 +29,7 @@ from ...gradients.averaging import reduce_used
 from ...limits import Limits
 from ...optimizers import Optimization
 from ...process_group import ProcessGroupStrategy
-from ...user_code import HookGuard, forbid_calls, refuse_sharded
+from ...user_code import HookGuard, WeightGuard, forbid_calls, refuse_sharded
 from ...weights import LocalWeights
 from .division import Shape, measure, problems_of_module
 from .partition import Ownership, Processes
@@ -174,6 +174,7 @@ class Sequential(ProcessGroupStrategy):
         self._stage = OwnStage(module, layers, self.processes, self.precision, self.device)
         module.trainer_state = replace(module.trainer_state, device=self.device)
         self._guard = HookGuard(module, _INSTEAD, self.ownership.is_own, "some")
+        self._weight_guard = WeightGuard("it runs again for each micro-batch of a pipeline")
 
     def forward_backward(
         self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
@@ -244,7 +245,7 @@ class Sequential(ProcessGroupStrategy):
         return self._stage.evaluate(Step(functools.partial(self._forward, stage, batch, batch_idx)))
 
     def _forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
-        with self._guard.weights(f"{stage}_step"):
+        with self._weight_guard.step(self.module, stage), self._guard.weights(f"{stage}_step"):
             return super().forward(stage, batch, batch_idx)
 
     @contextmanager

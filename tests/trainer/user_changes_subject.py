@@ -32,11 +32,13 @@ class Plain(TrainingModule):
         "sequential_module.2": RowwiseParallel(),
     }
 
+    head_class = nn.Linear
+
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(3)
         self.sequential_module = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 4))
-        self.head = nn.Linear(4, 2)
+        self.head = self.head_class(4, 2)
         self.teacher = copy.deepcopy(self.head).requires_grad_(False)
         self.turned = nn.Parameter(torch.randn(2, 4).t())  # not contiguous
 
@@ -69,6 +71,12 @@ class ShrinkHeadInStep(Plain):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         self.head.weight.data *= 0.9
         return super().training_step(batch, batch_idx)
+
+
+class Constrained(nn.Linear):
+    def forward(self, given: Tensor) -> Tensor:
+        self.weight.data = torch.renorm(self.weight.data, 2, 0, 0.2)
+        return super().forward(given)
 
 
 class HalvesHeadInStep(Plain):
@@ -217,7 +225,7 @@ class Anchored(torch.optim.SGD):
 
     def __init__(self, params: Any, lr: float = 0.1, pull: float = 0.9) -> None:
         super().__init__(params, lr)
-        self.pull = pull
+        self.pull, self.last = pull, dict[Tensor, Any]()
         groups = [own["params"] for own in self.param_groups]
         self.start = [[each.detach().clone() for each in own] for own in groups]
 
@@ -226,7 +234,9 @@ class Anchored(torch.optim.SGD):
         super().step()
         for group, start in zip(self.param_groups, self.start, strict=False):
             for parameter, first in zip(group["params"], start, strict=False):
-                parameter.lerp_(first, self.pull)
+                parameter.add_(self.last.get(parameter, 0.0), alpha=0.05)
+                self.last[parameter] = parameter.grad
+                parameter.data = torch.lerp(parameter, first, self.pull)
 
 
 class Anchors(Plain):
@@ -322,16 +332,7 @@ class Reentrant(Plain):
         return (self.head(x) + x @ self.turned - batch[1]).square().mean()
 
 
-class ReentrantByHand(StepsByHand, Reentrant):
-    pass
-
-
-class Functional(Plain):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        changed = {name: 2 * parameter for name, parameter in self.head.named_parameters()}
-        x = self.sequential_module(batch[0])
-        found = torch.func.functional_call(self.head, changed, (x,)) + x @ self.turned
-        return (found - batch[1]).square().mean()
+class ReentrantByHand(StepsByHand, Reentrant): ...
 
 
 class Penalty(Plain):
@@ -369,6 +370,7 @@ class PartlyUsed(Plain):
 
 KeepsByFunction = partial(KeepsFeatures, by_function=True)
 UsedAfterDetach = partial(PartlyUsed, detaching=2)
+ConstrainsHead = type("ConstrainsHead", (Plain,), {"head_class": Constrained})
 CallsLater = type("CallsLater", (Plain,), {"after_fit": lambda m: m.head(torch.ones(1, 4))})
 ReadsLater = type("ReadsLater", (Plain,), {"after_fit": lambda m: float(m.head.weight.sum())})
 

@@ -236,6 +236,14 @@ if not os.path.exists("skip") or done == "done":
     assert "ended with exit code 0 before it reached the trainer: each rank runs" in ended.stderr
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "ddp_fork"])
+def test_a_rank_has_no_terminal_for_a_debugger(tmp_path, strategy):
+    body = f"Net.on_fit_start = lambda _: breakpoint()\nmake('{strategy}').fit(Net())"
+    done = run_script(tmp_path, body)
+    assert done.returncode
+    assert "breakpoint(): one of several processes has no terminal; set devices" in done.stderr
+
+
 @pytest.mark.slow
 def test_a_script_on_standard_input_can_be_forked_only(tmp_path):
     text = """

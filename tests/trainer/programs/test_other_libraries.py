@@ -214,6 +214,14 @@ def test_forked_ranks_train_beside_a_timer() -> None:
     assert made.global_step == 2
 
 
+def test_a_script_module_is_not_sharded() -> None:
+    model = Model()
+    model.scripted = torch.jit.script(torch.nn.Linear(1, 1))
+    with pytest.raises(UserError, match=r"^scripted is a ScriptModule, which FSDP cannot shard"):
+        make(strategy="fsdp").fit(model, data())
+    make(strategy="fsdp").fit(Model(), data())
+
+
 def test_a_test_cannot_be_started_once_per_rank() -> None:
     with pytest.raises(UserError, match=r"^a test cannot start this command once per rank"):
         make(strategy="ddp", devices=2).fit(Model(), data())

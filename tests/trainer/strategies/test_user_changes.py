@@ -20,10 +20,11 @@ NAMES = (
     *("Plain", "Clamp", "ShrinkAfterEpoch", "Teacher", "TeacherOfAll"),
     *("ClampValidated", "NoGradient", "OwnOptimizer", "ClampGroups", "ClipGroups", "MasksRow"),
     *("ResetsState", "AddsGroup", "FreezesHead", "Anchors"),
-    *("ClipNorm", "ClipValue", "OptionsOnly", "HalvesHeadInStep", "ShrinkHeadInStep"),
+    *("ClipNorm", "ClipValue", "OptionsOnly", "HalvesHeadInStep", "ConstrainsHead"),
+    "ShrinkHeadInStep",
 )
 # Steps that use a parameter in unusual ways.
-STEPS = ("Reentrant", "ReentrantByHand", "Functional", "Penalty")
+STEPS = ("Reentrant", "ReentrantByHand", "Penalty")
 # What has no gradient does not decay: engines create zeros, or step all parameters together.
 UNUSED = ("PartlyUsed", "UsedAfterDetach")
 # A rank would compute with its part only of what the fit has sharded.
@@ -61,9 +62,10 @@ STAGE_2 = {
 }
 STAGE_3 = {
     **STAGE_2,
-    **dict.fromkeys(("HalvesHeadInStep", "Functional", "Penalty"), "training_step uses weights"),
+    **dict.fromkeys(("HalvesHeadInStep", "Penalty"), "training_step uses weights"),
 }
 CALLS = {"CallsLater": "a Linear is called after the fit"}
+LOST = dict.fromkeys(("ShrinkHeadInStep", "ConstrainsHead"), "which would be lost:")
 SHARDED = {
     "HooksGradient": "sequential_module.0.weight has a hook of its gradient",
     "ReadsNorms": "item(), float() or if of a sharded tensor",
@@ -94,14 +96,14 @@ WHOLE = {"zero_optimization": {"stage": 3, "stage3_param_persistence_threshold":
 WAYS: dict[str, tuple[dict[str, Any], Sequence[str], dict[str, Any], dict[str, str]]] = {
     "ddp": ({}, (*NAMES, *STEPS, *LATER), {}, FROZEN | TWICE),
     "ddp_zero1": ({}, NAMES, {}, FROZEN),
-    # All strategies but these two and stage 3 run the step on each part of a batch.
+    # Replicas of dp are copies, in each step.
     "dp": (
         {},
-        (*NAMES[:-1], *REPLICAS, "KeepsByFunction"),
+        (*NAMES, *REPLICAS, "KeepsByFunction"),
         {},
-        {"KeepsByFunction": "set features of the module itself"},
+        {"KeepsByFunction": "set features of the module itself", **LOST},
     ),
-    "sequential": ({}, (*NAMES[:-1], *UNUSED, *LATER), {}, NORM | WEIGHTS | CALLS),
+    "sequential": ({}, (*NAMES[:-2], *UNUSED, *LATER), {}, NORM | WEIGHTS | CALLS),
     "parameter_server": (
         {"max_staleness": 0},
         # The error of AddsGroup ends the peers.
@@ -109,14 +111,19 @@ WAYS: dict[str, tuple[dict[str, Any], Sequence[str], dict[str, Any], dict[str, s
         {},
         {},
     ),
-    "fsdp": ({}, (*SHARDS, *STEPS, *LATER), HALF, FSDP),
+    "fsdp": ({}, (*SHARDS, *STEPS, *LATER, *LOST, "HalvesHeadInStep"), HALF, FSDP | LOST),
     "tensor_parallel": ({}, SHARDS, {}, SHARDED | COMPUTED),
     "horovod": ({"scale_learning_rate": False}, (*NAMES, *UNUSED), {}, GROUPS),
     "ddp_sharded": (
         {},
         (*NAMES, *STEPS),
         {name: {"strategy_options": {"find_unused_parameters": True}} for name in UNUSED},
-        {**NORM, **TWICE, "AddsGroup": "OSS have changed since the fit began"},
+        {
+            **NORM,
+            **TWICE,
+            "AddsGroup": "OSS have changed since the fit began",
+            "Anchors": "ranks have different weights",
+        },
     ),
     "deepspeed_stage_1": ({}, NAMES, stage(0, *UNUSED) | stage(1, *UNUSED), ZERO),
     "deepspeed_stage_2": ({}, (*NAMES, *STEPS), stage(2, *UNUSED), STAGE_2),
@@ -124,7 +131,7 @@ WAYS: dict[str, tuple[dict[str, Any], Sequence[str], dict[str, Any], dict[str, s
         {},
         (*NAMES[:-1], *STEPS, "Attends"),
         stage(3, *UNUSED) | stage(3, *LATER, config=WHOLE),
-        {**STAGE_3, **CALLS, "ReadsLater": "fit uses weights"},
+        {**LOST, **STAGE_3, **CALLS, "ReadsLater": "fit uses weights"},
     ),
 }
 ENGINES = {name: name.partition("_")[0] for name in WAYS if name.startswith(("deep", "horovod"))}
@@ -177,6 +184,11 @@ def test_a_module_trains_as_in_one_process_or_is_refused_in_one_line(tmp_path, a
     ("strategy", "name", "line"),
     [
         ("parameter_server", "AddsGroup", GROUPS["AddsGroup"]),
+        (
+            "sequential",
+            "ShrinkHeadInStep",
+            "training_step changes head.weight, which would be lost",
+        ),
         ("sequential", "Penalty", "training_step uses weights that are not whole in this process"),
     ],
 )

@@ -34,6 +34,7 @@ Result = TypeVar("Result")
 Method = Literal["spawn", "fork"]
 # Exit code of a spawned process that tries to start the run again; used for nothing else.
 _NO_MAIN_GUARD = 113
+_DEBUGGER = f"{__name__}.no_debugger"
 # The function to run, or the path of the file that contains it pickled.
 _Work = Path | Callable[[], object]
 
@@ -86,10 +87,18 @@ def _start_copies(node: NodeLaunch, directory: Path) -> "Iterator[subprocess.Pop
     if not Path(script).is_absolute() and file.endswith(f"/{script}"):
         directory = Path(file.removesuffix(script))
     for local_rank in range(node.processes):
-        variables = {**os.environ, **node.variables(local_rank)}
+        variables = {"PYTHONBREAKPOINT": _DEBUGGER, **os.environ, **node.variables(local_rank)}
         variables.setdefault("OMP_NUM_THREADS", str(threads_each(node.processes)))
-        # A separate process group, so that a rank's loader workers are terminated with it.
-        yield subprocess.Popen(command, env=variables, cwd=directory, process_group=0)
+        # A separate process group, so that a rank's loader workers are terminated with it. The
+        # kernel would stop it when it reads the terminal.
+        stdin = subprocess.DEVNULL if os.isatty(0) else None
+        yield subprocess.Popen(command, env=variables, cwd=directory, stdin=stdin, process_group=0)
+
+
+def no_debugger(*_: object, **__: object) -> NoReturn:
+    """What ``breakpoint()`` calls in a rank; raises UserError."""
+    advice = "set devices to 1, or PYTHONBREAKPOINT to a debugger that needs no terminal"
+    raise UserError(f"breakpoint(): one of several processes has no terminal; {advice}")
 
 
 def run_in_processes(
@@ -201,6 +210,7 @@ def _run_rank(work: _Work, variables: dict[str, str], result: Path | None) -> No
     if str(os.getppid()) != variables[PARENT]:
         sys.exit("the process that started this rank has ended")
     os.environ.update(variables)
+    os.environ.setdefault("PYTHONBREAKPOINT", _DEBUGGER)
     if isinstance(work, Path):
         if "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(threads_each(int(variables["LOCAL_WORLD_SIZE"])))

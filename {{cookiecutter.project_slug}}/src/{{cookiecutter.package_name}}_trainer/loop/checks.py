@@ -232,9 +232,10 @@ class NonfinitePolicy:
         may_differ = limits.shards_parameters or "asynchronous" in limits.always
         if least[1] != -least[2] and replicas == collectives.world_size() and not may_differ:
             raise UserError(
-                f"ranks have different weights after step {step}, and they are not saved: a hook "
-                "that changes weights by random numbers needs a torch.Generator that all seed "
-                "alike, and manual optimization self.manual_backward(loss), which averages"
+                f"ranks have different weights after step {step}, and they are not saved: draw "
+                "random numbers for them from a torch.Generator that all seed alike, call "
+                "self.manual_backward(loss) in manual optimization, and change none in a hook of a "
+                "gradient (register_hook), which is that of one rank"
             )
 
     def _stop(self, text: str) -> NoReturn:

@@ -161,10 +161,9 @@ class HookGuard:
     def __call__(self, hook: str) -> Iterator[None]:
         """Context of the call of a hook."""
         parameters: list[Any] = list(self._module.parameters())
-        memory = [(p, p.data) for p in parameters if self.is_held(p)]
         replaced = self._replaced(parameters) if hook == "on_before_optimizer_step" else []
         try:
-            with self.weights(hook):
+            with self.assigned(), self.weights(hook):
                 yield
             for p, _, stand_in in replaced:
                 if p.grad is not stand_in and self._stand_in is _Hidden:
@@ -180,7 +179,13 @@ class HookGuard:
             for p, gradient, stand_in in replaced:
                 if p.grad is not None:  # the user may have removed it
                     p.grad = gradient if p.grad is stand_in else p.grad.as_subclass(Tensor)
-        for p, data in memory:  # ``p.data = …``, of which the engine would not know
+
+    @contextmanager
+    def assigned(self) -> Iterator[None]:
+        """Context of ``p.data = …``, which writes it where the engine has the parameter."""
+        memory = [(p, p.data) for p in self._module.parameters() if self.is_held(p)]
+        yield
+        for p, data in memory:
             if p.data_ptr() != data.data_ptr() and p.shape == data.shape:
                 data.copy_(p.data)
                 p.data = data

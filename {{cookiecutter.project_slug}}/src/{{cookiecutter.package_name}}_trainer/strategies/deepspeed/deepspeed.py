@@ -9,7 +9,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -306,11 +306,13 @@ class DeepSpeed(ProcessGroupStrategy):
             self.same_use.begin(stage)
         # Stage 3's engine gathers parameters in evaluation too; without training there is none.
         if self.engine is not None and (stage == "training" or self.stage == 3):
-            if self.stage != 3:
-                with process.explained():
-                    return self.engine(stage, batch, batch_idx)
-            layers = self._weight_guard.layers(self._step_module, stage)
-            with process.explained(), self._guard.weights(f"{stage}_step"), layers:
+            with ExitStack() as contexts:
+                if self.stage == 3:
+                    contexts.enter_context(self._guard.weights(f"{stage}_step"))
+                    contexts.enter_context(self._weight_guard.layers(self._step_module, stage))
+                elif self.zero is not None:
+                    contexts.enter_context(self._guard.assigned())
+                contexts.enter_context(process.explained())
                 return self.engine(stage, batch, batch_idx)
         return self._step_module(stage, batch, batch_idx)
 

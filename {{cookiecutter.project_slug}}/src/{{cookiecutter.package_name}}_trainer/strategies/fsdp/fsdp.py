@@ -147,6 +147,7 @@ class FSDP(ProcessGroupStrategy):
 
     def place(self, module: TrainingModule) -> None:
         refuse_sharded(module)
+        sharded_state.refuse_scripts(module)
         self.module = module
         module.trainer_state = replace(module.trainer_state, device=self.device)
         self.mesh = self.make_mesh()
@@ -260,7 +261,10 @@ class FSDP(ProcessGroupStrategy):
     def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         if self.same_use is not None:
             self.same_use.begin(stage)
-        with explain_sharded_use(self.half), self._guard.layers(self._step_module, stage):
+        steps = stage == "training" and not self.module.automatic_optimization
+        assignable = sharded_state.assignable() if steps else contextlib.nullcontext()
+        guard = self._guard.layers(self._step_module, stage)
+        with explain_sharded_use(self.half), guard, assignable:
             outputs = super().forward(stage, batch, batch_idx)
         if stage == "training" and self.same_use is not None and self.module.may_skip_batches:
             self.same_use.note("ends its forward")  # peers may wait in a unit, and not skip
@@ -333,7 +337,7 @@ class FSDP(ProcessGroupStrategy):
 
     def step_optimizer(self, optimizer: Optimizer) -> None:
         try:
-            with groups_split(optimizer):
+            with groups_split(optimizer), sharded_state.assignable():
                 step_alone(optimizer, self.precision, self.device, self._has_copies)
         except (LookupError, RuntimeError, UserError) as error:
             if not re.search("DTensor|placement|sharding strategy|sharded", str(error)):

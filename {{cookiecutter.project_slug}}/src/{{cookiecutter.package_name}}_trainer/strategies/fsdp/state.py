@@ -36,6 +36,14 @@ class HeldBatchStep(StepModule):
         return self(stage, lambda: batch, batch_idx)
 
 
+def refuse_scripts(module: nn.Module) -> None:
+    """Raise UserError for a part that torch.jit has compiled."""
+    for name, layer in module.named_modules():
+        if isinstance(layer, torch.jit.ScriptModule):
+            problem = f"{name} is a ScriptModule, which FSDP cannot shard"
+            raise UserError(f"{problem}; use strategy='ddp'")
+
+
 def gradient_hooks(parameter: Any) -> int:
     """The number of hooks of a parameter's gradient."""
     own = parameter._backward_hooks, parameter._post_accumulate_grad_hooks
@@ -57,23 +65,33 @@ def hooked(module: nn.Module, before: Mapping[str, int] = MappingProxyType({})) 
 
 @contextlib.contextmanager
 def user_hook(module: nn.Module, hook: str) -> Iterator[None]:
-    """Context of a user's hook: ``tensor.data = …`` of a DTensor, which torch ignores, sets it."""
+    """Context of a user's hook, which may register no hooks of gradients."""
     may_register = hook in ("on_fit_start", "on_train_epoch_start")
     named = module.named_parameters() if may_register else ()
     before = {name: gradient_hooks(parameter) for name, parameter in named}
+    with assignable():
+        yield
+    if may_register:
+        refuse(hooked(module, before))
+
+
+@contextlib.contextmanager
+def assignable() -> Iterator[None]:
+    """Context in which ``tensor.data = …`` of a DTensor, which torch ignores, sets it."""
 
     def assign(tensor: DTensor, values: Tensor) -> None:
         with torch.no_grad():
             tensor.copy_(values)
 
+    if "data" in vars(DTensor):  # within another such context
+        yield
+        return
     plain: Any = Tensor.data
     DTensor.data = property(plain.__get__, assign)  # type: ignore[assignment]
     try:
         yield
     finally:
         del DTensor.data
-    if may_register:
-        refuse(hooked(module, before))
 
 
 def follow(module: TrainingModule, before: Mapping[str, Any]) -> None:

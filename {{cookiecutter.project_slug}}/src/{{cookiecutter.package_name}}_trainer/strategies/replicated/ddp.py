@@ -3,8 +3,10 @@
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
 """
 
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from ...launch import output
 from ...module import TrainingModule
 from ...options.values import PositiveInt
 from ..base import RankLocal, StepModule
@@ -22,6 +25,8 @@ from ..memory import Memory, Sizes, memory
 from ..optimizers import Optimization
 from ..process_group import ProcessGroupStrategy
 from . import communication_hooks as hooks
+
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 class DDP(ProcessGroupStrategy):
@@ -60,7 +65,7 @@ class DDP(ProcessGroupStrategy):
         if not module.automatic_optimization:
             self.start_equal((*module.parameters(), *module.buffers()))
             self.averaged = GradientAverage(module.parameters())
-            return configure()
+            return self.sharded(configure())
         optimization = configure()  # it may freeze parameters
         step = self.step_module(module)
         excluded = self._exclude(module, step, set(map(id, optimization.parameters)))
@@ -72,7 +77,33 @@ class DDP(ProcessGroupStrategy):
         # DDP raises an error for a module without trainable parameters.
         if self._trained or not excluded:
             self.wrapped = self.steps["training"] = self.wrap(step)
+        hooked = [name for name, p in self._trained if any(getattr(p, of) for of in _HOOKS)]
+        if hooked and self.layout.is_main:
+            output.print_once(
+                f"note: {hooked[0]} has a hook of its gradient, which runs before ranks average: "
+                "what is not linear, such as a clamp, belongs in on_before_optimizer_step"
+            )
+        stepped = self.sharded(optimization)
+        for user, optimizer in zip(optimization.optimizers, stepped.optimizers, strict=True):
+            if not type(user).step.__module__.startswith("torch."):
+                optimizer.register_step_pre_hook(lambda *_: self._copy_gradients())
+        return stepped
+
+    def sharded(self, optimization: Optimization) -> Optimization:
+        """The optimizers that step in place of the user's."""
         return optimization
+
+    def _copy_gradients(self) -> None:
+        """Let user code have gradients to keep and set: DDP overwrites its own in the next step."""
+        for _, parameter in self._trained:
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.clone()
+
+    @contextmanager
+    def around_hooks(self, hook: str) -> Iterator[None]:
+        if hook == "on_before_optimizer_step":
+            self._copy_gradients()
+        yield
 
     def step_module(self, module: TrainingModule) -> StepModule:
         """The module that torch's DDP wraps, whose forward is the user's step."""
@@ -145,6 +176,17 @@ class DDP(ProcessGroupStrategy):
         super().teardown()
 
 
+@contextmanager
+def without_gradient_hooks(parameters: Sequence[Tensor]) -> Iterator[None]:
+    """Context in which the user's hooks of gradients are not called."""
+    kept = [(p, name, own) for p in parameters for name in _HOOKS if (own := getattr(p, name))]
+    for parameter, name, _ in kept:
+        setattr(parameter, name, OrderedDict())
+    yield
+    for parameter, name, own in kept:
+        setattr(parameter, name, own)
+
+
 def _rebuild_buckets(wrapped: DistributedDataParallel) -> None:
     """Rebuild DDP's gradient buckets before the first step instead of after it.
 
@@ -156,7 +198,8 @@ def _rebuild_buckets(wrapped: DistributedDataParallel) -> None:
     named, ignored = trained(wrapped.module), wrapped.parameters_to_ignore
     parameters = [parameter for name, parameter in named if name not in ignored]
     wrapped.reducer.prepare_for_backward([])
-    torch.stack([parameter.sum() * 0 for parameter in parameters]).sum().backward()
+    with without_gradient_hooks(parameters):
+        torch.stack([parameter.sum() * 0 for parameter in parameters]).sum().backward()
     # Gradients are views of the first buckets and would keep them in memory.
     for parameter in parameters:
         parameter.grad = None

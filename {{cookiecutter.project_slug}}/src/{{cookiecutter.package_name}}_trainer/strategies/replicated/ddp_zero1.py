@@ -3,14 +3,12 @@
 Source: https://docs.pytorch.org/docs/stable/distributed.optim.html#torch.distributed.optim.ZeroRedundancyOptimizer
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from ...errors import refuse
-from ...module import TrainingModule
 from ..engine_optimizers import EngineGroups, problems_of, sharded_optimizer
 from ..memory import Memory, Sizes, divided
 from ..optimizers import Optimization
@@ -23,8 +21,7 @@ class DDPZeRO1(DDP):
     Each process steps its shard and broadcasts the new values.
     """
 
-    def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
-        optimization = super().setup(module, configure)
+    def sharded(self, optimization: Optimization) -> Optimization:
         refuse(problems_of(optimization.optimizers, "parameters", "ddp_zero1"))
         sharded = optimization.replaced(partial(sharded_optimizer, ZeroRedundancyOptimizer))
         self.engine_groups = EngineGroups(sharded.optimizers, grows=True)

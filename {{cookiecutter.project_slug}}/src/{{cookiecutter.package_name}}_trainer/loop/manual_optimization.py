@@ -65,6 +65,8 @@ class ManualOptimization:
         self.before_step: Callable[[Optimization], None] = lambda optimization: None
         """Called before an optimizer steps."""
         self.optimizers = [ManualOptimizer(opt, self) for opt in optimization.optimizers]
+        self._first_rates, self.rates = optimization.first_rates, optimization.first_rates()
+        """With which optimizers step in the current batch; schedulers may have stepped since."""
 
     def backward(self, loss: Tensor) -> None:
         """Compute the gradients of a loss, and average them over ranks unless toggled not to.
@@ -107,6 +109,7 @@ class ManualOptimization:
 
     def run(self, batch: Any, batch_idx: int) -> StepOutput:
         """Run the user's step, which calls the other methods, and end it if it has stepped."""
+        self.rates = self._first_rates()
         outputs = self.strategy.forward("training", batch, batch_idx)
         refuse_others(outputs)
         if self.has_stepped:
@@ -142,6 +145,7 @@ class ManualOptimizer:
             with torch.enable_grad():
                 closure()
         run, alone = self._optimization, self._alone
+        [run.rates[run.optimizers.index(self)]] = alone.first_rates()
         run.before_step(alone)
         with alone.rates_multiplied(run.context().rate_factor):
             run.strategy.step(alone, ends=False)

@@ -67,6 +67,8 @@ class ManualOptimization:
         self.optimizers = [ManualOptimizer(opt, self) for opt in optimization.optimizers]
         self._first_rates, self.rates = optimization.first_rates, optimization.first_rates()
         """With which optimizers step in the current batch; schedulers may have stepped since."""
+        self._parameters = optimization.parameters
+        self._versions: list[int] = []  # of parameters, as the epoch began; fused kernels keep them
 
     def backward(self, loss: Tensor) -> None:
         """Compute the gradients of a loss, and average them over ranks unless toggled not to.
@@ -102,14 +104,16 @@ class ManualOptimization:
                 stored_tensors.fill(parameter.grad, value)
 
     def end_epoch(self) -> str:
-        """A line if no optimizer has stepped in the epoch."""
-        steps, self.steps = self.steps, 0
-        why = "no optimizer stepped: in manual optimization, training_step calls step()"
-        return "" if steps else why
+        """A line if no optimizer has stepped in the epoch, and nothing else changed parameters."""
+        (steps, before), self.steps, self._versions = (self.steps, self._versions), 0, []
+        has_trained = steps or before != [parameter._version for parameter in self._parameters]
+        why = "no step() was called: in manual optimization, training_step calls the optimizers'"
+        return "" if has_trained else why
 
     def run(self, batch: Any, batch_idx: int) -> StepOutput:
         """Run the user's step, which calls the other methods, and end it if it has stepped."""
         self.rates = self._first_rates()
+        self._versions = self._versions or [parameter._version for parameter in self._parameters]
         outputs = self.strategy.forward("training", batch, batch_idx)
         refuse_others(outputs)
         if self.has_stepped:

@@ -99,8 +99,9 @@ class EarlyStopping(Monitored):
             return
         self.waited += 1
         if self.waited >= self.patience:
-            since = f"{self.best} for {self.waited} validations"
-            trainer.stop(f"{self.monitored} has not improved on {since}")
+            than = "" if self.best is None else f" on {self.best}"
+            what = f"{self.monitored} is nan: it" if math.isnan(value) else self.monitored
+            trainer.stop(f"{what} has not improved{than} for {self.waited} validations")
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best, "waited": self.waited}

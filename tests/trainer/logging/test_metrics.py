@@ -70,12 +70,15 @@ def test_names_in_training(options: dict[str, bool], step: list[str], epoch: lis
 
 
 @pytest.mark.parametrize(("options", "epoch"), [({}, ["x"]), ({"on_step": True}, ["x"])])
-def test_names_in_evaluation(options: dict[str, bool], epoch: list[str]) -> None:
+def test_names_in_evaluation(options: dict[str, bool], epoch: list[str], capsys: Any) -> None:
     recorder = make_recorder()
-    with recorder.evaluating():
-        recorder.log("x", 1.0, **options)
-        assert list(recorder.take_epoch()) == epoch
+    for _ in range(2):
+        with recorder.evaluating():
+            recorder.log("x", 1.0, **options)
+            assert list(recorder.take_epoch()) == epoch
     assert recorder.take_step() == {}
+    note = "note: log('x', on_step=True): values of single batches are written in training only\n"
+    assert capsys.readouterr().err == note * len(options)
 
 
 NOT_LOGGED = "): with on_epoch=False, the value would not be logged"

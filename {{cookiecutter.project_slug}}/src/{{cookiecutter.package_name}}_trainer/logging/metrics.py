@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError, nearest, shown
-from ..launch import collectives
+from ..launch import collectives, output
 from ..launch.collectives import How
 
 ReduceFx = Literal["mean", "sum", "min", "max"]
@@ -128,6 +128,7 @@ class Recorder:
         """Names of metric objects whose values are known to be numbers."""
         self._of_training: dict[int, str] = {}
         """Names of those of training by ``id``, in an evaluation."""
+        self._is_noted = False
 
     def enter(self, context: BatchContext) -> None:
         """Record values in a context from now on; those of an earlier step are dropped."""
@@ -177,6 +178,8 @@ class Recorder:
         if prog_bar:
             self.latest[name] = value
         is_default = on_epoch is None
+        if on_step and not context.is_training:
+            self._note_step(name)
         on_step, on_epoch = _levels(name, context, on_step, on_epoch, prog_bar)
         if on_step:
             key = f"{name}_step" if on_epoch else name
@@ -191,6 +194,13 @@ class Recorder:
         if on_epoch:
             key = f"{name}_epoch" if on_step else name
             self._add(self._epoch, _Logged(key, value, samples, reduce_fx, sync_dist))
+
+    def _note_step(self, name: str) -> None:
+        """Say once in a run that no step of an evaluation is logged."""
+        if not self._is_noted and collectives.rank() == 0:
+            where = "values of single batches are written in training only"
+            output.print_lines(f"note: log({name!r}, on_step=True): {where}", error=True)
+        self._is_noted = True
 
     def _log_metric(self, name: str, metric: Any) -> None:
         if id(metric) in self._of_training and not hasattr(metric, "metric_state"):

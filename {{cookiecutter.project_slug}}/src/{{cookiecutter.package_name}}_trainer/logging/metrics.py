@@ -129,6 +129,8 @@ class Recorder:
         self._of_training: dict[int, str] = {}
         """Names of those of training by ``id``, in an evaluation."""
         self._is_noted = False
+        self.may_lack_names = not counts
+        """Whether this rank may have logged less than others do, such as one without a batch."""
 
     def enter(self, context: BatchContext) -> None:
         """Record values in a context from now on; those of an earlier step are dropped."""
@@ -269,7 +271,7 @@ class Recorder:
         return _values(self._agreed(synced, may_differ), self._reduce) | _values(local)
 
     def _agreed(self, totals: dict[str, _Total], may_differ: bool) -> dict[str, _Total]:
-        """Use the same names in the same order on every rank; one without a batch has the last."""
+        """Use the same names in the same order on every rank."""
         if collectives.world_size() == 1:
             return totals
         names = [f"{total.how} {name}" for name, total in totals.items()]
@@ -278,14 +280,16 @@ class Recorder:
         most, least = self._reduce(pair, "max").tolist()
         if most == -least:
             return totals
-        known = collectives.gather(names)
+        known = collectives.gather([not self.may_lack_names, names])
         if may_differ:
-            known = [sorted({name for of_rank in known for name in of_rank})]
-        first, main = max(enumerate(known), key=lambda item: len(item[1]))
-        if names and names != main[-len(names) :] and not may_differ:
+            known = [[True, sorted({name for _, of_rank in known for name in of_rank})]]
+        has_all, main = max(known, key=lambda item: (item[0], len(item[1])))
+        is_wrong = not {*names} <= {*main} if self.may_lack_names else names != main
+        if is_wrong and not may_differ:
             there = ", ".join(name.split(" ", 1)[1] for name in main)
+            here, first = ", ".join(totals) or "nothing", known.index([has_all, main])
             raise UserError(
-                f"rank {collectives.rank()} logged {', '.join(totals)} and rank {first} {there}: "
+                f"rank {collectives.rank()} logged {here} and rank {first} {there or 'nothing'}: "
                 "log the same names in the same order on every process, or with sync_dist=False"
             )
         pairs = (name.split(" ", 1) for name in main)
@@ -297,6 +301,7 @@ class Recorder:
     def evaluating(self) -> Iterator[None]:
         """Record values of validation or test in this context; training's values are kept apart."""
         kept = self.context, self._epoch, self._steps, self.metrics, self.latest
+        may_lack_names = self.may_lack_names
         self._of_training = {id(metric): name for name, metric in self.metrics.items()}
         self.context = self.context._replace(is_training=False, level="step")
         self._epoch, self._steps, self.metrics, self.latest = {}, {}, {}, {}
@@ -304,7 +309,7 @@ class Recorder:
             yield
         finally:
             self.context, self._epoch, self._steps, self.metrics, self.latest = kept
-            self._of_training = {}
+            self._of_training, self.may_lack_names = {}, may_lack_names
 
     def state(self) -> dict[str, Tensor]:
         """This rank's sums of the current epoch."""

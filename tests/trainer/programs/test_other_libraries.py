@@ -86,10 +86,13 @@ class Manual(Model):
         return ByItself(self.parameters(), lr=0.1)
 
 
-def test_an_epoch_of_manual_optimization_without_a_step_is_said(capsys):
-    make(max_epochs=5).fit(Manual(), data())
-    said = re.findall(r"note: epoch (\d): no step\(\) was called", capsys.readouterr().err)
-    assert said == ["1", "3", "5"]
+@pytest.mark.parametrize("options", [{}, {"learning_rate_scaling": "linear"}])
+def test_an_epoch_of_manual_optimization_without_a_step_is_said(capsys, options):
+    reference = {"reference_batch_size": 64} if options else {}
+    make(max_epochs=5, **options, **reference).fit(Manual(), data())
+    said = re.findall(r"note: epoch (\d): (no step|weights changed)", capsys.readouterr().err)
+    changed = [("4", "weights changed")] if options else []
+    assert said == [("1", "no step"), ("3", "no step"), *changed, ("5", "no step")]
 
 
 class SkipsByLightning(Model):

@@ -82,8 +82,7 @@ class EarlyStopping(Monitored):
     ) -> None:
         at_least = (patience >= 1, f"patience={patience}: give at least 1")
         super().__init__(monitor, mode, min_delta, name, at_least)
-        self.patience = patience
-        self.verbose, self.strict = verbose, strict
+        self.patience, self.verbose, self.strict = patience, verbose, strict
         self.best: float | None = None
         self.waited = 0
         """Number of validations since the best value."""

@@ -68,7 +68,7 @@ class ManualOptimization:
         self._first_rates, self.rates = optimization.first_rates, optimization.first_rates()
         """With which optimizers step in the current batch; schedulers may have stepped since."""
         self._parameters = optimization.parameters
-        self._versions: list[int] = []  # of parameters, as the epoch began; fused kernels keep them
+        self._versions: list[int] = []  # of parameters, when the epoch began
 
     def backward(self, loss: Tensor) -> None:
         """Compute the gradients of a loss, and average them over ranks unless toggled not to.
@@ -104,11 +104,15 @@ class ManualOptimization:
                 stored_tensors.fill(parameter.grad, value)
 
     def end_epoch(self) -> str:
-        """A line if no optimizer has stepped in the epoch, and nothing else changed parameters."""
+        """A line if ``step`` was not called in the epoch, unless another method did its work."""
         (steps, before), self.steps, self._versions = (self.steps, self._versions), 0, []
-        has_trained = steps or before != [parameter._version for parameter in self._parameters]
-        why = "no step() was called: in manual optimization, training_step calls the optimizers'"
-        return "" if has_trained else why
+        if steps or not before:
+            return ""
+        if before == [parameter._version for parameter in self._parameters]:
+            return "no step() was called: in manual optimization, training_step calls it"
+        is_scaled = self.context().rate_factor != 1.0 or self.strategy.precision.scaler is not None
+        why = "weights changed without step(), which scales learning rates and unscales gradients"
+        return why if is_scaled else ""
 
     def run(self, batch: Any, batch_idx: int) -> StepOutput:
         """Run the user's step, which calls the other methods, and end it if it has stepped."""

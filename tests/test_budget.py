@@ -23,7 +23,7 @@ LINES = {
     "launch": 2830,
     "legacy": 599,
     "logging": 1549,
-    "loop": 2443,
+    "loop": 2458,
     "memory": 301,
     "module": 840,
     "options": 1081,

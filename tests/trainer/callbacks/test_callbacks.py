@@ -1,6 +1,7 @@
 """Callbacks: when they are called, what they can do to a run, and what a resume restores."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -115,16 +116,25 @@ class Scripted(subject.Net):
 
 
 def test_nan_is_never_the_best_and_best_is_not_the_newest() -> None:
-    nan = float("nan")
     best, stopping = BestCheckpoint("val_loss", k=4), EarlyStopping("val_loss", patience=9)
     options: Any = {"max_epochs": 5, "sanity_check": 0, "run_name": "run"}
-    fit(Scripted(nan, 3.0, 1.0, nan, 2.0), best, stopping, **options)
+    fit(Scripted(math.nan, 3.0, 1.0, math.nan, 2.0), best, stopping, **options)
     assert best.kept == [(1.0, 12), (2.0, 20), (3.0, 8)]
     assert Path("runs/run/best").resolve().name == "step-00000012"
     assert (stopping.best, stopping.waited) == (1.0, 2)
-    assert not stopping.is_better(nan, None)
-    assert not stopping.is_better(nan, nan)
-    assert stopping.is_better(5.0, nan)
+    assert not stopping.is_better(math.nan, None)
+    assert not stopping.is_better(math.nan, math.nan)
+    assert stopping.is_better(5.0, math.nan)
+
+
+@pytest.mark.parametrize(
+    ("losses", "than"), [((math.nan, math.nan), ""), ((2.5, math.nan, math.nan), " on 2.5")]
+)
+def test_early_stopping_says_that_a_value_is_nan(capsys, losses, than):
+    stopping = EarlyStopping("val_loss", patience=2)
+    fit(Scripted(*losses), stopping, max_epochs=9, sanity_check=0, run_name="run")
+    line = f"val_loss is nan: it has not improved{than} for 2 validations"
+    assert line in "".join(capsys.readouterr())
 
 
 class Counts(trainer.Callback):

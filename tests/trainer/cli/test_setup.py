@@ -95,10 +95,19 @@ def test_outside_of_a_run_a_module_is_alone(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().out == "a-b\n"
 
 
-def test_an_optimizer_that_needs_a_closure_is_refused(tmp_path: Path) -> None:
+class OfALoss(torch.optim.SGD):
+    def step(self, loss: Any, *more: Any, scale: float, **other: Any) -> None:  # type: ignore[override]
+        super().step()
+
+
+@pytest.mark.parametrize(
+    ("kind", "needs"), [(torch.optim.LBFGS, "a closure"), (OfALoss, "loss, scale, and is")]
+)
+def test_an_optimizer_whose_step_needs_an_argument_is_refused(tmp_path: Path, kind, needs) -> None:
     class Model(subject.Net):
         def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.LBFGS(self.layer.parameters())
+            return kind(self.layer.parameters())
 
-    with pytest.raises(trainer.ConfigurationError, match="gave LBFGS, whose step needs a closure"):
+    problem = f"gave {kind.__name__}, whose step needs {needs}"
+    with pytest.raises(trainer.ConfigurationError, match=problem):
         make(tmp_path).fit(Model(), subject.Points(tmp_path))

@@ -70,12 +70,15 @@ def test_names_in_training(options: dict[str, bool], step: list[str], epoch: lis
 
 
 @pytest.mark.parametrize(("options", "epoch"), [({}, ["x"]), ({"on_step": True}, ["x"])])
-def test_names_in_evaluation(options: dict[str, bool], epoch: list[str]) -> None:
+def test_names_in_evaluation(options: dict[str, bool], epoch: list[str], capsys: Any) -> None:
     recorder = make_recorder()
-    with recorder.evaluating():
-        recorder.log("x", 1.0, **options)
-        assert list(recorder.take_epoch()) == epoch
+    for _ in range(2):
+        with recorder.evaluating():
+            recorder.log("x", 1.0, **options)
+            assert list(recorder.take_epoch()) == epoch
     assert recorder.take_step() == {}
+    note = "note: log('x', on_step=True): values of single batches are written in training only\n"
+    assert capsys.readouterr().err == note * len(options)
 
 
 NOT_LOGGED = "): with on_epoch=False, the value would not be logged"
@@ -170,7 +173,7 @@ def test_ranks_may_log_other_values_of_steps_in_another_order(monkeypatch):
         return tensor + torch.tensor([[6.0, 8.0, 0.0], [1.0, 2.0, 0.0]])
 
     monkeypatch.setattr(metrics.collectives, "world_size", lambda: 2)
-    others = ["mean other_epoch", "mean first_epoch"]
+    others = [True, ["mean other_epoch", "mean first_epoch"]]
     monkeypatch.setattr(metrics.collectives, "gather", lambda names: [names, others])
     recorder = metrics.Recorder(reduce, torch.device("cpu"))
     recorder.enter(BatchContext())
@@ -344,10 +347,11 @@ def test_a_rank_without_samples_joins_in_what_rank_0_has_logged(monkeypatch, sam
         return tensor + theirs[how] if how == "sum" else torch.maximum(tensor, theirs[how])
 
     monkeypatch.setattr(metrics.collectives, "world_size", lambda: 2)
-    monkeypatch.setattr(metrics.collectives, "gather", lambda own: [names, own])
+    monkeypatch.setattr(metrics.collectives, "gather", lambda own: [[True, names], own])
     recorder = metrics.Recorder(reduce, torch.device("cpu"))
     with recorder.evaluating():
         recorder.context = recorder.context._replace(counted=samples)
+        recorder.may_lack_names = True
         for name in names if samples else ():
             how, _, key = name.partition(" ")
             recorder.log(key, 4.0, reduce_fx=how)
@@ -355,3 +359,23 @@ def test_a_rank_without_samples_joins_in_what_rank_0_has_logged(monkeypatch, sam
     assert reduced == ["max", "sum", "max"]
     expected = {"loss": 14 / 5, "count": 7.0} if samples else {"loss": 2.0, "count": 3.0}
     assert values == {**expected, "low": 1.0, "high": 9.0}
+
+
+@pytest.mark.parametrize("own", [["loss"], [], ["step"], ["loss", "step"]])
+@pytest.mark.parametrize("may_lack", [False, True])
+def test_a_rank_that_has_logged_less_is_refused_unless_it_may(monkeypatch, own, may_lack):
+    theirs = [True, ["mean step", "mean loss"]]
+    monkeypatch.setattr(metrics.collectives, "world_size", lambda: 2)
+    monkeypatch.setattr(metrics.collectives, "rank", lambda: 1)
+    monkeypatch.setattr(metrics.collectives, "gather", lambda facts: [theirs, facts])
+    recorder = metrics.Recorder(lambda tensor, how: tensor.abs(), torch.device("cpu"))
+    recorder.enter(BatchContext(is_recorded=True))
+    recorder.may_lack_names = may_lack
+    for name in own:
+        recorder.log(name, 2.0)
+    if may_lack:
+        assert list(recorder.take_step()) == ["step", "loss"]
+        return
+    line = f"rank 1 logged {', '.join(own) or 'nothing'} and rank 0 step, loss: log the same names"
+    with pytest.raises(UserError, match=line):
+        recorder.take_step()

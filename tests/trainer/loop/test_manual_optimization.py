@@ -224,6 +224,23 @@ def test_schedulers_are_stepped_by_hand_and_not_by_the_trainer(tmp_path, count):
     assert module.did == [0.05, 0.05, 0.025, 0.025, 0.0125, 0.0125]
 
 
+def test_the_rate_that_is_logged_is_that_of_the_step(tmp_path):
+    class Schedules(ByHand):
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            if batch_idx == 3:
+                self.optimizers().param_groups[0]["lr"] = 0.2
+            if batch_idx != 1:  # a batch without a step has the next one's
+                super().training_step(batch, batch_idx)
+                self.lr_schedulers().step()
+
+        def configure_optimizers(self) -> Any:
+            optimizer = SGD(self.parameters(), lr=0.5)
+            return [optimizer], [StepLR(optimizer, 1, 0.5)]
+
+    run = fit(Schedules(batch_size=8), tmp_path, loggers=["csv"], log_every_n_steps=1, max_steps=4)
+    assert fitting.logged(run.run_directory, "lr") == [0.5, 0.25, 0.25, 0.2]
+
+
 def test_rates_are_scaled_in_a_step_and_their_own_before_and_after(tmp_path):
     class Scaled(Once):
         def __init__(self) -> None:

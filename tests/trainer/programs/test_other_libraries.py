@@ -58,8 +58,17 @@ def test_a_name_or_size_that_cannot_be_logged_is_one_line(given: Any) -> None:
         make().fit(Logs(), data())
 
 
+class ByItself(torch.optim.SGD):
+    """Its own methods change parameters, as those of SAM do."""
+
+    @torch.no_grad()
+    def first_step(self) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            parameter.sub_(parameter.grad)
+
+
 class Manual(Model):
-    """Steps in its second epoch only."""
+    """Steps in its second epoch only, and by itself in the fourth."""
 
     automatic_optimization = False
 
@@ -68,13 +77,22 @@ class Manual(Model):
         if self.current_epoch == 1:
             self.manual_backward(loss)
             self.optimizers().step()
+        elif self.current_epoch == 3:
+            self.manual_backward(loss)
+            self.optimizers().first_step()
         return loss
 
+    def configure_optimizers(self) -> Any:
+        return ByItself(self.parameters(), lr=0.1)
 
-def test_an_epoch_of_manual_optimization_without_a_step_is_said(capsys):
-    make(max_epochs=3).fit(Manual(), data())
-    said = re.findall(r"note: epoch (\d): no optimizer stepped", capsys.readouterr().err)
-    assert said == ["1", "3"]
+
+@pytest.mark.parametrize("options", [{}, {"learning_rate_scaling": "linear"}])
+def test_an_epoch_of_manual_optimization_without_a_step_is_said(capsys, options):
+    reference = {"reference_batch_size": 64} if options else {}
+    make(max_epochs=5, **options, **reference).fit(Manual(), data())
+    said = re.findall(r"note: epoch (\d): (no step|weights changed)", capsys.readouterr().err)
+    changed = [("4", "weights changed")] if options else []
+    assert said == [("1", "no step"), ("3", "no step"), *changed, ("5", "no step")]
 
 
 class SkipsByLightning(Model):

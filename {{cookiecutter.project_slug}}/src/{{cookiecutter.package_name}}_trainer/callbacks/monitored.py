@@ -82,8 +82,7 @@ class EarlyStopping(Monitored):
     ) -> None:
         at_least = (patience >= 1, f"patience={patience}: give at least 1")
         super().__init__(monitor, mode, min_delta, name, at_least)
-        self.patience = patience
-        self.verbose, self.strict = verbose, strict
+        self.patience, self.verbose, self.strict = patience, verbose, strict
         self.best: float | None = None
         self.waited = 0
         """Number of validations since the best value."""
@@ -99,8 +98,9 @@ class EarlyStopping(Monitored):
             return
         self.waited += 1
         if self.waited >= self.patience:
-            since = f"{self.best} for {self.waited} validations"
-            trainer.stop(f"{self.monitored} has not improved on {since}")
+            than = "" if self.best is None else f" on {self.best}"
+            what = f"{self.monitored} is nan: it" if math.isnan(value) else self.monitored
+            trainer.stop(f"{what} has not improved{than} for {self.waited} validations")
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best, "waited": self.waited}

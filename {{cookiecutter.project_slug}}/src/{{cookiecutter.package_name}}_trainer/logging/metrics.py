@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError, nearest, shown
-from ..launch import collectives
+from ..launch import collectives, output
 from ..launch.collectives import How
 
 ReduceFx = Literal["mean", "sum", "min", "max"]
@@ -128,6 +128,9 @@ class Recorder:
         """Names of metric objects whose values are known to be numbers."""
         self._of_training: dict[int, str] = {}
         """Names of those of training by ``id``, in an evaluation."""
+        self._is_noted = False
+        self.may_lack_names = not counts
+        """Whether this rank may have logged less than others do, such as one without a batch."""
 
     def enter(self, context: BatchContext) -> None:
         """Record values in a context from now on; those of an earlier step are dropped."""
@@ -177,6 +180,8 @@ class Recorder:
         if prog_bar:
             self.latest[name] = value
         is_default = on_epoch is None
+        if on_step and not context.is_training:
+            self._note_step(name)
         on_step, on_epoch = _levels(name, context, on_step, on_epoch, prog_bar)
         if on_step:
             key = f"{name}_step" if on_epoch else name
@@ -191,6 +196,13 @@ class Recorder:
         if on_epoch:
             key = f"{name}_epoch" if on_step else name
             self._add(self._epoch, _Logged(key, value, samples, reduce_fx, sync_dist))
+
+    def _note_step(self, name: str) -> None:
+        """Say once in a run that no step of an evaluation is logged."""
+        if not self._is_noted and collectives.rank() == 0:
+            where = "values of single batches are written in training only"
+            output.print_lines(f"note: log({name!r}, on_step=True): {where}", error=True)
+        self._is_noted = True
 
     def _log_metric(self, name: str, metric: Any) -> None:
         if id(metric) in self._of_training and not hasattr(metric, "metric_state"):
@@ -259,7 +271,7 @@ class Recorder:
         return _values(self._agreed(synced, may_differ), self._reduce) | _values(local)
 
     def _agreed(self, totals: dict[str, _Total], may_differ: bool) -> dict[str, _Total]:
-        """Use the same names in the same order on every rank; one without a batch has the last."""
+        """Use the same names in the same order on every rank."""
         if collectives.world_size() == 1:
             return totals
         names = [f"{total.how} {name}" for name, total in totals.items()]
@@ -268,14 +280,16 @@ class Recorder:
         most, least = self._reduce(pair, "max").tolist()
         if most == -least:
             return totals
-        known = collectives.gather(names)
+        known = collectives.gather([not self.may_lack_names, names])
         if may_differ:
-            known = [sorted({name for of_rank in known for name in of_rank})]
-        first, main = max(enumerate(known), key=lambda item: len(item[1]))
-        if names and names != main[-len(names) :] and not may_differ:
+            known = [[True, sorted({name for _, of_rank in known for name in of_rank})]]
+        has_all, main = max(known, key=lambda item: (item[0], len(item[1])))
+        is_wrong = not {*names} <= {*main} if self.may_lack_names else names != main
+        if is_wrong and not may_differ:
             there = ", ".join(name.split(" ", 1)[1] for name in main)
+            here, first = ", ".join(totals) or "nothing", known.index([has_all, main])
             raise UserError(
-                f"rank {collectives.rank()} logged {', '.join(totals)} and rank {first} {there}: "
+                f"rank {collectives.rank()} logged {here} and rank {first} {there or 'nothing'}: "
                 "log the same names in the same order on every process, or with sync_dist=False"
             )
         pairs = (name.split(" ", 1) for name in main)
@@ -287,6 +301,7 @@ class Recorder:
     def evaluating(self) -> Iterator[None]:
         """Record values of validation or test in this context; training's values are kept apart."""
         kept = self.context, self._epoch, self._steps, self.metrics, self.latest
+        may_lack_names = self.may_lack_names
         self._of_training = {id(metric): name for name, metric in self.metrics.items()}
         self.context = self.context._replace(is_training=False, level="step")
         self._epoch, self._steps, self.metrics, self.latest = {}, {}, {}, {}
@@ -294,7 +309,7 @@ class Recorder:
             yield
         finally:
             self.context, self._epoch, self._steps, self.metrics, self.latest = kept
-            self._of_training = {}
+            self._of_training, self.may_lack_names = {}, may_lack_names
 
     def state(self) -> dict[str, Tensor]:
         """This rank's sums of the current epoch."""

@@ -48,7 +48,9 @@ def evaluate(
         getattr(module, f"on_{stage}_epoch_start")()
         for name, feed in feeds.items():
             recorder.context = recorder.context._replace(loader=name)
+            recorder.may_lack_names = True
             for batch in read(strategy, feed, 0, 0):
+                recorder.may_lack_names = not counts
                 facts: dict[str, Any] = {"samples": batch.samples, "counted": batch.counted}
                 recorder.context = recorder.context._replace(**facts)
                 with torchmetrics_state.unchanged(module, batch.samples and counts):

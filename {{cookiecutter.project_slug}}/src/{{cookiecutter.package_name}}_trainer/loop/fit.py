@@ -77,7 +77,7 @@ class FitLoop(AbstractContextManager["FitLoop"]):
         self._last_factor = 1.0  # factor of the learning rates in the last step
         self._gradient_norm: Tensor | None = None  # of the last step, if it was computed
         self._last_rates: list[float | Tensor | None] = []
-        """Before the schedulers stepped, if there are any."""
+        """Those with which the optimizers stepped last, if they may have changed since."""
         self._has_gradients = False
         self._parameters: list[Tensor] = []
         """The module's: an engine's optimizers have their own, with gradients that it keeps."""
@@ -342,8 +342,8 @@ class FitLoop(AbstractContextManager["FitLoop"]):
         outputs.last_values, self._last_factor = {}, context.rate_factor
         if self.hashes.is_due:
             self.hashes.write(step)
-        if self.fit.optimization.schedulers:
-            self._last_rates = self.fit.optimization.first_rates()
+        if (manual := self.fit.manual) or self.fit.optimization.schedulers:
+            self._last_rates = manual.rates if manual else self.fit.optimization.first_rates()
         if context.is_recorded:
             if "asynchronous" not in self.fit.strategy.limits.always:
                 self._nonfinite.check()
@@ -367,8 +367,7 @@ class FitLoop(AbstractContextManager["FitLoop"]):
 
     def _step_values(self) -> dict[str, float]:
         """All values of the step that was made last, reduced over ranks."""
-        optimization = self.fit.optimization
-        first = self._last_rates if optimization.schedulers else optimization.first_rates()
+        first = self._last_rates or self.fit.optimization.first_rates()
         rates = rates_to_log(first, self._last_factor)
         values = self.fit.outputs.recorder.take_step()
         values |= rates | values  # of the same name, the value that the step logged

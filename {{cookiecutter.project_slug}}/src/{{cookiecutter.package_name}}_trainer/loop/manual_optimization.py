@@ -65,6 +65,10 @@ class ManualOptimization:
         self.before_step: Callable[[Optimization], None] = lambda optimization: None
         """Called before an optimizer steps."""
         self.optimizers = [ManualOptimizer(opt, self) for opt in optimization.optimizers]
+        self._first_rates, self.rates = optimization.first_rates, optimization.first_rates()
+        """With which optimizers step in the current batch; schedulers may have stepped since."""
+        self._parameters = optimization.parameters
+        self._versions: list[int] = []  # of parameters, when the epoch began
 
     def backward(self, loss: Tensor) -> None:
         """Compute the gradients of a loss, and average them over ranks unless toggled not to.
@@ -100,13 +104,20 @@ class ManualOptimization:
                 stored_tensors.fill(parameter.grad, value)
 
     def end_epoch(self) -> str:
-        """A line if no optimizer has stepped in the epoch."""
-        steps, self.steps = self.steps, 0
-        why = "no optimizer stepped: in manual optimization, training_step calls step()"
-        return "" if steps else why
+        """A line if ``step`` was not called in the epoch, unless another method did its work."""
+        (steps, before), self.steps, self._versions = (self.steps, self._versions), 0, []
+        if steps or not before:
+            return ""
+        if before == [parameter._version for parameter in self._parameters]:
+            return "no step() was called: in manual optimization, training_step calls it"
+        is_scaled = self.context().rate_factor != 1.0 or self.strategy.precision.scaler is not None
+        why = "weights changed without step(), which scales learning rates and unscales gradients"
+        return why if is_scaled else ""
 
     def run(self, batch: Any, batch_idx: int) -> StepOutput:
         """Run the user's step, which calls the other methods, and end it if it has stepped."""
+        self.rates = self._first_rates()
+        self._versions = self._versions or [parameter._version for parameter in self._parameters]
         outputs = self.strategy.forward("training", batch, batch_idx)
         refuse_others(outputs)
         if self.has_stepped:
@@ -142,6 +153,7 @@ class ManualOptimizer:
             with torch.enable_grad():
                 closure()
         run, alone = self._optimization, self._alone
+        [run.rates[run.optimizers.index(self)]] = alone.first_rates()
         run.before_step(alone)
         with alone.rates_multiplied(run.context().rate_factor):
             run.strategy.step(alone, ends=False)

@@ -78,6 +78,8 @@ def _load_sums(fit: FitParts, checkpoint: Checkpoint, layout: Layout) -> list[st
         # Ranks of one replica have logged the same.
         states = [*{int(of[0]): state for of, state in shares if of[2]}.values()]
         recorder.load_state(_merged([section(state, "log") for state in states]))
+    else:
+        recorder.may_lack_names = True  # what has been logged in this epoch is replica 0's
     return torchmetrics_state.load(fit.module, [section(x, "torchmetrics") for x in states])
 
 

@@ -233,8 +233,8 @@ class TrainingModule(RunProperties, Hooks, nn.Module):
         Args:
             name: Name in the logs and the progress bar.
             value: The value; tensors stay on their device, and are read only when they are shown.
-            on_step: Log the value of each step; default in training. With gradient accumulation, it
-                is reduced over the step's micro-batches.
+            on_step: Log the value of each step; in training only, and there by default. With
+                gradient accumulation, it is reduced over the step's micro-batches.
             on_epoch: Log the reduction over the epoch; default in validation and test. In training,
                 the steps' values are reduced too, as ``NAME_epoch``, unless it is False.
             prog_bar: Show it in the progress bar.

@@ -174,6 +174,7 @@ class _Fit:
             sync_batchnorm.convert(module, self._plan.device.type)
         for child in with_own_mode(module):
             child.train(child.training)
+        recorder.may_lack_names |= module.may_skip_batches  # a step may return before it logs
         left_out = LeftOut(module) if options.checkpoint_weights == "trainable" else None
         run.read_sample = lambda: next(iter(feed.epoch(0, 0))).data
         optimization = strategy.setup(module, self._configure)

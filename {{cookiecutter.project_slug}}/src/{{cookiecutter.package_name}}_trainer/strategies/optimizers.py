@@ -246,19 +246,23 @@ def configured(module: TrainingModule) -> Optimization:
 
 
 def read_optimization(returned: Any) -> Optimization:
-    """Normalize the result of ``configure_optimizers``; refuse optimizers that need a closure."""
+    """Normalize the result of ``configure_optimizers``; refuse steps that need an argument."""
     # torch's warning about the order of optimizer and scheduler steps is wrong where another
     # optimizer has replaced the scheduler's, and where a gradient scaler skips the first step.
     warnings.filterwarnings("ignore", "(Seems like|Detected call)", module=_STEPPING)
     optimization = _read(returned)
     for opt in optimization.optimizers:
-        closure = inspect.signature(type(opt).step).parameters.get("closure")
-        if closure is not None and closure.default is inspect.Parameter.empty:
-            raise ConfigurationError(
-                f"configure_optimizers gave {type(opt).__name__}, whose step needs a closure: it "
-                "computes the loss several times per step, which is not supported; use another "
-                "optimizer, such as torch.optim.AdamW"
-            )
+        arguments = list(inspect.signature(type(opt).step).parameters.values())[1:]
+        required = [item for item in arguments if item.default is item.empty]
+        if needed := [item.name for item in required if item.kind.name[:3] != "VAR"]:
+            needs = f"configure_optimizers gave {type(opt).__name__}, whose step needs"
+            why = f"{', '.join(needed)}, and is called without arguments: give them defaults"
+            if "closure" in needed:
+                why = (
+                    "a closure: it computes the loss several times per step, which is not "
+                    "supported; use another optimizer, such as torch.optim.AdamW"
+                )
+            raise ConfigurationError(f"{needs} {why}")
         if {"state", "param_groups"} - opt.state_dict().keys():
             raise ConfigurationError(
                 f"configure_optimizers gave {type(opt).__name__}, whose state_dict has no 'state' "

@@ -87,14 +87,17 @@ class WeightGuard:
         self._end(module, recurse=True)
 
     @contextmanager
-    def layers(self, step: nn.Module, stage: str) -> Iterator[None]:
-        """Context of the call of a step, in which layers gather their parameters."""
+    def layers(self, step: nn.Module, stage: str, by_hand: bool = False) -> Iterator[None]:
+        """Context of the call of a step, in which layers gather their parameters.
+
+        ``by_hand``: the step may step optimizers, and is not watched itself.
+        """
         if not self._begins(stage):
             yield
             return
         handles = list[RemovableHandle]()
         layers = [layer for layer in step.modules() if layer._parameters and layer is not step]
-        for layer in [step, *layers]:
+        for layer in layers if by_hand else [step, *layers]:
             begin = partial(self._begin, recurse=layer is step)
             end = partial(self._end, recurse=layer is step)
             handles.append(layer.register_forward_pre_hook(begin))

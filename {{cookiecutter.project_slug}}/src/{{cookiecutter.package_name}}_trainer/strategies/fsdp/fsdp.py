@@ -261,9 +261,9 @@ class FSDP(ProcessGroupStrategy):
     def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         if self.same_use is not None:
             self.same_use.begin(stage)
-        steps = stage == "training" and not self.module.automatic_optimization
-        assignable = sharded_state.assignable() if steps else contextlib.nullcontext()
-        guard = self._guard.layers(self._step_module, stage)
+        by_hand = stage == "training" and not self.module.automatic_optimization
+        assignable = sharded_state.assignable() if by_hand else contextlib.nullcontext()
+        guard = self._guard.layers(self._step_module, stage, by_hand)
         with explain_sharded_use(self.half), guard, assignable:
             outputs = super().forward(stage, batch, batch_idx)
         if stage == "training" and self.same_use is not None and self.module.may_skip_batches:

@@ -127,10 +127,9 @@ def test_what_is_planted_is_found_and_named(recorded, again, tmp_path):
 def test_steps_in_which_a_difference_may_have_begun_are_named(recorded, again):
     """A run has hashes of logged steps by default."""
     kept = [0, 3, 6]
+    assert again()[0] == 0
     for name in ("run", "run-reproduced"):
         path = RUN.with_name(name) / "hashes" / "rank-00000.jsonl"
-        if name != "run":
-            assert again()[0] == 0
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         path.write_text("".join(f"{json.dumps(lines[step])}\n" for step in kept))
     path.write_text(path.read_text().replace(lines[6]["gradients"], "0"))
@@ -183,11 +182,65 @@ def test_mistakes_are_told_together_and_nothing_runs(recorded, capsys):
         with pytest.raises(SystemExit):
             cli.main(["reproduce", str(RUN), *words])
         assert line in capsys.readouterr().err
-    (RUN / "config.yaml").unlink()
-    with pytest.raises(SystemExit):
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "line"),
+    [
+        ("config.yaml", None, "no config.yaml: a script has started it, or the file was removed"),
+        ("config.yaml", "trainer: {}\n", "config.yaml names no model: restore the file"),
+        ("run.json", "[]", "run.json: damaged; 0 attempts of it can be read; restore it"),
+        ("run.json", '{"attempts": []}', "run.json: empty; restore it"),
+        ("hashes/rank-00000.jsonl", "", "/hashes: no hashes of steps to compare: the files"),
+        ("hashes/rank-00000.jsonl", None, "were never written; run fit again, and compare metrics"),
+        ("config.yaml", "model: A\ntrainer: {record_hashes: false}", "the run had record_hashes"),
+    ],
+)
+def test_a_run_that_cannot_be_compared_is_refused_before_it_runs(
+    recorded, capsys, file, content, line
+):
+    """One true line: the file that is missing or damaged."""
+    (RUN / file).unlink()
+    if content is not None:
+        (RUN / file).write_text(content)
+    if "record_hashes" in line:
+        (RUN / "hashes/rank-00000.jsonl").unlink()
+    with pytest.raises(SystemExit) as ended:
         cli.main(["reproduce", str(RUN)])
-    assert "no config.yaml, because a script has started it" in capsys.readouterr().err
+    (told,) = capsys.readouterr().err.splitlines()
+    assert line in told
+    assert ended.value.code == 2
     assert list(Path("runs").iterdir()) == [RUN]
+
+
+@pytest.mark.parametrize("is_at_end_of_line", [True, False])
+def test_files_that_were_cut_are_not_equal(recorded, again, is_at_end_of_line):
+    """What a finished run must have recorded is there, or a line says that it is not."""
+    made = RUN.with_name("run-reproduced")
+    assert again()[0] == 0
+    lines = (RUN / "metrics.csv").read_text().splitlines(keepends=True)
+    for file, line in [
+        ("hashes/rank-00000.jsonl", "step 2 is missing; the file is damaged or was cut"),
+        ("metrics.csv", "11 values are missing, the first is lr of step 1; it was removed or"),
+    ]:
+        content = (RUN / file).read_text()
+        rest = "".join(content.splitlines(keepends=True)[:2])
+        (RUN / file).write_text(rest if is_at_end_of_line else rest + '{"st')
+        is_equal, (first, second) = compare.compare(RUN, made, 12)
+        assert not is_equal
+        assert first.startswith(f"{RUN / file}: {line}")
+        assert second == "the steps that both have recorded are equal"
+        (RUN / file).write_text(content)
+    assert compare.compare(RUN, made, 12)[0]
+    # A run that ended early logs its last step, which a whole one need not.
+    (RUN / "metrics.csv").write_text("".join(lines[:-1]))
+    assert not compare.compare(RUN, made, 12)[0]
+    edit(RUN / "run.json", lambda given: given["attempts"][0].update(ended="preempted step 12"))
+    assert compare.compare(RUN, made, 12)[0]
+    # Without the logger csv there is no log to compare.
+    for name in ("metrics.csv", "speed.csv"):
+        (RUN / name).unlink()
+    assert compare.compare(RUN, made, 12)[0]
 
 
 def test_a_run_names_no_class_of_the_working_directory(recorded, again, capsys, tmp_path):

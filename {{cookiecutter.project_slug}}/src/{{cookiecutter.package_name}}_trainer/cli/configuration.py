@@ -173,9 +173,11 @@ def _check(sections: Mapping[str, Any], checkpoint: Path | None, problems: Probl
     with problems:
         averaged = values.fitting("averaged", bool, sections.get("averaged", True))
     # The model may be that of a checkpoint that is not found.
+    is_lost = checkpoint is None and sections.get("checkpoint") not in (None, "none")
     is_known = any(line.startswith(("model:", "checkpoint")) for line in problems.lines)
-    if sections.get("model") is None and not is_known:
-        problems.add("model: not given; name its class in a config file or by --model CLASS")
+    if sections.get("model") is None and not (is_known or is_lost):
+        why = f", and {loading.why_no_model(checkpoint)}" if checkpoint else ""
+        problems.add(f"model: not given{why}; name its class in a config file or by --model CLASS")
     return Checked(trainer, classes, checkpoint, averaged)
 
 

@@ -100,6 +100,13 @@ def test_a_file_that_is_no_link_is_no_checkpoint(trained: Path, capsys: Any, con
     assert refused(capsys, "fit", *config, "--trainer.resume", str(file)) == [f"resume{line}"]
 
 
+def test_a_resume_says_that_the_record_is_gone(trained: Path, capsys: Any) -> None:
+    (trained / "run.json").unlink()
+    command("fit", "--trainer.resume", str(trained), "--trainer.max_steps", "4")
+    line = "note: run.json was removed: the new one begins with this attempt"
+    assert line in capsys.readouterr().err.splitlines()
+
+
 def test_a_checkpoint_in_the_home_directory(trained: Path, monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.setenv("HOME", str(Path.cwd()))
     command("test", "--checkpoint=~/runs/mine")

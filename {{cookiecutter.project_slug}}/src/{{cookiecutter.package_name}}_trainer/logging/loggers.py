@@ -47,7 +47,12 @@ class CSVLogger(Logger):
         return self._metrics.file.tell()
 
     def resume(self, position: int | None, step: int) -> None:
-        """Remove the rows that were written after the checkpoint."""
+        """Remove the rows that were written after the checkpoint; say if others are missing."""
+        path = self._metrics.path
+        if position is not None and (size := path.stat().st_size) < position:
+            line = f"note: {path} is shorter than when the checkpoint was saved ({size} bytes, "
+            lost = f"then {position}): rows up to step {step} may be missing"
+            output.print_lines(f"{line}{lost}", error=True)
         self._metrics.cut(position, step)
         self._speed.cut(None, step)
 

@@ -100,6 +100,13 @@ def test_a_file_that_is_no_link_is_no_checkpoint(trained: Path, capsys: Any, con
     assert refused(capsys, "fit", *config, "--trainer.resume", str(file)) == [f"resume{line}"]
 
 
+def test_options_that_a_command_does_not_use_are_named(trained: Path, capsys: Any) -> None:
+    """Those of the command line: the configuration is for several commands."""
+    words = ("--trainer.max_epochs", "3", "--trainer.callbacks+=[]", "--trainer.seed", "1")
+    command("test", "--checkpoint", str(trained), *words)
+    assert capsys.readouterr().err == "note: test does not use max_epochs, callbacks\n"
+
+
 def test_a_resume_says_that_the_record_is_gone(trained: Path, capsys: Any) -> None:
     (trained / "run.json").unlink()
     command("fit", "--trainer.resume", str(trained), "--trainer.max_steps", "4")

@@ -19,6 +19,31 @@ def test_the_trainer_s_keywords_are_the_fields_with_their_defaults() -> None:
     assert all(parameters[each.name].default == each.default for each in fields(Options))
 
 
+ONLY_FIT = {
+    *("max_epochs", "max_steps", "max_time", "limit_train_batches", "overfit_batches"),
+    *("global_batch_size", "accumulate_grad_batches", "uneven_inputs", "sync_batchnorm"),
+    *("gradient_clip_val", "gradient_clip_algorithm", "learning_rate_scaling"),
+    *("reference_batch_size", "learning_rate_warmup_steps", "nonfinite_loss", "sanity_check"),
+    *("compile", "activation_checkpointing", "callbacks", "loggers", "log_every_n_steps"),
+    *("log_gradient_norm", "record_hashes", "peak_flops", "val_every_n_steps", "overwrite"),
+    *("check_val_every_n_epoch", "checkpoint_every_n_steps", "checkpoint_every_n_epochs"),
+    *("keep_checkpoints", "checkpoint_weights", "async_checkpoints", "resume", "resume_options"),
+    *("weights", "weights_strict"),
+}
+OF_STAGES = {f"limit_{stage}_batches" for stage in ("val", "test", "predict")}
+
+
+def test_each_option_is_used_by_commands_that_are_known() -> None:
+    """A new one is of a fit only, or of all commands."""
+    names = [field.name for field in fields(Options)]
+    assert sorted(names) == sorted([*ONLY_FIT, *reading.USED_IN_EVALUATION, *OF_STAGES])
+    for command, own in (("validate", "val"), ("test", "test"), ("predict", "predict")):
+        unused = ONLY_FIT | OF_STAGES - {f"limit_{own}_batches"}
+        assert {*reading.unused(command, names)} == unused
+    assert reading.unused("fit", names) == ["limit_test_batches", "limit_predict_batches"]
+    assert reading.unused("find_batch_size", names) == []
+
+
 def test_options_cannot_be_changed_and_know_no_older_spelling() -> None:
     made = trainer.Trainer(gpus=0, precision=32, logger=False, max_steps=1)._plan.options  # type: ignore[call-arg]
     assert (made.accelerator, made.devices, made.precision, made.loggers) == (

@@ -15,7 +15,7 @@ from jsonargparse import ActionConfigFile, ArgumentParser, set_parsing_settings
 from .. import strategies
 from ..checkpoint import run_directory
 from ..errors import Problems, foreign, shorten
-from ..launch import output
+from ..launch import output, reports
 from ..module import DataModule, TrainingModule
 from ..options import Options, class_paths, reading, values
 from ..options.class_paths import Specified
@@ -110,7 +110,14 @@ def read_work(program: str, command: str, argv: Sequence[str]) -> Work:
     """Create the objects of a command, as :func:`read_sections`; one line per error."""
     problems = Problems()
     with read_sections(program, command, argv, problems) as checked:
-        return _create(command, checked, problems)
+        work = _create(command, checked, problems)
+    if work.trainer.is_global_zero and not reports.is_reported():
+        # Those of the command line only: a file may serve several commands.
+        keys = [key.split(".") for key, _ in arguments.split(argv, Problems()) if "." in key]
+        names = [name.removesuffix("+") for section, name, *_ in keys if section == "trainer"]
+        if unused := reading.unused(command, dict.fromkeys(names)):
+            output.print_once(f"note: {command} does not use {', '.join(unused)}")
+    return work
 
 
 @contextmanager

@@ -34,7 +34,6 @@ OF_STAGES = {f"limit_{stage}_batches" for stage in ("val", "test", "predict")}
 
 
 def test_each_option_is_used_by_commands_that_are_known() -> None:
-    """A new one is of a fit only, or of all commands."""
     names = [field.name for field in fields(Options)]
     assert sorted(names) == sorted([*ONLY_FIT, *reading.USED_IN_EVALUATION, *OF_STAGES])
     for command, own in (("validate", "val"), ("test", "test"), ("predict", "predict")):
@@ -148,6 +147,15 @@ def test_copies_of_the_command_are_told_which_gpus_were_chosen(monkeypatch, tmp_
     monkeypatch.setattr(placement.reports, "is_reported", lambda: True)
     rank = trainer.Trainer(accelerator="gpu", devices=2, auto_select_gpus=True, max_steps=1)
     assert [device.index for device in rank._plan.node_devices] == [3, 1]
+
+
+def test_a_second_trainer_of_a_script_names_the_one_that_started_it(monkeypatch) -> None:
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "0" if "RANK" in name else "2")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr(placement.reports, "is_reported", lambda: True)
+    with pytest.raises(trainer.UserError, match="the Trainer of this script with 2 processes did"):
+        trainer.Trainer(accelerator="cpu", devices=1, max_steps=1)
 
 
 class _Predicts(trainer.TrainingModule):

@@ -111,7 +111,6 @@ def test_fractions_are_of_steps_and_of_batches(capsys: Any) -> None:
     made.test(model)
     assert flat(model.seen["test"]) == list(range(20))
     assert torch.cat(made.predict(model)).tolist() == list(range(8))
-    # Each command names its own limits.
     told = [line for line in capsys.readouterr().err.splitlines() if "limited by" in line]
     assert told == [
         "note: limited by limit_train_batches=0.3, limit_val_batches=0.5",

@@ -77,6 +77,9 @@ def refused(capsys: Any, *words: str) -> list[str]:
 
 
 def test_a_run_whose_files_are_gone_is_said_to_lack_them(trained: Path, capsys: Any) -> None:
+    (trained / "run.json").unlink()
+    command("fit", "--trainer.resume", str(trained), "--trainer.max_steps", "4")
+    assert "run.json was removed: the new one begins with this" in capsys.readouterr().err
     config, end = trained / "config.yaml", "; name its class in a config file or by --model CLASS"
     config.write_text("trainer: {}\n")
     line = f"model: not given, and {config} names no model{end}"
@@ -101,17 +104,9 @@ def test_a_file_that_is_no_link_is_no_checkpoint(trained: Path, capsys: Any, con
 
 
 def test_options_that_a_command_does_not_use_are_named(trained: Path, capsys: Any) -> None:
-    """Those of the command line: the configuration is for several commands."""
     words = ("--trainer.max_epochs", "3", "--trainer.callbacks+=[]", "--trainer.seed", "1")
     command("test", "--checkpoint", str(trained), *words)
     assert capsys.readouterr().err == "note: test does not use max_epochs, callbacks\n"
-
-
-def test_a_resume_says_that_the_record_is_gone(trained: Path, capsys: Any) -> None:
-    (trained / "run.json").unlink()
-    command("fit", "--trainer.resume", str(trained), "--trainer.max_steps", "4")
-    line = "note: run.json was removed: the new one begins with this attempt"
-    assert line in capsys.readouterr().err.splitlines()
 
 
 def test_a_checkpoint_in_the_home_directory(trained: Path, monkeypatch: Any, capsys: Any) -> None:

@@ -113,9 +113,9 @@ def read_work(program: str, command: str, argv: Sequence[str]) -> Work:
         work = _create(command, checked, problems)
     if work.trainer.is_global_zero and not reports.is_reported():
         # Those of the command line only: a file may serve several commands.
-        keys = [key.split(".") for key, _ in arguments.split(argv, Problems()) if "." in key]
-        names = [name.removesuffix("+") for section, name, *_ in keys if section == "trainer"]
-        if unused := reading.unused(command, dict.fromkeys(names)):
+        keys = [f"{key}.".split(".") for key, _ in arguments.split(argv, Problems())]
+        names = {key[1].removesuffix("+"): None for key in keys if key[0] == "trainer"}
+        if unused := reading.unused(command, names):
             output.print_once(f"note: {command} does not use {', '.join(unused)}")
     return work
 

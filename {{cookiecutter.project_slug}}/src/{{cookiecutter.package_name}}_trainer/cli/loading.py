@@ -127,6 +127,5 @@ def why_no_model(checkpoint: Path) -> str:
     """Why :func:`classes_of` a checkpoint has no model."""
     if (run := run_of(checkpoint)) is None:
         return "it is in no run directory, whose config.yaml would name a model"
-    if (run / "config.yaml").is_file():
-        return f"{run}/config.yaml names no model"
-    return f"{run}/config.yaml is missing: a script has started the run, or it was removed"
+    lost = "is missing: a script has started the run, or it was removed"
+    return f"{run}/config.yaml {'names no model' if (run / 'config.yaml').is_file() else lost}"

@@ -50,9 +50,8 @@ class CSVLogger(Logger):
         """Remove the rows that were written after the checkpoint; say if others are missing."""
         path = self._metrics.path
         if position is not None and (size := path.stat().st_size) < position:
-            line = f"note: {path} is shorter than when the checkpoint was saved ({size} bytes, "
-            lost = f"then {position}): rows up to step {step} may be missing"
-            output.print_lines(f"{line}{lost}", error=True)
+            line = f"{path} has {size} bytes, {position} when the checkpoint was saved"
+            output.print_once(f"note: {line}: rows up to step {step} may be missing")
         self._metrics.cut(position, step)
         self._speed.cut(None, step)
 

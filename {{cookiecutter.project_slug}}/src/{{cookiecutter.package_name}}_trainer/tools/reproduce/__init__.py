@@ -120,10 +120,9 @@ def _last_step(args: argparse.Namespace) -> int:
     last = made if isinstance(made, int) else min(of_ranks, default=0)
     if not of_ranks and made != 0:
         is_off = args.recorded_options.get("record_hashes") is False
-        files = "the files are missing, empty or damaged, or were never written"
-        why = "the run had record_hashes false" if is_off else files
-        problem = f"{args.run}/hashes: no hashes of steps to compare: {why}"
-        raise ConfigurationError(f"{problem}; run fit again, and compare metrics.csv")
+        why = "the run had record_hashes false" if is_off else "it is missing, empty or damaged"
+        advice = "run fit again, and compare metrics.csv"
+        raise ConfigurationError(f"{args.run}/hashes: no hashes to compare: {why}; {advice}")
     if last < 1:
         raise ConfigurationError(f"reproduce {args.run.name}: the run has made no step")
     if args.at is not None and not 1 <= args.at <= last:
@@ -150,6 +149,10 @@ def _options(args: argparse.Namespace, layout: cluster.Layout) -> dict[str, Any]
     options |= {name: config_files.word(name, text) for name, text in args.trainer.items()}
     root = str(options.get("default_root_dir", args.run.parent))
     options["default_root_dir"] = values.expand_path("default_root_dir", root)
+    try:
+        run_directory.check_name(str(options["run_name"]))
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{error}: give --trainer.run_name NAME") from None
     made = Path(options["default_root_dir"], str(options["run_name"])).absolute()
     if (start := args.attempts[0].get("resumed_from")) and not run_directory.holds_run(made):
         options["resume"] = start

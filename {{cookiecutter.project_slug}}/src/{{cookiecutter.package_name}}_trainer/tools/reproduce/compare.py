@@ -27,7 +27,6 @@ _OF_HOSTS = {
     **{"gpus": "GPUs", "driver": "GPU driver", "cuda": "CUDA", "nccl": "NCCL"},
 }
 Steps = dict[int, dict[str, Any]]
-_NAME = f"{DIRECTORY}/rank-{{:05}}.jsonl"
 _ONLY = "recorded with --trainer.record_hashes true only"
 # In the order in which one follows from the other.
 _CAUSES = {
@@ -161,7 +160,11 @@ def compare(recorded: Path, reproduced: Path, last: int) -> tuple[bool, list[str
         return False, ["not compared: the two runs have no hashes of the same step"]
     complete = _complete(recorded, last)
     count, differing = _metrics(recorded, reproduced, last, complete)
-    lines = [*_cut(recorded, theirs, ours, complete)]
+    lines = []
+    for rank in ranks:
+        if lost := [step for step in ours[rank] if step <= complete and step not in theirs[rank]]:
+            end = f"step {min(lost)} is missing; the file is damaged or was cut"
+            lines.append(f"{recorded / DIRECTORY}/rank-{rank:05}.jsonl: {end}")
     if theirs.keys() != ours.keys():
         lines += [f"hashes of {len(ours)} ranks, recorded {len(theirs)}: rank 0 … are compared"]
     for before, step in zip([-1, *steps], steps, strict=False):
@@ -182,25 +185,15 @@ def _complete(run: Path, last: int) -> int:
     """The step up to which a reproduction records only what the run must have recorded, too."""
     if any(run.glob("config.*.yaml")):  # its attempts may have recorded other steps
         return -1
-    final = run_directory.attempts(run)[-1:]
-    is_whole = final and final[0].get("ended") == f"finished step {last}"
-    return last if is_whole else last - 1  # a run that ends early logs its last step
-
-
-def _cut(
-    run: Path, theirs: dict[int, Steps], ours: dict[int, Steps], complete: int
-) -> Iterator[str]:
-    """One line for each rank whose recorded hashes are not all there."""
-    for rank in sorted(theirs.keys() & ours.keys()):
-        if lost := [step for step in ours[rank] if step <= complete and step not in theirs[rank]]:
-            end = f"step {min(lost)} is missing; the file is damaged or was cut"
-            yield f"{run / _NAME.format(rank)}: {end}"
+    ends = [attempt.get("ended") for attempt in run_directory.attempts(run)]
+    # A run that ends early logs its last step, which one that does not need not.
+    return last if f"finished step {last}" in ends[-1:] else last - 1
 
 
 def read(run: Path) -> dict[int, Steps]:
     """The hashes of each rank by step; of files that are no hashes none."""
     hashes: dict[int, Steps] = {}
-    for path in sorted(run.glob(_NAME.replace("{:05}", "*"))):
+    for path in sorted((run / DIRECTORY).glob("rank-*.jsonl")):
         # The last line was cut if the process was killed.
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError, ArithmeticError):
             steps = hashes.setdefault(int(path.stem.removeprefix("rank-")), {})

@@ -280,6 +280,8 @@ def main() -> None:
     """Run the command."""
     try:
         match sys.argv[1:]:
+            case ["-h" | "--help"]:
+                print(__doc__)
             case [file]:
                 sys.exit(Sweep(Path(file), alone=True).train())
             case [file, "left"]:

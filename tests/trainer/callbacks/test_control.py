@@ -100,7 +100,7 @@ def test_a_resume_within_a_limited_epoch_is_exact() -> None:
     assert_same(whole, rest)
 
 
-def test_fractions_are_of_steps_and_of_batches() -> None:
+def test_fractions_are_of_steps_and_of_batches(capsys: Any) -> None:
     model = subject.Net()
     options = {"limit_train_batches": 0.3, "limit_val_batches": 0.5, "limit_test_batches": 0.99}
     made = make(**options, limit_predict_batches=2, max_epochs=1, accumulate_grad_batches=2)
@@ -111,6 +111,12 @@ def test_fractions_are_of_steps_and_of_batches() -> None:
     made.test(model)
     assert flat(model.seen["test"]) == list(range(20))
     assert torch.cat(made.predict(model)).tolist() == list(range(8))
+    told = [line for line in capsys.readouterr().err.splitlines() if "limited by" in line]
+    assert told == [
+        "note: limited by limit_train_batches=0.3, limit_val_batches=0.5",
+        "note: limited by limit_test_batches=0.99",
+        "note: limited by limit_predict_batches=2",
+    ]
     with pytest.raises(trainer.UserError, match=r"limit_train_batches=0.1: .* of 5 is less than 1"):
         fit(subject.Net(), limit_train_batches=0.1, max_epochs=1, accumulate_grad_batches=2)
 

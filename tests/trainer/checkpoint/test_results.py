@@ -69,6 +69,46 @@ def test_random_weights_are_not_scored_unless_they_are_asked_for(name: str, caps
     assert not Path("runs").exists()
 
 
+def refused(capsys: Any, *words: str) -> list[str]:
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*words, "--trainer.accelerator", "cpu"])
+    assert ended.value.code == 2
+    return [line.removeprefix("error: ") for line in capsys.readouterr().err.splitlines()]
+
+
+def test_a_run_whose_files_are_gone_is_said_to_lack_them(trained: Path, capsys: Any) -> None:
+    (trained / "run.json").unlink()
+    command("fit", "--trainer.resume", str(trained), "--trainer.max_steps", "4")
+    assert "run.json was removed: the new one begins with this" in capsys.readouterr().err
+    config, end = trained / "config.yaml", "; name its class in a config file or by --model CLASS"
+    config.write_text("trainer: {}\n")
+    line = f"model: not given, and {config} names no model{end}"
+    assert refused(capsys, "test", "--checkpoint", str(trained)) == [line]
+    config.unlink()
+    why = "is missing: a script has started the run, or it was removed"
+    line = f"model: not given, and {config} {why}{end}"
+    assert refused(capsys, "test", "--checkpoint", str(trained)) == [line]
+    (trained / "checkpoints").rename("elsewhere")
+    line = "runs/mine: no checkpoint there; give a run directory or a checkpoint in it"
+    assert refused(capsys, "test", "--checkpoint", str(trained)) == [line]
+
+
+@pytest.mark.parametrize("content", ["step,epoch,name,value\n" * 20, "", "\0", "x" * 300])
+def test_a_file_that_is_no_link_is_no_checkpoint(trained: Path, capsys: Any, content: str) -> None:
+    file = trained / "notes.txt"
+    file.write_text(content)
+    line = f"='{file}': no such directory; give a run directory or a checkpoint"
+    assert refused(capsys, "test", "--checkpoint", str(file)) == [f"checkpoint{line}"]
+    config = ("--config", str(ROOT / "configs" / "digits.yaml"))
+    assert refused(capsys, "fit", *config, "--trainer.resume", str(file)) == [f"resume{line}"]
+
+
+def test_options_that_a_command_does_not_use_are_named(trained: Path, capsys: Any) -> None:
+    words = ("--trainer.max_epochs", "3", "--trainer.callbacks+=[]", "--trainer.seed", "1")
+    command("test", "--checkpoint", str(trained), *words)
+    assert capsys.readouterr().err == "note: test does not use max_epochs, callbacks\n"
+
+
 def test_a_checkpoint_in_the_home_directory(trained: Path, monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.setenv("HOME", str(Path.cwd()))
     command("test", "--checkpoint=~/runs/mine")

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -134,6 +135,9 @@ def test_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None
     assert printed.startswith("usage: ")
     for command in ("fit", "validate", "test", "predict"):
         assert f"\n  {command} " in printed
+    with mock.patch("importlib.metadata.version", {"my-project": "1.2"}.get):
+        cli.main(["--version"])
+    assert capsys.readouterr().out == "my-project 1.2\n"
 
 
 def test_help_lists_options_and_strategies(capsys: pytest.CaptureFixture[str]) -> None:

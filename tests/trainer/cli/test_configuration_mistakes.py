@@ -21,6 +21,7 @@ OPTION = "there is no such option; did you mean"
     ("words", "line"),
     [
         ("--trainer.max_epoch 3", f"trainer.max_epoch: {OPTION} 'max_epochs' or 'max_steps'?"),
+        ("--config", "--config: no value is given; name a YAML file"),
         ("--model.widht 3", f"model.widht: {OPTION} 'width'?"),
         ("--trainer.max_epochs three", "trainer.max_epochs='three': expected int >= 1 | None"),
         (

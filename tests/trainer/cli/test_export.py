@@ -266,7 +266,7 @@ def test_weights_of_a_script_s_run_need_no_class(capsys: Any) -> None:
     assert metadata(file) == {"format": "pt", "step": "1"}
     capsys.readouterr()
     [line] = refused(capsys, directory, "--format", "torch_export")
-    assert "no config.yaml with a model, because a script has started it" in line
+    assert "config.yaml is missing: a script has started the run, or it was removed; create" in line
 
 
 WEIGHTS = "--format safetensors"

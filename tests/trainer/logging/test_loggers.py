@@ -69,6 +69,21 @@ def test_csv_cuts_off_what_stands_behind_the_checkpoint(tmp_path: Path) -> None:
     resumed.close()
 
 
+@pytest.mark.parametrize("rest", [30, None])
+def test_csv_that_is_shorter_than_at_the_checkpoint_is_said_to_be(tmp_path, capsys, rest) -> None:
+    logger, path = started(CSVLogger(), tmp_path), tmp_path / "metrics.csv"
+    write_steps(logger, range(1, 6), 1.0)
+    position = logger.position()
+    logger.close()
+    path.write_text(path.read_text()[:rest]) if rest else path.unlink()
+    resumed = started(CSVLogger(), tmp_path)
+    resumed.resume(position, 5)
+    resumed.close()
+    (line,) = capsys.readouterr().err.splitlines()
+    end = f", {position} when the checkpoint was saved: rows up to step 5 may be missing"
+    assert re.fullmatch(rf"note: {path} has \d+ bytes{end}", line)
+
+
 def test_csv_without_a_position_keeps_the_rows_up_to_the_step(tmp_path: Path) -> None:
     logger = started(CSVLogger(), tmp_path)
     write_steps(logger, range(8, 13), 1.0)

@@ -19,6 +19,30 @@ def test_the_trainer_s_keywords_are_the_fields_with_their_defaults() -> None:
     assert all(parameters[each.name].default == each.default for each in fields(Options))
 
 
+ONLY_FIT = {
+    *("max_epochs", "max_steps", "max_time", "limit_train_batches", "overfit_batches"),
+    *("global_batch_size", "accumulate_grad_batches", "uneven_inputs", "sync_batchnorm"),
+    *("gradient_clip_val", "gradient_clip_algorithm", "learning_rate_scaling"),
+    *("reference_batch_size", "learning_rate_warmup_steps", "nonfinite_loss", "sanity_check"),
+    *("compile", "activation_checkpointing", "callbacks", "loggers", "log_every_n_steps"),
+    *("log_gradient_norm", "record_hashes", "peak_flops", "val_every_n_steps", "overwrite"),
+    *("check_val_every_n_epoch", "checkpoint_every_n_steps", "checkpoint_every_n_epochs"),
+    *("keep_checkpoints", "checkpoint_weights", "async_checkpoints", "resume", "resume_options"),
+    *("weights", "weights_strict"),
+}
+OF_STAGES = {f"limit_{stage}_batches" for stage in ("val", "test", "predict")}
+
+
+def test_each_option_is_used_by_commands_that_are_known() -> None:
+    names = [field.name for field in fields(Options)]
+    assert sorted(names) == sorted([*ONLY_FIT, *reading.USED_IN_EVALUATION, *OF_STAGES])
+    for command, own in (("validate", "val"), ("test", "test"), ("predict", "predict")):
+        unused = ONLY_FIT | OF_STAGES - {f"limit_{own}_batches"}
+        assert {*reading.unused(command, names)} == unused
+    assert reading.unused("fit", names) == ["limit_test_batches", "limit_predict_batches"]
+    assert reading.unused("find_batch_size", names) == []
+
+
 def test_options_cannot_be_changed_and_know_no_older_spelling() -> None:
     made = trainer.Trainer(gpus=0, precision=32, logger=False, max_steps=1)._plan.options  # type: ignore[call-arg]
     assert (made.accelerator, made.devices, made.precision, made.loggers) == (
@@ -123,6 +147,15 @@ def test_copies_of_the_command_are_told_which_gpus_were_chosen(monkeypatch, tmp_
     monkeypatch.setattr(placement.reports, "is_reported", lambda: True)
     rank = trainer.Trainer(accelerator="gpu", devices=2, auto_select_gpus=True, max_steps=1)
     assert [device.index for device in rank._plan.node_devices] == [3, 1]
+
+
+def test_a_second_trainer_of_a_script_names_the_one_that_started_it(monkeypatch) -> None:
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "0" if "RANK" in name else "2")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr(placement.reports, "is_reported", lambda: True)
+    with pytest.raises(trainer.UserError, match="the Trainer of this script with 2 processes did"):
+        trainer.Trainer(accelerator="cpu", devices=1, max_steps=1)
 
 
 class _Predicts(trainer.TrainingModule):

@@ -168,6 +168,9 @@ def test_variables_and_settings_of_the_user_change_no_record(tmp_path, repositor
     assert "bad numeric" in record.here(repository)["git_problem"]
     monkeypatch.setenv("GIT_CONFIG_VALUE_0", "7")
     assert commit(repository) == expected
+    monkeypatch.setattr(record, "_SECONDS_FOR_GIT", 0)
+    with pytest.raises(trainer.UserError, match="git took more than 0 seconds"):
+        commit(repository)
 
 
 def test_git_is_started_twice_for_a_commit_and_once_more_for_a_diff(repository, monkeypatch):

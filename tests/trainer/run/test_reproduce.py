@@ -127,10 +127,9 @@ def test_what_is_planted_is_found_and_named(recorded, again, tmp_path):
 def test_steps_in_which_a_difference_may_have_begun_are_named(recorded, again):
     """A run has hashes of logged steps by default."""
     kept = [0, 3, 6]
+    assert again()[0] == 0
     for name in ("run", "run-reproduced"):
         path = RUN.with_name(name) / "hashes" / "rank-00000.jsonl"
-        if name != "run":
-            assert again()[0] == 0
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         path.write_text("".join(f"{json.dumps(lines[step])}\n" for step in kept))
     path.write_text(path.read_text().replace(lines[6]["gradients"], "0"))
@@ -178,16 +177,61 @@ def test_mistakes_are_told_together_and_nothing_runs(recorded, capsys):
     assert "no run.json there; give a run directory, such as runs/RUN" in found
     for words, line in [
         (["--at", "13"], "--at 13: give a step from 1 to 12, the run's last"),
+        (["--trainer.run_name", "a b"], "a letter or digit first: give --trainer.run_name NAME"),
         (["--trainer.run_name", "run"], "run_name=run: that is the run itself; give another"),
     ]:
         with pytest.raises(SystemExit):
             cli.main(["reproduce", str(RUN), *words])
         assert line in capsys.readouterr().err
-    (RUN / "config.yaml").unlink()
-    with pytest.raises(SystemExit):
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "line"),
+    [
+        ("config.yaml", None, "no config.yaml: a script has started it, or the file was removed"),
+        ("config.yaml", "trainer: {}\n", "config.yaml names no model: restore the file"),
+        ("run.json", "[]", "run.json: damaged; 0 attempts of it can be read; restore it"),
+        ("hashes/rank-00000.jsonl", "", "/hashes: no hashes to compare: it is missing, empty or"),
+        ("config.yaml", "model: A\ntrainer: {record_hashes: false}", "the run had record_hashes"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_at_once(recorded, capsys, file, content, line):
+    (RUN / file).unlink()
+    if content is not None:
+        (RUN / file).write_text(content)
+    if "record_hashes" in line:
+        (RUN / "hashes/rank-00000.jsonl").unlink()
+    with pytest.raises(SystemExit) as ended:
         cli.main(["reproduce", str(RUN)])
-    assert "no config.yaml, because a script has started it" in capsys.readouterr().err
+    (told,) = capsys.readouterr().err.splitlines()
+    assert line in told
+    assert ended.value.code == 2
     assert list(Path("runs").iterdir()) == [RUN]
+
+
+def test_files_that_were_cut_are_not_equal(recorded, again):
+    made = RUN.with_name("run-reproduced")
+    assert again()[0] == 0
+    lines = (RUN / "metrics.csv").read_text().splitlines(keepends=True)
+    for file, line in [
+        ("hashes/rank-00000.jsonl", "step 2 is missing; the file is damaged or was cut"),
+        ("metrics.csv", "11 values are missing, the first is lr of step 1; it was removed or"),
+    ]:
+        content = (RUN / file).read_text()
+        rest = "".join(content.splitlines(keepends=True)[:2])
+        (RUN / file).write_text(rest + '{"st')
+        is_equal, (first, second) = compare.compare(RUN, made, 12)
+        assert not is_equal
+        assert first.startswith(f"{RUN / file}: {line}")
+        assert second == "the steps that both have recorded are equal"
+        (RUN / file).write_text(content)
+    # A run that ended early need not have logged its last step.
+    (RUN / "metrics.csv").write_text("".join(lines[:-1]))
+    edit(RUN / "run.json", lambda given: given["attempts"][0].update(ended="preempted step 12"))
+    assert compare.compare(RUN, made, 12)[0]
+    (RUN / "metrics.csv").unlink()
+    (RUN / "speed.csv").unlink()
+    assert compare.compare(RUN, made, 12)[0]
 
 
 def test_a_run_names_no_class_of_the_working_directory(recorded, again, capsys, tmp_path):

@@ -206,6 +206,10 @@ def test_mistakes_are_refused_in_a_line_each(tmp_path, monkeypatch):
     ]
     with pytest.raises(trainer.ConfigurationError, match=r"--out='x.pdf': name a file that ends"):
         report.run("my-project", [".", "--out", "x.pdf"])
+    monkeypatch.setattr(report, "_check", lambda *_: None)
+    (tmp_path / "report.html").mkdir()
+    with pytest.raises(trainer.UserError, match=r"^report.html: .*y\); name another by --out"):
+        report.run("my-project", ["."])
     with pytest.raises(trainer.ConfigurationError, match="report: the following arguments are"):
         report.run("my-project", [])
 

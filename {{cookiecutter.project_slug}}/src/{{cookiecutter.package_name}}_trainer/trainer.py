@@ -356,7 +356,8 @@ def _run(rank: RankRun, command: Command) -> RunResult:
     plan = rank.plan
 
     def work() -> RunResult:
-        rank.connect()
+        kind = command.keywords.get("kind", "fit")
+        rank.connect("validate" if kind == "validation" else kind)
         try:
             value = command(rank)
         except Preempted:

@@ -44,7 +44,8 @@ def split(words: Sequence[str], problems: Problems) -> Iterator[tuple[str, str]]
         if value or key == PRINT:
             yield key, value
         else:
-            problems.add(f"--{shorten(key)}: no value is given; use null for none")
+            advice = "name a YAML file" if key == "config" else "use null for none"
+            problems.add(f"--{shorten(key)}: no value is given; {advice}")
 
 
 class _Added(list[Any]):

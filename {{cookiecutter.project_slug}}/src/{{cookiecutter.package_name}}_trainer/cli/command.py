@@ -1,7 +1,7 @@
 """The command line: ``fit``, ``validate``, ``test``, ``predict``, ``find_…``, ``export``."""
 
 import contextlib
-import importlib
+import importlib.metadata
 import shlex
 import signal
 import sys
@@ -49,6 +49,11 @@ def _run(words: list[str]) -> None:
     if not words or words[0] in ("-h", "--help"):
         print(_usage(program))
         return
+    if words == ["--version"]:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            print(program, importlib.metadata.version(program))
+            return
+        raise UserError(f"--version: {program} is not installed: make setup")
     command, rest = words[0], words[1:]
     if command in (tools := _tools()):
         _tool(command).run(program, rest)

@@ -15,7 +15,7 @@ from jsonargparse import ActionConfigFile, ArgumentParser, set_parsing_settings
 from .. import strategies
 from ..checkpoint import run_directory
 from ..errors import Problems, foreign, shorten
-from ..launch import output
+from ..launch import output, reports
 from ..module import DataModule, TrainingModule
 from ..options import Options, class_paths, reading, values
 from ..options.class_paths import Specified
@@ -110,7 +110,14 @@ def read_work(program: str, command: str, argv: Sequence[str]) -> Work:
     """Create the objects of a command, as :func:`read_sections`; one line per error."""
     problems = Problems()
     with read_sections(program, command, argv, problems) as checked:
-        return _create(command, checked, problems)
+        work = _create(command, checked, problems)
+    if work.trainer.is_global_zero and not reports.is_reported():
+        # Those of the command line only: a file may serve several commands.
+        keys = [f"{key}.".split(".") for key, _ in arguments.split(argv, Problems())]
+        names = {key[1].removesuffix("+"): None for key in keys if key[0] == "trainer"}
+        if unused := reading.unused(command, names):
+            output.print_once(f"note: {command} does not use {', '.join(unused)}")
+    return work
 
 
 @contextmanager
@@ -173,9 +180,11 @@ def _check(sections: Mapping[str, Any], checkpoint: Path | None, problems: Probl
     with problems:
         averaged = values.fitting("averaged", bool, sections.get("averaged", True))
     # The model may be that of a checkpoint that is not found.
+    is_lost = checkpoint is None and sections.get("checkpoint") not in (None, "none")
     is_known = any(line.startswith(("model:", "checkpoint")) for line in problems.lines)
-    if sections.get("model") is None and not is_known:
-        problems.add("model: not given; name its class in a config file or by --model CLASS")
+    if sections.get("model") is None and not (is_known or is_lost):
+        why = f", and {loading.why_no_model(checkpoint)}" if checkpoint else ""
+        problems.add(f"model: not given{why}; name its class in a config file or by --model CLASS")
     return Checked(trainer, classes, checkpoint, averaged)
 
 

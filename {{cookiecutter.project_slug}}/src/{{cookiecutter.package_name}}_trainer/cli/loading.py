@@ -30,8 +30,8 @@ def load_module(run: str | Path, *, averaged: bool = True, trust: bool = False) 
 
     Raises:
         CheckpointError: The checkpoint cannot be read, or does not fit the class.
-        ConfigurationError: The run has no configuration, because a script has started it, or its
-            class cannot be created.
+        ConfigurationError: The run has no configuration, for example because a script has started
+            it, or its class cannot be created.
 
     Example::
 
@@ -42,8 +42,8 @@ def load_module(run: str | Path, *, averaged: bool = True, trust: bool = False) 
     path = resolve(run)
     section = classes_of(path).get("model")
     if section is None:
-        reason = "its run has no config.yaml with a model, because a script has started it"
-        raise ConfigurationError(f"{path}: {reason}; create the module, and use load_weights")
+        advice = "create the module, and use load_weights"
+        raise ConfigurationError(f"{path}: {why_no_model(path)}; {advice}")
     with imports.checked(from_run=not trust):
         module: TrainingModule = class_paths.read("model", section, TrainingModule, {}).create()
     load_weights(module, path, averaged=averaged)
@@ -121,3 +121,11 @@ def classes_of(checkpoint: Path) -> dict[str, Any]:
     config = config_files.read(str(run / "config.yaml"))
     classes = {name: item for name in CLASSES if isinstance(item := config.get(name), dict)}
     return {name: item for name, item in classes.items() if isinstance(item.get("class_path"), str)}
+
+
+def why_no_model(checkpoint: Path) -> str:
+    """Why :func:`classes_of` a checkpoint has no model."""
+    if (run := run_of(checkpoint)) is None:
+        return "it is in no run directory, whose config.yaml would name a model"
+    lost = "is missing: a script has started the run, or it was removed"
+    return f"{run}/config.yaml {'names no model' if (run / 'config.yaml').is_file() else lost}"

@@ -153,8 +153,10 @@ def point(link: Path, target: Path) -> None:
 def pointed(link: Path) -> Path:
     """What a link points to, or a file that :func:`point` has written instead; else the path."""
     if not link.is_symlink() and link.is_file() and link.stat().st_size < _LONGEST_PATH:
-        target = link.parent / os.fsdecode(link.read_bytes()).strip()
-        return target if target.is_dir() else link
+        path = os.fsdecode(link.read_bytes()).strip()
+        with contextlib.suppress(OSError, ValueError):  # any file may be here: it is no path
+            return link.parent / path if path and (link.parent / path).is_dir() else link
+        return link
     return link.resolve() if link.is_symlink() else link
 
 

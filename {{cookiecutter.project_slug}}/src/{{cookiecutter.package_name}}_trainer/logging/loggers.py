@@ -47,7 +47,11 @@ class CSVLogger(Logger):
         return self._metrics.file.tell()
 
     def resume(self, position: int | None, step: int) -> None:
-        """Remove the rows that were written after the checkpoint."""
+        """Remove the rows that were written after the checkpoint; say if others are missing."""
+        path = self._metrics.path
+        if position is not None and (size := path.stat().st_size) < position:
+            line = f"{path} has {size} bytes, {position} when the checkpoint was saved"
+            output.print_once(f"note: {line}: rows up to step {step} may be missing")
         self._metrics.cut(position, step)
         self._speed.cut(None, step)
 

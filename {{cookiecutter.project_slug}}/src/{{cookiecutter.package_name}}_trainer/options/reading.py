@@ -3,7 +3,7 @@
 import functools
 import inspect
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -15,6 +15,19 @@ _PATHS = ("default_root_dir", "resume", "weights")
 _CHECKED_LATER = ("activation_checkpointing", "callbacks", "loggers")  # have checks of their own
 _STAGES = ("train", "val", "test", "predict")
 _LIMITS = (*(f"limit_{stage}_batches" for stage in _STAGES), "overfit_batches")
+_LIMITS_OF = {
+    "fit": ("limit_train_batches", "limit_val_batches", "overfit_batches"),
+    "validate": ("limit_val_batches",),
+    "test": ("limit_test_batches",),
+    "predict": ("limit_predict_batches",),
+}
+USED_IN_EVALUATION = {
+    *("accelerator", "devices", "num_nodes", "auto_select_gpus", "strategy", "strategy_options"),
+    *("precision", "matmul_precision", "deterministic", "cudnn_benchmark", "seed", "meta_device"),
+    *("fast_dev_run", "use_distributed_sampler", "default_root_dir", "run_name"),
+    "enable_progress_bar",
+}
+"""Options that validate, test and predict use, beside their limits."""
 _OR_NONE = {"limit_val_batches": ", or 0 for no validation", "overfit_batches": ", or 0"}
 _TRANSLATED = ("accelerator", "devices", "strategy", "precision")
 
@@ -143,12 +156,18 @@ def _limits(options: Options) -> Iterator[str]:
             yield f"{both} each select batches; give only one of them"
 
 
-def notes(options: Options) -> list[str]:
-    """The line that names the limits of a run, if there are any."""
+def notes(options: Options, command: str) -> list[str]:
+    """The line that names the limits of a command, if there are any."""
     limits = [
         f"{name}={value!r}"
-        for name in _LIMITS
+        for name in _LIMITS_OF[command]
         if (value := getattr(options, name)) != getattr(Options, name) or type(value) is int
         if value or name != "overfit_batches"
     ]
     return [f"limited by {', '.join(limits)}"] if limits and not options.fast_dev_run else []
+
+
+def unused(command: str, names: Iterable[str]) -> list[str]:
+    """Options of these names that fit, validate, test or predict does not use."""
+    known = {*_LIMITS} if command == "fit" else {*vars(Options())} - USED_IN_EVALUATION
+    return [name for name in names if name in known - {*_LIMITS_OF.get(command, known)}]

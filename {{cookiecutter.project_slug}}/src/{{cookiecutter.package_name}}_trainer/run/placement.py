@@ -132,7 +132,8 @@ def check(options: Options, where: Placement) -> list[str]:
     says = "NUM_NODES or NNODES is" if is_by_node else f"{source} started"
     ignored = f"set {cluster.OVERRIDE}=none to ignore it"
     if reports.is_reported():
-        ignored = "the first Trainer of this script did: use strategy='ddp_spawn' for that one"
+        other = f"the Trainer of this script with {layout.local_world_size} processes did"
+        ignored = f"{other}: use strategy='ddp_spawn' for that one"
     planned = "" if reports.is_reported() else os.environ.get(cluster.PLANNED, "")
     advice = "see docs/trouble.md#processes-and-devices-do-not-match"
     lines = {

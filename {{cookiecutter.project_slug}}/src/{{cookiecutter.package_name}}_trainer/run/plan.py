@@ -130,7 +130,7 @@ def make(requested: Options, problems: Problems, find: Find = placement.find) ->
         started_in=Path.cwd(),
         callbacks=callbacks,
         loggers=loggers,
-        notes=[*notes, *reading.notes(options)],
+        notes=notes,
     )
 
 

@@ -23,6 +23,7 @@ from ..loop.position import Position, total_steps
 from ..module import DataHooks, DataModule, Loader, Run, TrainingModule
 from ..module.current_run import RunFacts
 from ..module.hooks import is_overridden, problems_of_lazy
+from ..options import reading
 from ..strategies.precision import Precision
 from .console import Console
 from .plan import Plan
@@ -50,12 +51,12 @@ class RankRun(Run):
         """During a fit."""
         self._is_started = is_started
 
-    def connect(self) -> None:
+    def connect(self, command: str) -> None:
         """Join the process group, and seed this rank."""
         plan, strategy = self.plan, self.strategy
         if plan.layout.source != "none":
             self.console.say(plan.layout.receipt())
-        self.console.note(*plan.notes)
+        self.console.note(*plan.notes, *reading.notes(plan.options, command))
         planned = plan.precision  # a gradient scaler of an earlier fit has its scale
         precision = Precision(planned.name, planned.device_type)
         # The first compile of a rank may take so much longer than that of its peers.

@@ -204,7 +204,9 @@ def _of_repository(directory: Path, is_here: bool) -> dict[str, Any]:
         diff = _output(directory, variables, *_DIFF) if len(changes) > len(untracked) else ""
     except subprocess.CalledProcessError as error:
         raise UserError(error.stderr.partition("\n")[0] or one_line(error)) from error
-    except (OSError, subprocess.SubprocessError) as error:
+    except subprocess.TimeoutExpired as error:  # whose text is the whole command
+        raise UserError(f"git took more than {_SECONDS_FOR_GIT} seconds") from error
+    except OSError as error:
         raise UserError(one_line(error)) from error
     head = lines[0].removeprefix("# branch.oid ")
     if head == "(initial)":

@@ -290,6 +290,8 @@ class _Fit:
         if run_directory.was_cut_off(directory):
             why = "it was killed, its disk failed, or a process called os._exit()"
             self._console.note(f"the previous attempt did not record its end: {why}")
+        if chosen.is_same_run and not (directory / "run.json").exists():
+            self._console.note("run.json was removed: the new one begins with this attempt")
         configuration = self._run.configuration
         facts = {
             **record.attempt(plan, hosts),

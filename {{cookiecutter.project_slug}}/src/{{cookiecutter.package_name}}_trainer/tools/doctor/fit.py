@@ -184,7 +184,7 @@ def _read(work: Work, workers: int, seconds: float = 0.0) -> tuple[Order, float,
     """The first batches, seconds for another one, and a DataLoader's own ``num_workers``."""
     trainer = _alone(work, accelerator="cpu", precision="32-true", max_steps=1)
     rank = RankRun(trainer._plan, None, is_started=False)
-    rank.connect()
+    rank.connect("fit")
     with rank.running(work.model, "fit", work.data):
         loader, asked = sources.training_loader(work.data, work.model), None
         if isinstance(loader, DataLoader):

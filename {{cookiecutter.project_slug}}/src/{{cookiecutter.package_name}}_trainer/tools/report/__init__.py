@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ...checkpoint import run_directory
 from ...cli import arguments
-from ...errors import Problems, UserError, one_line, shown
+from ...errors import Problems, UserError, shown
 from ...launch import files
 
 HELP = "Write a page about runs: curves, speed, where the time goes, restarts."
@@ -35,7 +35,8 @@ def run(program: str, words: Sequence[str]) -> None:
     try:
         files.write_atomically(file, text)
     except OSError as error:
-        raise UserError(f"{file}: cannot be written ({one_line(error)})") from None
+        problem = f"cannot be written ({error.strerror}); name another by --out FILE.html"
+        raise UserError(f"{file}: {problem}") from None
     print(f"report written to {files.shown(file, Path.cwd())}", flush=True)
 
 

@@ -97,21 +97,32 @@ def _read(words: Sequence[str], program: str) -> argparse.Namespace:
             problems.add(f"--{key}: not an option of reproduce, which repeats the run; use: {safe}")
     run = Path(values.expand_path("reproduce", args.run))
     problem = f"reproduce {shown(args.run)}: "
-    args.run, args.attempts = run.absolute(), run_directory.attempts(run)
-    if not args.attempts:
+    args.run, (args.attempts, damage) = run.absolute(), run_directory.read_record(run)
+    if not (run / "run.json").exists():
         problems.add(f"{problem}no run.json there; give a run directory, such as runs/RUN")
+    elif damage is not None or not args.attempts:
+        problems.add(f"{problem}{damage or 'run.json: empty'}; restore it, or give another run")
     elif not (run / "config.yaml").is_file():
-        problems.add(f"{problem}no config.yaml, because a script has started it; run the script")
+        reason = "a script has started it, or the file was removed"
+        problems.add(f"{problem}no config.yaml: {reason}; run the command in run.json again")
     problems.raise_any()
-    args.recorded_options = {**(config_files.read(str(run / "config.yaml")).get("trainer") or {})}
+    config = config_files.read(str(run / "config.yaml"))
+    if not config.get("model"):
+        raise ConfigurationError(f"{problem}config.yaml names no model: restore the file")
+    args.recorded_options = {**(config.get("trainer") or {})}
     return args
 
 
 def _last_step(args: argparse.Namespace) -> int:
-    """The last step to compare; the run must have made it."""
+    """The last step to compare; the run must have made it, and have hashes to compare."""
     of_ranks = [max(steps) for steps in compare.read(args.run).values() if steps]
     made = args.attempts[-1].get("last_step")
     last = made if isinstance(made, int) else min(of_ranks, default=0)
+    if not of_ranks and made != 0:
+        is_off = args.recorded_options.get("record_hashes") is False
+        why = "the run had record_hashes false" if is_off else "it is missing, empty or damaged"
+        advice = "run fit again, and compare metrics.csv"
+        raise ConfigurationError(f"{args.run}/hashes: no hashes to compare: {why}; {advice}")
     if last < 1:
         raise ConfigurationError(f"reproduce {args.run.name}: the run has made no step")
     if args.at is not None and not 1 <= args.at <= last:
@@ -138,6 +149,10 @@ def _options(args: argparse.Namespace, layout: cluster.Layout) -> dict[str, Any]
     options |= {name: config_files.word(name, text) for name, text in args.trainer.items()}
     root = str(options.get("default_root_dir", args.run.parent))
     options["default_root_dir"] = values.expand_path("default_root_dir", root)
+    try:
+        run_directory.check_name(str(options["run_name"]))
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{error}: give --trainer.run_name NAME") from None
     made = Path(options["default_root_dir"], str(options["run_name"])).absolute()
     if (start := args.attempts[0].get("resumed_from")) and not run_directory.holds_run(made):
         options["resume"] = start

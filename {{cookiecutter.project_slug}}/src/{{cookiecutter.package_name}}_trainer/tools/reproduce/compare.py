@@ -157,11 +157,16 @@ def compare(recorded: Path, reproduced: Path, last: int) -> tuple[bool, list[str
     ranks = sorted(theirs.keys() & ours.keys())
     steps = sorted({step for rank in ranks for step in theirs[rank] if step <= last})
     if not steps:
-        return False, ["not compared: no hashes of steps were recorded (record_hashes)"]
-    count, differing = _metrics(recorded, reproduced, last)
+        return False, ["not compared: the two runs have no hashes of the same step"]
+    complete = _complete(recorded, last)
+    count, differing = _metrics(recorded, reproduced, last, complete)
     lines = []
+    for rank in ranks:
+        if lost := [step for step in ours[rank] if step <= complete and step not in theirs[rank]]:
+            end = f"step {min(lost)} is missing; the file is damaged or was cut"
+            lines.append(f"{recorded / DIRECTORY}/rank-{rank:05}.jsonl: {end}")
     if theirs.keys() != ours.keys():
-        lines = [f"hashes of {len(ours)} ranks, recorded {len(theirs)}: rank 0 … are compared"]
+        lines += [f"hashes of {len(ours)} ranks, recorded {len(theirs)}: rank 0 … are compared"]
     for before, step in zip([-1, *steps], steps, strict=False):
         if first := _first_difference(step, [(rank, theirs[rank], ours[rank]) for rank in ranks]):
             if before + 1 < step:
@@ -169,11 +174,20 @@ def compare(recorded: Path, reproduced: Path, last: int) -> tuple[bool, list[str
                 first += f"; {between}, are {_ONLY}"
             return False, [*lines, first, *differing]
     if differing or lines:
-        return False, [*lines, *(differing or ["the steps of the common ranks are equal"])]
+        return False, [*lines, *differing, "the steps that both have recorded are equal"]
     made = len(steps) - (0 in steps)
     scope = f"{made} step{'s' * (made != 1)}, {len(ranks)} rank{'s' * (len(ranks) != 1)}"
     rest = f"; steps {steps[-1] + 1} to {last} are {_ONLY}" * (steps[-1] < last)
     return True, [f"bit-equal: {scope}, up to step {steps[-1]}; {count} logged values{rest}"]
+
+
+def _complete(run: Path, last: int) -> int:
+    """The step up to which a reproduction records only what the run must have recorded, too."""
+    if any(run.glob("config.*.yaml")):  # its attempts may have recorded other steps
+        return -1
+    ends = [attempt.get("ended") for attempt in run_directory.attempts(run)]
+    # A run that ends early logs its last step, which one that does not need not.
+    return last if f"finished step {last}" in ends[-1:] else last - 1
 
 
 def read(run: Path) -> dict[int, Steps]:
@@ -202,13 +216,18 @@ def _first_difference(step: int, ranks: list[tuple[int, Steps, Steps]]) -> str |
     return None
 
 
-def _metrics(recorded: Path, reproduced: Path, last: int) -> tuple[int, list[str]]:
-    """How many logged values both runs have, and the first of them that differs."""
+def _metrics(recorded: Path, reproduced: Path, last: int, complete: int) -> tuple[int, list[str]]:
+    """How many logged values both runs have, and the first of them that differs or is missing."""
     theirs, ours = _values(recorded), _values(reproduced)
     common = [key for key in theirs if key in ours and key[0] <= last]
     for key in (key for key in common if ours[key] != theirs[key]):
         line = f"{key[2]} is {ours[key]}, recorded {theirs[key]}"
         return len(common), [f"metrics.csv differs first at step {key[0]}: {line}"]
+    lost = [key for key in ours if key not in theirs and key[0] <= complete]
+    # The logger csv writes both files; without it, a run has neither.
+    if lost and any((recorded / name).exists() for name in ("metrics.csv", "speed.csv")):
+        problem = f"{len(lost)} values are missing, the first is {lost[0][2]} of step {lost[0][0]}"
+        return len(common), [f"{recorded / 'metrics.csv'}: {problem}; it was removed or cut"]
     return len(common), []
 
 

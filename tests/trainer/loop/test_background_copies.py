@@ -14,7 +14,7 @@ slow = pytest.mark.slow
     [
         pytest.param("single_device", 1, CASES, id="single_device"),
         pytest.param("ddp", 2, CASES, id="ddp", marks=slow),
-        pytest.param("fsdp", 2, CASES, id="fsdp"),
+        pytest.param("fsdp", 2, [case for case in CASES if case != "clamped"], id="fsdp"),
         pytest.param("ddp_zero1", 2, AUTOMATIC, id="ddp_zero1", marks=slow),
     ],
 )

@@ -109,7 +109,8 @@ def find_elsewhere(accelerator: Accelerator, options: Options, problems: Problem
 
 def _create(wanted: object, own_options: dict[str, Any]) -> tuple[str, Strategy]:
     if not isinstance(wanted, Strategy):
-        return str(wanted), strategies.create(wanted, own_options)
+        strategy = strategies.create(wanted, own_options)  # refuses what cannot be a text
+        return str(wanted), strategy
     if own_options:
         problem = "strategy_options belong to a strategy's name"
         raise ConfigurationError(f"{problem}; this one is already made")

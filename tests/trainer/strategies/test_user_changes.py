@@ -122,7 +122,7 @@ WAYS: dict[str, tuple[dict[str, Any], Sequence[str], dict[str, Any], dict[str, s
             **NORM,
             **TWICE,
             "AddsGroup": "OSS have changed since the fit began",
-            "Anchors": "ranks have different weights",
+            **dict.fromkeys(("Anchors", "ConstrainsHead"), "ranks have different weights"),
         },
     ),
     "deepspeed_stage_1": ({}, NAMES, stage(0, *UNUSED) | stage(1, *UNUSED), ZERO),

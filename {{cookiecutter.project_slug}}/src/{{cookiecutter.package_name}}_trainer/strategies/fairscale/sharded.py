@@ -5,7 +5,6 @@ Source: https://fairscale.readthedocs.io/en/stable/api/nn/sharded_ddp.html
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from ...errors import UserError, refuse
 from ...launch.cluster import Layout
 from ...module import TrainingModule
 from ...options import Options
-from ..base import Devices, Stage, StepModule, StepOutput
+from ..base import Devices, StepModule, StepOutput
 from ..clipping import clip_gradients
 from ..engine_optimizers import EngineGroups, problems_of, requiring_grad, sharded_optimizer
 from ..gradients import sparse
@@ -107,11 +106,6 @@ class DDPSharded(ProcessGroupStrategy):
         self._sharded = list(optimization.optimizers)
         self.engine_groups = EngineGroups(self._sharded)
         return optimization
-
-    def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
-        guard = self.around_hooks if stage == "training" else None
-        with guard.assigned() if isinstance(guard, HookGuard) else nullcontext():
-            return super().forward(stage, batch, batch_idx)
 
     def forward_backward(
         self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool

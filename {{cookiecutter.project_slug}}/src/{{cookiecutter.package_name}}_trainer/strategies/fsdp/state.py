@@ -17,6 +17,7 @@ from ...data import moving
 from ...errors import UserError, refuse
 from ...module import TrainingModule
 from ..base import Stage, StepModule
+from ..gradients import user_hooks
 from ..optimizers import replace_kept
 from .units import can_shard, outer_modules
 
@@ -44,12 +45,6 @@ def refuse_scripts(module: nn.Module) -> None:
             raise UserError(f"{problem}; use strategy='ddp'")
 
 
-def gradient_hooks(parameter: Any) -> int:
-    """The number of hooks of a parameter's gradient."""
-    own = parameter._backward_hooks, parameter._post_accumulate_grad_hooks
-    return sum(len(hooks or ()) for hooks in own)
-
-
 def hooked(module: nn.Module, before: Mapping[str, int] = MappingProxyType({})) -> list[str]:
     """One line for each parameter with hooks of its gradient, which its shard would not have.
 
@@ -59,7 +54,7 @@ def hooked(module: nn.Module, before: Mapping[str, int] = MappingProxyType({})) 
         f"{name} has a hook of its gradient (register_hook), which shards do not have: change "
         "gradients in on_before_optimizer_step, or use strategy='ddp'"
         for name, parameter in module.named_parameters()
-        if gradient_hooks(parameter) > before.get(name, 0)
+        if user_hooks.count(parameter) > before.get(name, 0)
     ]
 
 
@@ -68,7 +63,7 @@ def user_hook(module: nn.Module, hook: str) -> Iterator[None]:
     """Context of a user's hook, which may register no hooks of gradients."""
     may_register = hook in ("on_fit_start", "on_train_epoch_start")
     named = module.named_parameters() if may_register else ()
-    before = {name: gradient_hooks(parameter) for name, parameter in named}
+    before = {name: user_hooks.count(parameter) for name, parameter in named}
     with assignable():
         yield
     if may_register:

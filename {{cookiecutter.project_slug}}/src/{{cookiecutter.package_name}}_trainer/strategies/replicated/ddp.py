@@ -3,21 +3,19 @@
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
 """
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from ...launch import output
 from ...module import TrainingModule
 from ...options.values import PositiveInt
 from ..base import RankLocal, StepModule
+from ..gradients import user_hooks
 from ..gradients.averaging import GradientAverage
 from ..gradients.same_use import OPTION, left_out, trained, unused
 from ..gradients.sparse import sparse_parameters
@@ -25,8 +23,7 @@ from ..memory import Memory, Sizes, memory
 from ..optimizers import Optimization
 from ..process_group import ProcessGroupStrategy
 from . import communication_hooks as hooks
-
-_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+from .buckets import rebuild_buckets
 
 
 class DDP(ProcessGroupStrategy):
@@ -77,32 +74,20 @@ class DDP(ProcessGroupStrategy):
         # DDP raises an error for a module without trainable parameters.
         if self._trained or not excluded:
             self.wrapped = self.steps["training"] = self.wrap(step)
-        hooked = [name for name, p in self._trained if any(getattr(p, of) for of in _HOOKS)]
-        if hooked and self.layout.is_main:
-            output.print_once(
-                f"note: {hooked[0]} has a hook of its gradient, which runs before ranks average: "
-                "what is not linear, such as a clamp, belongs in on_before_optimizer_step"
-            )
-        stepped = self.sharded(optimization)
-        for user, optimizer in zip(optimization.optimizers, stepped.optimizers, strict=True):
-            if not type(user).step.__module__.startswith("torch."):
-                optimizer.register_step_pre_hook(lambda *_: self._copy_gradients())
+        if self.layout.is_main:
+            user_hooks.note(self._trained)
+        stepped, parameters = self.sharded(optimization), dict(self._trained).values()
+        user_hooks.copy_in_steps(parameters, optimization.optimizers, stepped.optimizers)
         return stepped
 
     def sharded(self, optimization: Optimization) -> Optimization:
         """The optimizers that step in place of the user's."""
         return optimization
 
-    def _copy_gradients(self) -> None:
-        """Let user code have gradients to keep and set: DDP overwrites its own in the next step."""
-        for _, parameter in self._trained:
-            if parameter.grad is not None:
-                parameter.grad = parameter.grad.clone()
-
     @contextmanager
     def around_hooks(self, hook: str) -> Iterator[None]:
         if hook == "on_before_optimizer_step":
-            self._copy_gradients()
+            user_hooks.copy_gradients(dict(self._trained).values())
         yield
 
     def step_module(self, module: TrainingModule) -> StepModule:
@@ -145,7 +130,7 @@ class DDP(ProcessGroupStrategy):
             gradient_as_bucket_view=True,
         )
         if not self.find_unused_parameters:
-            _rebuild_buckets(wrapped)
+            rebuild_buckets(wrapped)
         rank, start_step = self.powersgd_rank, self.powersgd_start_step
         made = hooks.register(wrapped, self.communication_hook, rank, start_step)
         if made is not None:
@@ -174,33 +159,3 @@ class DDP(ProcessGroupStrategy):
             del parameter._ddp_ignored  # set by torch; in another fit, DDP may average it
         self._ignored = []
         super().teardown()
-
-
-@contextmanager
-def without_gradient_hooks(parameters: Sequence[Tensor]) -> Iterator[None]:
-    """Context in which the user's hooks of gradients are not called."""
-    kept = [(p, name, own) for p in parameters for name in _HOOKS if (own := getattr(p, name))]
-    for parameter, name, _ in kept:
-        setattr(parameter, name, OrderedDict())
-    yield
-    for parameter, name, own in kept:
-        setattr(parameter, name, own)
-
-
-def _rebuild_buckets(wrapped: DistributedDataParallel) -> None:
-    """Rebuild DDP's gradient buckets before the first step instead of after it.
-
-    DDP rebuilds its buckets once, in the order of the first gradients. The position of an element
-    in a bucket determines the order in which the values of more than two ranks are summed, and so
-    its last bit: a resumed run would sum its first step in the initial order, and the
-    uninterrupted run in the rebuilt order. An empty backward leaves only the rebuilt order.
-    """
-    named, ignored = trained(wrapped.module), wrapped.parameters_to_ignore
-    parameters = [parameter for name, parameter in named if name not in ignored]
-    wrapped.reducer.prepare_for_backward([])
-    with without_gradient_hooks(parameters):
-        torch.stack([parameter.sum() * 0 for parameter in parameters]).sum().backward()
-    # Gradients are views of the first buckets and would keep them in memory.
-    for parameter in parameters:
-        parameter.grad = None
-    wrapped.reducer._rebuild_buckets()

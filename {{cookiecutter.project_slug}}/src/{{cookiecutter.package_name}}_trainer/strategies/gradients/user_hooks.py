@@ -1,0 +1,53 @@
+"""The user's hooks of gradients, and gradients that user code may set and keep."""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ...launch import output
+
+_NAMES = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+def count(parameter: Tensor) -> int:
+    """The number of hooks of a parameter's gradient."""
+    return sum(len(getattr(parameter, name) or ()) for name in _NAMES)
+
+
+def note(named: Iterable[tuple[str, Tensor]]) -> None:
+    """Say that a hook sees the gradient of one process."""
+    for name in [name for name, parameter in named if count(parameter)][:1]:
+        output.print_once(
+            f"note: {name} has a hook of its gradient, which runs before ranks average: what is "
+            "not linear, such as a clamp, belongs in on_before_optimizer_step"
+        )
+
+
+@contextmanager
+def without_hooks(parameters: Iterable[Tensor]) -> Iterator[None]:
+    """Context in which hooks of gradients are not called."""
+    kept = [(p, name, hooks) for p in parameters for name in _NAMES if (hooks := getattr(p, name))]
+    for parameter, name, _ in kept:
+        setattr(parameter, name, OrderedDict())
+    yield
+    for parameter, name, hooks in kept:
+        setattr(parameter, name, hooks)
+
+
+def copy_gradients(parameters: Iterable[Tensor]) -> None:
+    """Give parameters copies of gradients that an engine overwrites in the next step."""
+    for parameter in parameters:
+        if parameter.grad is not None:
+            parameter.grad = parameter.grad.clone()
+
+
+def copy_in_steps(
+    parameters: Iterable[Tensor], configured: Sequence[Optimizer], stepped: Sequence[Optimizer]
+) -> None:
+    """Copy gradients before each step of an optimizer that is not torch's."""
+    for user, optimizer in zip(configured, stepped, strict=True):
+        if not type(user).step.__module__.startswith("torch."):
+            optimizer.register_step_pre_hook(lambda *_: copy_gradients(parameters))

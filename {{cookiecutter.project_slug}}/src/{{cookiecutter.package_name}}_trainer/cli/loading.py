@@ -115,8 +115,7 @@ def _resolve(path: str | Path) -> Path:
 
 def classes_of(checkpoint: Path) -> dict[str, Any]:
     """The ``model`` and ``data`` of the run of a checkpoint; none if a script started it."""
-    run = run_of(checkpoint)
-    if run is None or not (run / "config.yaml").is_file():
+    if (run := run_of(checkpoint)) is None or not (run / "config.yaml").is_file():
         return {}
     config = config_files.read(str(run / "config.yaml"))
     classes = {name: item for name in CLASSES if isinstance(item := config.get(name), dict)}

@@ -83,10 +83,7 @@ def _ranks(run: Run, limits: Mapping[str, Any]) -> Finding:
         return "does not apply: one rank trains", None
     if len(run.traces) < 2:
         return "not examined: only with profiles of all ranks (Profile with ranks: null)", None
-    busy = {
-        trace.rank: [step.total - step.seconds["communication"] for step in trace.steps]
-        for trace in run.traces
-    }
+    busy = {t.rank: [s.total - s.seconds["communication"] for s in t.steps] for t in run.traces}
     ranks, steps = [*busy], zip(*busy.values(), strict=False)
     longest = {ranks[step.index(max(step))] for step in steps}
     if len(longest) != 1:

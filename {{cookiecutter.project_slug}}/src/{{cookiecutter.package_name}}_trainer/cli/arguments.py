@@ -34,8 +34,7 @@ def split(words: Sequence[str], problems: Problems) -> Iterator[tuple[str, str]]
     """Split ``--key value`` and ``--key=value`` into pairs."""
     left = list(words)
     while left:
-        word = left.pop(0)
-        if not word.startswith("--"):
+        if not (word := left.pop(0)).startswith("--"):
             problems.add(f"{shorten(repr(word))} is not an option; options begin with --")
             continue
         key, has_value, value = word[2:].partition("=")

@@ -121,8 +121,7 @@ def _write_program(module: TrainingModule, metadata: dict[str, str], file: Path)
 
 def _write_onnx(module: TrainingModule, metadata: dict[str, str], file: Path) -> None:
     name, program = type(module).__name__, _program(module)
-    size = sum(value.nbytes for value in program.state_dict.values())
-    if size >= _ONNX_BYTES:
+    if (size := sum(value.nbytes for value in program.state_dict.values())) >= _ONNX_BYTES:
         line = f"{name} has {size / 2**30:.1f} GiB of weights, and an ONNX file holds less than 2"
         raise UserError(f"{line}: use --format torch_export")
     # Without them it names every package that it has no use for.

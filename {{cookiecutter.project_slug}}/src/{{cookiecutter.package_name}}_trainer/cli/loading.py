@@ -40,8 +40,7 @@ def load_module(run: str | Path, *, averaged: bool = True, trust: bool = False) 
             output = module(inputs)
     """
     path = resolve(run)
-    section = classes_of(path).get("model")
-    if section is None:
+    if (section := classes_of(path).get("model")) is None:
         advice = "create the module, and use load_weights"
         raise ConfigurationError(f"{path}: {why_no_model(path)}; {advice}")
     with imports.checked(from_run=not trust):

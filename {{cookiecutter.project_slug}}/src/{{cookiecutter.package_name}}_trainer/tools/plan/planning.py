@@ -79,8 +79,7 @@ def read_request(program: str, words: Sequence[str], problems: Problems) -> Requ
 
 
 def _bytes(text: str | None, problems: Problems) -> int:
-    match = _SIZE.fullmatch(text or "")
-    if match is None or not float(match[1]):
+    if (match := _SIZE.fullmatch(text or "")) is None or not float(match[1]):
         reason = "not given" if text is None else f"{shown(text)} is no size"
         problems.add(f"--memory: {reason}; give the memory of a device, such as --memory 80G")
         return 0
@@ -116,8 +115,7 @@ def disagreements(root: Path, devices: int, nodes: int, accelerator: str) -> lis
     lines = []
     for name, number in expected.items():
         value, place = options.get(name, ("", ""))
-        asked = value.rpartition(":")[2]
-        if asked.isdigit() and int(asked) != number:
+        if (asked := value.rpartition(":")[2]).isdigit() and int(asked) != number:
             lines.append(f"{place}, and the plan has {number}: give sbatch --{name}={number}")
     return lines
 

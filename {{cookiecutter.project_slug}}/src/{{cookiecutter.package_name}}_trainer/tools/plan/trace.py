@@ -141,8 +141,7 @@ class Live(TorchDispatchMode):
             return
         local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
         storage = local.untyped_storage()
-        key = id(storage)
-        if key not in self._sizes:
+        if (key := id(storage)) not in self._sizes:
             self._sizes[key] = 0
             weakref.finalize(storage, self._end, key)
             self._resize(key, storage.nbytes())

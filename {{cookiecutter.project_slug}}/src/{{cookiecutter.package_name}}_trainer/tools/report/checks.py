@@ -36,8 +36,7 @@ def check(run: Run) -> list[Check]:
 
 def _loader(run: Run, limits: Mapping[str, Any]) -> Finding:
     # The first row has the start of the workers.
-    rows = [value for _, value in run.speed.get("speed/data_wait", [])[1:]]
-    if not rows:
+    if not (rows := [value for _, value in run.speed.get("speed/data_wait", [])[1:]]):
         return "not examined: speed.csv has less than two logged steps", None
     busy = statistics.median(value for _, value in run.speed.get("system/gpu_percent", [(0, 0.0)]))
     wait, waited = statistics.fmean(rows), run.spent.data

@@ -103,8 +103,7 @@ def _read(words: Sequence[str], program: str) -> argparse.Namespace:
         reason = "a script has started it, or the file was removed"
         problems.add(f"{problem}no config.yaml: {reason}; run the command in run.json again")
     problems.raise_any()
-    config = config_files.read(str(run / "config.yaml"))
-    if not config.get("model"):
+    if not (config := config_files.read(str(run / "config.yaml"))).get("model"):
         raise ConfigurationError(f"{problem}config.yaml names no model: restore the file")
     args.recorded_options = {**(config.get("trainer") or {})}
     return args

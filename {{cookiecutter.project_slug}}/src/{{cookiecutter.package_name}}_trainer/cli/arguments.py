@@ -34,8 +34,7 @@ def split(words: Sequence[str], problems: Problems) -> Iterator[tuple[str, str]]
     """Split ``--key value`` and ``--key=value`` into pairs."""
     left = list(words)
     while left:
-        word = left.pop(0)
-        if not word.startswith("--"):
+        if not (word := left.pop(0)).startswith("--"):
             problems.add(f"{shorten(repr(word))} is not an option; options begin with --")
             continue
         key, has_value, value = word[2:].partition("=")
@@ -145,11 +144,10 @@ def _of_class(before: dict[Any, Any], value: Any) -> tuple[dict[Any, Any], Any]:
             arguments, known = before.get("init_args"), _defaults(path)
             kept = arguments.items() if isinstance(arguments, dict) else ()
             before = {"init_args": {key: item for key, item in kept if key in known}}
-        given, extended = before.get("init_args") or {}, value.get("init_args") or {}
-        extends = {n: item for n, item in extended.items() if isinstance(item, _Added | _Keys)}
-        new = [name for name in extends if name not in given]
+        given, later = before.get("init_args") or {}, value.get("init_args") or {}
+        new = {n: x for n, x in later.items() if n not in given and isinstance(x, _Added | _Keys)}
         known = _defaults(path) if new else {}
-        defaults = {name: _extended(name, known.get(name), extends[name]) for name in new}
+        defaults = {name: _extended(name, known.get(name), item) for name, item in new.items()}
         if defaults := {name: item for name, item in defaults.items() if item is not None}:
             before = before | {"init_args": defaults | given}
     return before, value

@@ -17,9 +17,7 @@ from ..errors import ConfigurationError, shorten
 from ..launch import files
 from ..options.values import Text, expand_path, plain
 
-_MOST_BYTES = 256 * 1024
-_MOST_LEVELS = 50
-_MOST_VALUES = 100_000
+_MOST_BYTES, _MOST_LEVELS, _MOST_VALUES = 256 * 1024, 50, 100_000
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 # YAML 1.1 reads 1:30 as 90 (base 60), and 017 as 15 (base 8).
 _MISREAD = re.compile(r"[-+]?([0-9_]+(:[0-5]?[0-9])+(\.[0-9_]*)?|0[0-7_]*[1-7][0-7_]*)")
@@ -102,8 +100,7 @@ def _load(name: str, text: str) -> Any:
     if len(text) > _MOST_BYTES:
         raise ConfigurationError(f"{name}: larger than {_MOST_BYTES // 1024} KiB")
     try:
-        node = yaml.compose(text, _Loader)
-        if node is None:
+        if (node := yaml.compose(text, _Loader)) is None:
             return None
         _check(name, node, 0, itertools.count(1))
         return _Loader("").construct_document(node)
@@ -142,9 +139,7 @@ def _check(name: str, node: yaml.Node, level: int, visited: Iterator[int]) -> No
 def _refuse_repeated(name: str, node: yaml.MappingNode) -> None:
     """Reject keys that are repeated: YAML silently uses the last."""
     lines: dict[str, int] = {}
-    for key, _ in node.value:
-        if not isinstance(key, yaml.ScalarNode):
-            continue
+    for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
         line = key.start_mark.line + 1
         if key.value in lines:
             twice = f"{shorten(repr(key.value))} is given twice, first in line {lines[key.value]}"

@@ -33,9 +33,8 @@ def run(program: str, words: Sequence[str]) -> None:
     model = classes_of(path).get("model")
     metadata = {"class_path": str(model["class_path"])} if model else {}
     metadata["step"] = str(checkpoint.step)
-    exported: Any
     if args.format == "safetensors":
-        exported = read_weights(checkpoint, averaged=averaged)
+        exported: Any = read_weights(checkpoint, averaged=averaged)
     else:
         exported = load_module(path, averaged=averaged, trust=args.trust)
     try:
@@ -104,16 +103,15 @@ def _checked_paths(args: argparse.Namespace, kind: _Format) -> tuple[Path, Path]
 
 
 def _write_weights(weights: dict[str, Any], metadata: dict[str, str], file: Path) -> None:
-    count = len(weights)
-    weights = {name: value for name, value in weights.items() if not isinstance(value, str)}
-    if left_out := count - len(weights):
+    tensors = {name: value for name, value in weights.items() if not isinstance(value, str)}
+    if left_out := len(weights) - len(tensors):
         line = f"the {left_out} parameters that its checkpoint left out are not in the file"
         output.print_lines(line, error=True)
-    for name, value in weights.items():
+    for name, value in tensors.items():
         if not isinstance(value, Tensor):
             kind = type(value).__name__
             raise UserError(f"{name} is a {kind}; safetensors files contain only tensors")
-    tensor_files.write(file, weights, {"format": "pt", **metadata})
+    tensor_files.write(file, tensors, {"format": "pt", **metadata})
 
 
 def _write_program(module: TrainingModule, metadata: dict[str, str], file: Path) -> None:
@@ -123,8 +121,7 @@ def _write_program(module: TrainingModule, metadata: dict[str, str], file: Path)
 
 def _write_onnx(module: TrainingModule, metadata: dict[str, str], file: Path) -> None:
     name, program = type(module).__name__, _program(module)
-    size = sum(value.nbytes for value in program.state_dict.values())
-    if size >= _ONNX_BYTES:
+    if (size := sum(value.nbytes for value in program.state_dict.values())) >= _ONNX_BYTES:
         line = f"{name} has {size / 2**30:.1f} GiB of weights, and an ONNX file holds less than 2"
         raise UserError(f"{line}: use --format torch_export")
     # Without them it names every package that it has no use for.

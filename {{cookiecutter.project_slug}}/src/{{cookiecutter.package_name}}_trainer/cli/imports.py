@@ -19,10 +19,9 @@ from ..launch import files
 
 TRUST = "--trust"
 _OURS = {files.TRAINER, files.sources() / files.PACKAGE}
+_KINDS = ("stdlib", "platstdlib", "purelib", "platlib")
 # Thousands of modules, which need no check.
-INSTALLED = tuple(
-    sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib")
-)
+INSTALLED = tuple(sysconfig.get_path(kind) + os.sep for kind in _KINDS)
 
 
 class _Finder(MetaPathFinder):

@@ -40,8 +40,7 @@ def load_module(run: str | Path, *, averaged: bool = True, trust: bool = False) 
             output = module(inputs)
     """
     path = resolve(run)
-    section = classes_of(path).get("model")
-    if section is None:
+    if (section := classes_of(path).get("model")) is None:
         advice = "create the module, and use load_weights"
         raise ConfigurationError(f"{path}: {why_no_model(path)}; {advice}")
     with imports.checked(from_run=not trust):
@@ -115,8 +114,7 @@ def _resolve(path: str | Path) -> Path:
 
 def classes_of(checkpoint: Path) -> dict[str, Any]:
     """The ``model`` and ``data`` of the run of a checkpoint; none if a script started it."""
-    run = run_of(checkpoint)
-    if run is None or not (run / "config.yaml").is_file():
+    if (run := run_of(checkpoint)) is None or not (run / "config.yaml").is_file():
         return {}
     config = config_files.read(str(run / "config.yaml"))
     classes = {name: item for name in CLASSES if isinstance(item := config.get(name), dict)}

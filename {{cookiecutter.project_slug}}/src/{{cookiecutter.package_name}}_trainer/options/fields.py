@@ -184,8 +184,7 @@ class Options:
     @functools.cached_property
     def max_seconds(self) -> float | None:
         """``max_time`` in seconds; ConfigurationError if it is not a duration above 0."""
-        max_time = self.max_time
-        if max_time is None:
+        if (max_time := self.max_time) is None:
             return None
         try:
             if isinstance(max_time, str):

@@ -96,11 +96,9 @@ def read(kwargs: Mapping[str, Any], problems: Problems) -> Options:
     if is_older or kwargs.keys() - defaults:
         foreign.load()
     known = {*defaults, *foreign.types}
-    for name in kwargs:
-        if name not in known:
-            use = nearest(name, defaults, "argument")
-            problems.add(f"{name}: Trainer has no such argument{use}")
-    kwargs = {name: value for name, value in kwargs.items() if name in known}
+    for name in [name for name in kwargs if name not in known]:
+        problems.add(f"{name}: Trainer has no such argument{nearest(name, defaults, 'argument')}")
+        del kwargs[name]
     # After an error, those that are not translated.
     valid = {name: kwargs[name] for name in kwargs if name in defaults and name not in _TRANSLATED}
     with problems:
@@ -128,10 +126,9 @@ def check(options: Options, problems: Problems) -> None:
         advice = "give reference_batch_size, the batch that the rate was chosen for"
         problems.add(f"learning_rate_scaling={rule!r} with global_batch_size: {advice}")
     if options.uneven_inputs == "join" and options.sync_batchnorm:
-        problems.add(
-            "uneven_inputs='join' with sync_batchnorm=True: a rank whose loader has ended repeats "
-            "a batch, which would count in the statistics; give each rank as many batches"
-        )
+        both = "uneven_inputs='join' with sync_batchnorm=True"
+        why = "a rank whose loader has ended repeats a batch, which would count in the statistics"
+        problems.add(f"{both}: {why}; give each rank as many batches")
     if options.resume is None and options.resume_options != "checkpoint":
         problems.add(f"resume_options={options.resume_options!r}: only with resume")
     if options.weights is None and not options.weights_strict:

@@ -45,10 +45,7 @@ def report(rows: Sequence[Check], is_json: bool) -> str:
     start = False if of["fails"] else None if of["unknown"] else True
     if is_json:
         return json.dumps({"can_start": start, "checks": [x._asdict() for x in lines]}, indent=2)
-    table = [
-        f"{line.status:9}{line.name:19}{line.found}{line.advice and f' -> {line.advice}'}\n"
-        for line in lines
-    ]
+    table = [f"{x.status:9}{x.name:19}{x.found}{x.advice and f' -> {x.advice}'}\n" for x in lines]
     verb = {True: "can", False: "cannot", None: "may not"}[start]
     counts = f"{of['fails']} fails, {of['unknown']} unknown, {of['warning']} warnings"
     return f"{''.join(table)}\na fit {verb} start: {counts}"

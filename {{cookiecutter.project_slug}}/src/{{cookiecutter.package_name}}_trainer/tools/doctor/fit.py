@@ -156,16 +156,15 @@ def _model(work: Work) -> Iterator[Check]:
     for name, owner in (("model", work.model), ("data", work.data)):
         line = find_unpicklable(owner, name)
         yield Check.either("pickling", line or f"{name} can be pickled", line is None)
-    model, options = work.model, work.trainer._plan.options
-    norms = [name for name, module in model.named_modules() if isinstance(module, _BATCHNORM)]
-    if norms and not options.sync_batchnorm:
+    norms = [name for name, module in work.model.named_modules() if isinstance(module, _BATCHNORM)]
+    if norms and not work.trainer._plan.options.sync_batchnorm:
         refused = {name: strategies.find(name).limits.refused for name in strategies.names()}
         without = [name for name in refused if "sync_batchnorm" in refused[name]]
         text = f"{shorten(', '.join(norms))}: each replica normalizes with its own part of a batch"
         advice = f"--trainer.sync_batchnorm true, which {', '.join(without)} do not support"
         yield Check("BatchNorm", "warning" if _replicas(work) > 1 else "ok", text, advice)
     names = defaultdict(list)
-    for name, parameter in model.named_parameters(remove_duplicate=False):
+    for name, parameter in work.model.named_parameters(remove_duplicate=False):
         names[parameter].append(name)
     for tied in (group for group in names.values() if len(group) > 1):
         yield Check("tied parameters", "ok", f"{' = '.join(tied)}{_TIED}")

@@ -27,11 +27,10 @@ def run(program: str, words: Sequence[str]) -> None:
 def _table(planned: dict[str, Any]) -> str:
     simplest = planned["simplest"]
     fits = f"the simplest that fits: --trainer.strategy {simplest}" if simplest else _NO_FIT
-    left_out = (f"{', '.join(names)}: {reason}" for reason, names in planned["left_out"].items())
+    omitted = (f"{', '.join(names)}: {reason}" for reason, names in planned["left_out"].items())
     facts = (_fact(*item) for item in planned["facts"].items() if not isinstance(item[1], dict))
     lines = [*facts, "", *_rows(planned["rows"]), "", fits]
-    remarks = {"left out": left_out, "note": planned["notes"]}
-    remarks["disagrees"] = planned["disagreements"]
+    remarks = {"left out": omitted, "note": planned["notes"], "disagrees": planned["disagreements"]}
     lines += [f"{kind}: {line}" for kind, texts in remarks.items() for line in texts]
     return "\n".join(lines)
 

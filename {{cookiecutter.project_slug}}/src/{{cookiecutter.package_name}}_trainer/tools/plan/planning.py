@@ -35,6 +35,7 @@ _MARGIN = 0.1
 _RESERVED = {"cuda": 3 * 2**29, "cpu": 2**29}
 _BATCHES = range(1, 2**30)
 _ALONE = ""
+_WHOLE_MODEL = ("parameters", "gradients", "optimizer", "activations", "step")
 _OWN = {
     "devices": "devices per node; default: trainer.devices",
     "num_nodes": "number of nodes; default: trainer.num_nodes, or 1",
@@ -78,8 +79,7 @@ def read_request(program: str, words: Sequence[str], problems: Problems) -> Requ
 
 
 def _bytes(text: str | None, problems: Problems) -> int:
-    match = _SIZE.fullmatch(text or "")
-    if match is None or not float(match[1]):
+    if (match := _SIZE.fullmatch(text or "")) is None or not float(match[1]):
         reason = "not given" if text is None else f"{shown(text)} is no size"
         problems.add(f"--memory: {reason}; give the memory of a device, such as --memory 80G")
         return 0
@@ -100,8 +100,7 @@ def disagreements(root: Path, devices: int, nodes: int, accelerator: str) -> lis
     options: dict[str, tuple[str, str]] = {}  # later ones win
     for name in scripts:
         for line in re.finditer(_OPTION, (root / name).read_text("utf-8", errors="replace")):
-            key = line[1].lower().replace("_", "-")
-            options[key] = line[2], f"{name}: {line[0].strip()}"
+            options[line[1].lower().replace("_", "-")] = line[2], f"{name}: {line[0].strip()}"
     expected = {"nodes": nodes, "ntasks": nodes * devices, "ntasks-per-node": devices}
     if on_gpus:
         expected |= {"gpus": nodes * devices, "gpus-per-node": devices}
@@ -116,8 +115,7 @@ def disagreements(root: Path, devices: int, nodes: int, accelerator: str) -> lis
     lines = []
     for name, number in expected.items():
         value, place = options.get(name, ("", ""))
-        asked = value.rpartition(":")[2]
-        if asked.isdigit() and int(asked) != number:
+        if (asked := value.rpartition(":")[2]).isdigit() and int(asked) != number:
             lines.append(f"{place}, and the plan has {number}: give sbatch --{name}={number}")
     return lines
 
@@ -297,10 +295,7 @@ class _Planning:
             "memory": self.asked.memory,
             "margin": self.margin,
             "available": self.available,
-            "whole_model": {
-                name: getattr(alone.base, name)
-                for name in ("parameters", "gradients", "optimizer", "activations", "step")
-            },
+            "whole_model": {name: getattr(alone.base, name) for name in _WHOLE_MODEL},
             "step_seconds_at_least": flops / peak if flops and peak else None,
         }
 

@@ -38,7 +38,6 @@ from ...strategies.gradients.same_use import SameUse
 from ...strategies.precision import Precision
 
 _CPU = torch.device("cpu")
-_UNIT = 1_000_000
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
 _COLLECTIVES = ("c10d", "_c10d_functional")
 _ATEN: Any = torch.ops.aten
@@ -142,8 +141,7 @@ class Live(TorchDispatchMode):
             return
         local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
         storage = local.untyped_storage()
-        key = id(storage)
-        if key not in self._sizes:
+        if (key := id(storage)) not in self._sizes:
             self._sizes[key] = 0
             weakref.finalize(storage, self._end, key)
             self._resize(key, storage.nbytes())
@@ -300,7 +298,7 @@ def trace(
 
 def largest_unit(module: TrainingModule, on_gpus: bool) -> int:
     """The bytes of the largest unit that ``fsdp`` would gather."""
-    units = choose_units(module, None, _UNIT, whole_blocks=on_gpus)
+    units = choose_units(module, None, 1_000_000, whole_blocks=on_gpus)
     counted, largest = set[Tensor](), 0
     for unit in (*(unit for _, unit in units), module):  # inner units first
         new = set(unit.parameters()) - counted
@@ -312,11 +310,10 @@ def largest_unit(module: TrainingModule, on_gpus: bool) -> int:
 class _Steps:
     def __init__(self, plan: Plan, module: TrainingModule, run: PlannedRun, live: Live) -> None:
         self.strategy, self.options, self.live = plan.strategy, plan.options, live
-        on_gpus = plan.device.type != "cpu"
         if self.options.sync_batchnorm and not isinstance(self.strategy, FSDP):
             sync_batchnorm.convert(module, "cpu")
         self.optimization = self.strategy.setup(module, lambda: optimizers.configured(module))
-        for optimizer in self.optimization.optimizers if on_gpus else ():
+        for optimizer in self.optimization.optimizers if plan.device.type != "cpu" else ():
             for group in (*optimizer.param_groups, optimizer.defaults):
                 if group.get("foreach", False) is None and not group.get("fused"):
                     group["foreach"] = True  # as torch does on GPUs, in one operation for all
@@ -348,7 +345,6 @@ class _Steps:
     def _step(self, batch: Any, number: int) -> tuple[list[tuple[int, int]], int]:
         """Make a step; its moments, and the temporary results of optimizers."""
         live, options = self.live, self.options
-        value, algorithm = options.gradient_clip_val, options.gradient_clip_algorithm
         gc.collect()
         before = live.total
         live.begin()
@@ -365,7 +361,7 @@ class _Steps:
         live.begin()
         held = live.total
         if self.manual is None:
-            if value is not None:
-                self.strategy.clip(self.optimization, value, algorithm)
+            if (value := options.gradient_clip_val) is not None:
+                self.strategy.clip(self.optimization, value, options.gradient_clip_algorithm)
             self.strategy.step(self.optimization)
         return seen, max(grads + other for grads, other in live.moments.items()) - held

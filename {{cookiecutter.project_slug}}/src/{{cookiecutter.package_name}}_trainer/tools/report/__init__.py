@@ -11,7 +11,6 @@ from ...launch import files
 
 HELP = "Write a page about runs: curves, speed, where the time goes, restarts."
 AFTER_FIT = "report: {program} report {run}"
-"""The line that ``fit`` prints at its end."""
 _PACKAGE = "vl_convert"
 
 

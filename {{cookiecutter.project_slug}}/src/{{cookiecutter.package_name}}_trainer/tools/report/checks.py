@@ -36,8 +36,7 @@ def check(run: Run) -> list[Check]:
 
 def _loader(run: Run, limits: Mapping[str, Any]) -> Finding:
     # The first row has the start of the workers.
-    rows = [value for _, value in run.speed.get("speed/data_wait", [])[1:]]
-    if not rows:
+    if not (rows := [value for _, value in run.speed.get("speed/data_wait", [])[1:]]):
         return "not examined: speed.csv has less than two logged steps", None
     busy = statistics.median(value for _, value in run.speed.get("system/gpu_percent", [(0, 0.0)]))
     wait, waited = statistics.fmean(rows), run.spent.data
@@ -83,10 +82,7 @@ def _ranks(run: Run, limits: Mapping[str, Any]) -> Finding:
         return "does not apply: one rank trains", None
     if len(run.traces) < 2:
         return "not examined: only with profiles of all ranks (Profile with ranks: null)", None
-    busy = {
-        trace.rank: [step.total - step.seconds["communication"] for step in trace.steps]
-        for trace in run.traces
-    }
+    busy = {t.rank: [s.total - s.seconds["communication"] for s in t.steps] for t in run.traces}
     ranks, steps = [*busy], zip(*busy.values(), strict=False)
     longest = {ranks[step.index(max(step))] for step in steps}
     if len(longest) != 1:

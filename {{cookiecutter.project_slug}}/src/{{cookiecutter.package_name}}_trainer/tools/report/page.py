@@ -42,10 +42,8 @@ key of ``specs`` in ``page.js``; ``domain``: what colors tell apart; ``values``.
 
 def written(runs: Sequence[Run]) -> str:
     """The page of runs, as HTML; all values are escaped."""
-    logs = {
-        "Metrics": {run.name: run.metrics for run in runs},
-        "Speed, memory and use": {run.name: run.speed for run in runs},
-    }
+    logs = {"Metrics": {run.name: run.metrics for run in runs}}
+    logs["Speed, memory and use"] = {run.name: run.speed for run in runs}
     drawn = {title: curves(log) for title, log in logs.items()}
     left = {title: len({*chain(*logs[title].values())}) - len(drawn[title]) for title in logs}
     drawn["Where the time goes"] = _times(runs)

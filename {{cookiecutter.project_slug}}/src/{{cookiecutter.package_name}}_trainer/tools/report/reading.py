@@ -144,10 +144,8 @@ class Run(NamedTuple):
         for step, duration in sorted(dict(speed["speed/seconds_per_step"]).items()):
             seconds, last = duration * max(0, step - last), max(step, last)
             steps, data = steps + seconds, data + seconds * waits.get(step, 0.0)
-        checkpoint, validation = (
-            sum(value for _, value in speed[f"speed/{phase}_seconds"])
-            for phase in ("checkpoint", "validation")
-        )
+        checkpoint = sum(value for _, value in speed["speed/checkpoint_seconds"])
+        validation = sum(value for _, value in speed["speed/validation_seconds"])
         lost = sum(lost or 0 for _, lost in self.restarts) * steps / max(1, last - first)
         between = sum(gap or 0.0 for gap, _ in self.restarts)
         start, end = _time(attempts[0], "started"), _time(attempts[-1], "ended_at")

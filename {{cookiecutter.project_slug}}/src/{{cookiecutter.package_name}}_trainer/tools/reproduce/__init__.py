@@ -52,11 +52,8 @@ def run(program: str, words: Sequence[str]) -> None:
     if says:
         known = compare.here(layout, trainer | fit)
         try:
-            printed = [
-                *compare.of_run(args.run, args.attempts),
-                *compare.differences(recorded, known),
-                *compare.data(recorded),
-            ]
+            printed += compare.of_run(args.run, args.attempts)
+            printed += [*compare.differences(recorded, known), *compare.data(recorded)]
         except (TypeError, ValueError, LookupError, AttributeError):
             raise ConfigurationError(f"{args.run}/run.json: has values of other types") from None
         _say(printed or ["nothing differs from the record"])
@@ -106,8 +103,7 @@ def _read(words: Sequence[str], program: str) -> argparse.Namespace:
         reason = "a script has started it, or the file was removed"
         problems.add(f"{problem}no config.yaml: {reason}; run the command in run.json again")
     problems.raise_any()
-    config = config_files.read(str(run / "config.yaml"))
-    if not config.get("model"):
+    if not (config := config_files.read(str(run / "config.yaml"))).get("model"):
         raise ConfigurationError(f"{problem}config.yaml names no model: restore the file")
     args.recorded_options = {**(config.get("trainer") or {})}
     return args
@@ -163,10 +159,9 @@ def _options(args: argparse.Namespace, layout: cluster.Layout) -> dict[str, Any]
 
 def _fit(program: str, args: argparse.Namespace, options: Mapping[str, Any]) -> None:
     """Run ``fit``: in this process, or in ranks that this process starts as copies of itself."""
-    words = ["--config", str(args.run / "config.yaml")]
+    words = ["--config", str(args.run / "config.yaml"), *[imports.TRUST] * args.trust]
     for name, value in options.items():
         words += [f"--trainer.{name}", value if isinstance(value, str) else json.dumps(value)]
-    words += [imports.TRUST] * args.trust
     work = configuration.read_work(program, "fit", words)
     try:
         work.trainer.fit(work.model, work.data)

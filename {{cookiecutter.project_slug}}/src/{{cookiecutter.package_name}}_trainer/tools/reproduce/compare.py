@@ -76,8 +76,7 @@ def _compared(attempt: Attempt) -> dict[str, Any]:
         compared["diff"] = _by_file(git["diff"])
         compared["file"] = dict.fromkeys(git["untracked"], "untracked")
     names = ("directory", "seed", "strategy", "precision", "image", "template", "locks", "packages")
-    for name in names:
-        compared |= {name.removesuffix("s"): attempt[name]} if name in attempt else {}
+    compared |= {name.removesuffix("s"): attempt[name] for name in names if name in attempt}
     variables, layout = dict(attempt.get("variables") or {}), attempt.get("layout") or {}
     if layout.get("world_size") != 1 and variables.get("PYTHONHASHSEED") == "0":
         del variables["PYTHONHASHSEED"]  # our launcher sets it for its ranks

@@ -276,8 +276,7 @@ def _srun(env: Environment) -> Layout | None:
             f"SLURM_NODEID={node_rank} of {env[_STEP.num_nodes]} nodes, but the step has "
             f"{ends[-1]} nodes (SLURM_STEP_TASKS_PER_NODE={env['SLURM_STEP_TASKS_PER_NODE']})"
         )
-    on_node, _ = tasks[bisect(ends, node_rank) - 1]
-    named = {**env, _STEP.local_world_size: str(on_node)}
+    named = {**env, _STEP.local_world_size: str(tasks[bisect(ends, node_rank) - 1][0])}
     step = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
     launch_id = ".".join(env.get(name, "0") for name in step)
     return read_named(named, "srun", _STEP, first_host(env["SLURM_STEP_NODELIST"]), launch_id)

@@ -132,8 +132,7 @@ def request(process: int, path: Path) -> str:
 def is_stopped(process: int) -> bool:
     """Whether a process is stopped, by SIGSTOP or a debugger."""
     try:
-        facts = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2]
-        return facts.split()[0] in (b"t", b"T")
+        return Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[0] in b"tT"
     except OSError:
         return False
 
@@ -182,6 +181,5 @@ def root(error: BaseException) -> BaseException:
 
 
 def _shortened(lines: Sequence[str]) -> str:
-    """The relevant calls of a stack."""
     kept = [line for line in lines if line.rpartition(" in ")[2] not in _OMITTED]
     return "\n".join(kept[-_MOST_FRAMES:])

@@ -100,8 +100,7 @@ class Watcher:
             # A SIGINT during the start is forwarded afterward.
             with signals.block_sigint_in_children(self._method):
                 first = self._node.layout.node_rank * self._node.processes
-                for index, rank in enumerate(self._start(), first):
-                    self._ranks[index] = rank
+                self._ranks.update(enumerate(self._start(), first))
                 previous |= {number: signal.signal(number, self._forward) for number in forwarded}
             while None in (codes := self._codes().values()) and time.monotonic() < self._deadline:
                 if any(code not in (None, 0) for code in codes) or self._early_end() is not None:
@@ -221,9 +220,8 @@ class Watcher:
             if number in lost or code == 0:
                 continue
             pid, path = self._ranks[number].pid, self._stack_file(number)
-            verb = "hangs" if code is not None else "stands"
-            if code is None and hangs.is_stopped(pid):
-                verb = "is stopped"
+            running = "is stopped" if hangs.is_stopped(pid) else "stands"
+            verb = "hangs" if code is not None else running
             stack = hangs.printed(path) if code is not None else hangs.request(pid, path)
             lines.append(f"rank {number} (process {pid}) {verb} at:\n{stack}")
             # A rank that entered the collective late has not waited long enough for its timeout.

@@ -180,8 +180,11 @@ class Recorder:
         if prog_bar:
             self.latest[name] = value
         is_default = on_epoch is None
-        if on_step and not context.is_training:
-            self._note_step(name)
+        if on_step and not context.is_training and not self._is_noted:
+            self._is_noted = True
+            if collectives.rank() == 0:
+                where = "values of single batches are written in training only"
+                output.print_lines(f"note: log({name!r}, on_step=True): {where}", error=True)
         on_step, on_epoch = _levels(name, context, on_step, on_epoch, prog_bar)
         if on_step:
             key = f"{name}_step" if on_epoch else name
@@ -196,13 +199,6 @@ class Recorder:
         if on_epoch:
             key = f"{name}_epoch" if on_step else name
             self._add(self._epoch, _Logged(key, value, samples, reduce_fx, sync_dist))
-
-    def _note_step(self, name: str) -> None:
-        """Say once in a run that no step of an evaluation is logged."""
-        if not self._is_noted and collectives.rank() == 0:
-            where = "values of single batches are written in training only"
-            output.print_lines(f"note: log({name!r}, on_step=True): {where}", error=True)
-        self._is_noted = True
 
     def _log_metric(self, name: str, metric: Any) -> None:
         if id(metric) in self._of_training and not hasattr(metric, "metric_state"):

@@ -57,8 +57,7 @@ class RankRun(Run):
         if plan.layout.source != "none":
             self.console.say(plan.layout.receipt())
         self.console.note(*plan.notes, *reading.notes(plan.options, command))
-        planned = plan.precision  # a gradient scaler of an earlier fit has its scale
-        precision = Precision(planned.name, planned.device_type)
+        precision = Precision(plan.precision.name, plan.precision.device_type)  # with a new scale
         # The first compile of a rank may take so much longer than that of its peers.
         collectives.compile_seconds = 3600.0 if plan.options.compile else 0.0
         strategy.connect(plan.layout, plan.devices, precision)
@@ -93,8 +92,7 @@ class RankRun(Run):
         return RunFacts(self.plan.layout, position.global_step, position.epoch, self._data_replica)
 
     def _data_replica(self) -> tuple[int, int]:
-        data = self.strategy.data
-        return data.replicas, data.index
+        return self.strategy.data.replicas, self.strategy.data.index
 
     @property
     def should_stop(self) -> bool:

@@ -162,8 +162,7 @@ def of_error(error: BaseException) -> str:
 
 def waits_for_peers(stack: str) -> bool:
     """Whether the last call waits for other ranks; DDP's backward is included."""
-    last = stack.rpartition("\n")[2]
-    if _COLLECTIVES.search(last):
+    if _COLLECTIVES.search(last := stack.rpartition("\n")[2]):
         return True
     place = _PLACE.match(last) if torch.cuda.is_available() else None
     return place is not None and bool(_ON_GPU.search(linecache.getline(place[1], int(place[2]))))

@@ -118,8 +118,7 @@ def run_in_processes(
     with held_folders.private_folder("trainer-launch-") as private:
         node, result = NodeLaunch(processes, private), private / "result"
         target = work if method == "fork" else _pickle_work(work, names, private / "work")
-        start = partial(_start_processes, method, target, node, result)
-        watch = Watcher(start, method, node).watch
+        watch = Watcher(partial(_start_processes, method, target, node, result), method, node).watch
         if threading.current_thread() is threading.main_thread():
             failure = watch()
         else:

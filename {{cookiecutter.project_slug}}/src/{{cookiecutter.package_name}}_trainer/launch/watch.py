@@ -146,8 +146,7 @@ class Watcher:
             is_interrupted = self._forwarded_signal == signal.SIGINT
             seconds = _GRACE_SECONDS if is_interrupted else self._save_seconds
             self._wait_all(min(seconds, self._deadline - time.monotonic()))
-            ended_by = self._ended_by()
-            if ended_by == signal.SIGINT:
+            if (ended_by := self._ended_by()) == signal.SIGINT:
                 report = failures.interrupted(self._directory)
                 message = str(report or signals.INTERRUPTED)
                 return Failure(-1, signals.INTERRUPTED_CODE, message, interrupted=report)

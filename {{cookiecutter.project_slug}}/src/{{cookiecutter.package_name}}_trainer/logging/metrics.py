@@ -80,8 +80,7 @@ def _number(value: Any, device: torch.device) -> Tensor:
         return value
     if device.type == "cpu" or (isinstance(value, Tensor) and value.device.type != "cpu"):
         return torch.as_tensor(value, dtype=torch.float64, device=device)
-    number = torch.as_tensor(value, dtype=torch.float64)
-    if number.numel() != 1:
+    if (number := torch.as_tensor(value, dtype=torch.float64)).numel() != 1:
         return number
     # full() launches a kernel: a copy from the host would wait for all pending work.
     return torch.full((), number.item(), dtype=torch.float64, device=device)

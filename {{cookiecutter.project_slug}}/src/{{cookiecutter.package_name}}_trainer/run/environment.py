@@ -35,10 +35,8 @@ def check(several: bool, environment: Mapping[str, str] = os.environ) -> None:
 
 def warn() -> None:
     """Print a warning once for each unknown variable that resembles one of the trainer's."""
-    for name in sorted(os.environ.keys() - KNOWN):
-        if name.startswith(_PREFIX):
-            problem = f"{name} is not a variable of the trainer{nearest(name, KNOWN)}"
-            output.print_once(f"warning: {problem}")
+    for name in sorted(name for name in os.environ.keys() - KNOWN if name.startswith(_PREFIX)):
+        output.print_once(f"warning: {name} is not a variable of the trainer{nearest(name, KNOWN)}")
 
 
 def _problem_of_backend(value: str) -> str | None:

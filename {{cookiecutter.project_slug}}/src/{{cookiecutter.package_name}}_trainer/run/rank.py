@@ -46,7 +46,6 @@ class RankRun(Run):
         self.plan = plan  # no option can be set any more
         self.metrics: dict[str, float] = {}
         self.total_steps = plan.total_steps or plan.options.max_steps
-        self._module: TrainingModule
         self.loop: FitLoop | None = None
         """During a fit."""
         self._is_started = is_started

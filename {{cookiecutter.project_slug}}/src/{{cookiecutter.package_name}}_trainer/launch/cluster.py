@@ -20,7 +20,6 @@ STORE = "TRAINER_STORE"  # set by our launcher on one node: path of the file sto
 STORE_FILE = "store"
 NODES = "nodes"
 Environment = Mapping[str, str]
-
 _MOST_PROCESSES = 2**20  # of a larger number, ranks would wait in vain
 # Step ids that SLURM reserves for other steps than srun's: pending, extern, batch, interactive.
 _FIRST_RESERVED_STEP = 0xFFFFFFF0

@@ -279,8 +279,7 @@ class Recorder:
         if may_differ:
             known = [[True, sorted({name for _, of_rank in known for name in of_rank})]]
         has_all, main = max(known, key=lambda item: (item[0], len(item[1])))
-        is_wrong = not {*names} <= {*main} if self.may_lack_names else names != main
-        if is_wrong and not may_differ:
+        if not may_differ and ({*names} - {*main} if self.may_lack_names else names != main):
             there = ", ".join(name.split(" ", 1)[1] for name in main)
             here, first = ", ".join(totals) or "nothing", known.index([has_all, main])
             raise UserError(

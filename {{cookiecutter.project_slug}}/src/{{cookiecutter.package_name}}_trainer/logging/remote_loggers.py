@@ -63,8 +63,7 @@ class RemoteLogger(Logger):
             problem = f"{folder}: run.json or values.jsonl cannot be read ({one_line(error)})"
             advice = "restore it, or remove the folder: the service then gets another run"
             raise UserError(f"{problem}; {advice}") from None
-        service_id = self.open(run, known)
-        files.write_atomically(record, json.dumps({"id": service_id}), mode=0o600)
+        files.write_atomically(record, json.dumps({"id": self.open(run, known)}), mode=0o600)
         self._file = self._values.open("a", encoding="utf-8")
 
     def write(self, step: int, epoch: int, values: Mapping[str, float]) -> None:

@@ -108,8 +108,7 @@ def nearest(name: str, known: Iterable[str], where: str = "") -> str:
         return advice
     known = sorted(known)
     name = name[:_LONGEST]
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
-    if close:
+    if close := difflib.get_close_matches(name, known, n=3, cutoff=0.6):
         return "; did you mean " + " or ".join(repr(match) for match in close) + "?"
     return "; known: " + ", ".join(known)
 

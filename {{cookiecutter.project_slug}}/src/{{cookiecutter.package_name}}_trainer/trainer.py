@@ -15,22 +15,15 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
+from . import errors
 from .checkpoint import find_link, is_link
 from .data import randomness, sources
 from .data.sources import Data
-from .errors import (
-    ConfigurationError,
-    EarlyExit,
-    Problems,
-    TemporaryError,
-    UserError,
-    instead,
-    refuse,
-)
+from .errors import ConfigurationError, EarlyExit, Problems, TemporaryError, UserError, refuse
 from .launch import failures, hangs, reports, signals
 from .launch.devices import backends_set
 from .launch.rank import drop_inherited_variables, run_external
-from .launch.signals import Interrupted, Preempted
+from .launch.signals import Interrupted
 from .loop.position import Position
 from .module import DataModule, Loaders, TrainingModule, current_run
 from .options import Options, values
@@ -74,7 +67,7 @@ class Trainer(current_run.RunProperties, current_run.OptionNames):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        never = {name: advice for name in vars(cls) if (advice := instead("subclass", name))}
+        never = {name: advice for name in vars(cls) if (advice := errors.instead("subclass", name))}
         refuse([f"{cls.__name__}.{name} would not be called{never[name]}" for name in never])
 
     @accepts_options(Options)
@@ -360,15 +353,13 @@ def _run(rank: RankRun, command: Command) -> RunResult:
         rank.connect("validate" if kind == "validation" else kind)
         try:
             value = command(rank)
-        except Preempted:
-            raise
         except (OSError, RuntimeError) as error:
             if (line := failures.failure_of_machine(error, plan.request.root)) is None:
                 raise
             raise TemporaryError(line) from None
         except SystemExit as error:
             if error.code:
-                raise  # the exit code shows the failure
+                raise  # the exit code shows the failure, or the signal
             place = hangs.of_error(error).rpartition("\n")[2].strip()
             raise EarlyExit(
                 f"user code called sys.exit({error.code}) in step {rank.global_step + 1}, before "

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar, get_type_hint
 from torch.optim import Optimizer
 
 from ..checkpoint import read_all
-from ..errors import ConfigurationError, Problems
+from ..errors import Problems, refuse
 from ..module import Run, TrainingModule
 from ..options import values
 from ..options.reading import accepts_foreign
@@ -132,5 +132,4 @@ def checked(init: Callable[Concatenate[T, P], None]) -> Callable[Concatenate[T, 
 
 def check(name: str, *checks: Check) -> None:
     """Raise a ConfigurationError with the line of each check that is false."""
-    if lines := [f"{name}: {line}" for is_good, line in checks if not is_good]:
-        raise ConfigurationError(lines)
+    refuse([f"{name}: {line}" for is_good, line in checks if not is_good])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
 
-from ..errors import ConfigurationError, Problems, shown
+from ..errors import Problems, refuse, shown
 from ..module import Run, TrainingModule
 from ..module.hooks import Hooks, is_overridden, problems_of_names, problems_of_signatures
 from ..options import class_paths
@@ -75,10 +75,7 @@ class HookCalls:
 
 
 def calls_of(
-    callbacks: Sequence[Callback],
-    trainer: Run,
-    module: TrainingModule,
-    around: _Around | None = None,
+    callbacks: Sequence[Callback], trainer: Run, module: TrainingModule, around: _Around | None
 ) -> HookCalls:
     """Collect the hooks that are overridden; ``around``: the context of each, by its name."""
     hooks = {}
@@ -147,9 +144,7 @@ def create(callbacks: object, problems: Problems) -> tuple[Callback, ...]:
         with problems:
             callback = class_paths.create(f"callbacks[{index}]", item, Callback, BUILT_IN)
             lines = problems_of_names(callback, Callback, _OF_OTHERS)
-            lines += problems_of_signatures(callback, Callback)
-            if lines:
-                raise ConfigurationError(lines)
+            refuse(lines + problems_of_signatures(callback, Callback))
             made.append(callback)
     averages = [type(c).__name__ for c in made if "parameter_averaging" in c.needs]
     if len(averages) > 1:

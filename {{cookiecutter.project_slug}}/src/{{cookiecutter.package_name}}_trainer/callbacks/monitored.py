@@ -137,8 +137,7 @@ class BestCheckpoint(Monitored):
             raise ConfigurationError(f"BestCheckpoint: {line}")
 
     def on_validation_end(self, trainer: Run, module: TrainingModule) -> None:
-        value = self.read(trainer)
-        if value is None:
+        if (value := self.read(trainer)) is None:
             return
         folder = trainer.run_directory / DIRECTORY / BEST
         # Of another run, if this one resumed from it.

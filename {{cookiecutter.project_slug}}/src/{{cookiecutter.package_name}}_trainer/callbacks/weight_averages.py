@@ -43,8 +43,7 @@ class WeightAverage(Callback):
     def update(self, weight: float) -> None:
         """Change the average to ``(1 - weight) * average + weight * parameter``."""
         new = [name for name in self.weights.trained() if name not in self.average]
-        known = list(self.average)  # also what is frozen now, so that its average reaches it
-        if known:
+        if known := list(self.average):  # also what is frozen now, so that its average reaches it
             averages = [self.average[name] for name in known]
             pairs = zip(self.weights.shards(known), averages, strict=True)
             torch._foreach_lerp_(averages, [shard.to(avg.dtype) for shard, avg in pairs], weight)

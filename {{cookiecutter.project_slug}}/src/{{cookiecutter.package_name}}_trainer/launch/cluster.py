@@ -20,7 +20,6 @@ STORE = "TRAINER_STORE"  # set by our launcher on one node: path of the file sto
 STORE_FILE = "store"
 NODES = "nodes"
 Environment = Mapping[str, str]
-
 _MOST_PROCESSES = 2**20  # of a larger number, ranks would wait in vain
 # Step ids that SLURM reserves for other steps than srun's: pending, extern, batch, interactive.
 _FIRST_RESERVED_STEP = 0xFFFFFFF0
@@ -276,8 +275,7 @@ def _srun(env: Environment) -> Layout | None:
             f"SLURM_NODEID={node_rank} of {env[_STEP.num_nodes]} nodes, but the step has "
             f"{ends[-1]} nodes (SLURM_STEP_TASKS_PER_NODE={env['SLURM_STEP_TASKS_PER_NODE']})"
         )
-    on_node, _ = tasks[bisect(ends, node_rank) - 1]
-    named = {**env, _STEP.local_world_size: str(on_node)}
+    named = {**env, _STEP.local_world_size: str(tasks[bisect(ends, node_rank) - 1][0])}
     step = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
     launch_id = ".".join(env.get(name, "0") for name in step)
     return read_named(named, "srun", _STEP, first_host(env["SLURM_STEP_NODELIST"]), launch_id)

@@ -197,8 +197,7 @@ def failure_of_machine(error: BaseException, directory: Path) -> str | None:
         if is_ours or error.errno in DISK:
             place = directory if is_ours else f"{last.filename}, line {last.lineno}"
             return f"{error.strerror}: {error.filename or place}"
-    worker = lost_worker(error) or _unreachable_worker(error)
-    if not worker:
+    if not (worker := lost_worker(error) or _unreachable_worker(error)):
         return None
     remedy = "give the loader fewer num_workers; see docs/trouble.md#a-loader-worker-was-killed"
     if "Bus error" in worker:

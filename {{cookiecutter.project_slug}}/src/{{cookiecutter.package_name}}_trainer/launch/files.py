@@ -156,7 +156,6 @@ def pointed(link: Path) -> Path:
         path = os.fsdecode(link.read_bytes()).strip()
         with contextlib.suppress(OSError, ValueError):  # any file may be here: it is no path
             return link.parent / path if path and (link.parent / path).is_dir() else link
-        return link
     return link.resolve() if link.is_symlink() else link
 
 

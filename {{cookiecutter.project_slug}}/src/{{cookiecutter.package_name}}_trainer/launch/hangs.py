@@ -132,8 +132,7 @@ def request(process: int, path: Path) -> str:
 def is_stopped(process: int) -> bool:
     """Whether a process is stopped, by SIGSTOP or a debugger."""
     try:
-        facts = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2]
-        return facts.split()[0] in (b"t", b"T")
+        return Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[0] in b"tT"
     except OSError:
         return False
 
@@ -163,8 +162,7 @@ def of_error(error: BaseException) -> str:
 
 def waits_for_peers(stack: str) -> bool:
     """Whether the last call waits for other ranks; DDP's backward is included."""
-    last = stack.rpartition("\n")[2]
-    if _COLLECTIVES.search(last):
+    if _COLLECTIVES.search(last := stack.rpartition("\n")[2]):
         return True
     place = _PLACE.match(last) if torch.cuda.is_available() else None
     return place is not None and bool(_ON_GPU.search(linecache.getline(place[1], int(place[2]))))
@@ -182,6 +180,5 @@ def root(error: BaseException) -> BaseException:
 
 
 def _shortened(lines: Sequence[str]) -> str:
-    """The relevant calls of a stack."""
     kept = [line for line in lines if line.rpartition(" in ")[2] not in _OMITTED]
     return "\n".join(kept[-_MOST_FRAMES:])

@@ -19,8 +19,7 @@ _CHILDREN = ("_modules", "_parameters", "_buffers")
 
 def find_unpicklable(value: object, name: str) -> str | None:
     """The innermost part of a value that cannot be pickled, and the remedy; ``None``: no part."""
-    error = _error(value)
-    if error is None:
+    if (error := _error(value)) is None:
         return None
     passed = set[int]()
     while id(value) not in passed:

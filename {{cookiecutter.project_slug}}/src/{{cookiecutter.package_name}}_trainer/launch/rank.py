@@ -23,7 +23,6 @@ from .reports import PARENT, RANK_PROCESS
 from .signals import Interrupted, Preempted
 
 Result = TypeVar("Result")
-
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _OTHERS = {"TORCHELASTIC_RUN_ID", "CROSS_RANK"}  # variables of launchers that set RANK themselves
 _ATTEMPTS = "restarts.json"

@@ -206,8 +206,7 @@ def avoid_loopback(main_address: str) -> None:
         return
     # Routes of the kernel: interface, destination (0: the default route), …
     routes = [line.split() for line in _ROUTES.read_text("utf-8").splitlines()]
-    interface = next((route[0] for route in routes if route[1] == "00000000"), None)
-    if interface is None:
+    if (interface := next((route[0] for route in routes if route[1] == "00000000"), None)) is None:
         known = [other for _, other in socket.if_nameindex() if other != "lo"]
         raise UserError(
             f"{_INTERFACE} is needed: the name of this host, {name}, resolves to {listens_at}, "

@@ -55,7 +55,12 @@ def supervise_copies(processes: int, layout: Layout, directory: Path) -> NoRetur
         session = "an interactive session, or a script on standard input,"
         advice = "use strategy='ddp_notebook', write a script, or use torchrun"
         raise UserError(f"{session} has no command to start once per rank; {advice}")
-    if caller := _caller():
+    callers = {
+        "a process of multiprocessing": multiprocessing.parent_process() is not None,
+        "a thread": threading.current_thread() is not threading.main_thread(),
+        "a test": Path(sys.argv[0].removesuffix("/__main__.py")).name in ("pytest", "unittest"),
+    }
+    if caller := next((name for name, is_caller in callers.items() if is_caller), None):
         problem = f"{caller} cannot start this command once per rank, and exit like the ranks"
         advice = "call it in the main thread of a script, or use strategy='ddp_spawn'"
         raise UserError(f"{problem}; {advice}")
@@ -69,16 +74,6 @@ def supervise_copies(processes: int, layout: Layout, directory: Path) -> NoRetur
         reports.write_failed(failure.message)
         output.print_lines(failure.message, error=True)
     sys.exit(failure.code)
-
-
-def _caller() -> str | None:
-    """What calls the trainer, if it is not the program itself."""
-    if multiprocessing.parent_process() is not None:
-        return "a process of multiprocessing"
-    if threading.current_thread() is not threading.main_thread():
-        return "a thread"
-    program = Path(sys.argv[0].removesuffix("/__main__.py")).name
-    return "a test" if program in ("pytest", "unittest") else None
 
 
 def _start_copies(node: NodeLaunch, directory: Path) -> "Iterator[subprocess.Popen[bytes]]":
@@ -123,8 +118,7 @@ def run_in_processes(
     with held_folders.private_folder("trainer-launch-") as private:
         node, result = NodeLaunch(processes, private), private / "result"
         target = work if method == "fork" else _pickle_work(work, names, private / "work")
-        start = partial(_start_processes, method, target, node, result)
-        watch = Watcher(start, method, node).watch
+        watch = Watcher(partial(_start_processes, method, target, node, result), method, node).watch
         if threading.current_thread() is threading.main_thread():
             failure = watch()
         else:

@@ -100,8 +100,7 @@ class Watcher:
             # A SIGINT during the start is forwarded afterward.
             with signals.block_sigint_in_children(self._method):
                 first = self._node.layout.node_rank * self._node.processes
-                for index, rank in enumerate(self._start(), first):
-                    self._ranks[index] = rank
+                self._ranks.update(enumerate(self._start(), first))
                 previous |= {number: signal.signal(number, self._forward) for number in forwarded}
             while None in (codes := self._codes().values()) and time.monotonic() < self._deadline:
                 if any(code not in (None, 0) for code in codes) or self._early_end() is not None:
@@ -147,8 +146,7 @@ class Watcher:
             is_interrupted = self._forwarded_signal == signal.SIGINT
             seconds = _GRACE_SECONDS if is_interrupted else self._save_seconds
             self._wait_all(min(seconds, self._deadline - time.monotonic()))
-            ended_by = self._ended_by()
-            if ended_by == signal.SIGINT:
+            if (ended_by := self._ended_by()) == signal.SIGINT:
                 report = failures.interrupted(self._directory)
                 message = str(report or signals.INTERRUPTED)
                 return Failure(-1, signals.INTERRUPTED_CODE, message, interrupted=report)
@@ -221,9 +219,8 @@ class Watcher:
             if number in lost or code == 0:
                 continue
             pid, path = self._ranks[number].pid, self._stack_file(number)
-            verb = "hangs" if code is not None else "stands"
-            if code is None and hangs.is_stopped(pid):
-                verb = "is stopped"
+            running = "is stopped" if hangs.is_stopped(pid) else "stands"
+            verb = "hangs" if code is not None else running
             stack = hangs.printed(path) if code is not None else hangs.request(pid, path)
             lines.append(f"rank {number} (process {pid}) {verb} at:\n{stack}")
             # A rank that entered the collective late has not waited long enough for its timeout.

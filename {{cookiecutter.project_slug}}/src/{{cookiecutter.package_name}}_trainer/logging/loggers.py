@@ -26,8 +26,6 @@ class CSVLogger(Logger):
     """
 
     name = "csv"
-    _metrics: "_Table"
-    _speed: "_Table"
 
     def start(self, run: LoggedRun) -> None:
         """Open the files, and continue those that exist."""
@@ -142,10 +140,8 @@ class TensorBoardLogger(Logger):
     """Event files in ``tensorboard/``; TensorBoard is imported at the first value."""
 
     name = "tensorboard"
-    _directory: Path
     _writer: "SummaryWriter | None"
     _purge_step: int | None
-    _excepthook: "partial[None]"
 
     def start(self, run: LoggedRun) -> None:
         """Select the directory."""

@@ -80,8 +80,7 @@ def _number(value: Any, device: torch.device) -> Tensor:
         return value
     if device.type == "cpu" or (isinstance(value, Tensor) and value.device.type != "cpu"):
         return torch.as_tensor(value, dtype=torch.float64, device=device)
-    number = torch.as_tensor(value, dtype=torch.float64)
-    if number.numel() != 1:
+    if (number := torch.as_tensor(value, dtype=torch.float64)).numel() != 1:
         return number
     # full() launches a kernel: a copy from the host would wait for all pending work.
     return torch.full((), number.item(), dtype=torch.float64, device=device)
@@ -180,8 +179,11 @@ class Recorder:
         if prog_bar:
             self.latest[name] = value
         is_default = on_epoch is None
-        if on_step and not context.is_training:
-            self._note_step(name)
+        if on_step and not context.is_training and not self._is_noted:
+            self._is_noted = True
+            if collectives.rank() == 0:
+                where = "values of single batches are written in training only"
+                output.print_lines(f"note: log({name!r}, on_step=True): {where}", error=True)
         on_step, on_epoch = _levels(name, context, on_step, on_epoch, prog_bar)
         if on_step:
             key = f"{name}_step" if on_epoch else name
@@ -196,13 +198,6 @@ class Recorder:
         if on_epoch:
             key = f"{name}_epoch" if on_step else name
             self._add(self._epoch, _Logged(key, value, samples, reduce_fx, sync_dist))
-
-    def _note_step(self, name: str) -> None:
-        """Say once in a run that no step of an evaluation is logged."""
-        if not self._is_noted and collectives.rank() == 0:
-            where = "values of single batches are written in training only"
-            output.print_lines(f"note: log({name!r}, on_step=True): {where}", error=True)
-        self._is_noted = True
 
     def _log_metric(self, name: str, metric: Any) -> None:
         if id(metric) in self._of_training and not hasattr(metric, "metric_state"):
@@ -284,8 +279,7 @@ class Recorder:
         if may_differ:
             known = [[True, sorted({name for _, of_rank in known for name in of_rank})]]
         has_all, main = max(known, key=lambda item: (item[0], len(item[1])))
-        is_wrong = not {*names} <= {*main} if self.may_lack_names else names != main
-        if is_wrong and not may_differ:
+        if not may_differ and ({*names} - {*main} if self.may_lack_names else names != main):
             there = ", ".join(name.split(" ", 1)[1] for name in main)
             here, first = ", ".join(totals) or "nothing", known.index([has_all, main])
             raise UserError(

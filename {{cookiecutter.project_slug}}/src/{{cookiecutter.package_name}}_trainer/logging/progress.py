@@ -86,7 +86,6 @@ def _make_bar(total: int | None, step: int) -> "RichProgress":
     from rich.table import Column
 
     of = len(f"{total or step}/{total or '?'}")  # what a narrow terminal must not cut
-
     bar = progress.Progress(
         progress.TextColumn("{task.description}"),
         progress.BarColumn(bar_width=None),

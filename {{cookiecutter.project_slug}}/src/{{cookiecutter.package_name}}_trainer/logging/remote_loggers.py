@@ -8,8 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, Literal
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import urlopen
@@ -32,10 +31,6 @@ class RemoteLogger(Logger):
     A folder of the run directory, with the name of the logger, has the id of the run at the service
     (``run.json``) and all values (``values.jsonl``), so that a resume sends none of them again.
     """
-
-    _values: Path
-    _file: TextIO
-    _last: dict[str, int]
 
     def server(self) -> str | None:
         """URL of the service, which must answer before the run is opened; ``None``: no server."""
@@ -68,15 +63,13 @@ class RemoteLogger(Logger):
             problem = f"{folder}: run.json or values.jsonl cannot be read ({one_line(error)})"
             advice = "restore it, or remove the folder: the service then gets another run"
             raise UserError(f"{problem}; {advice}") from None
-        service_id = self.open(run, known)
-        files.write_atomically(record, json.dumps({"id": service_id}), mode=0o600)
+        files.write_atomically(record, json.dumps({"id": self.open(run, known)}), mode=0o600)
         self._file = self._values.open("a", encoding="utf-8")
 
     def write(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
         """Send the values that were not sent before a resume."""
         row = {**values, "epoch": epoch}
-        new = {name: value for name, value in row.items() if self._last.get(name, -1) < step}
-        if new:
+        if new := {name: value for name, value in row.items() if self._last.get(name, -1) < step}:
             self._file.write(json.dumps([step, new]) + "\n")
             self._file.flush()
             self._last.update(dict.fromkeys(new, step))
@@ -207,8 +200,6 @@ class MLflowLogger(RemoteLogger):
 
     name = "mlflow"
     _client: Any
-    _id: str
-    _refused: set[str]
 
     def __init__(self, experiment: str | None = None, tracking_uri: str | None = None) -> None:
         require("mlflow")
@@ -239,7 +230,7 @@ class MLflowLogger(RemoteLogger):
         for name, value in _MLFLOW_PATIENCE.items():
             os.environ.setdefault(name, value)
         self._client = client = MlflowClient(self.tracking_uri)
-        self._refused = set()
+        self._refused = set[str]()
         if known is not None:
             client.update_run(known, status="RUNNING")
             self._id = known

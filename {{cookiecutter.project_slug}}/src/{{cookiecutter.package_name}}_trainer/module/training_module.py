@@ -62,8 +62,7 @@ class TrainingModule(RunProperties, Hooks, nn.Module):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         for name in ("training_step", "validation_step", "test_step", "predict_step"):
-            step = getattr(cls, name)
-            if step is None:  # without the step of a base class
+            if (step := getattr(cls, name)) is None:  # without the step of a base class
                 setattr(cls, name, getattr(TrainingModule, name))
                 continue
             parameters = inspect.signature(step).parameters

@@ -22,8 +22,7 @@ def files_in(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
             with contextlib.suppress(OSError):  # it has been removed meanwhile
                 if file.is_file():
                     facts = file.stat()
-                    sizes = {"bytes": facts.st_size, "modified": facts.st_mtime_ns}
-                    yield {"path": str(file), **sizes}
+                    yield {"path": str(file), "bytes": facts.st_size, "modified": facts.st_mtime_ns}
 
 
 def hash_of(path: Path, stopped: threading.Event | None = None) -> str | None:

@@ -16,7 +16,6 @@ from ..strategies import registry
 GPUS = "TRAINER_GPUS"
 _PREFIX = "TRAINER_"
 _INTERFACES = "GLOO_SOCKET_IFNAME"
-_DEVICE_TYPES = ("cpu", "cuda")
 
 
 def check(several: bool, environment: Mapping[str, str] = os.environ) -> None:
@@ -36,10 +35,8 @@ def check(several: bool, environment: Mapping[str, str] = os.environ) -> None:
 
 def warn() -> None:
     """Print a warning once for each unknown variable that resembles one of the trainer's."""
-    for name in sorted(os.environ.keys() - KNOWN):
-        if name.startswith(_PREFIX):
-            problem = f"is not a variable of the trainer{nearest(name, KNOWN)}"
-            output.print_once(f"warning: {name} {problem}")
+    for name in sorted(name for name in os.environ.keys() - KNOWN if name.startswith(_PREFIX)):
+        output.print_once(f"warning: {name} is not a variable of the trainer{nearest(name, KNOWN)}")
 
 
 def _problem_of_backend(value: str) -> str | None:
@@ -47,7 +44,7 @@ def _problem_of_backend(value: str) -> str | None:
     known = [name for name in names if getattr(dist, f"is_{name}_available", lambda: True)()]
     for entry in value.split(","):
         device, has_device, backend = entry.strip().rpartition(":")
-        if device not in _DEVICE_TYPES and (has_device or "," in value):
+        if device not in ("cpu", "cuda") and (has_device or "," in value):
             return f"{device!r} is not a device type; write it as in 'cpu:gloo,cuda:nccl'"
         if backend.lower() not in known:
             return f"this build of torch has no backend {backend!r}{nearest(backend, known)}"

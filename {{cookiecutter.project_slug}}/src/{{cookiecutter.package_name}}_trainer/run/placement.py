@@ -59,9 +59,8 @@ def find(options: Options, problems: Problems, is_here: bool = True) -> Placemen
         if is_here:
             layout = cluster.detect(num_nodes=options.num_nodes)
         if not 0 <= layout.main_port < 2**16:
-            raise ConfigurationError(
-                f"{layout.source}: MASTER_PORT={layout.main_port}: give a port from 1 to 65535"
-            )
+            port = f"MASTER_PORT={layout.main_port}"
+            raise ConfigurationError(f"{layout.source}: {port}: give a port from 1 to 65535")
     own_options = options.strategy_options or {}
     is_auto = isinstance(options.strategy, str) and options.strategy == "auto"
     made: tuple[str, Strategy] | None = None

@@ -33,8 +33,6 @@ from ..strategies.precision import Precision
 from . import environment, placement
 from .placement import Placement
 
-_NO_VALIDATION = "this fit has no validation"
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -297,11 +295,12 @@ def check_loaders(plan: Plan, *, validates: bool, orders: bool) -> None:
         why = "the trainer gives each rank the same number of batches of this loader"
         unused = {"uneven_inputs": why}
     if not validates:
+        why = "this fit has no validation"
         names = ("sanity_check", "val_every_n_steps", "check_val_every_n_epoch")
-        unused |= dict.fromkeys(names, _NO_VALIDATION)
+        unused |= dict.fromkeys(names, why)
         lines = [
             f"{type(callback).__name__}: it monitors {callback.monitored!r} in validations, and "
-            f"{_NO_VALIDATION}; leave it out"
+            f"{why}; leave it out"
             for callback in plan.callbacks
             if callback.monitored is not None
         ]

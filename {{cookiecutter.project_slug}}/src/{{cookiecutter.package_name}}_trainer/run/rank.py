@@ -46,7 +46,6 @@ class RankRun(Run):
         self.plan = plan  # no option can be set any more
         self.metrics: dict[str, float] = {}
         self.total_steps = plan.total_steps or plan.options.max_steps
-        self._module: TrainingModule
         self.loop: FitLoop | None = None
         """During a fit."""
         self._is_started = is_started
@@ -57,8 +56,7 @@ class RankRun(Run):
         if plan.layout.source != "none":
             self.console.say(plan.layout.receipt())
         self.console.note(*plan.notes, *reading.notes(plan.options, command))
-        planned = plan.precision  # a gradient scaler of an earlier fit has its scale
-        precision = Precision(planned.name, planned.device_type)
+        precision = Precision(plan.precision.name, plan.precision.device_type)  # with a new scale
         # The first compile of a rank may take so much longer than that of its peers.
         collectives.compile_seconds = 3600.0 if plan.options.compile else 0.0
         strategy.connect(plan.layout, plan.devices, precision)
@@ -93,8 +91,7 @@ class RankRun(Run):
         return RunFacts(self.plan.layout, position.global_step, position.epoch, self._data_replica)
 
     def _data_replica(self) -> tuple[int, int]:
-        data = self.strategy.data
-        return data.replicas, data.index
+        return self.strategy.data.replicas, self.strategy.data.index
 
     @property
     def should_stop(self) -> bool:

@@ -208,8 +208,7 @@ def _of_repository(directory: Path, is_here: bool) -> dict[str, Any]:
         raise UserError(f"git took more than {_SECONDS_FOR_GIT} seconds") from error
     except OSError as error:
         raise UserError(one_line(error)) from error
-    head = lines[0].removeprefix("# branch.oid ")
-    if head == "(initial)":
+    if (head := lines[0].removeprefix("# branch.oid ")) == "(initial)":
         raise UserError("the repository has none yet")
     is_cut = len(diff) > _MOST_DIFF_BYTES
     if diff:

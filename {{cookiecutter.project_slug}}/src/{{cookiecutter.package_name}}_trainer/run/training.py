@@ -145,10 +145,8 @@ class _Fit:
         fit = self._set_up()
         self._run.optimizers = fit.optimization.optimizers
         self._run.schedulers = [scheduler.scheduler for scheduler in fit.optimization.schedulers]
-        checkpoints = Checkpoints(
-            *(self._directory / DIRECTORY, options.keep_checkpoints, options.async_checkpoints),
-            lock=self._lock,
-        )
+        kept = (options.keep_checkpoints, options.async_checkpoints)
+        checkpoints = Checkpoints(self._directory / DIRECTORY, *kept, lock=self._lock)
         validate = self._validation() if self._loaders else None
         self._check = self._validation_check()
         return FitLoop(fit, checkpoints, validate, self._rate_factor())

@@ -15,36 +15,36 @@ PACKAGE = TEMPLATE / "src" / "{{cookiecutter.package_name}}"
 TRAINER = PACKAGE.with_name(f"{PACKAGE.name}_trainer")
 LINES = {
     "__init__.py": 40,
-    "callbacks": 843,
-    "checkpoint": 1687,
-    "cli": 1181,
-    "data": 2039,
-    "errors.py": 190,
-    "launch": 2830,
+    "callbacks": 835,
+    "checkpoint": 1675,
+    "cli": 1191,
+    "data": 2033,
+    "errors.py": 189,
+    "launch": 2834,
     "legacy": 599,
-    "logging": 1549,
-    "loop": 2458,
+    "logging": 1530,
+    "loop": 2459,
     "memory": 301,
-    "module": 840,
-    "options": 1081,
-    "run": 1960,
-    "strategies/*.py": 2442,
-    "strategies/asynchronous": 420,
-    "strategies/deepspeed": 1676,
-    "strategies/fairscale": 257,
-    "strategies/fsdp": 748,
-    "strategies/gradients": 436,
-    "strategies/horovod": 202,
-    "strategies/model_parallel": 1869,
-    "strategies/replicated": 567,
-    "strategies/xla": 265,
+    "module": 836,
+    "options": 1101,
+    "run": 1941,
+    "strategies/*.py": 2516,
+    "strategies/asynchronous": 417,
+    "strategies/deepspeed": 1663,
+    "strategies/fairscale": 255,
+    "strategies/fsdp": 761,
+    "strategies/gradients": 479,
+    "strategies/horovod": 200,
+    "strategies/model_parallel": 1855,
+    "strategies/replicated": 583,
+    "strategies/xla": 261,
     "tools/__init__.py": 6,
-    "tools/doctor": 680,
+    "tools/doctor": 676,
     "tools/isolated.py": 73,
-    "tools/plan": 765,
-    "tools/report": 588,
-    "tools/reproduce": 377,
-    "trainer.py": 394,
+    "tools/plan": 755,
+    "tools/report": 580,
+    "tools/reproduce": 405,
+    "trainer.py": 386,
 }
 # How far below its limit a folder may be, before the limit is to be lowered.
 SLACK = 40
@@ -83,12 +83,12 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
     components = sum(count(folder) for folder in folders if folder.is_dir())
     assert count(TRAINER / "tools") <= 2500
     # To be 27,600 and 19,100, with 1,100 for everyday faults, clusters, disks and files.
-    assert count(TRAINER) <= 29_400
-    assert count(TRAINER) - components <= 21_623
+    assert count(TRAINER) <= 29_435
+    assert count(TRAINER) - components <= 21_690
 
 
 def test_the_tests_are_few() -> None:
-    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 58_889  # to be 58,000
+    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 58_578  # to be 58,000
 
 
 def test_the_benchmarks_are_few_lines() -> None:

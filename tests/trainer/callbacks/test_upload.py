@@ -83,5 +83,5 @@ def test_the_callback_that_was_built_in_is_a_line(name: str) -> None:
     )
     with pytest.raises(ConfigurationError) as raised:
         Trainer(accelerator="cpu", callbacks=[{"class_path": name, "init_args": {"url": "x"}}])
-    problem = f"{line}; upload in the job, or by a callback: docs/how-to/upload-checkpoints.md"
+    problem = f"{line}; upload in the job or a callback: docs/how-to/upload-checkpoints.md"
     assert raised.value.problems == [problem]

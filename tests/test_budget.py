@@ -20,7 +20,7 @@ LINES = {
     "cli": 1191,
     "data": 2033,
     "errors.py": 189,
-    "launch": 2834,
+    "launch": 2835,
     "legacy": 599,
     "logging": 1530,
     "loop": 2459,
@@ -33,7 +33,7 @@ LINES = {
     "strategies/deepspeed": 1663,
     "strategies/fairscale": 255,
     "strategies/fsdp": 761,
-    "strategies/gradients": 479,
+    "strategies/gradients": 480,
     "strategies/horovod": 200,
     "strategies/model_parallel": 1855,
     "strategies/replicated": 583,
@@ -83,12 +83,12 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
     components = sum(count(folder) for folder in folders if folder.is_dir())
     assert count(TRAINER / "tools") <= 2500
     # To be 27,600 and 19,100, with 1,100 for everyday faults, clusters, disks and files.
-    assert count(TRAINER) <= 29_435
-    assert count(TRAINER) - components <= 21_690
+    assert count(TRAINER) <= 29_437
+    assert count(TRAINER) - components <= 21_692
 
 
 def test_the_tests_are_few() -> None:
-    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 58_578  # to be 58,000
+    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 58_581  # to be 58,000
 
 
 def test_the_benchmarks_are_few_lines() -> None:

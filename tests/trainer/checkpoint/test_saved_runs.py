@@ -110,7 +110,7 @@ def test_the_model_of_a_script_takes_weights_only(tmp_path: Path) -> None:
     again = subject.Net()
     load_weights(again, "runs/run")
     assert torch.equal(again.layer.weight, module.layer.weight)
-    with pytest.raises(trainer.ConfigurationError, match="a script has started it; create the mod"):
+    with pytest.raises(trainer.ConfigurationError, match="is missing: a script has started"):
         load_module("runs/run")
     with pytest.raises(trainer.CheckpointError, match="does not fit Linear") as caught:
         load_weights(torch.nn.Linear(2, 2), "runs/run")  # type: ignore[arg-type]

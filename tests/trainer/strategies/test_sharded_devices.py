@@ -243,7 +243,7 @@ def test_a_replica_computes_on_its_own_gpu(monkeypatch):
         yield
         current.pop()
 
-    class Replica:
+    class Replica(torch.nn.Module):
         def training_step(self, batch: Tensor, batch_idx: int) -> Any:
             return batch, current[-1]
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from my_project_trainer.options import Options
 from my_project_trainer.strategies.model_parallel.pipeline.strategy import Sequential
 from tests.conformance.horovod_rows import horovodrun
@@ -228,13 +229,15 @@ class WithoutLast(nn.Sequential):
 
 @pytest.mark.parametrize("kind", [Residual, WithMask, Backwards, WithoutLast])
 def test_a_sequential_module_whose_forward_is_no_chain_is_refused(kind: type[nn.Sequential]):
-    module = Plain()
+    with torch.random.fork_rng():  # the trainer says that a program has set its seed
+        module = Plain()
     module.sequential_module = kind(*module.sequential_module)
     (line,) = Sequential(stages=2).problems(Options(), module)
     assert f"is a {kind.__name__}, whose forward does more" in line
 
 
 def test_a_sequential_module_that_unpacks_tuples_is_a_chain():
-    module = Plain()
+    with torch.random.fork_rng():  # the trainer says that a program has set its seed
+        module = Plain()
     module.sequential_module = Several(*module.sequential_module)
     assert Sequential(stages=2).problems(Options(), module) == []

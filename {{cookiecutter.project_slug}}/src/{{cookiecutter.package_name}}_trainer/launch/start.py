@@ -58,7 +58,8 @@ def supervise_copies(processes: int, layout: Layout, directory: Path) -> NoRetur
     callers = {
         "a process of multiprocessing": multiprocessing.parent_process() is not None,
         "a thread": threading.current_thread() is not threading.main_thread(),
-        "a test": Path(sys.argv[0].removesuffix("/__main__.py")).name in ("pytest", "unittest"),
+        "a test": Path(sys.argv[0].removesuffix("/__main__.py")).name in ("pytest", "unittest")
+        or (sys.argv[0] == "-c" and "execnet" in sys.modules),  # of pytest-xdist
     }
     if caller := next((name for name, is_caller in callers.items() if is_caller), None):
         problem = f"{caller} cannot start this command once per rank, and exit like the ranks"

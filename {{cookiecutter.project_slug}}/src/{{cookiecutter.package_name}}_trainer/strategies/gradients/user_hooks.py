@@ -3,18 +3,17 @@
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
 from ...launch import output
 
-_NAMES = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
-
-def count(parameter: Tensor) -> int:
+def count(parameter: Any) -> int:
     """The number of hooks of a parameter's gradient."""
-    return sum(len(getattr(parameter, name) or ()) for name in _NAMES)
+    return len(parameter._backward_hooks or ()) + len(parameter._post_accumulate_grad_hooks or ())
 
 
 def note(named: Iterable[tuple[str, Tensor]]) -> None:
@@ -27,14 +26,16 @@ def note(named: Iterable[tuple[str, Tensor]]) -> None:
 
 
 @contextmanager
-def without_hooks(parameters: Iterable[Tensor]) -> Iterator[None]:
+def without_hooks(parameters: Iterable[Any]) -> Iterator[None]:
     """Context in which hooks of gradients are not called."""
-    kept = [(p, name, hooks) for p in parameters for name in _NAMES if (hooks := getattr(p, name))]
-    for parameter, name, _ in kept:
-        setattr(parameter, name, OrderedDict())
+    kept = [(p, p._backward_hooks, p._post_accumulate_grad_hooks) for p in parameters if count(p)]
+    for parameter, _, _ in kept:
+        parameter._backward_hooks = OrderedDict()
+        parameter._post_accumulate_grad_hooks = OrderedDict()
     yield
-    for parameter, name, hooks in kept:
-        setattr(parameter, name, hooks)
+    for parameter, before, after in kept:
+        parameter._backward_hooks = before
+        parameter._post_accumulate_grad_hooks = after
 
 
 def copy_gradients(parameters: Iterable[Tensor]) -> None:

@@ -20,7 +20,7 @@ LINES = {
     "cli": 1191,
     "data": 2033,
     "errors.py": 189,
-    "launch": 2835,
+    "launch": 2836,
     "legacy": 599,
     "logging": 1530,
     "loop": 2459,
@@ -83,8 +83,8 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
     components = sum(count(folder) for folder in folders if folder.is_dir())
     assert count(TRAINER / "tools") <= 2500
     # To be 27,600 and 19,100, with 1,100 for everyday faults, clusters, disks and files.
-    assert count(TRAINER) <= 29_437
-    assert count(TRAINER) - components <= 21_692
+    assert count(TRAINER) <= 29_438
+    assert count(TRAINER) - components <= 21_693
 
 
 def test_the_tests_are_few() -> None:

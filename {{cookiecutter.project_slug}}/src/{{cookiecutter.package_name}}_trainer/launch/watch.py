@@ -16,7 +16,8 @@ from . import cluster, failures, hangs, reports, signals
 from .cluster import Layout
 from .failures import Failure
 
-_DEFAULT_SAVE_SECONDS, _SECONDS_TO_NOTICE = 120.0, 8.0
+_DEFAULT_SAVE_SECONDS = 120.0
+_SECONDS_TO_NOTICE = 8.0
 _GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL, for the other ranks after a failure
 _POLL_SECONDS = 0.05
 _PREEMPTED = {128 + number for number in signals.SIGNALS}

@@ -4,6 +4,7 @@ Runs are a dict in JSON: options of the trainer by ``NAME`` of a class here, or 
 """
 
 import copy
+import itertools
 import json
 import os
 import sys
@@ -173,8 +174,6 @@ class NoGradient(Plain):
 
 
 class OwnOptimizer(Plain):
-    """Keeps its optimizer."""
-
     def configure_optimizers(self) -> torch.optim.Optimizer:
         self.optimizer = super().configure_optimizers()
         return self.optimizer
@@ -252,6 +251,12 @@ class ClipGroups(Plain):
                     parameter.grad.clamp_(-0.01, 0.01)
 
 
+class HalvesByData(Plain):
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        for parameter in self.sequential_module.parameters():
+            parameter.grad.data = parameter.grad.data / 2
+
+
 class MasksRow(Plain):
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         for index in (0, 2):
@@ -282,7 +287,8 @@ class KeepsParameters(Plain):
 class HooksGradient(Plain):
     def __init__(self) -> None:
         super().__init__()
-        self.sequential_module[0].weight.register_hook(lambda gradient: gradient * 0.5)
+        calls = itertools.count(1)  # one for each backward
+        self.sequential_module[0].weight.register_hook(lambda gradient: gradient / next(calls))
 
 
 class ReadsNorms(Plain):
@@ -316,8 +322,6 @@ class Attends(Plain):
 
 
 class TrainsChainLater(Plain):
-    """All of a unit is frozen in its first forward."""
-
     def on_train_epoch_start(self) -> None:
         self.sequential_module.requires_grad_(self.current_epoch > 0)
 

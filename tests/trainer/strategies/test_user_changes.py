@@ -20,7 +20,7 @@ from user_changes_subject import Plain
 NAMES = (
     *("Plain", "Clamp", "ShrinkAfterEpoch", "Teacher", "TeacherOfAll"),
     *("ClampValidated", "NoGradient", "OwnOptimizer", "ClampGroups", "ClipGroups", "MasksRow"),
-    *("ResetsState", "AddsGroup", "FreezesHead", "Anchors"),
+    *("ResetsState", "AddsGroup", "FreezesHead", "Anchors", "HalvesByData"),
     *("ClipNorm", "ClipValue", "OptionsOnly", "HalvesHeadInStep", "ConstrainsHead"),
     "ShrinkHeadInStep",
 )
@@ -32,16 +32,18 @@ UNUSED = ("PartlyUsed", "UsedAfterDetach")
 LATER = ("CallsLater", "ReadsLater")
 KEPT = ("KeepsParameters", "Prunes")
 REPLICAS = ("Counts", "KeepsFeatures")  # have buffers of before the step and their own hooks
-ALONE = (*NAMES, *STEPS, *UNUSED, *LATER, *KEPT, *REPLICAS, "Attends", "TrainsChainLater")
+HALVES = ("HalvesHeadInStep", "HalvesByData")
+MORE = ("Attends", "TrainsChainLater", "HooksGradient")
+ALONE = (*NAMES, *STEPS, *UNUSED, *LATER, *KEPT, *REPLICAS, *MORE)
 
 GROUPS = {"AddsGroup": "SGD have changed since the fit began"}
 FROZEN = {"FreezesHead": "does not use head.weight"}
 TWICE = {"Reentrant": "gets two gradients in one backward"}
 GRADIENTS = dict.fromkeys(
-    ("ClipNorm", "ClipValue", "NoGradient", "ClipGroups", "MasksRow"),
+    ("ClipNorm", "ClipValue", "NoGradient", "ClipGroups", "MasksRow", "HalvesByData"),
     "on_before_optimizer_step uses gradients",
 )
-NORM = {each: GRADIENTS[each] for each in ("ClipNorm", "MasksRow")}
+NORM = {each: GRADIENTS[each] for each in ("ClipNorm", "MasksRow", "HalvesByData")}
 WEIGHTS = {
     "Clamp": "on_after_optimizer_step uses weights",
     "ShrinkAfterEpoch": "on_train_epoch_end uses weights",
@@ -95,7 +97,7 @@ WHOLE = {"zero_optimization": {"stage": 3, "stage3_param_persistence_threshold":
 # By strategy: its options, the modules that it fits, more runs with options of their own, and what
 # is refused of them.
 WAYS: dict[str, tuple[dict[str, Any], Sequence[str], dict[str, Any], dict[str, str]]] = {
-    "ddp": ({}, (*NAMES, *STEPS, *LATER), {}, FROZEN | TWICE),
+    "ddp": ({}, (*NAMES, *STEPS, *LATER, "HooksGradient"), {}, FROZEN | TWICE),
     "ddp_zero1": ({}, NAMES, {}, FROZEN),
     # Replicas of dp are copies, in each step.
     "dp": (
@@ -112,7 +114,7 @@ WAYS: dict[str, tuple[dict[str, Any], Sequence[str], dict[str, Any], dict[str, s
         {},
         {},
     ),
-    "fsdp": ({}, (*SHARDS, *STEPS, *LATER, *LOST, "HalvesHeadInStep"), HALF, FSDP | LOST),
+    "fsdp": ({}, (*SHARDS, *STEPS, *LATER, *LOST, *HALVES), HALF, FSDP | LOST),
     "tensor_parallel": ({}, SHARDS, {}, SHARDED | COMPUTED),
     "horovod": ({"scale_learning_rate": False}, (*NAMES, *UNUSED), {}, GROUPS),
     "ddp_sharded": (
@@ -188,7 +190,7 @@ def test_a_module_trains_as_in_one_process_or_is_refused_in_one_line(tmp_path, a
         (
             "sequential",
             "ShrinkHeadInStep",
-            "training_step changes head.weight, which would be lost",
+            "training_step changes head.weight, and runs for each micro",
         ),
         ("sequential", "Penalty", "training_step uses weights that are not whole in this process"),
     ],
@@ -227,17 +229,11 @@ class WithoutLast(nn.Sequential):
         return given
 
 
-@pytest.mark.parametrize("kind", [Residual, WithMask, Backwards, WithoutLast])
-def test_a_sequential_module_whose_forward_is_no_chain_is_refused(kind: type[nn.Sequential]):
+@pytest.mark.parametrize("kind", [Residual, WithMask, Backwards, WithoutLast, Several])
+def test_a_sequential_module_is_a_chain_or_refused(kind: type[nn.Sequential]) -> None:
     with torch.random.fork_rng():  # the trainer says that a program has set its seed
         module = Plain()
     module.sequential_module = kind(*module.sequential_module)
-    (line,) = Sequential(stages=2).problems(Options(), module)
-    assert f"is a {kind.__name__}, whose forward does more" in line
-
-
-def test_a_sequential_module_that_unpacks_tuples_is_a_chain():
-    with torch.random.fork_rng():  # the trainer says that a program has set its seed
-        module = Plain()
-    module.sequential_module = Several(*module.sequential_module)
-    assert Sequential(stages=2).problems(Options(), module) == []
+    lines = Sequential(stages=2).problems(Options(), module)
+    refused = [f"is a {kind.__name__}, whose forward does more"] * (kind is not Several)
+    assert all(text in line for text, line in zip(refused, lines, strict=True))

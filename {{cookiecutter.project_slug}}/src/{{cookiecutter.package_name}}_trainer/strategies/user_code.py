@@ -4,14 +4,13 @@ Without this, it would read and change something else, or nothing.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
-from torch.utils.hooks import RemovableHandle
 
 from ..checkpoint import dtensors
 from ..errors import UserError
@@ -24,6 +23,7 @@ _ALLOWED = {
     *(Tensor.dim, Tensor.size, Tensor.numel, Tensor.is_floating_point, Tensor.is_complex),
     Tensor.requires_grad_,
 }
+_FREED = "which would be lost: what is gathered is freed"
 _AGAIN = "create the module again, and load them: load_weights(module, trainer.run_directory)"
 
 
@@ -59,17 +59,16 @@ def _refuse_call(only_empty: bool, layer: nn.Module, _: Any) -> None:
 class WeightGuard:
     """Contexts of steps: the first of training raises UserError if it changes weights.
 
-    That would be lost, because a step has copies of them. ``whole``: ids of those that are none.
+    ``reason``: why other weights would be trained. ``whole``: ids of those that may change.
     """
 
-    def __init__(self, reason: str, whole: Iterable[int] = ()) -> None:
+    def __init__(self, reason: str = _FREED, whole: Iterable[int] = ()) -> None:
         self._reason, self._whole, self._is_first = reason, {*whole}, True
         self._totals: dict[nn.Module, dict[str, str]] = {}
 
-    def error(self, what: str) -> UserError:
-        """The error of code that changes weights."""
+    def _error(self, what: str) -> UserError:
         advice = "change weights in on_train_batch_start, or use strategy='ddp'"
-        return UserError(f"{what}, which would be lost: {self._reason}; {advice}")
+        return UserError(f"{what}, {self._reason}; {advice}")
 
     @contextmanager
     def step(self, module: nn.Module, stage: str) -> Iterator[None]:
@@ -83,7 +82,7 @@ class WeightGuard:
         except RuntimeError as error:
             if "a view and its base" not in str(error):
                 raise
-            raise self.error("training_step changes a parameter in place") from error
+            raise self._error("training_step changes a parameter in place") from error
         self._end(module, recurse=True)
 
     @contextmanager
@@ -95,18 +94,14 @@ class WeightGuard:
         if not self._begins(stage):
             yield
             return
-        handles = list[RemovableHandle]()
         layers = [layer for layer in step.modules() if layer._parameters and layer is not step]
-        for layer in layers if by_hand else [step, *layers]:
-            begin = partial(self._begin, recurse=layer is step)
-            end = partial(self._end, recurse=layer is step)
-            handles.append(layer.register_forward_pre_hook(begin))
-            handles.append(layer.register_forward_hook(end, prepend=True))
-        try:
+        with ExitStack() as hooks:
+            for layer in layers if by_hand else [step, *layers]:
+                begin = partial(self._begin, recurse=layer is step)
+                end = partial(self._end, recurse=layer is step)
+                hooks.enter_context(layer.register_forward_pre_hook(begin))
+                hooks.enter_context(layer.register_forward_hook(end, prepend=True))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def _begins(self, stage: str) -> bool:
         begins = self._is_first and stage == "training"
@@ -125,7 +120,7 @@ class WeightGuard:
         for name, total in self._total(layer, recurse).items():
             if before.get(name, total) != total:
                 where = "training_step" if recurse else of_class
-                raise self.error(f"{where} changes {name.removeprefix('module.')}")
+                raise self._error(f"{where} changes {name.removeprefix('module.')}")
 
     def _total(self, layer: nn.Module, recurse: bool) -> dict[str, str]:
         """The sum of each parameter, as text: NaN is equal to NaN."""

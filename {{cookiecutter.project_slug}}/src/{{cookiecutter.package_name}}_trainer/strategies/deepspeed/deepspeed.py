@@ -247,7 +247,7 @@ class DeepSpeed(ProcessGroupStrategy):
         self.sharded = ShardedState(module, self.slices, optimizer, groups)
         self.same_use = SameUse(lambda: trained(module), ELSEWHERE, self.timeout_seconds)
         self._guard = HookGuard(module, _INSTEAD, self.slices.has_whole, "hidden")
-        self._weight_guard = WeightGuard("what is gathered is freed")
+        self._weight_guard = WeightGuard()
         named = dict(module.named_parameters())
         shown = [[named[name] for name in group] for group in groups]
         self.engine_groups = EngineGroups([optimizer], shown)

@@ -169,7 +169,7 @@ class FSDP(ProcessGroupStrategy):
         sharded_state.HANDLERS[sharded_state.READ] = sharded_state.read_number
         self._names = parameter_names(module)
         self.watch_gradients()
-        self._guard = WeightGuard("what is gathered is freed", map(id, self.whole_parameters()))
+        self._guard = WeightGuard(whole=map(id, self.whole_parameters()))
 
     def shard_units(self, module: TrainingModule) -> None:
         """Choose units, and shard them."""

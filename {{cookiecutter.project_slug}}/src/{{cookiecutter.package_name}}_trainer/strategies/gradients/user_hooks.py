@@ -1,12 +1,14 @@
 """The user's hooks of gradients, and gradients that user code may set and keep."""
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from ...launch import output
 
@@ -38,7 +40,7 @@ def without_hooks(parameters: Iterable[Any]) -> Iterator[None]:
         parameter._post_accumulate_grad_hooks = after
 
 
-def copy_gradients(parameters: Iterable[Tensor]) -> None:
+def copy_gradients(parameters: Iterable[Tensor], *_: object) -> None:
     """Give parameters copies of gradients that an engine overwrites in the next step."""
     for parameter in parameters:
         if parameter.grad is not None:
@@ -46,9 +48,8 @@ def copy_gradients(parameters: Iterable[Tensor]) -> None:
 
 
 def copy_in_steps(
-    parameters: Iterable[Tensor], configured: Sequence[Optimizer], stepped: Sequence[Optimizer]
-) -> None:
-    """Copy gradients before each step of an optimizer that is not torch's."""
-    for user, optimizer in zip(configured, stepped, strict=True):
-        if not type(user).step.__module__.startswith("torch."):
-            optimizer.register_step_pre_hook(lambda *_: copy_gradients(parameters))
+    parameters: Iterable[Tensor], pairs: Iterable[tuple[Optimizer, Optimizer]]
+) -> list[RemovableHandle]:
+    """Copy gradients before steps; ``pairs``: a user's optimizer, and what steps in its place."""
+    own = [step for user, step in pairs if not type(user).step.__module__.startswith("torch.")]
+    return [step.register_step_pre_hook(partial(copy_gradients, parameters)) for step in own]

@@ -56,6 +56,7 @@ class DDP(ProcessGroupStrategy):
         self.powersgd_rank, self.powersgd_start_step = powersgd_rank, powersgd_start_step
         self._ignored: list[Any] = []
         self._trained: list[tuple[str, Tensor]] = []
+        self._handles: list[Any] = []  # of hooks
 
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         self.place(module)
@@ -76,8 +77,9 @@ class DDP(ProcessGroupStrategy):
             self.wrapped = self.steps["training"] = self.wrap(step)
         if self.layout.is_main:
             user_hooks.note(self._trained)
-        stepped, parameters = self.sharded(optimization), dict(self._trained).values()
-        user_hooks.copy_in_steps(parameters, optimization.optimizers, stepped.optimizers)
+        stepped = self.sharded(optimization)
+        pairs = zip(optimization.optimizers, stepped.optimizers, strict=True)
+        self._handles = user_hooks.copy_in_steps(dict(self._trained).values(), pairs)
         return stepped
 
     def sharded(self, optimization: Optimization) -> Optimization:
@@ -155,7 +157,9 @@ class DDP(ProcessGroupStrategy):
             # The reducer must not outlive the group: its destructor would join gloo's threads while
             # holding the GIL, and one of them may wait for the GIL to free a tensor.
             del wrapped.reducer, wrapped.logger
+        for handle in self._handles:
+            handle.remove()
         for parameter in self._ignored:
             del parameter._ddp_ignored  # set by torch; in another fit, DDP may average it
-        self._ignored = []
+        self._ignored, self._handles = [], []
         super().teardown()

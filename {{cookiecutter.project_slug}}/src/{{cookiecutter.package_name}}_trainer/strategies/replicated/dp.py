@@ -44,7 +44,7 @@ class ReplicatedStep(StepModule):
     ) -> None:
         super().__init__(module)
         self._devices, self._dtype, self._splitter = device_list, dtype, Splitter()
-        self._guard = WeightGuard("replicas are created again for each step")
+        self._guard = WeightGuard("which would be lost: each step has new replicas")
         self.counts: list[float] = [1.0]
         """What the parts of the batch count."""
 

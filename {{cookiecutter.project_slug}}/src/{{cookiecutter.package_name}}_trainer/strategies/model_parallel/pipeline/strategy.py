@@ -174,7 +174,7 @@ class Sequential(ProcessGroupStrategy):
         self._stage = OwnStage(module, layers, self.processes, self.precision, self.device)
         module.trainer_state = replace(module.trainer_state, device=self.device)
         self._guard = HookGuard(module, _INSTEAD, self.ownership.is_own, "some")
-        self._weight_guard = WeightGuard("it runs again for each micro-batch of a pipeline")
+        self._weight_guard = WeightGuard("and runs for each micro-batch of a pipeline")
 
     def forward_backward(
         self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool

@@ -135,7 +135,9 @@ def fit(folder: Path, module: Scheduled, **options: Any) -> list[float]:
     ("name", "interval"),
     [*((name, "step") for name in SCHEDULERS), ("StepLR", "epoch"), ("ReduceLROnPlateau", "epoch")],
 )
-def test_rates_and_weights_are_those_of_a_plain_loop_also_resumed(tmp_path, name, interval):
+def test_rates_and_weights_are_those_of_a_plain_loop_also_resumed(
+    tmp_path, capsys, name, interval
+):
     make = SCHEDULERS[name]
     rates, weight = plain_loop(make, interval)
     assert len(set(rates)) > 1
@@ -149,3 +151,18 @@ def test_rates_and_weights_are_those_of_a_plain_loop_also_resumed(tmp_path, name
         found = fit(tmp_path, resumed, resume=str(checkpoints[step - 1]), run_name="resumed")
         assert found == rates[step:]
         assert resumed.weight.equal(weight)
+    assert "stepped by user code" not in capsys.readouterr().err
+
+
+class StepsToo(Scheduled):
+    """Steps its scheduler, which the trainer steps."""
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        self.lr_schedulers().step()
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.filterwarnings("ignore:Detected call")
+def test_a_scheduler_that_the_module_steps_too_is_noted_once(tmp_path, capsys):
+    fit(tmp_path, StepsToo(SCHEDULERS["StepLR"], "step"))
+    assert capsys.readouterr().err.count("note: StepLR was stepped by user code, and is ") == 1

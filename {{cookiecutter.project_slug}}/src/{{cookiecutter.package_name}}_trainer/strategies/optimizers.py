@@ -6,7 +6,7 @@ import re
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..errors import ConfigurationError, UserError, instead, one_line, refuse, shown
+from ..launch import collectives, output
 from ..module import TrainingModule
 from .optimizer_state import IMPLEMENTATION
 
@@ -39,9 +40,21 @@ class SchedulerConfig:
     scheduler: LRScheduler | ReduceLROnPlateau
     interval: Literal["step", "epoch"] = "epoch"
     monitor: str | None = None
+    last_step: int | None = field(default=None, init=False)
+    """Its ``last_epoch`` after the last step of the trainer."""
 
     def step(self, values: Mapping[str, float]) -> None:
         """Step once; ``values`` are those that were computed since: without its own, it waits."""
+        made = getattr(self.scheduler, "last_epoch", None)  # ChainedScheduler has none
+        if self.last_step not in (None, made) and collectives.rank() == 0:
+            output.print_once(
+                f"note: {type(self.scheduler).__name__} was stepped by user code, and is stepped "
+                f"by the trainer at each {self.interval}'s end, too: leave out one of them"
+            )
+        self._step(values)
+        self.last_step = getattr(self.scheduler, "last_epoch", None)
+
+    def _step(self, values: Mapping[str, float]) -> None:
         if not isinstance(self.scheduler, ReduceLROnPlateau):
             try:
                 self.scheduler.step()

@@ -47,7 +47,9 @@ def data() -> Any:
     return DataLoader(TensorDataset(torch.tensor([[0.0], [2.0]] * STEPS)), batch_size=2)
 
 
-def test_two_best_checkpoints_keep_their_own_and_resume_by_identity() -> None:
+def test_two_best_checkpoints_keep_their_own_and_resume_by_identity(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     low, high = BestCheckpoint("loss/all"), BestCheckpoint("gain", mode="min")
     options = {"run_name": "run", "resume": "auto", "max_epochs": 3}
     made = make(low, high, **options)
@@ -60,6 +62,13 @@ def test_two_best_checkpoints_keep_their_own_and_resume_by_identity() -> None:
     swapped = BestCheckpoint("gain"), BestCheckpoint("loss/all")
     make(*swapped, **options | {"max_epochs": 4}).fit(Model(1.0, 3.0, 2.0, 2.0), data(), data())
     assert [each.kept[0][1] for each in swapped] == [8, 4]
+    assert "the best loss/all" not in capsys.readouterr().err
+    other = BestCheckpoint("loss/all")
+    elsewhere = {"resume": "runs/run", "run_name": "other", "max_epochs": 5}
+    make(other, **elsewhere).fit(Model(1.0, 3.0, 2.0, 2.0, 4.0), data(), data())
+    assert other.kept == [(2.0, 16)]
+    told = capsys.readouterr().err
+    assert "the best loss/all so far, 1 at step 4, is not in this run's directory, " in told
 
 
 def test_equal_identities_are_refused_in_a_line() -> None:

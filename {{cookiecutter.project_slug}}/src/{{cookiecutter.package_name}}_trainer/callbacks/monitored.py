@@ -140,8 +140,12 @@ class BestCheckpoint(Monitored):
         if (value := self.read(trainer)) is None:
             return
         folder = trainer.run_directory / DIRECTORY / BEST
-        # Of another run, if this one resumed from it.
         kept = [pair for pair in self.kept if (folder / step_name(pair[1])).is_dir()]
+        if kept[:1] != self.kept[:1] and trainer.is_global_zero:
+            best, step = self.kept[0]
+            line = f"note: {self.link}: the best {self.monitored} so far, {best:.4g} at step {step}"
+            where = "is not in this run's directory, as after a resume from another one"
+            output.print_lines(f"{line}, {where}; the best from here on is kept", error=True)
         self.kept = [(pair[0], pair[1]) for pair in collectives.broadcast(kept)]
         better = [pair for pair in self.kept if not self.is_better(value, pair[0])]
         if len(better) >= self.k or math.isnan(value):

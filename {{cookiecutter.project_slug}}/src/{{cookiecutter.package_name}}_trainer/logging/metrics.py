@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -248,7 +248,8 @@ class Recorder:
         if self.context.is_training:
             of_epoch = {f"{name}_epoch": total for name, total in self._steps.items()}
             values = self._reduced(of_epoch, may_differ=True)
-        values |= self._reduced(self._epoch)
+        waiting = [name for name, m in self.metrics.items() if getattr(m, "sync_on_compute", False)]
+        values |= self._reduced(self._epoch, metrics=waiting)
         return values | {name: _number_of(name, m, m.compute()) for name, m in self.metrics.items()}
 
     def take_epoch(self) -> dict[str, float]:
@@ -259,17 +260,26 @@ class Recorder:
         self._steps, self._epoch, self.metrics = {}, {}, {}
         return values
 
-    def _reduced(self, totals: dict[str, _Total], may_differ: bool = False) -> dict[str, float]:
-        """Reduce totals; ``may_differ``: ranks may have logged other names, or in another order."""
+    def _reduced(
+        self, totals: dict[str, _Total], may_differ: bool = False, metrics: Iterable[str] = ()
+    ) -> dict[str, float]:
+        """Reduce totals; ``may_differ``: ranks may have logged other names, or in another order.
+
+        ``metrics``: names of the metric objects that will wait for those of the other ranks.
+        """
         synced = {name: total for name, total in totals.items() if total.synced}
         local = {name: total for name, total in totals.items() if not total.synced}
-        return _values(self._agreed(synced, may_differ), self._reduce) | _values(local)
+        agreed = self._agreed(synced, may_differ, metrics)
+        return _values(agreed, self._reduce) | _values(local)
 
-    def _agreed(self, totals: dict[str, _Total], may_differ: bool) -> dict[str, _Total]:
+    def _agreed(
+        self, totals: dict[str, _Total], may_differ: bool, metrics: Iterable[str]
+    ) -> dict[str, _Total]:
         """Use the same names in the same order on every rank."""
         if collectives.world_size() == 1:
             return totals
         names = [f"{total.how} {name}" for name, total in totals.items()]
+        names += [f"metric {name}" for name in metrics]
         number = int(hashlib.blake2b("\n".join(names).encode(), digest_size=6).hexdigest(), 16)
         pair = torch.tensor([number, -number], dtype=torch.float64, device=self._device)
         most, least = self._reduce(pair, "max").tolist()
@@ -280,13 +290,16 @@ class Recorder:
             known = [[True, sorted({name for _, of_rank in known for name in of_rank})]]
         has_all, main = max(known, key=lambda item: (item[0], len(item[1])))
         if not may_differ and ({*names} - {*main} if self.may_lack_names else names != main):
-            there = ", ".join(name.split(" ", 1)[1] for name in main)
-            here, first = ", ".join(totals) or "nothing", known.index([has_all, main])
+            here, there = (
+                ", ".join(name.partition(" ")[2] for name in of_rank) or "nothing"
+                for of_rank in (names, main)
+            )
+            first = known.index([has_all, main])
             raise UserError(
-                f"rank {collectives.rank()} logged {here} and rank {first} {there or 'nothing'}: "
+                f"rank {collectives.rank()} logged {here} and rank {first} {there}: "
                 "log the same names in the same order on every process, or with sync_dist=False"
             )
-        pairs = (name.split(" ", 1) for name in main)
+        pairs = [name.split(" ", 1) for name in main if not name.startswith("metric ")]
         empty = {name: _empty_total(how, True, self._device) for how, name in pairs}
         kept = {name: total for name, total in totals.items() if total.how == empty[name].how}
         return empty | kept

@@ -187,9 +187,10 @@ class Gathers(Model):
         self.log("items", self.metric)
 
 
-def test_ranks_may_have_different_numbers_of_items() -> None:
+@pytest.mark.parametrize("batch_size", [4, 5])
+def test_ranks_may_have_different_numbers_of_items_or_no_batch(batch_size: int) -> None:
     values = torch.arange(1.0, 6.0)
-    loader = DataLoader(TensorDataset(values.reshape(-1, 1)), batch_size=4)
+    loader = DataLoader(TensorDataset(values.reshape(-1, 1)), batch_size=batch_size)
     expected = (2 * values**2).sum().item() + 5000.0
     for options in ({"devices": 1}, {"devices": 2, "strategy": "ddp_fork"}):
         made = make(**options)

@@ -289,7 +289,11 @@ class Recorder:
         if may_differ:
             known = [[True, sorted({name for _, of_rank in known for name in of_rank})]]
         has_all, main = max(known, key=lambda item: (item[0], len(item[1])))
-        if not may_differ and ({*names} - {*main} if self.may_lack_names else names != main):
+        is_off = names != main
+        if self.may_lack_names:  # but no metric object, which waits for those of all ranks
+            differing = {*names} ^ {*main}
+            is_off = any(name in names or name.startswith("metric ") for name in differing)
+        if is_off and not may_differ:
             here, there = (
                 ", ".join(name.partition(" ")[2] for name in of_rank) or "nothing"
                 for of_rank in (names, main)

@@ -117,7 +117,7 @@ def _beside_state(metric: Any) -> dict[str, Any]:
 def state(module: nn.Module) -> dict[str, Tensor]:
     """This rank's state of every torchmetrics metric inside a module."""
     tensors: dict[str, Tensor] = {}
-    for path, metric in _metrics(module):
+    for path, metric in by_path(module).items():
         counts = [metric._update_count, vars(metric).get(_EVALUATED, 0)]
         tensors[f"{path}:count"] = torch.tensor(counts)
         for name, value in {**metric.metric_state, **_beside_state(metric)}.items():
@@ -129,7 +129,7 @@ def state(module: nn.Module) -> dict[str, Tensor]:
 
 def metrics(module: nn.Module) -> list[Any]:
     """Every torchmetrics metric inside a module."""
-    return [metric for _, metric in _metrics(module)]
+    return list(by_path(module).values())
 
 
 def load(module: nn.Module, states: Sequence[Mapping[str, Tensor]]) -> list[str]:
@@ -141,7 +141,7 @@ def load(module: nn.Module, states: Sequence[Mapping[str, Tensor]]) -> list[str]
     for path, tracker in _trackers(module).items():
         while any(saved.startswith(f"{path}.{len(tracker)}") for saved in saved_paths):
             tracker.increment()
-    merged, lost = dict(_metrics(module)), set[str]()
+    merged, lost = by_path(module), set[str]()
     for metric in merged.values():
         metric.reset()
         vars(metric)[_EVALUATED] = 0
@@ -182,14 +182,15 @@ def _load(metrics: Mapping[str, Any], saved: Mapping[str, Tensor]) -> None:
             setattr(metric, rest[0], int(value) if is_number else value)
 
 
-def _metrics(module: nn.Module) -> Iterable[tuple[str, Any]]:
+def by_path(module: nn.Module) -> dict[str, Any]:
+    """Every torchmetrics metric inside a module, by a name that is the same on every rank."""
     by_id = {id(item): (path, item) for path, item in module.named_modules() if _is_metric(item)}
     for path, child in module.named_modules():
         for name, value in vars(child).items():
             if name != "_modules":
                 for inner, metric in _contained(f"{path}.{name}", value):
                     by_id.setdefault(id(metric), (inner, metric))
-    return by_id.values()
+    return dict(by_id.values())
 
 
 def _contained(path: str, value: Any) -> Iterator[tuple[str, Any]]:

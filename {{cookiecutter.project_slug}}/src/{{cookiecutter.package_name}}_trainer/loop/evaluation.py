@@ -61,6 +61,8 @@ def evaluate(
                         "which is not used: log values with self.log",
                         stacklevel=2,
                     )
+            if not feed.has_plan or feed.batches == 1:  # there may be ranks without a batch
+                _join_metrics(module, recorder)
             if name:  # a metric object may be logged again, for the next loader
                 values |= recorder.take_epoch()
         # Of no batch: every rank counts the same, whatever its last batch was.
@@ -69,6 +71,16 @@ def evaluate(
             latest |= values | recorder.epoch_values()
         getattr(module, f"on_{stage}_epoch_end")()
         return values | recorder.take_epoch()
+
+
+def _join_metrics(module: TrainingModule, recorder: Recorder) -> None:
+    """Let all ranks compute the metric objects that any of them has logged."""
+    objects = torchmetrics_state.by_path(module)
+    paths = {id(metric): path for path, metric in objects.items()}
+    logged = {name: paths.get(id(metric)) for name, metric in recorder.metrics.items()}
+    for of_rank in collectives.gather(logged):
+        known = {name: objects[path] for name, path in of_rank.items() if path in objects}
+        recorder.metrics = known | recorder.metrics
 
 
 def check_validation(

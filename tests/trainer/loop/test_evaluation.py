@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from my_project_trainer import Trainer
+from my_project_trainer import Trainer, UserError
 from my_project_trainer.loop import trials
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
@@ -116,3 +116,40 @@ def test_a_batch_that_does_not_fit_ends_the_search(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(trials, "_try", refuse_more_than_five)
     loader, device = DataLoader(EIGHT), torch.device("cpu")
     assert trials.find_batch_size(Draws(), loader, device, "32-true", 1) == (5, "")
+
+
+class Gathers(Descends):
+    """Gathers in steps of evaluations; logs the mean, and counts the samples that count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+        self.register_buffer("steps", torch.zeros(1))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.steps += 1
+        return (batch * self.weight).mean()
+
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        self.all_gather(batch.sum())
+        self.log("mean", batch.mean())
+
+    def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        return batch + 0 * self.all_gather(batch).sum()
+
+    def on_validation_epoch_end(self) -> None:
+        self.all_gather(self.steps)
+
+
+def test_a_gather_in_an_evaluation_needs_all_ranks(tmp_path: Path) -> None:
+    samples, even = [DataLoader(torch.arange(float(count)), batch_size=2) for count in (6, 8)]
+    ranks = {"devices": 2, "strategy": "ddp_fork", "max_epochs": 1}
+    module = Gathers()
+    with pytest.raises(UserError, match="all_gather: some ranks have no such batch of this eval"):
+        make(tmp_path, **ranks).fit(module, even, samples)
+    assert not module.steps  # found by the check before the first step
+    run = make(tmp_path, **ranks, uneven_inputs="join")
+    run.fit(module, even, samples)
+    assert run.metrics["mean"] == 2.5
+    assert torch.cat(run.predict(module, samples)).tolist() == list(range(6))
+    make(tmp_path, **ranks).fit(module, even, even)

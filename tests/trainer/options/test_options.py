@@ -21,7 +21,7 @@ def test_the_trainer_s_keywords_are_the_fields_with_their_defaults() -> None:
 
 ONLY_FIT = {
     *("max_epochs", "max_steps", "max_time", "limit_train_batches", "overfit_batches"),
-    *("global_batch_size", "accumulate_grad_batches", "uneven_inputs", "sync_batchnorm"),
+    *("global_batch_size", "accumulate_grad_batches", "sync_batchnorm"),
     *("gradient_clip_val", "gradient_clip_algorithm", "learning_rate_scaling"),
     *("reference_batch_size", "learning_rate_warmup_steps", "nonfinite_loss", "sanity_check"),
     *("compile", "activation_checkpointing", "callbacks", "loggers", "log_every_n_steps"),

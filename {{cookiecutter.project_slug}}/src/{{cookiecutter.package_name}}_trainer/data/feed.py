@@ -23,13 +23,15 @@ class Feed:
 
     ``batches``: micro-batches per epoch; ``samples_per_step``: the effective batch size; both
     ``None`` if unknown. ``accumulate``: micro-batches per optimizer step. ``has_plan``: ``batches``
-    is exact, and the same on every rank. ``remarks``: what to print at the start.
+    is exact, and the same on every rank. ``is_even``: False if some replicas have a batch less than
+    others. ``remarks``: what to print at the start.
     """
 
     batches: int | None
     samples_per_step: int | None
     accumulate: int
     has_plan: bool = False
+    is_even: bool = True
     remarks: Sequence[str] = ()
 
     @property
@@ -84,6 +86,8 @@ class OrderedFeed(Feed):
         self._stream = randomness.Stream(order.seed) if isolate else None
         self.batches, self.accumulate = order.plan.batches, order.plan.accumulate
         self.samples_per_step = order.plan.global_batch
+        begin, end = order.plan.bounds(order.plan.batches - 1, order.plan.replicas - 1)
+        self.is_even = order.fill or begin < end
 
     def set_epoch(self, epoch: int) -> None:
         if isinstance(dataset := self._loader.dataset, KeyedDataset):

@@ -35,6 +35,8 @@ class BatchContext(NamedTuple):
     ends_step: bool = True
     """Whether the optimizers step after it, and gradients are synchronized for that."""
     ends_epoch: bool = False
+    is_even: bool = True
+    """Whether every replica has such a batch, as far as is known."""
     is_recorded: bool = False
     """Whether the values of its step are written."""
     is_training: bool = True

@@ -47,7 +47,7 @@ def evaluate(
     with _evaluating(module, strategy, recorder):
         getattr(module, f"on_{stage}_epoch_start")()
         for name, feed in feeds.items():
-            recorder.context = recorder.context._replace(loader=name)
+            recorder.context = recorder.context._replace(loader=name, is_even=feed.is_even)
             recorder.may_lack_names = True
             for batch in read(strategy, feed, 0, 0):
                 recorder.may_lack_names = not counts
@@ -66,7 +66,8 @@ def evaluate(
             if name:  # a metric object may be logged again, for the next loader
                 values |= recorder.take_epoch()
         # Of no batch: every rank counts the same, whatever its last batch was.
-        recorder.context = recorder.context._replace(loader="", samples=1, counted=1.0)
+        after = recorder.context._replace(loader="", samples=1, counted=1.0, is_even=True)
+        recorder.context = after
         if is_overridden(module, TrainingModule, f"on_{stage}_epoch_end"):
             latest |= values | recorder.epoch_values()
         getattr(module, f"on_{stage}_epoch_end")()
@@ -158,7 +159,7 @@ def predict(
     data, is_shared = strategy.data, collectives.world_size() > 1
     with _evaluating(module, strategy, recorder):
         for name, feed in feeds.items():
-            recorder.context = recorder.context._replace(loader=name)
+            recorder.context = recorder.context._replace(loader=name, is_even=feed.is_even)
             outputs, packed = [], []
             for batch in read(strategy, feed, 0, 0):
                 output = strategy.forward("predict", batch.data, batch.number)

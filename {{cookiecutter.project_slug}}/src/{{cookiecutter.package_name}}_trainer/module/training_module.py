@@ -297,8 +297,15 @@ class TrainingModule(RunProperties, Hooks, nn.Module):
             A tensor with a new first dimension of ``world_size``.
 
         Raises:
-            UserError: Shapes differ between ranks; on every rank.
+            UserError: Shapes differ between ranks; on every rank. Or some replicas have no such
+                batch of an evaluation.
         """
+        run = self.trainer_state.run
+        if run is not None and not run.recorder.context.is_even:
+            raise UserError(
+                "all_gather: some ranks have no such batch of this evaluation, and would not join: "
+                "set uneven_inputs='join', or gather in the hook at the end of the evaluation"
+            )
         shapes = collectives.gather(list(tensor.shape))
         if any(shape != shapes[0] for shape in shapes):
             known = ", ".join(f"{rank}: {tuple(shape)}" for rank, shape in enumerate(shapes))

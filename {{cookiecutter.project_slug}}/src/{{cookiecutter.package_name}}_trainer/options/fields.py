@@ -103,7 +103,9 @@ class Options:
     """Use the trainer's order of samples. False: read loaders as they are."""
     uneven_inputs: Literal["refuse", "join"] = "refuse"
     """If loaders are read as they are, and yield different numbers of batches on different ranks:
-    ``"refuse"``, or ``"join"``, so that each sample still counts once."""
+    ``"refuse"``, or ``"join"``, so that each sample still counts once. ``"join"`` also lets ranks
+    without a last batch of an evaluation repeat one that does not count, for collectives in a
+    step."""
     log_every_n_steps: PositiveInt = 50
     """Log every N optimizer steps; the first and the last are logged too."""
     record_hashes: bool | None = None

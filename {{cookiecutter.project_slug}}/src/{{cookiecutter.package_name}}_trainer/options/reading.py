@@ -24,7 +24,7 @@ _LIMITS_OF = {
 USED_IN_EVALUATION = {
     *("accelerator", "devices", "num_nodes", "auto_select_gpus", "strategy", "strategy_options"),
     *("precision", "matmul_precision", "deterministic", "cudnn_benchmark", "seed", "meta_device"),
-    *("fast_dev_run", "use_distributed_sampler", "default_root_dir", "run_name"),
+    *("fast_dev_run", "use_distributed_sampler", "uneven_inputs", "default_root_dir", "run_name"),
     "enable_progress_bar",
 }
 """Options that validate, test and predict use, beside their limits."""

@@ -293,7 +293,7 @@ def check_loaders(plan: Plan, *, validates: bool, orders: bool) -> None:
     lines, unused = list[str](), {"global_batch_size": "the training loader is read as it is"}
     if orders:
         why = "the trainer gives each rank the same number of batches of this loader"
-        unused = {"uneven_inputs": why}
+        unused = {} if validates else {"uneven_inputs": why}
     if not validates:
         why = "this fit has no validation"
         names = ("sanity_check", "val_every_n_steps", "check_val_every_n_epoch")

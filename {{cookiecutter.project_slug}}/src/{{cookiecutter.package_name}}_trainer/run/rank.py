@@ -236,12 +236,13 @@ class RankRun(Run):
     ) -> dict[str, Feed]:
         """This replica's batches of an evaluation, by name of their loader."""
         options, limit = self.plan.options, f"limit_{kind}_batches"
+        joins = options.uneven_inputs == "join"
         return {
             name: feed_evaluation(
                 loader,
                 self.share(),
                 in_global_order=options.use_distributed_sampler,
-                together=self.strategy.limits.shards_parameters,
+                together=self.strategy.limits.shards_parameters or joins,
                 limit=BatchLimit(limit, getattr(options, limit)),
             )
             for name, loader in loaders.items()

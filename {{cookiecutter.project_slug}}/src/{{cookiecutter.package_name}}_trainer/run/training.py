@@ -207,14 +207,17 @@ class _Fit:
         from ..loop.evaluation import evaluate
 
         run, module = self._run, self._module
-        if self._plan.options.overfit_batches:
+        options = self._plan.options
+        if options.overfit_batches:
             share, together = run.share(), self._plan.strategy.limits.shards_parameters
+            together |= options.uneven_inputs == "join"
             feeds = {
                 name: feed_overfit(loader, share, training=self._feed, together=together)
                 for name, loader in self._loaders.items()
             }
         else:
             feeds = run.evaluation_feeds(self._loaders, "val")
+        self._even = {name: feed.is_even for name, feed in feeds.items()}
         args = module, run.strategy, run.recorder, feeds
         return lambda: evaluate(*args, "validation", run.metrics)
 
@@ -225,6 +228,8 @@ class _Fit:
         first = partial(feed_sanity_check, share=run.share(), in_global_order=order, batches=number)
         loaders = self._loaders if options.sanity_check else {}
         feeds = {name: feed for name, data in loaders.items() if (feed := first(data)) is not None}
+        for name, feed in feeds.items():
+            feed.is_even = self._even[name]
         self._checks_all = len(feeds) == len(loaders)
         if not feeds:
             return None

@@ -122,17 +122,19 @@ def test_nothing_is_advised_where_nothing_is_wrong(tmp_path: Path, clock: Clock)
 
 
 def test_a_small_batch_is_found_by_the_profile_and_a_large_one_is_fine(tmp_path: Path) -> None:
-    fit(tmp_path / "small", Model(width=8), batch=1)
-    assert advised(tmp_path / "small") == {BATCH}
-    assert "(now 1 samples a step)" in str(examined(tmp_path / "small")[BATCH].advice)
-    fit(tmp_path / "large", Model(), batch=128)
-    assert advised(tmp_path / "large") == set()
-    trace = reading.read(tmp_path / "large").traces[0]
+    fit(tmp_path / "run", Model(width=8), batch=1)
+    run = reading.read(tmp_path / "run")
+    (trace,) = run.traces
     assert len(trace.steps) == 3
-    for step in trace.steps:
-        parts = (step.seconds[name] for name in ("compute", "data", "optimizer", "other"))
-        assert sum(parts) == pytest.approx(step.total)
-    assert min(each.seconds[name] for each in trace.steps for name in ("compute", "data")) > 0
+    assert min(step.seconds[name] for step in trace.steps for name in ("compute", "data")) > 0
+    # How long a step computes depends on what else the machine does.
+    for idle, causes in ((0.4, {BATCH}), (0.2, set())):
+        seconds = dict.fromkeys(trace.steps[0].seconds, 0.0) | {"compute": 1 - idle, "other": idle}
+        steps = [step._replace(seconds=seconds) for step in trace.steps]
+        examined = checks.check(run._replace(traces=[trace._replace(steps=steps)]))
+        advice = {check.cause: str(check.advice) for check in examined if check.advice is not None}
+        assert {*advice} == causes
+        assert "(now 1 samples a step)" in advice.get(BATCH, "(now 1 samples a step)")
 
 
 def test_a_checkpoint_in_a_recorded_step_is_no_computation(tmp_path: Path) -> None:

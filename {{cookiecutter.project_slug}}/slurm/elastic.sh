@@ -179,7 +179,7 @@ fi
 
 at_exit() { end_replacements; tidy "$requeues"; }
 trap 'signal=TERM; end_replacements' TERM
-is_told='' deadline=''
+is_told='' deadline='' next=TERM
 start_missing_agents
 while [ -n "${agents[*]}" ]; do
     pause
@@ -203,7 +203,11 @@ while [ -n "${agents[*]}" ]; do
     elif [ -n "$signal" ] || [[ $outcome != failed* ]]; then
         # The run ends. Or one rank has left and the others restart, which removes the file.
         deadline=${deadline:-$((SECONDS + SAVE_SECONDS))}
-        if [ "$SECONDS" -ge "$deadline" ]; then end_agents KILL; fi
+        if [ "$SECONDS" -ge "$deadline" ]; then
+            # Agents that SLURM has not told, as after `scancel --batch`, save first.
+            end_agents "$next"
+            next=KILL deadline=$((SECONDS + SAVE_SECONDS))
+        fi
     fi
 done
 conclude "$code"

@@ -163,17 +163,26 @@ if [ -z "${JOIN_JOB-}" ]; then
     trap 'if [ "$BASHPID" = $$ ]; then at_exit; fi' EXIT
 fi
 
-# SIGUSR1 is sent to this script only (--signal=B:…), which forwards it; SLURM sends SIGTERM to
-# every process of a job. Both are only recorded here: the ranks save, then srun returns.
+# SIGUSR1 is sent to this script only (--signal=B:…), which forwards it. SLURM sends SIGTERM to
+# every process of a job, but `scancel --batch` to this script only: ranks that still run after the
+# time to save are told. Then the ranks save, and srun returns.
 signal=
 steps=()
 hand_on() {
     echo "$run_name: SIGUSR1: the ranks are told to save"
-    signal=${signal:-USR1}
+    signal=USR1 # also after a SIGTERM to this script only
     if [ -n "${steps[*]}" ]; then kill -USR1 "${steps[@]}" 2> /dev/null; fi
 }
+note_term() {
+    signal=TERM
+    (
+        sleep "$SAVE_SECONDS"
+        echo "$run_name: SIGTERM: the ranks are told to save"
+        kill -TERM "${steps[@]}"
+    ) 2> /dev/null &
+}
 trap hand_on USR1
-trap 'signal=TERM' TERM
+trap note_term TERM
 
 # Wait until a process has ended: a trapped signal ends `wait`, but not the process.
 await() { # PID

@@ -25,7 +25,8 @@ def test_a_name(name: str | None) -> None:
 def test_a_name_that_is_refused(name: str) -> None:
     with pytest.raises(errors.ConfigurationError) as raised:
         runs.check_name(name)
-    problem = f"run_name={name!r}: use letters, digits, '.', '_' and '-', a letter or digit first"
+    rule = "use at most 128 letters, digits, '.', '_' and '-', a letter or digit first"
+    problem = f"run_name={name!r}: {rule}"
     assert raised.value.problems == [problem]
 
 

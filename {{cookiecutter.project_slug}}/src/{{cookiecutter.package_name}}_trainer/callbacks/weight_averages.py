@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..checkpoint import AVERAGE, read_all
+from ..errors import UserError
 from ..launch import output
 from ..module import Run, TrainingModule, Weights
 from .callback import Callback, check, checked
@@ -59,7 +60,19 @@ class WeightAverage(Callback):
         self._trained = {name: torch.clone(shard) for name, shard in named}
         self.weights.put(self.average)
 
+    @torch.no_grad()
     def on_validation_end(self, trainer: Run, module: TrainingModule) -> None:
+        pairs = zip(self.average.items(), self.weights.shards(self.average), strict=True)
+        changed = [name for (name, average), shard in pairs if _differs(shard, average)]
+        self._restore()
+        if changed:
+            raise UserError(
+                f"{changed[0]} was changed in a validation, in which the module has the average of "
+                f"{type(self).__name__}, and the change would be lost: change weights in "
+                "on_train_epoch_start or on_train_epoch_end"
+            )
+
+    def _restore(self) -> None:
         self.weights.put(self._trained)
         self._trained = {}
 
@@ -68,7 +81,7 @@ class WeightAverage(Callback):
 
     def on_exception(self, trainer: Run, module: TrainingModule, error: BaseException) -> None:
         if self._trained:  # a validation has failed, and the script may go on with its module
-            self.on_validation_end(trainer, module)
+            self._restore()
         self._weights = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -77,6 +90,11 @@ class WeightAverage(Callback):
     def load_stored_state(self, state: Mapping[str, Any]) -> None:
         self.average = self.weights.load(state[AVERAGE])
         self.count = int(read_all(state["count"]))
+
+
+def _differs(shard: Tensor, average: Tensor) -> bool:
+    """Whether weights are no longer the average that was put there; NaN is no difference."""
+    return bool(((shard != average.to(shard.dtype)) & ~average.isnan()).any())
 
 
 class EMA(WeightAverage):

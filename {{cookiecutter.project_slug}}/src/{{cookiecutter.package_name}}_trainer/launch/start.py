@@ -82,9 +82,10 @@ def _start_copies(node: NodeLaunch, directory: Path) -> "Iterator[subprocess.Pop
     script, file = sys.argv[0], str(getattr(sys.modules["__main__"], "__file__", ""))
     if not Path(script).is_absolute() and file.endswith(f"/{script}"):
         directory = Path(file.removesuffix(script))
+    threads = str(threads_each(node.processes))
     for local_rank in range(node.processes):
         variables = {"PYTHONBREAKPOINT": _DEBUGGER, **os.environ, **node.variables(local_rank)}
-        variables.setdefault("OMP_NUM_THREADS", str(threads_each(node.processes)))
+        variables["OMP_NUM_THREADS"] = variables.get("OMP_NUM_THREADS") or threads
         # A separate process group, so that a rank's loader workers are terminated with it. The
         # kernel would stop it when it reads the terminal.
         stdin = subprocess.DEVNULL if os.isatty(0) else None
@@ -207,7 +208,7 @@ def _run_rank(work: _Work, variables: dict[str, str], result: Path | None) -> No
     os.environ.update(variables)
     os.environ.setdefault("PYTHONBREAKPOINT", _DEBUGGER)
     if isinstance(work, Path):
-        if "OMP_NUM_THREADS" not in os.environ:
+        if not os.environ.get("OMP_NUM_THREADS"):
             torch.set_num_threads(threads_each(int(variables["LOCAL_WORLD_SIZE"])))
     else:
         # OpenMP threads do not survive a fork: a region with more than one thread would hang.

@@ -215,7 +215,11 @@ class Recorder:
 
     def _add(self, totals: dict[str, _Total], logged: _Logged) -> None:
         name, value, samples, how, synced, _ = logged
-        if name not in totals:
+        if name in totals:
+            if how != totals[name].how != getattr(how, "__name__", how):
+                before = f"reduce_fx={totals[name].how!r} before"
+                raise UserError(f"log({name!r}): reduce_fx={how!r} here, and {before}: give one")
+        else:
             how = getattr(how, "__name__", how)  # of torch.mean, sum …
             if how not in _REDUCE_FX:
                 known = nearest(str(how), _REDUCE_FX)

@@ -14,6 +14,9 @@ from ..logging.metrics import ReduceFx
 from .current_run import Manual, Run, RunFacts, RunProperties, TrainerState
 from .hooks import Hooks
 
+_POSITIONAL = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+_REST = inspect.Parameter.VAR_POSITIONAL
+
 
 class _State:
     """Sets an attribute of a module and of the training modules in it; they are read as others."""
@@ -66,10 +69,10 @@ class TrainingModule(RunProperties, Hooks, nn.Module):
                 setattr(cls, name, getattr(TrainingModule, name))
                 continue
             parameters = inspect.signature(step).parameters
-            kinds = {parameter.kind for parameter in parameters.values()}
+            kinds = [parameter.kind for parameter in parameters.values()]
             if "dataloader_idx" in parameters:
                 setattr(cls, name, _with_loader(step))
-            elif len(parameters) == 2 and kinds == {inspect.Parameter.POSITIONAL_OR_KEYWORD}:
+            elif sum(kind in _POSITIONAL for kind in kinds) == 2 and _REST not in kinds:
                 setattr(cls, name, _with_index(step))
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -222,8 +222,14 @@ def refused(
 
 
 def expand_path(name: str, value: str | os.PathLike[str]) -> str:
-    """Expand ``~`` and variables in a path; ConfigurationError, with its option, if invalid."""
-    text = os.path.expandvars(os.fspath(value))
+    """Expand ``~`` and variables in a path; ConfigurationError, with its option, if invalid.
+
+    What exists in a folder such as ``a$b`` is meant as it is.
+    """
+    text = os.fspath(value)
+    if text[:1] != "~" and os.path.lexists(text):
+        return text
+    text = os.path.expandvars(text)
     expanded = os.path.expanduser(text)  # noqa: PTH111 (Path raises if there is no such user)
     line = "" if expanded else "give a path"
     if unset := re.match(r".*\$(\w+|\{[^}]*\})", text, re.DOTALL):

@@ -81,6 +81,7 @@ _CHECKS: Mapping[str, Callable[[str], str | None]] = {
     reports.PARENT: _of_process,
     reports.RANK_PROCESS: _of_process,
     _INTERFACES: _problem_of_interfaces,
+    "OMP_NUM_THREADS": _checked(r"\s*[1-9]\d*\s*(,\s*[1-9]\d*\s*)*", "give a number from 1 on"),
 }
 KNOWN = {
     *(name for name in (*_CHECKS, *registry.variables) if name.startswith(_PREFIX)),

@@ -247,6 +247,7 @@ class _Fit:
         start_fresh(self._plan.callbacks)
         for call in loop.fit.calls.on_fit_start:
             call()
+        self._module.trainer_state = self._module.trainer_state  # of modules that a hook has added
         self._console.note(*chosen.remarks, *loop.fit.feed.remarks)
         if chosen.checkpoint is not None:
             from ..loop import resuming

@@ -36,8 +36,7 @@ from .strategies import registry
 if TYPE_CHECKING:
     from .run.commands import Evaluation
 
-Command = partial[Any]
-"""A function of a :class:`~.run.rank.RankRun`, with the user's arguments."""
+Command = partial[Any]  # a function of a :class:`~.run.rank.RankRun`, with the user's arguments
 
 _RUNNING = threading.Lock()  # seeds, signals and process groups are the process's
 
@@ -72,8 +71,7 @@ class Trainer(current_run.RunProperties, current_run.OptionNames):
 
     @accepts_options(Options)
     def __init__(self, options: Options, problems: Problems) -> None:
-        # Not checks: the checks below read the variables that this leaves.
-        drop_inherited_variables()
+        drop_inherited_variables()  # no check: those below read the variables that this leaves
         environment.warn()
         self._plan = plan.make(options, problems)
         self._last = RunResult()

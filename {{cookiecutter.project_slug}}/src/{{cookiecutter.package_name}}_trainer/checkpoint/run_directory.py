@@ -106,7 +106,6 @@ def _written(directory: Path, with_records: bool) -> list[Path]:
 
 
 def step_name(step: int) -> str:
-    """Name of the directory of a step's checkpoint."""
     return f"{PREFIX}{step:08d}"
 
 

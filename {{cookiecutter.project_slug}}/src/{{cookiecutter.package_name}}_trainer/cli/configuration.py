@@ -48,8 +48,6 @@ foreign.load()
 
 @dataclass(frozen=True)
 class Work:
-    """The objects that a command works on."""
-
     trainer: Trainer
     model: TrainingModule
     data: DataModule | None

@@ -37,8 +37,7 @@ class BatchLimit:
         return limited * accumulate
 
 
-ALL = BatchLimit("", 1.0)
-"""No limit."""
+ALL = BatchLimit("", 1.0)  # no limit
 _UNUSED = "the training loader's generator is not used: seed draws the samples of each epoch"
 _IN_ORDER = "in_order=False is not used: batches are read in the order that seed draws"
 

@@ -82,8 +82,7 @@ def seed_sample(seed: int) -> None:
 @contextlib.contextmanager
 def deterministic_algorithms(is_wanted: bool) -> Iterator[None]:
     """Use deterministic kernels in this context, if wanted; operations without one raise errors."""
-    # Calling torch's function at all imports its compiler, which takes two seconds.
-    if not is_wanted:
+    if not is_wanted:  # calling torch's function imports its compiler, which takes two seconds
         yield
         return
     # Before the first use of cuBLAS: https://docs.nvidia.com/cuda/cublas/#results-reproducibility
@@ -108,7 +107,6 @@ class Snapshot:
 
     @classmethod
     def of(cls, state: State) -> "Snapshot":
-        """Read a result of :meth:`state`."""
         self = cls()
         self._torch, gauss = state["torch"], state["python_gauss"].tolist()
         version, *words = state["python"].tolist()

@@ -15,8 +15,7 @@ from ..module import DataHooks, DataModule, Loader, TrainingModule
 from ..module.hooks import is_overridden, problems_of_names, problems_of_signatures
 
 Data = DataModule | Loader | Mapping[str, Loader] | None
-LoadersByName = Mapping[str, Loader]
-"""Loaders of an evaluation; a single one has the name ``""``."""
+LoadersByName = Mapping[str, Loader]  # of an evaluation; a single one has the name ``""``
 _Evaluation = Literal["val", "test", "predict"]
 _MOST_WORKERS = 64  # for each core: workers that wait for a network may be many more than cores
 _STEPS = {"val": "validation_step", "test": "test_step", "predict": "predict_step"}

@@ -27,11 +27,7 @@ _FIRST_RESERVED_STEP = 0xFFFFFFF0
 
 @dataclass(frozen=True)
 class Layout:
-    """The rank of this process, and the number of processes and nodes.
-
-    ``launch_id``: identifies a launch on all its ranks; may be empty. ``main_port`` 0: rank 0
-    selects a port and publishes it in a file with ``launch_id`` in its name.
-    """
+    """The rank of this process, and the number of processes and nodes."""
 
     rank: int = 0
     local_rank: int = 0
@@ -40,9 +36,9 @@ class Layout:
     node_rank: int = 0
     num_nodes: int = 1
     main_address: str = "127.0.0.1"
-    main_port: int = 0
+    main_port: int = 0  # 0: rank 0 selects one, and publishes it in a file named by ``launch_id``
     source: str = "none"
-    launch_id: str = ""
+    launch_id: str = ""  # identifies a launch on all its ranks, if it is not empty
 
     @property
     def is_main(self) -> bool:

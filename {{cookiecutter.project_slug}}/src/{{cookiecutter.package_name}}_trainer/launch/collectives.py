@@ -99,7 +99,6 @@ def gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
 
 
 def barrier() -> None:
-    """Wait for all ranks."""
     # All-reduce a CPU tensor instead of calling dist.barrier(), which selects a device itself.
     all_reduce(torch.zeros(1))
 

@@ -85,7 +85,6 @@ class HangTimer:
             faulthandler.cancel_dump_traceback_later()
 
     def disarm(self) -> None:
-        """Undo :meth:`arm`."""
         self.pause()
         if self._file is None:
             return
@@ -108,8 +107,7 @@ def limited(seconds: float) -> Iterator[None]:
         faulthandler.cancel_dump_traceback_later()
 
 
-timer = HangTimer()
-"""The timer of this process."""
+timer = HangTimer()  # of this process
 
 
 def request(process: int, path: Path) -> str:

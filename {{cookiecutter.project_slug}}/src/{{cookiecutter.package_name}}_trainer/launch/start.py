@@ -228,8 +228,7 @@ def _run_rank(work: _Work, variables: dict[str, str], result: Path | None) -> No
     except KeyboardInterrupt:
         sys.exit(signals.INTERRUPTED_CODE)
     except BaseException:
-        # The failure report is written; multiprocessing would print the error a second time.
-        sys.exit(1)
+        sys.exit(1)  # it is reported; multiprocessing would print the error a second time
 
 
 def _keep_error(directory: Path, error: BaseException, rank: int) -> None:

@@ -35,14 +35,11 @@ class Rank(Protocol):
 
 @dataclass(frozen=True)
 class NodeLaunch:
-    """The ranks that a launcher starts on this node.
-
-    ``directory``: of reports, and of the store if there is one node; ``layout``: of the nodes.
-    """
+    """The ranks that a launcher starts on this node."""
 
     processes: int
-    directory: Path
-    layout: Layout = field(default_factory=Layout)
+    directory: Path  # of reports, and of the store if there is one node
+    layout: Layout = field(default_factory=Layout)  # of the nodes
 
     def variables(self, local_rank: int) -> dict[str, str]:
         """Environment variables of a rank, named as torchrun names them."""
@@ -61,8 +58,7 @@ class NodeLaunch:
             "TORCHELASTIC_USE_AGENT_STORE": "False",
             # A set of names has one order on all ranks: list(set(labels)) numbers classes.
             "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),
-            # The launcher's own override is not meant for its ranks.
-            cluster.OVERRIDE: "environment",
+            cluster.OVERRIDE: "environment",  # the launcher's own is not meant for its ranks
             reports.DIRECTORY: str(self.directory),
             reports.PARENT: str(os.getpid()),
             reports.RANK_PROCESS: "",  # each rank's own

@@ -164,8 +164,7 @@ class NonfinitePolicy:
             self._losses = LossRecord(strategy.device, position, block)
         self.note_loss = self._losses.note if self._losses is not None else None
         """Records a loss without synchronization; ``None`` if losses are not checked."""
-        self.needs_norm = self._policy == "skip" and self._scaler is None
-        """Whether :meth:`skips` needs the norm of the gradients in each step."""
+        self.needs_norm = self._policy == "skip" and self._scaler is None  # in each step, for skips
         self._skipped = self._skipped_in_a_row = self._checked_at = 0
 
     def skips(self, norm: Tensor | None) -> bool:

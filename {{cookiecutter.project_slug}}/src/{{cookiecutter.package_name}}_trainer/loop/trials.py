@@ -28,8 +28,7 @@ from .parts import read
 _SMOOTHING = 0.8
 _DIVERGED = 3.0  # times the first loss that it has grown by
 _LEAST = 1e-6  # part of the first loss by which it must fall in a step
-# Messages of CPU, CUDA, cuBLAS and cuDNN errors that are plain RuntimeErrors.
-_MEMORY_MESSAGES = (
+_MEMORY_MESSAGES = (  # messages of CPU, CUDA, cuBLAS and cuDNN errors that are plain RuntimeErrors
     "DefaultCPUAllocator: can't allocate memory",
     "DefaultCPUAllocator: not enough memory",
     "CUDA out of memory",

@@ -138,8 +138,6 @@ class _Fit:
             raise
         self._console.end(loop, self._directory)
 
-    # --- the loop ------------------------------------------------------------------------------
-
     def _make_loop(self) -> FitLoop:
         options = self._plan.options
         fit = self._set_up()
@@ -233,8 +231,6 @@ class _Fit:
         args = self._module, run.strategy, run.recorder, feeds
         return lambda: check_validation(*args, run.metrics)
 
-    # --- the start -----------------------------------------------------------------------------
-
     def _start(self, loop: FitLoop) -> None:
         """Resume, write records, and print what the run will do."""
         run, chosen, layout = self._run, self._chosen, self._plan.layout
@@ -325,8 +321,6 @@ class _Fit:
         if (kept := self._directory / run_directory.OVERWRITTEN).is_dir():
             shown = self._plan.shown(kept)
             self._console.note(f"the run that was there is in {shown} until a checkpoint is saved")
-
-    # --- the end -------------------------------------------------------------------------------
 
     def _run_until_interrupted(self, loop: FitLoop) -> None:
         """Run the loop; Ctrl-C ends it with the command to resume."""

@@ -20,10 +20,8 @@ from ..optimizers import Optimization
 _LEAVES = -1  # what a worker sends instead of a signal when it ends as intended
 MOST_TO_MEET = timedelta(days=1)  # workers meet when the slowest has made its steps of the epoch
 
-Gradients = Sequence[Tensor | None]
-"""Of each parameter; ``None`` if it was not used."""
-Clipping = tuple[float, float]
-"""Bound of a gradient's norm, and of its values; 0 does not clip."""
+Gradients = Sequence[Tensor | None]  # of each parameter; ``None`` if it was not used
+Clipping = tuple[float, float]  # bounds of a gradient's norm, and of its values; 0 does not clip
 
 
 class Server:
@@ -113,7 +111,6 @@ class Server:
             thread.start()
 
     def leave(self) -> None:
-        """Wait until all workers have left."""
         for thread in self._threads:
             thread.join(self._timeout)
 

@@ -375,7 +375,6 @@ class DeepSpeed(ProcessGroupStrategy):
 
     @property
     def one_bit_adam(self) -> OneBitAdam | None:
-        """The optimizer, if it is 1-bit Adam."""
         optimizer = self.engine.basic_optimizer if self.engine is not None else None
         return optimizer if isinstance(optimizer, OneBitAdam) else None
 

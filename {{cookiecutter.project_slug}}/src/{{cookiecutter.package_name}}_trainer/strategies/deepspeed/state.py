@@ -205,7 +205,6 @@ class ShardedState:
         self._aliases = {name: first[id(parameter)] for name, parameter in named}
 
     def state(self) -> dict[str, Any]:
-        """State in the form of ``Strategy.state``."""
         model, groups = self._weights(), named_groups(self._optimizer.param_groups, self._groups)
         return {"model": model, "optimizers": [{"state": self._values(), "param_groups": groups}]}
 
@@ -242,7 +241,6 @@ class ShardedState:
                 yield name, shard
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Load a state of any strategy."""
         if isinstance(self._slices, ParameterSlices):
             self._load_parts(state["model"], self._slices)
         else:

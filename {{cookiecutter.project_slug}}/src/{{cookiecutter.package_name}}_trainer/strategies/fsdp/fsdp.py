@@ -172,7 +172,6 @@ class FSDP(ProcessGroupStrategy):
         self._guard = WeightGuard(whole=map(id, self.whole_parameters()))
 
     def shard_units(self, module: TrainingModule) -> None:
-        """Choose units, and shard them."""
         if self.parameter_dtype is None:
             self.half, self.precision.dtype = self.precision.dtype, None  # without autocast
         # A backward inside a step reshards the root unit, which later operations may still use.

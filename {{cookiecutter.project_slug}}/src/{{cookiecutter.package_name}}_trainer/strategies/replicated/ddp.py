@@ -122,7 +122,6 @@ class DDP(ProcessGroupStrategy):
         return memory(sizes, work=work, step=step, buckets=buckets)
 
     def wrap(self, module: StepModule) -> DistributedDataParallel:
-        """Wrap the module in torch's DDP."""
         # Without device_ids: with them, DDP would traverse each batch, which is already on the
         # device, and fail on types that cannot be rebuilt from their items, such as defaultdict.
         wrapped = DistributedDataParallel(

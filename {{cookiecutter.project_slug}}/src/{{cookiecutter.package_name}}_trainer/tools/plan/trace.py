@@ -120,7 +120,6 @@ class Live(TorchDispatchMode):
             yield
 
     def begin(self) -> None:
-        """Forget moments."""
         self.moments = {}
         self._note()
 
@@ -206,8 +205,7 @@ _ANSWERS: dict[Any, Any] = {
 
 
 def _deepcopy(tensor: Tensor, memo: dict[int, Tensor]) -> Tensor:
-    # torch's own sets a storage, which corrupts memory if it is fake.
-    copy = tensor.detach().clone()
+    copy = tensor.detach().clone()  # torch's own sets a storage: if fake, it corrupts memory
     copy = nn.Parameter(copy) if isinstance(tensor, nn.Parameter) else copy
     memo[id(tensor)] = copy.requires_grad_(tensor.requires_grad)
     return copy

@@ -46,13 +46,11 @@ _ON_GPU = {
 _STEP = r"user_annotation/ProfilerStep#\d+$"
 _WAIT = r"\w*/(cuda|hip)(Stream|Device|Event)Synchronize"
 _KNOWN = ("data", "copy", "compute", "communication", "optimizer", "checkpoint", "validation")
-CATEGORIES = (*_KNOWN, "other")
-"""``other``: the rest; Python, the launch of kernels, and waiting."""
+CATEGORIES = (*_KNOWN, "other")  # ``other``: the rest; Python, the launch of kernels, and waiting
 _MOMENTS = 1_000_000  # of a step
 _MOST_BYTES, _MOST_WORK = 2**27, 10**8  # of a trace; steps times spans
 
-Span = tuple[float, float]
-"""Begin and end in microseconds."""
+Span = tuple[float, float]  # begin and end in microseconds
 
 
 class Step(NamedTuple):

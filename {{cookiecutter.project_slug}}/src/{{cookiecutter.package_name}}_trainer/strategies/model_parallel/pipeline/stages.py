@@ -41,16 +41,11 @@ Compute = Callable[[tuple[Any, ...]], Any]
 
 @dataclass(frozen=True)
 class Step:
-    """The user's step on a micro-batch."""
-
-    run: Callable[[], Any]
-    """Returns, in training, what to call backward on."""
+    run: Callable[[], Any]  # returns, in training, what to call backward on
     seed: int | None = None
     """Seed of its random numbers before ``sequential_module``; ``None``: not seeded."""
-    samples: float | None = None
-    """What it counts; ``None``: what the batch does."""
-    checkpointed: bool = False
-    """Whether stages recompute their activations."""
+    samples: float | None = None  # what it counts; ``None``: what the batch does
+    checkpointed: bool = False  # stages recompute their activations
 
 
 class _Reached(BaseException):
@@ -77,7 +72,6 @@ class Boundary:
         vars(self._sequential)["forward"] = self._forward
 
     def close(self) -> None:
-        """Restore the module."""
         vars(self._sequential).pop("forward", None)
 
     def _forward(self, *inputs: Any) -> Any:

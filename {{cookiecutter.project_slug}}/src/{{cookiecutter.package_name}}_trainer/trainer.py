@@ -43,16 +43,13 @@ _RUNNING = threading.Lock()  # seeds, signals and process groups are the process
 
 @dataclass(frozen=True)
 class RunResult:
-    """The result of a run.
+    """The result of a run."""
 
-    ``value``: what its command returns; ``weights``: the module's, if another process trained it.
-    """
-
-    value: Any = None
+    value: Any = None  # what its command returns
     position: Position = field(default_factory=Position)
     metrics: dict[str, float] = field(default_factory=dict)
     run_directory: Path | None = None
-    weights: Mapping[str, Any] | None = None
+    weights: Mapping[str, Any] | None = None  # the module's, if another process trained it
 
 
 class Trainer(current_run.RunProperties, current_run.OptionNames):

@@ -51,8 +51,7 @@ class Checkpoints:
             timeout = datetime.timedelta(seconds=collectives.timeout_seconds)
             self._group = dist.new_group(backend="gloo", timeout=timeout)
         folder.parent.mkdir(parents=True, exist_ok=True)  # so that a save finds its removal
-        # Here, not before each save: another rank may have started to write by then.
-        if collectives.rank() == 0:
+        if collectives.rank() == 0:  # now, not in a save, in which another rank may write already
             left = (folder.glob(f".{PREFIX}*"), folder.parent.glob(files.TEMPORARY))
             for path in itertools.chain(*left):  # by an attempt that was killed
                 _discard(path)

@@ -19,8 +19,7 @@ from ..options.reading import SEEDED
 State = dict[str, Tensor]
 OWN_SEEDS = {0}  # that were set here, and the default
 _ROUNDS = 6  # of the network of a permutation
-# Mixes bits (Steele, Lea and Flood 2014).
-_SPLIT_MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
+_SPLIT_MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))  # mixes bits (Steele et al. 2014)
 
 
 def mix(*parts: int) -> int:

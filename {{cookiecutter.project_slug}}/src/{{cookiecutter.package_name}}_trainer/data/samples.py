@@ -21,8 +21,7 @@ from ..module import TrainingModule, hooks
 from .moving import items_of, leaves, mapped
 from .sampling import MicroBatch, Share
 
-MOST_AHEAD = 8
-"""Batches that ranks agree on at once, or one step; they are read before the first is used."""
+MOST_AHEAD = 8  # batches that ranks agree on at once, or one step, before the first is used
 _Path = tuple[Any, ...]
 _OVERRIDE = "override count_samples in the module, to say how many samples it has"
 _LABELS = {"y", "label", "labels", "target", "targets"}

@@ -18,8 +18,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, Sequen
 
 from . import randomness
 
-# Above it, the order of an epoch is computed batch by batch instead of being held.
-MOST_HELD = 2**20
+MOST_HELD = 2**20  # above it, an epoch's order is computed batch by batch instead of being held
 _COMPUTED_AT_ONCE = 4096
 _MOST_ITEMS = 100  # of a list or dict of components; a longer one contains samples
 _DRAWING = (RandomSampler, torch_data.SubsetRandomSampler, torch_data.WeightedRandomSampler)
@@ -297,7 +296,6 @@ def needs_keys(loader: DataLoader[Any]) -> bool:
 
 
 def _has_getitems(dataset: Dataset[Any]) -> bool:
-    # It always has the method, and calls that of its dataset.
-    while isinstance(dataset, torch_data.Subset):
+    while isinstance(dataset, torch_data.Subset):  # which always has the method, of its dataset
         dataset = dataset.dataset
     return hasattr(dataset, "__getitems__")

@@ -142,10 +142,9 @@ def _check_loader(loader: Any, source: str) -> None:
         raise UserError(f"{source} {kind}, which is not an iterable of batches: {advice}")
     workers, cores = getattr(loader, "num_workers", 0), os.cpu_count() or 1
     if isinstance(workers, int) and workers > _MOST_WORKERS * cores:
-        raise UserError(
-            f"{source} a loader with num_workers={workers}: each is a process, and this machine "
-            f"has {cores} cores; give at most {_MOST_WORKERS * cores}"
-        )
+        why = f"each is a process, and this machine has {cores} cores"
+        advice = f"give at most {_MOST_WORKERS * cores}"
+        raise UserError(f"{source} a loader with num_workers={workers}: {why}; {advice}")
 
 
 def _check_repeats(loader: Any, source: str) -> None:

@@ -68,14 +68,13 @@ class Source:
     """A kind of launch from which a layout can be read, tried in ascending ``precedence``.
 
     Launchers whose daemons start the ranks come before srun, whose variables their ranks inherit in
-    a SLURM job. ``read`` returns ``None`` if this launch has not started the process; it is asked
-    only where all ``variables`` are set. ``appended``: words added to each command line.
+    a SLURM job. ``appended``: words added to each command line.
     """
 
     name: str
     precedence: int
-    read: Callable[[Environment], Layout | None]
-    variables: Collection[str] = ()
+    read: Callable[[Environment], Layout | None]  # ``None``: it has not started this process
+    variables: Collection[str] = ()  # it is asked only where all are set
     appended: Callable[[Environment], Sequence[str]] = lambda environment: ()
 
 

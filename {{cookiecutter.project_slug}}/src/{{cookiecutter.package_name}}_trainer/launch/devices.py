@@ -22,8 +22,7 @@ if torch.version.cuda and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
 
 Accelerator = str  # ``"cpu"``, ``"cuda"``, or the name of a :class:`Hardware`
 _ACCELERATORS = ("auto", "cpu", "gpu", "cuda")
-# A mistyped number must not start that many processes; no node has more GPUs or cores.
-_MOST_DEVICES = 1024
+_MOST_DEVICES = 1024  # a mistyped number must not start more processes; no node has more devices
 _DRIVER = Path("/proc/driver/nvidia/gpus")
 _DEVICES = Path("/dev")
 

@@ -94,8 +94,7 @@ class Watcher:
             previous[signal.SIGTTOU] = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
             previous[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, self._suspend)
         try:
-            # A SIGINT during the start is forwarded afterward.
-            with signals.block_sigint_in_children(self._method):
+            with signals.block_sigint_in_children(self._method):  # SIGINT is forwarded later
                 first = self._node.layout.node_rank * self._node.processes
                 self._ranks.update(enumerate(self._start(), first))
                 previous |= {number: signal.signal(number, self._forward) for number in forwarded}
@@ -149,8 +148,7 @@ class Watcher:
                 return Failure(-1, signals.INTERRUPTED_CODE, message, interrupted=report)
             if ended_by is not None:
                 return Failure(-1, 128 + ended_by, f"ended by {signal.Signals(ended_by).name}")
-        # Give peers that fail for the same reason a moment to write their reports.
-        self._wait_all(seconds=0.5)
+        self._wait_all(seconds=0.5)  # peers that fail for the same reason may still write reports
         return self._first_failure()
 
     def _ended_by(self) -> int | None:

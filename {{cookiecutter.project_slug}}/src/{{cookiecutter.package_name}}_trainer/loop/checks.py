@@ -26,8 +26,7 @@ from .position import Position
 # Consecutive skipped steps after which a fit ends: about as many as with a gradient scaler, whose
 # scale starts at 65536; this is fairseq's --min-loss-scale.
 _MOST_SKIPPED, _SMALLEST_SCALE = 30, 1e-4
-# Losses to collect before they are checked together: one or two kernels per loss instead of ten.
-_BLOCK = 64
+_BLOCK = 64  # losses that are checked together: one or two kernels per loss instead of ten
 
 
 def trained_in_eval_mode(module: TrainingModule, optimization: Optimization) -> list[str]:

@@ -109,8 +109,7 @@ class FitLoop(AbstractContextManager["FitLoop"]):
                 self._is_logged(position.global_step) or outputs.last_values
             ):  # the last step of a fit that was stopped
                 outputs.last_values = self._step_values()
-            # Saved before: a run that resumes from here must not know that training ended here.
-            self._save_once()
+            self._save_once()  # first: a resume from here must not know that training ended here
             epoch, position.epoch = position.epoch, position.last_epoch
             self._write_last_values()
             self._validate_once()

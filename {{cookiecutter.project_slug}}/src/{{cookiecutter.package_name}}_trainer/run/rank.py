@@ -59,8 +59,7 @@ class RankRun(Run):
         # The first compile of a rank may take so much longer than that of its peers.
         collectives.compile_seconds = 3600.0 if plan.options.compile else 0.0
         strategy.connect(plan.layout, plan.devices, precision)
-        # Each rank draws its own dropout masks, unless it computes the same as another one.
-        data = strategy.data
+        data = strategy.data  # ranks that compute the same draw the same dropout masks
         randomness.seed_generators(randomness.mix(self.seed, data.random_rank))
         self.recorder = Recorder(
             strategy.reduce,

@@ -290,8 +290,7 @@ class Strategy:
     def state(self, optimization: Optimization | None) -> dict[str, Any]:
         """State of model and optimizers by parameter name: the same form with every strategy."""
         model = dict(self.module.state_dict())
-        # After it: an engine may have gathered parameters until then.
-        names = parameter_names(self.module)
+        names = parameter_names(self.module)  # after it: an engine may have gathered them
         optimizers = optimization.optimizers if optimization else []
         return {"model": model, "optimizers": [optimizer_state(opt, names) for opt in optimizers]}
 

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-# Of a process on CPUs, in a step of any model; a GPU's context and allocator are in plan's margin.
-_PROCESS = 16 * 2**20
+_PROCESS = 16 * 2**20  # of a process on CPUs in any step; GPUs' context is in plan's margin
 Mark = Literal["measured", "derived", "unverified"]
 """``measured``: traced, a step of the strategy's own class; ``derived``: computed from a trace of
 one process, by a formula that benchmarks have confirmed; ``unverified``: by another formula."""

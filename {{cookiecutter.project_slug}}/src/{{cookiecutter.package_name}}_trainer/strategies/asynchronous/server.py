@@ -42,8 +42,7 @@ class Server:
         self._computing: dict[int, int] = {}  # by worker that computes: the version of its weights
         self._waiting: dict[int, Gradients] = {}  # by worker that waits for a step
         self._started = [0] * workers  # number of steps that each worker has started
-        self._signal = self._last = 0
-        """The signal on which all workers stop, and after which of their steps."""
+        self._signal = self._last = 0  # on which all workers stop, and after which of their steps
         self._changed = threading.Condition()
         self._threads: list[threading.Thread] = []
 

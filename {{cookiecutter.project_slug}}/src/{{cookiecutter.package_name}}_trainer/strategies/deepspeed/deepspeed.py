@@ -402,8 +402,7 @@ class DeepSpeed(ProcessGroupStrategy):
             for name in ("slices", "_unused", "_step_module"):  # they have hooks of the engine
                 self.__dict__.pop(name, None)
         del engine
-        # It is part of reference cycles, and would keep the group and gloo's threads alive.
-        gc.collect()
+        gc.collect()  # else reference cycles keep the group and gloo's threads alive
         super().teardown()
         process.forget_process_group()
 

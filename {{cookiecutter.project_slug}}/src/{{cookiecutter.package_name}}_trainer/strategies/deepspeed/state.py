@@ -28,15 +28,12 @@ _STEPS = "step"  # Adam's step count; may be a tensor
 
 @dataclass(frozen=True)
 class Slice:
-    """The position of a part of a parameter, of ``length`` elements, perhaps none.
+    """The position of a part of a parameter."""
 
-    It begins at ``start`` in ``flat``, which the optimizer steps, and ``offset`` in the parameter.
-    """
-
-    flat: Tensor
-    start: int
-    offset: int
-    length: int
+    flat: Tensor  # which the optimizer steps
+    start: int  # in ``flat``
+    offset: int  # in the parameter
+    length: int  # number of elements, perhaps none
 
     def within(self, tensor: Tensor) -> Tensor:
         """The part, in a tensor with the shape of ``flat``."""

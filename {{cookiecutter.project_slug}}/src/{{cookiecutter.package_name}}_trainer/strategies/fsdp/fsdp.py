@@ -78,8 +78,7 @@ class FSDP(ProcessGroupStrategy):
     _step_module: Any = None
     roots: Sequence[nn.Module] = ()
     whole_blocks: bool | None = None  # default: on GPUs
-    half: torch.dtype | None = None
-    """The data type in which units compute without autocast, if it is not their parameters'."""
+    half: torch.dtype | None = None  # in which units compute without autocast, if it is another
     _synchronizes = True  # the default of units
 
     def __init__(

@@ -37,8 +37,7 @@ from . import styles
 DIMENSIONS = ("data", "shard", "tensor")
 ATTRIBUTE = "parallelize_plan"
 _Layouts = Iterable[Placement | None]
-# Relative difference of the norms of equal gradients; not 0: a GPU's kernel may sum in any order.
-_TOLERANCE = 1e-2
+_TOLERANCE = 1e-2  # relative, of norms of equal gradients: a GPU's kernel may sum in any order
 _ACTIVATIONS = (  # styles that shard activations, and no parameters
     PrepareModuleInput,
     PrepareModuleOutput,

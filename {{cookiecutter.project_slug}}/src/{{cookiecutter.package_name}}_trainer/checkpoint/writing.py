@@ -43,7 +43,7 @@ class Checkpoints:
         self._directory, self._lock, self._keep = folder, lock or RunLock(), max(keep, 2)
         self._executor = ThreadPoolExecutor(1, "checkpoint") if asynchronous else None
         self._pending: Future[None] | None = None
-        self._memory = torch.empty(0, dtype=torch.uint8)  # of the copies
+        self._memory = torch.empty(0, dtype=torch.uint8)  # of copies; pinned if one is of a GPU
         self._is_pinned = False
         self._group: dist.ProcessGroup | None = None
         if asynchronous and collectives.is_active():

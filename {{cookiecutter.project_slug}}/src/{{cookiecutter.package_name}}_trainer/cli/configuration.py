@@ -34,7 +34,7 @@ COMMANDS = {
 }
 BASES: dict[str, type] = {"model": TrainingModule, "data": DataModule}
 _WITH_CHECKPOINT = ("validate", "test", "predict")
-_OF_ONE_RUN = ("run_name", "resume", "overwrite")  # what is recorded starts a new run
+_OF_ONE_RUN = ("run_name", "resume", "overwrite")  # not recorded, to start a new run
 _HELP = ("-h", "--help", "--model.help", "--data.help")
 _UNCHECKED = "unchecked"
 _AUTO = (

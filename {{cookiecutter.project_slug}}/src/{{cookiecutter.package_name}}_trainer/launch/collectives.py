@@ -14,7 +14,7 @@ from torch import Tensor
 How = Literal["mean", "sum", "min", "max"]
 # Backends of the process group: our variable takes precedence; the second is Lightning's.
 BACKENDS = ("TRAINER_BACKEND", "PL_TORCH_DISTRIBUTED_BACKEND")
-timeout_seconds = 600.0  # of the latest process group: collectives fail on peers of a lost rank
+timeout_seconds = 600.0  # of the latest process group: if a rank does not join, its peers fail
 compile_seconds = 0.0  # how long peers wait for a rank that compiles, beside it
 
 

@@ -84,7 +84,7 @@ class _Logged(NamedTuple):
     samples: float | None  # ``None``: it counts in no reduction, as of a padding batch
     how: ReduceFx
     synced: bool
-    version: int = -1  # of no copy: it is not shown if it was changed since, as by ``loss += 1``
+    version: int = -1  # of a value that is no copy: not shown if changed since (``loss += 1``)
 
 
 class Recorder:
@@ -111,7 +111,7 @@ class Recorder:
         self._steps: dict[str, _Total] = {}  # of the epoch too: values logged without ``on_epoch``
         self.metrics: dict[str, Any] = {}  # the objects logged since they were last computed
         self._checked: set[str] = set()  # names of metric objects that are known to compute numbers
-        self._of_training: dict[int, str] = {}  # their names by ``id``, in an evaluation
+        self._of_training: dict[int, str] = {}  # names of training's by ``id``, in an evaluation
         self._is_noted = False
         self.may_lack_names = not counts  # it may log less than others, as without a batch
 

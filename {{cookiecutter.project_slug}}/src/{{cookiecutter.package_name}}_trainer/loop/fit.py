@@ -76,7 +76,7 @@ class FitLoop(AbstractContextManager["FitLoop"]):
         self._speed = speed_of(fit)
         self._last_factor = 1.0  # factor of the learning rates in the last step
         self._gradient_norm: Tensor | None = None  # of the last step, if it was computed
-        self._last_rates: list[float | Tensor | None] = []  # of the last step, if they may differ
+        self._last_rates: list[float | Tensor | None] = []  # stepped with last, if changed since
         self._has_gradients = False
         self._parameters: list[Tensor] = []  # of the module; an engine's optimizers have others
         parts = (fit.strategy, fit.optimization)

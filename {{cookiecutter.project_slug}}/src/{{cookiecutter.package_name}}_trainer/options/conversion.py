@@ -17,7 +17,7 @@ from jsonargparse import ArgumentParser, Namespace
 from ..errors import ConfigurationError, Problems
 from . import values
 
-_REASON = re.compile(  # what it says of a class, a dataclass or a callable that is an argument
+_REASON = re.compile(  # what jsonargparse says of a class, dataclass or callable argument
     r"(Problem with given|expects a function|does not accept|(?<=\")value\.).*?(?=\. Got|\n *- |$)",
     re.DOTALL,
 )

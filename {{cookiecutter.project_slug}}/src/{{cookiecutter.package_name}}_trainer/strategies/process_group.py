@@ -64,7 +64,7 @@ class ProcessGroupStrategy(Strategy):
 
     limits: Limits = Limits()
     same_use: SameUse | None = None  # compares what ranks use, if their collectives depend on it
-    averaged: GradientAverage | None = None  # of what no engine averages
+    averaged: GradientAverage | None = None  # averages gradients that no engine does
     engine_groups: EngineGroups | None = None  # of the optimizers, if the strategy took them over
     wrapped: Any = None  # an engine's wrapper of a module, whose ``no_sync`` accumulates gradients
     layout: Layout

@@ -49,7 +49,7 @@ class Trace(NamedTuple):
     base: memory.Sizes
     doubled: memory.Sizes
     asked: Sequence[str]  # operators that waited for values
-    rates: Sequence[float]  # of learning of the optimizers
+    rates: Sequence[float]  # learning rates of the optimizers
     elements: int  # of all parameters
 
 

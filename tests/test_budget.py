@@ -15,36 +15,36 @@ PACKAGE = TEMPLATE / "src" / "{{cookiecutter.package_name}}"
 TRAINER = PACKAGE.with_name(f"{PACKAGE.name}_trainer")
 LINES = {
     "__init__.py": 40,
-    "callbacks": 835,
-    "checkpoint": 1675,
-    "cli": 1191,
-    "data": 2033,
+    "callbacks": 834,
+    "checkpoint": 1643,
+    "cli": 1182,
+    "data": 1997,
     "errors.py": 189,
-    "launch": 2836,
-    "legacy": 599,
-    "logging": 1530,
-    "loop": 2459,
-    "memory": 301,
-    "module": 836,
-    "options": 1101,
-    "run": 1941,
-    "strategies/*.py": 2511,
-    "strategies/asynchronous": 417,
-    "strategies/deepspeed": 1663,
+    "launch": 2793,
+    "legacy": 592,
+    "logging": 1495,
+    "loop": 2431,
+    "memory": 299,
+    "module": 832,
+    "options": 1096,
+    "run": 1917,
+    "strategies/*.py": 2459,
+    "strategies/asynchronous": 413,
+    "strategies/deepspeed": 1646,
     "strategies/fairscale": 255,
-    "strategies/fsdp": 761,
-    "strategies/gradients": 481,
+    "strategies/fsdp": 759,
+    "strategies/gradients": 479,
     "strategies/horovod": 200,
-    "strategies/model_parallel": 1855,
-    "strategies/replicated": 587,
+    "strategies/model_parallel": 1836,
+    "strategies/replicated": 582,
     "strategies/xla": 261,
     "tools/__init__.py": 6,
-    "tools/doctor": 676,
+    "tools/doctor": 675,
     "tools/isolated.py": 73,
-    "tools/plan": 755,
-    "tools/report": 580,
-    "tools/reproduce": 405,
-    "trainer.py": 386,
+    "tools/plan": 746,
+    "tools/report": 565,
+    "tools/reproduce": 403,
+    "trainer.py": 381,
 }
 # How far below its limit a folder may be, before the limit is to be lowered.
 SLACK = 40
@@ -83,8 +83,8 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
     components = sum(count(folder) for folder in folders if folder.is_dir())
     assert count(TRAINER / "tools") <= 2500
     # To be 27,600 and 19,100, with 1,100 for everyday faults, clusters, disks and files.
-    assert count(TRAINER) <= 29_438
-    assert count(TRAINER) - components <= 21_693
+    assert count(TRAINER) <= 29_079
+    assert count(TRAINER) - components <= 21_408
 
 
 def test_the_tests_are_few() -> None:

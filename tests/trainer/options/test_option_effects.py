@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 import torch
 from my_project_trainer import TrainingModule
-from my_project_trainer.checkpoint import is_sharded
+from my_project_trainer.checkpoint.dtensors import is_sharded
 from my_project_trainer.launch.cluster import Layout
 from my_project_trainer.strategies import SingleDevice
 from my_project_trainer.strategies.fsdp import fsdp

@@ -36,24 +36,20 @@ from .strategies import registry
 if TYPE_CHECKING:
     from .run.commands import Evaluation
 
-Command = partial[Any]
-"""A function of a :class:`~.run.rank.RankRun`, with the user's arguments."""
+Command = partial[Any]  # a function of a :class:`~.run.rank.RankRun`, with the user's arguments
 
 _RUNNING = threading.Lock()  # seeds, signals and process groups are the process's
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """The result of a run.
+    """The result of a run."""
 
-    ``value``: what its command returns; ``weights``: the module's, if another process trained it.
-    """
-
-    value: Any = None
+    value: Any = None  # what its command returns
     position: Position = field(default_factory=Position)
     metrics: dict[str, float] = field(default_factory=dict)
     run_directory: Path | None = None
-    weights: Mapping[str, Any] | None = None
+    weights: Mapping[str, Any] | None = None  # the module's, if another process trained it
 
 
 class Trainer(current_run.RunProperties, current_run.OptionNames):
@@ -72,8 +68,7 @@ class Trainer(current_run.RunProperties, current_run.OptionNames):
 
     @accepts_options(Options)
     def __init__(self, options: Options, problems: Problems) -> None:
-        # Not checks: the checks below read the variables that this leaves.
-        drop_inherited_variables()
+        drop_inherited_variables()  # no check: those below read the variables that this leaves
         environment.warn()
         self._plan = plan.make(options, problems)
         self._last = RunResult()

@@ -51,7 +51,6 @@ class HookCalls:
     on_exception: _Calls = ()
 
     def state(self) -> dict[str, Any]:
-        """State of each callback by name."""
         states = {name: callback.state_dict() for name, callback in self.callbacks.items()}
         return {name: state for name, state in states.items() if state}
 

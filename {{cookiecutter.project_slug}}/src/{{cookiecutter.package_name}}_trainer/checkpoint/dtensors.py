@@ -14,7 +14,6 @@ def is_sharded(value: object) -> bool:
 
 
 def local(value: Tensor) -> Tensor:
-    """The local part of a tensor."""
     dtensor: Any = value
     return dtensor.to_local() if is_sharded(value) else value
 

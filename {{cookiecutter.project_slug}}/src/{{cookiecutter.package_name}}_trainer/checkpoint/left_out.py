@@ -42,8 +42,7 @@ class LeftOut:
         return {name: text for (name, text), is_changed in pairs if not is_changed}
 
     def _held(self, module: nn.Module) -> dict[str, str]:
-        # A teacher that follows a trained network is frozen, too: all values are summed up.
-        return {
+        return {  # a teacher that follows a network is frozen, too: all values are summed up
             name: f"{_text(local := dtensors.local(param))} {local.abs().sum(dtype=torch.float64)}"
             for name, param in module.named_parameters(remove_duplicate=False)
             if name in self._texts and not (param.requires_grad or param.is_meta)

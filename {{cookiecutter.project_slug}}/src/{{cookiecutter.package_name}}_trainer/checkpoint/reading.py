@@ -17,8 +17,7 @@ from . import state_file
 from .run_directory import DIRECTORY, is_checkpoint, named, step_of
 from .stored_tensors import Stored, checksum, find_tensors, read_all
 
-AVERAGE = "average"
-"""In the state of a callback: its average of the weights, by name."""
+AVERAGE = "average"  # in the state of a callback: its average of the weights, by name
 _USED = (
     "weights: the average of {}, which validations of the fit used; for those of training: "
     "--averaged false, or averaged=False"
@@ -125,7 +124,6 @@ class Checkpoint:
         return model, []
 
     def rank_local_state(self, rank: int) -> dict[str, Tensor]:
-        """The rank-local tensors of a rank."""
         prefix = f"ranks/{rank}/"
         names = [name for name in self._tensors if name.startswith(prefix)]
         return {name.removeprefix(prefix): self._tensors[name].read() for name in names}

@@ -29,20 +29,16 @@ from .run_lock import RunLock
 
 @dataclass(frozen=True)
 class Request:
-    """The user's options for the run directory, as in :class:`Options`; paths are absolute.
-
-    ``launched``: when the program was started that restarts ranks, if one does.
-    """
+    """The user's options for the run directory, as in :class:`Options`; paths are absolute."""
 
     root: Path
     name: str | None = None
     resume: str | None = None
     overwrite: bool = False
-    launched: float | None = None
+    launched: float | None = None  # when the program was started that restarts ranks, if one does
 
     @classmethod
     def of(cls, options: Options) -> "Request":
-        """What options ask for."""
         resume, root = options.resume, Path(options.default_root_dir).absolute()
         if resume is not None:
             resume = "auto" if resume == "auto" else str(Path(resume).absolute())
@@ -51,17 +47,13 @@ class Request:
 
 @dataclass(frozen=True)
 class Selection:
-    """The selected run directory and checkpoint.
-
-    ``is_same_run``: whether the checkpoint belongs to this run; ``remarks``: notes to print;
-    ``overwrites``: whether a run that is there is replaced.
-    """
+    """The selected run directory and checkpoint."""
 
     directory: Path
     checkpoint: Path | None = None
-    is_same_run: bool = False
-    remarks: list[str] = field(default_factory=list)
-    overwrites: bool = False
+    is_same_run: bool = False  # the checkpoint belongs to this run
+    remarks: list[str] = field(default_factory=list)  # to print
+    overwrites: bool = False  # a run that is there is replaced
 
 
 def check(options: Options, layout: Layout, problems: Problems) -> None:
@@ -70,7 +62,14 @@ def check(options: Options, layout: Layout, problems: Problems) -> None:
         run_directory.check_name(options.run_name)
     _check_root(Path(options.default_root_dir), problems)
     if options.resume == "auto":
-        _check_auto(options, layout, problems)
+        # torchrun's restarts name the run by its --rdzv-id.
+        name = rank.elastic_run_name() if rank.restarts_expected(layout) else None
+        if (options.run_name or name) is None:
+            advice = "add --trainer.run_name NAME, or set resume to a run directory"
+            problems.add(f"resume='auto' needs run_name, the run to look for: {advice}")
+        if options.overwrite:
+            reason = "the one replaces the run that the other continues"
+            problems.add(f"overwrite=True with resume='auto': {reason}; leave out one of them")
     elif options.resume is not None and not files.pointed(Path(options.resume)).is_dir():
         advice = "give a run directory or a checkpoint"
         problems.add(f"resume={shown(options.resume)}: no such directory; {advice}")
@@ -86,17 +85,6 @@ def _check_root(root: Path, problems: Problems) -> None:
             problems.add(f"{option}: {existing} cannot be written; give a directory that can")
     except OSError as error:
         raise refused(option, error) from None
-
-
-def _check_auto(options: Options, layout: Layout, problems: Problems) -> None:
-    # torchrun's restarts name the run by its --rdzv-id.
-    name = rank.elastic_run_name() if rank.restarts_expected(layout) else None
-    if (options.run_name or name) is None:
-        advice = "add --trainer.run_name NAME, or set resume to a run directory"
-        problems.add(f"resume='auto' needs run_name, the run to look for: {advice}")
-    if options.overwrite:
-        reason = "the one replaces the run that the other continues"
-        problems.add(f"overwrite=True with resume='auto': {reason}; leave out one of them")
 
 
 def refuse_existing(request: Request) -> None:

@@ -27,8 +27,7 @@ _MOST_BYTES = 2**26
 _BEGIN, _BETWEEN = re.compile(r'\s*\{\s*"attempts"\s*:\s*\[\s*'), re.compile(r"\s*,?\s*")
 _END = re.compile(r"\]\s*\}\s*")
 _TIME = "%Y-%m-%dT%H:%M:%S%z"
-OVERWRITTEN = "overwritten"
-"""Folder of a run that was overwritten, until the new run has saved a checkpoint."""
+OVERWRITTEN = "overwritten"  # folder of a run that was overwritten, until the new one has saved
 _OUTPUTS = (
     *("metrics.csv", "speed.csv", "hashes", "tensorboard", "wandb", "mlflow", "profile"),
     *(DIRECTORY, BEST, f"{BEST}-*", LAST),
@@ -106,7 +105,6 @@ def _written(directory: Path, with_records: bool) -> list[Path]:
 
 
 def step_name(step: int) -> str:
-    """Name of the directory of a step's checkpoint."""
     return f"{PREFIX}{step:08d}"
 
 

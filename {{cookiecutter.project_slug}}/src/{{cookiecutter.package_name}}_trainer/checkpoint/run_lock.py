@@ -33,8 +33,7 @@ class RunLock:
     """
 
     def __init__(self) -> None:
-        self.attempt = "0"
-        """Number of the attempt in the directory, and a random text; the same on all ranks."""
+        self.attempt = "0"  # its number here and a random text; the same on all ranks
         self._descriptor, self._path, self._content = -1, Path(), b""
 
     def acquire(self, directory: Path) -> str | None:

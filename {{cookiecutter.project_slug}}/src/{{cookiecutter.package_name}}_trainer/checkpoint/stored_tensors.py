@@ -43,8 +43,7 @@ def _mapped(path: Path) -> mmap.mmap:
 class _Chunk:
     """A tensor in a file, or a shard of one; ``start``: of its bytes in the file."""
 
-    content: Callable[[], mmap.mmap]
-    """Maps the file when the first of its tensors is read, and then once for all."""
+    content: Callable[[], mmap.mmap]  # maps the file when the first tensor is read, once for all
     start: int
     offsets: list[int]
     shape: torch.Size
@@ -215,8 +214,7 @@ def fill(target: Tensor, value: Tensor | Stored) -> None:
     if isinstance(value, Stored):
         value.read_into(target)
     elif dtensors.is_sharded(target) and not dtensors.is_sharded(value):
-        # Not through the device of the mesh: offloaded shards are on the CPU.
-        local = dtensors.local(target)
+        local = dtensors.local(target)  # not by the mesh's device: offloaded shards are on the CPU
         sizes = zip(dtensors.offsets(target), local.shape, strict=True)
         local.copy_(value[tuple(slice(start, start + length) for start, length in sizes)])
     else:

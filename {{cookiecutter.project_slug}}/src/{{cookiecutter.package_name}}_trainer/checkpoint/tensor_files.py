@@ -21,8 +21,7 @@ from torch import Tensor
 from ..errors import CheckpointError
 from ..launch import files
 
-SHARDING = "DCP_SHARDING_INFO"
-"""Offsets of shards in a file's metadata, as torch's HuggingFaceStorageReader reads them."""
+SHARDING = "DCP_SHARDING_INFO"  # in metadata: offsets of shards, as torch's reader has them
 BYTES_AT_ONCE = 1 << 22
 _MOST_BEHIND = 4  # times these bytes: of what is written, not summed yet
 

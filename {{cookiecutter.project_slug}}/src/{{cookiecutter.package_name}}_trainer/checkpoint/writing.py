@@ -43,8 +43,7 @@ class Checkpoints:
         self._directory, self._lock, self._keep = folder, lock or RunLock(), max(keep, 2)
         self._executor = ThreadPoolExecutor(1, "checkpoint") if asynchronous else None
         self._pending: Future[None] | None = None
-        self._memory = torch.empty(0, dtype=torch.uint8)
-        """Of the copies; pinned if one is of a GPU's tensor."""
+        self._memory = torch.empty(0, dtype=torch.uint8)  # of copies; pinned if one is of a GPU
         self._is_pinned = False
         self._group: dist.ProcessGroup | None = None
         if asynchronous and collectives.is_active():
@@ -52,8 +51,7 @@ class Checkpoints:
             timeout = datetime.timedelta(seconds=collectives.timeout_seconds)
             self._group = dist.new_group(backend="gloo", timeout=timeout)
         folder.parent.mkdir(parents=True, exist_ok=True)  # so that a save finds its removal
-        # Here, not before each save: another rank may have started to write by then.
-        if collectives.rank() == 0:
+        if collectives.rank() == 0:  # now, not in a save, in which another rank may write already
             left = (folder.glob(f".{PREFIX}*"), folder.parent.glob(files.TEMPORARY))
             for path in itertools.chain(*left):  # by an attempt that was killed
                 _discard(path)
@@ -146,7 +144,6 @@ class Checkpoints:
                 _discard(self._directory.parent / run_directory.OVERWRITTEN)
 
     def path(self, step: int) -> Path:
-        """Directory of the checkpoint of a step."""
         return self._directory / step_name(step)
 
     def wait(self) -> None:

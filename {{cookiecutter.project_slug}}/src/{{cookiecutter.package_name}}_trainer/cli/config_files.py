@@ -23,8 +23,7 @@ _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _MISREAD = re.compile(r"[-+]?([0-9_]+(:[0-5]?[0-9])+(\.[0-9_]*)?|0[0-7_]*[1-7][0-7_]*)")
 _TEXT = "!number"  # numbers that YAML 1.1 reads as text
 _EXPONENT = re.compile(r"[-+]?([0-9]+\.?|[0-9]*\.[0-9]+)[eE][-+]?[0-9]+")
-# A list or a dict on a command line; "{name}" is text.
-_BRACKETS = re.compile(r"\s*(\[|\{\s*\}|\{.*:)", re.S)
+_BRACKETS = re.compile(r"\s*(\[|\{\s*\}|\{.*:)", re.S)  # a list or dict; "{name}" is text
 _BREAKS = re.compile("[\x85\u2028\u2029]")
 # All of a number, a date, or a name such as null; YAML leaves out comments and anchors.
 _SCALAR = re.compile(r"~|[-+.:\s]*\w[\w.+:\s-]*")

@@ -34,8 +34,7 @@ COMMANDS = {
 }
 BASES: dict[str, type] = {"model": TrainingModule, "data": DataModule}
 _WITH_CHECKPOINT = ("validate", "test", "predict")
-# Not recorded, so that a recorded configuration starts a new run.
-_OF_ONE_RUN = ("run_name", "resume", "overwrite")
+_OF_ONE_RUN = ("run_name", "resume", "overwrite")  # not recorded, to start a new run
 _HELP = ("-h", "--help", "--model.help", "--data.help")
 _UNCHECKED = "unchecked"
 _AUTO = (
@@ -48,13 +47,10 @@ foreign.load()
 
 @dataclass(frozen=True)
 class Work:
-    """The objects that a command works on."""
-
     trainer: Trainer
     model: TrainingModule
     data: DataModule | None
-    weights: Mapping[str, Any]
-    """Which weights are evaluated: ``checkpoint`` and ``averaged`` of :meth:`Trainer.test`."""
+    weights: Mapping[str, Any]  # ``checkpoint`` and ``averaged`` of :meth:`Trainer.test`
     results: Results
 
 
@@ -168,8 +164,7 @@ def _add_classes_of(checkpoint: Path | None, sections: dict[str, Any]) -> bool:
 
 def _check(sections: Mapping[str, Any], checkpoint: Path | None, problems: Problems) -> Checked:
     classes = dict[str, Specified[Any]]()
-    # First, because the modules of these classes may register the trainer's strategy.
-    for name, base in BASES.items():
+    for name, base in BASES.items():  # first: their modules may register the trainer's strategy
         if sections.get(name) is not None:
             with problems:
                 classes[name] = class_paths.read(name, sections[name], base, {})
@@ -210,8 +205,7 @@ def _made(
     # After an error, a model that may take minutes to create is not.
     names = [name for name in ("data", "model") if name == "data" or not problems.lines]
     made: dict[str, Any] = {"data": None}
-    # The trainer first: creating it sets the seed with which the model initializes its weights.
-    with problems:
+    with problems:  # the trainer first: it sets the seed with which the model is initialized
         made["trainer"] = make(checked.trainer)
     for name in names:
         if name in checked.classes:

@@ -66,8 +66,7 @@ def _parser(program: str) -> argparse.ArgumentParser:
 class _Format(NamedTuple):
     suffix: str
     content: str
-    write: Callable[[Any, dict[str, str], Path], None]
-    """Writes weights by name (safetensors), or a module, with metadata."""
+    write: Callable[[Any, dict[str, str], Path], None]  # weights or a module, with metadata
     packages: tuple[str, ...] = ()
 
 

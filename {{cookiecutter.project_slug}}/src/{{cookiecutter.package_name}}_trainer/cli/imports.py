@@ -20,8 +20,7 @@ from ..launch import files
 TRUST = "--trust"
 _OURS = {files.TRAINER, files.sources() / files.PACKAGE}
 _KINDS = ("stdlib", "platstdlib", "purelib", "platlib")
-# Thousands of modules, which need no check.
-INSTALLED = tuple(sysconfig.get_path(kind) + os.sep for kind in _KINDS)
+INSTALLED = tuple(sysconfig.get_path(kind) + os.sep for kind in _KINDS)  # thousands, unchecked
 
 
 class _Finder(MetaPathFinder):

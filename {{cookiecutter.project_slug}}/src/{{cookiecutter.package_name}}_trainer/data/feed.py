@@ -14,8 +14,7 @@ from .sampling import BatchPlan, GlobalOrder, KeyedDataset, MicroBatch, Share
 from .workers import iterator
 
 _IN_BATCHES = "__getitems__"
-END = object()
-"""Follows the last batch of an iterator."""
+END = object()  # follows the last batch of an iterator
 
 
 class Feed:

@@ -29,16 +29,14 @@ class BatchLimit:
         if batches is None:
             raise UserError(f"{option} the loader has no length; give a whole number")
         steps = -(-batches // accumulate)
-        # Not 2 of 10 for 0.3, because of the last bit of the product.
-        limited = int(round(steps * self.value, 6))
+        limited = int(round(steps * self.value, 6))  # 0.3 of 10 is 3, whatever its last bit
         if limited < 1 <= steps:
             advice = "give a larger one, or a whole number"
             raise UserError(f"{option} this fraction of {steps} is less than 1; {advice}")
         return limited * accumulate
 
 
-ALL = BatchLimit("", 1.0)
-"""No limit."""
+ALL = BatchLimit("", 1.0)  # no limit
 _UNUSED = "the training loader's generator is not used: seed draws the samples of each epoch"
 _IN_ORDER = "in_order=False is not used: batches are read in the order that seed draws"
 
@@ -83,10 +81,9 @@ def feed_training(
         if plan.samples < plan.global_batch:
             setting = f"batch_size={size} x {share.replicas} replicas x accumulate_grad_batches="
             setting = "global_batch_size=" if global_batch_size else f"{setting}{accumulate} = "
-            raise ConfigurationError(
-                f"{setting}{plan.global_batch}: an optimizer step takes more samples than the "
-                f"{plan.samples} of the dataset; use at most {plan.samples}"
-            )
+            than = f"the {plan.samples} of the dataset; use at most {plan.samples}"
+            problem = f"an optimizer step takes more samples than {than}"
+            raise ConfigurationError(f"{setting}{plan.global_batch}: {problem}")
         most = limit.of(plan.batches, accumulate)
         plan = replace(plan, most=None if most is None else most * plan.micro_batch)
         feed = _ordered(loader, plan, share, shuffle=True, fill=True, repeats=repeats)
@@ -101,10 +98,9 @@ def feed_training(
         )
     replayed = _replayed(loader, share, accumulate, uneven, limit)
     if replayed.batches is not None and 0 < replayed.batches < accumulate:
-        raise ConfigurationError(
-            f"accumulate_grad_batches={accumulate}: an optimizer step takes more batches than the "
-            f"{replayed.batches} of the loader; use at most {replayed.batches}"
-        )
+        problem = f"an optimizer step takes more batches than the {replayed.batches} of the loader"
+        advice = f"use at most {replayed.batches}"
+        raise ConfigurationError(f"accumulate_grad_batches={accumulate}: {problem}; {advice}")
     return replayed
 
 

@@ -181,8 +181,7 @@ def _ahead(copies: Iterator[_Copied], stream: CopyStream) -> Iterator[MicroBatch
     following = next(copies, None)
     while following is not None:
         batch, tensors = following
-        # Before the next copy starts, because this batch need not wait for it.
-        stream.synchronize(tensors)
+        stream.synchronize(tensors)  # before the next copy, for which this batch need not wait
         try:
             following = next(copies, None)
         except Exception as raised:  # in its turn: the other ranks take part in this step

@@ -19,8 +19,7 @@ from ..options.reading import SEEDED
 State = dict[str, Tensor]
 OWN_SEEDS = {0}  # that were set here, and the default
 _ROUNDS = 6  # of the network of a permutation
-# Mixes bits (Steele, Lea and Flood 2014).
-_SPLIT_MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
+_SPLIT_MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))  # mixes bits (Steele et al. 2014)
 
 
 def mix(*parts: int) -> int:
@@ -82,8 +81,7 @@ def seed_sample(seed: int) -> None:
 @contextlib.contextmanager
 def deterministic_algorithms(is_wanted: bool) -> Iterator[None]:
     """Use deterministic kernels in this context, if wanted; operations without one raise errors."""
-    # Calling torch's function at all imports its compiler, which takes two seconds.
-    if not is_wanted:
+    if not is_wanted:  # calling torch's function imports its compiler, which takes two seconds
         yield
         return
     # Before the first use of cuBLAS: https://docs.nvidia.com/cuda/cublas/#results-reproducibility
@@ -108,7 +106,6 @@ class Snapshot:
 
     @classmethod
     def of(cls, state: State) -> "Snapshot":
-        """Read a result of :meth:`state`."""
         self = cls()
         self._torch, gauss = state["torch"], state["python_gauss"].tolist()
         version, *words = state["python"].tolist()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
-from ..checkpoint import from_tensors, to_tensors
+from ..checkpoint.state_file import from_tensors, to_tensors
 from ..errors import UserError
 from ..launch import collectives
 from . import randomness
@@ -24,8 +24,7 @@ from .samples import MOST_AHEAD, Counted, Counter, endless, weighed
 from .sampling import MicroBatch, Share, components, set_epoch
 from .workers import iterator
 
-_Position = tuple[dict[str, Any], randomness.Snapshot]
-"""What a loader says, and the random numbers that reading it draws."""
+_Position = tuple[dict[str, Any], randomness.Snapshot]  # what a loader says; its random numbers
 _HIDDEN = (
     "workers read copies of the dataset, so its state_dict is not saved, and a resume within "
     "an epoch reads the earlier batches again; use torchdata's StatefulDataLoader"

@@ -21,8 +21,7 @@ from ..module import TrainingModule, hooks
 from .moving import items_of, leaves, mapped
 from .sampling import MicroBatch, Share
 
-MOST_AHEAD = 8
-"""Batches that ranks agree on at once, or one step; they are read before the first is used."""
+MOST_AHEAD = 8  # batches that ranks agree on at once, or one step, before the first is used
 _Path = tuple[Any, ...]
 _OVERRIDE = "override count_samples in the module, to say how many samples it has"
 _LABELS = {"y", "label", "labels", "target", "targets"}
@@ -74,8 +73,7 @@ class Counter:
 
     def __init__(self, share: Share) -> None:
         self._share = share
-        self._paths: frozenset[_Path] = frozenset()
-        """Where full batches had as many entries as samples."""
+        self._paths: frozenset[_Path] = frozenset()  # where full batches had an entry per sample
 
     def count(self, batch: Any, expected: int | None, *, is_last: bool = False) -> Counted:
         """Count a batch that was made for so many samples; 0: it is read to take part only."""
@@ -162,7 +160,6 @@ def _lengths(value: Any, path: _Path = ()) -> Iterator[tuple[_Path, int]]:
 
 
 def checked(name: str, result: Any) -> float:
-    """Check what a hook returned."""
     try:
         number = float(result)
     except (TypeError, ValueError, RuntimeError):
@@ -265,8 +262,7 @@ class Splitter:
     An object with a method ``to``, such as a graph, is split by its own ``split(sizes)``.
     """
 
-    _are_lists = False
-    """Whether an earlier batch was a list of samples: a later one may look like one of fields."""
+    _are_lists = False  # an earlier batch was a list of samples: a later one may look like fields
 
     def split(self, batch: Any, sizes: Sequence[int]) -> list[Any]:
         """Split a batch into parts with so many samples; UserError if it cannot be split."""

@@ -8,7 +8,7 @@ a step number is enough to resume, and augmentation is keyed by (seed, epoch, sa
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, islice
 from typing import Any, NamedTuple, TypeGuard, cast
 
@@ -18,8 +18,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, Sequen
 
 from . import randomness
 
-# Above it, the order of an epoch is computed batch by batch instead of being held.
-MOST_HELD = 2**20
+MOST_HELD = 2**20  # above it, an epoch's order is computed batch by batch instead of being held
 _COMPUTED_AT_ONCE = 4096
 _MOST_ITEMS = 100  # of a list or dict of components; a longer one contains samples
 _DRAWING = (RandomSampler, torch_data.SubsetRandomSampler, torch_data.WeightedRandomSampler)
@@ -43,37 +42,30 @@ class MicroBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class Share:
-    """The data-parallel replica that reads, the number of replicas, and the run's seed.
-
-    ``count_samples``, ``count_weight``: the module's hooks, if it overrides them. ``together``:
-    False if the ranks do not step together, and so exchange nothing.
-    """
+    """The data-parallel replica that reads, the number of replicas, and the run's seed."""
 
     replica: int
     replicas: int
     seed: int
-    count_samples: Callable[[Any], Any] | None = None
-    count_weight: Callable[[Any], Any] | None = None
-    together: bool = True
+    count_samples: Callable[[Any], Any] | None = None  # the module's hook, if it overrides it
+    count_weight: Callable[[Any], Any] | None = None  # likewise
+    together: bool = True  # False if ranks do not step together, and so exchange nothing
 
 
 @dataclass(frozen=True)
 class BatchPlan:
     """How an epoch is split into batches.
 
-    ``samples`` are those of the dataset, ``batch_size`` is that of one replica's micro-batch,
-    ``accumulate`` the number of micro-batches per optimizer step. ``drop_last``: without a last
-    global batch that is not full. ``most``: maximum number of samples per epoch; ``None``: all.
     ``keeps_batches``: do not divide a smaller last micro-batch evenly, so that each replica's
     batches are some of those of one process.
     """
 
-    samples: int
-    batch_size: int
+    samples: int  # of the dataset
+    batch_size: int  # of one replica's micro-batch
     replicas: int = 1
-    accumulate: int = 1
-    drop_last: bool = False
-    most: int | None = None
+    accumulate: int = 1  # micro-batches per optimizer step
+    drop_last: bool = False  # without a last global batch that is not full
+    most: int | None = None  # samples per epoch; ``None``: all
     keeps_batches: bool = False
 
     @cached_property
@@ -88,7 +80,6 @@ class BatchPlan:
 
     @cached_property
     def samples_used(self) -> int:
-        """Samples used per epoch."""
         used = self.samples - (self.samples % self.global_batch if self.drop_last else 0)
         return used if self.most is None else min(used, self.most)
 
@@ -124,24 +115,21 @@ class BatchPlan:
 class GlobalOrder(Sampler[list[Key]]):
     """Batch sampler of one replica, in the global order.
 
-    ``keyed``: yield ``(epoch, index)`` for :class:`KeyedDataset` instead of indices. ``fill``: if
-    the replica has no sample in a last batch, yield the first replica's, with weight 0 in the
-    plan, so that every replica takes part in every step. ``is_held``: shuffle by
+    ``fill``: if the replica has no sample in a last batch, yield the first replica's, with weight 0
+    in the plan, so that every replica takes part in every step. ``is_held``: shuffle by
     ``torch.randperm``, of which every rank holds 8 bytes per sample.
-    ``sampler``: one of torch's, which draws the samples of an epoch in place of a permutation.
-    ``epoch``, ``start``: where the next iteration starts.
     """
 
     plan: BatchPlan
     replica: int
     seed: int
     shuffle: bool
-    keyed: bool
+    keyed: bool  # yield ``(epoch, index)`` for :class:`KeyedDataset` instead of indices
     fill: bool
-    epoch: int = 0
+    epoch: int = 0  # where the next iteration starts
     start: int = 0
     is_held: bool = True
-    sampler: Sampler[int] | None = None
+    sampler: Sampler[int] | None = None  # of torch: draws samples in place of a permutation
 
     def __len__(self) -> int:
         begin, end = self.plan.bounds(self.plan.batches - 1, self.replica)
@@ -251,17 +239,12 @@ class KeyedBatchDataset(KeyedDataset):
         return self.dataset.__getitems__([index for _, index in keys])  # type: ignore[attr-defined]
 
 
-@dataclass
-class _WorkerStart:
-    """A ``worker_init_fn``: shows the worker the user's dataset, then calls the user's function."""
-
-    then: Callable[[int], None] | None
-
-    def __call__(self, worker: int) -> None:
-        info = cast(Any, torch_data.get_worker_info())
-        object.__setattr__(info, "dataset", info.dataset.dataset)
-        if self.then is not None:
-            self.then(worker)
+def _start_worker(then: Callable[[int], None] | None, worker: int) -> None:
+    """Show a worker the user's dataset, then call the user's ``worker_init_fn``."""
+    info = cast(Any, torch_data.get_worker_info())
+    object.__setattr__(info, "dataset", info.dataset.dataset)
+    if then is not None:
+        then(worker)
 
 
 def can_be_ordered(loader: object) -> TypeGuard[DataLoader[Any]]:
@@ -271,8 +254,7 @@ def can_be_ordered(loader: object) -> TypeGuard[DataLoader[Any]]:
         and not isinstance(loader.dataset, torch_data.IterableDataset)
         and type(loader.batch_sampler) is torch_data.BatchSampler
         and type(loader.batch_sampler.sampler) in (SequentialSampler, *_DRAWING)
-        # Torchdata's loaders only add their position.
-        and all(
+        and all(  # torchdata's loaders only add their position
             getattr(type(loader), name).__module__.partition(".")[0] in ("torch", "torchdata")
             for name in ("__iter__", "_get_iterator")
         )
@@ -299,7 +281,7 @@ def order_globally(loader: DataLoader[Any], order: GlobalOrder) -> DataLoader[An
     if order.keyed:
         kind = KeyedBatchDataset if _has_getitems(loader.dataset) else KeyedDataset
         changed["dataset"] = kind(loader.dataset, order.seed, loader.collate_fn)
-        changed["worker_init_fn"] = _WorkerStart(loader.worker_init_fn)
+        changed["worker_init_fn"] = partial(_start_worker, loader.worker_init_fn)
     # A separate generator, so that starting workers does not draw from the model's generator.
     changed["generator"] = torch.Generator().manual_seed(order.seed)
     ordered = copy.copy(loader)
@@ -314,7 +296,6 @@ def needs_keys(loader: DataLoader[Any]) -> bool:
 
 
 def _has_getitems(dataset: Dataset[Any]) -> bool:
-    # It always has the method, and calls that of its dataset.
-    while isinstance(dataset, torch_data.Subset):
+    while isinstance(dataset, torch_data.Subset):  # which always has the method, of its dataset
         dataset = dataset.dataset
     return hasattr(dataset, "__getitems__")

@@ -15,8 +15,7 @@ from ..module import DataHooks, DataModule, Loader, TrainingModule
 from ..module.hooks import is_overridden, problems_of_names, problems_of_signatures
 
 Data = DataModule | Loader | Mapping[str, Loader] | None
-LoadersByName = Mapping[str, Loader]
-"""Loaders of an evaluation; a single one has the name ``""``."""
+LoadersByName = Mapping[str, Loader]  # of an evaluation; a single one has the name ``""``
 _Evaluation = Literal["val", "test", "predict"]
 _MOST_WORKERS = 64  # for each core: workers that wait for a network may be many more than cores
 _STEPS = {"val": "validation_step", "test": "test_step", "predict": "predict_step"}
@@ -143,10 +142,9 @@ def _check_loader(loader: Any, source: str) -> None:
         raise UserError(f"{source} {kind}, which is not an iterable of batches: {advice}")
     workers, cores = getattr(loader, "num_workers", 0), os.cpu_count() or 1
     if isinstance(workers, int) and workers > _MOST_WORKERS * cores:
-        raise UserError(
-            f"{source} a loader with num_workers={workers}: each is a process, and this machine "
-            f"has {cores} cores; give at most {_MOST_WORKERS * cores}"
-        )
+        why = f"each is a process, and this machine has {cores} cores"
+        advice = f"give at most {_MOST_WORKERS * cores}"
+        raise UserError(f"{source} a loader with num_workers={workers}: {why}; {advice}")
 
 
 def _check_repeats(loader: Any, source: str) -> None:

@@ -8,8 +8,7 @@ from typing import Any
 from ..errors import UserError
 from ..launch import collectives, signals
 
-# With the names that multiprocessing adds, the path of a socket has at most 107 characters.
-_LONGEST_TMPDIR = 70
+_LONGEST_TMPDIR = 70  # with multiprocessing's names, a socket's path has at most 107 characters
 
 
 def iterator(loader: Any) -> Iterator[Any]:

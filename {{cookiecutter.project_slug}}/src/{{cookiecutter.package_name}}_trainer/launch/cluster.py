@@ -27,11 +27,7 @@ _FIRST_RESERVED_STEP = 0xFFFFFFF0
 
 @dataclass(frozen=True)
 class Layout:
-    """The rank of this process, and the number of processes and nodes.
-
-    ``launch_id``: identifies a launch on all its ranks; may be empty. ``main_port`` 0: rank 0
-    selects a port and publishes it in a file with ``launch_id`` in its name.
-    """
+    """The rank of this process, and the number of processes and nodes."""
 
     rank: int = 0
     local_rank: int = 0
@@ -40,9 +36,9 @@ class Layout:
     node_rank: int = 0
     num_nodes: int = 1
     main_address: str = "127.0.0.1"
-    main_port: int = 0
+    main_port: int = 0  # 0: rank 0 selects one, and publishes it in a file named by ``launch_id``
     source: str = "none"
-    launch_id: str = ""
+    launch_id: str = ""  # identifies a launch on all its ranks, if it is not empty
 
     @property
     def is_main(self) -> bool:
@@ -72,14 +68,13 @@ class Source:
     """A kind of launch from which a layout can be read, tried in ascending ``precedence``.
 
     Launchers whose daemons start the ranks come before srun, whose variables their ranks inherit in
-    a SLURM job. ``read`` returns ``None`` if this launch has not started the process; it is asked
-    only where all ``variables`` are set. ``appended``: words added to each command line.
+    a SLURM job. ``appended``: words added to each command line.
     """
 
     name: str
     precedence: int
-    read: Callable[[Environment], Layout | None]
-    variables: Collection[str] = ()
+    read: Callable[[Environment], Layout | None]  # ``None``: it has not started this process
+    variables: Collection[str] = ()  # it is asked only where all are set
     appended: Callable[[Environment], Sequence[str]] = lambda environment: ()
 
 

@@ -14,8 +14,7 @@ from torch import Tensor
 How = Literal["mean", "sum", "min", "max"]
 # Backends of the process group: our variable takes precedence; the second is Lightning's.
 BACKENDS = ("TRAINER_BACKEND", "PL_TORCH_DISTRIBUTED_BACKEND")
-timeout_seconds = 600.0
-"""Timeout of the latest process group: if a rank does not join, collectives fail on its peers."""
+timeout_seconds = 600.0  # of the latest process group: if a rank does not join, its peers fail
 compile_seconds = 0.0  # how long peers wait for a rank that compiles, beside it
 
 
@@ -36,8 +35,7 @@ def world_size(group: dist.ProcessGroup | None = None) -> int:
 
 def teardown_may_hang() -> bool:
     """Whether destroying the process group would hang if only this rank has failed."""
-    # NCCL waits for all work on its communicators.
-    return world_size() > 1 and "nccl" in dist.get_backend_config()
+    return world_size() > 1 and "nccl" in dist.get_backend_config()  # NCCL waits for all work
 
 
 def all_reduce(tensor: Tensor, how: How = "sum", group: dist.ProcessGroup | None = None) -> Tensor:
@@ -99,9 +97,7 @@ def gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
 
 
 def barrier() -> None:
-    """Wait for all ranks."""
-    # All-reduce a CPU tensor instead of calling dist.barrier(), which selects a device itself.
-    all_reduce(torch.zeros(1))
+    all_reduce(torch.zeros(1))  # not dist.barrier(), which selects a device itself
 
 
 def _reduced_in_place(tensor: Tensor, how: Any, group: dist.ProcessGroup | None) -> Tensor:

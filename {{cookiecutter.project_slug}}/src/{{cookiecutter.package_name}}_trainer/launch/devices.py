@@ -20,11 +20,9 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 if torch.version.cuda and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
-Accelerator = str
-"""``"cpu"``, ``"cuda"``, or the name of a :class:`Hardware`."""
+Accelerator = str  # ``"cpu"``, ``"cuda"``, or the name of a :class:`Hardware`
 _ACCELERATORS = ("auto", "cpu", "gpu", "cuda")
-# A mistyped number must not start that many processes; no node has more GPUs or cores.
-_MOST_DEVICES = 1024
+_MOST_DEVICES = 1024  # a mistyped number must not start more processes; no node has more devices
 _DRIVER = Path("/proc/driver/nvidia/gpus")
 _DEVICES = Path("/dev")
 
@@ -33,16 +31,12 @@ _DEVICES = Path("/dev")
 class Hardware:
     """An accelerator that an engine adds."""
 
-    strategy: str
-    """The strategy that ``"auto"`` selects on it, on any number of devices."""
-    count: Callable[[], int | None]
-    """The devices of this node, not opened; ``None``: no engine, as its strategy reports."""
-    device_type: str
-    """Type of its devices in torch."""
+    strategy: str  # which ``"auto"`` selects on it, on any number of devices
+    count: Callable[[], int | None]  # of this node; None: no engine, as its strategy reports
+    device_type: str  # of its devices in torch
 
 
-ENGINE_HARDWARE: dict[str, Hardware] = {}
-"""Accelerators of engines by name; their folders add them."""
+ENGINE_HARDWARE: dict[str, Hardware] = {}  # accelerators of engines by name; their folders add them
 
 
 def choose_accelerator(name: str) -> Accelerator:

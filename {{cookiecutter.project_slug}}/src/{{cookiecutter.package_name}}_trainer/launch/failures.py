@@ -53,15 +53,11 @@ class Failure:
     rank: int
     code: int
     message: str
-    problems: Sequence[str] = ()
-    """Those of a ``UserError``, which is shown without a traceback."""
+    problems: Sequence[str] = ()  # of a ``UserError``, which is shown without a traceback
     time: float = 0.0
-    reason: str = ""
-    """The first sentence of an error that only reports a lost peer."""
-    lost_at: str = ""
-    """The stack where the rank lost a peer; empty for other errors."""
-    interrupted: Interrupted | None = None
-    """The interrupt (SIGINT) that ended the run, if the ranks saved a checkpoint."""
+    reason: str = ""  # the first sentence of an error that only reports a lost peer
+    lost_at: str = ""  # the stack where the rank lost a peer; empty for other errors
+    interrupted: Interrupted | None = None  # by SIGINT, if the ranks saved a checkpoint
 
 
 def report_failure(error: BaseException, lost_peer: Sequence[str] = ()) -> str:

@@ -21,8 +21,7 @@ from typing import Any, BinaryIO
 from ..errors import UserError
 from . import output
 
-TEMPORARY = ".*." + "[0-9a-f]" * 16
-"""Pattern of names that replace others, and of what is removed."""
+TEMPORARY = ".*." + "[0-9a-f]" * 16  # pattern of names that replace others, and of what is removed
 _LONGEST_PATH = 4096
 _MOST_VALUES, _MOST_LEVELS = 8_000_000, 50  # of a JSON file
 TRAINER = Path(__file__).resolve().parents[1]

@@ -21,8 +21,7 @@ import torch
 _SIGNAL = signal.SIGUSR2
 _STDERR = 2
 _MARGIN_SECONDS = 5.0  # after gloo's own timeout, which ends the ranks that wait
-# NCCL's timeout is so much longer: it aborts processes, which then print no stacks of their own.
-NCCL_SECONDS = 30.0
+NCCL_SECONDS = 30.0  # by which NCCL's timeout is longer: it aborts, and prints no stacks
 _SECONDS_TO_ANSWER = 10.0
 _FRAME = '  File "'
 _MOST_FRAMES = 30
@@ -85,7 +84,6 @@ class HangTimer:
             faulthandler.cancel_dump_traceback_later()
 
     def disarm(self) -> None:
-        """Undo :meth:`arm`."""
         self.pause()
         if self._file is None:
             return
@@ -108,8 +106,7 @@ def limited(seconds: float) -> Iterator[None]:
         faulthandler.cancel_dump_traceback_later()
 
 
-timer = HangTimer()
-"""The timer of this process."""
+timer = HangTimer()  # of this process
 
 
 def request(process: int, path: Path) -> str:

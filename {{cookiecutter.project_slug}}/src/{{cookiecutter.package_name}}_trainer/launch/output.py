@@ -8,8 +8,7 @@ import select
 import sys
 from typing import TextIO
 
-UNREAD = select.poll()
-"""Its ``poll(0)`` returns the standard outputs that nothing reads any more (``fit | head``)."""
+UNREAD = select.poll()  # its ``poll(0)`` returns the outputs that nothing reads (``fit | head``)
 for _descriptor in (1, 2):
     UNREAD.register(_descriptor, 0)
 

@@ -14,8 +14,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-_CHILDREN = ("_modules", "_parameters", "_buffers")
-
 
 def find_unpicklable(value: object, name: str) -> str | None:
     """The innermost part of a value that cannot be pickled, and the remedy; ``None``: no part."""
@@ -58,7 +56,7 @@ def _parts(value: Any) -> Iterator[tuple[str, object]]:
         yield from ((f"[{index}]", member) for index, member in enumerate(value))
     elif not isinstance(value, type | FunctionType):
         for key, member in getattr(value, "__dict__", {}).items():
-            if isinstance(value, nn.Module) and key in _CHILDREN:
+            if isinstance(value, nn.Module) and key in ("_modules", "_parameters", "_buffers"):
                 named = member.items()
                 yield from ((f".{k}" if k.isidentifier() else f"[{_key(k)}]", v) for k, v in named)
             else:

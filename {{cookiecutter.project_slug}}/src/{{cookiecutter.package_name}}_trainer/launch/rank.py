@@ -155,8 +155,7 @@ def count_attempt(directory: Path, step: int, layout: Layout) -> None:
         output.print_lines(f"error: {problem}", error=True)
     collectives.barrier()
     if layout.local_rank == 0:
-        # The only way in which a rank can tell torchrun not to restart it.
-        os.kill(os.getppid(), signal.SIGTERM)
+        os.kill(os.getppid(), signal.SIGTERM)  # nothing else tells torchrun not to restart it
     time.sleep(_SECONDS_TO_BE_ENDED)
     raise UserError(problem)
 

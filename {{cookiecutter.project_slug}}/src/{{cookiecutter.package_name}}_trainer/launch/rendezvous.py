@@ -47,8 +47,7 @@ def connect_store(layout: Layout, timeout: datetime.timedelta) -> dist.Store:
         avoid_loopback(layout.main_address)
     if layout.world_size > _MOST_IN_FULL_MESH:
         os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
-    # One store for all process groups of this process: ranks could not tell two of them apart.
-    if layout not in _stores:
+    if layout not in _stores:  # one for all groups of this process: ranks could not tell two apart
         path = _private_file(layout)
         # -1: keep the file.
         store = dist.FileStore(str(path), -1) if path else _tcp_store(layout, timeout)

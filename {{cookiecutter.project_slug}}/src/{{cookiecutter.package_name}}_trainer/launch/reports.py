@@ -35,8 +35,7 @@ def report_start() -> None:
         (directory / f"rank-{own_rank()}.json").unlink(missing_ok=True)
         set_state("started")
         if threading.current_thread() is threading.main_thread():
-            # The launcher has blocked it.
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked by our launcher
 
 
 def set_state(state: State) -> None:
@@ -124,5 +123,4 @@ def names(ranks: Iterable[int], verb: str = "") -> str:
 
 
 def stack_file(directory: Path, rank: int) -> Path:
-    """The file to which a rank prints its stacks."""
     return directory / f"stack-{rank}"

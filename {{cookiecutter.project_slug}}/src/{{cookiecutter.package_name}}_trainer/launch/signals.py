@@ -25,8 +25,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 INTERRUPTED_CODE = 128 + signal.SIGINT
 INTERRUPTED = "interrupted"
 STOP = 65  # requested like a signal, but above the numbers of signals
-# How long ranks may run after a signal, to finish the step and save a checkpoint.
-SAVE_SECONDS = "TRAINER_SAVE_SECONDS"
+SAVE_SECONDS = "TRAINER_SAVE_SECONDS"  # ranks may run so long after a signal, to finish and save
 _SHOW_CURSOR = b"\x1b[?25h"
 _SECONDS = 1.0  # approximate time until all ranks know of a signal, in addition to the current step
 _MOST_STEPS = 1000
@@ -148,8 +147,7 @@ class Preemption:
 def block_sigint_in_children(method: str = "fork") -> Iterator[None]:
     """Block SIGINT in processes that a method starts in this context; in this one it is delayed."""
     if method != "fork":
-        # It is otherwise started with the first process, and would unblock SIGINT.
-        resource_tracker.ensure_running()
+        resource_tracker.ensure_running()  # else the first process starts it, and unblocks SIGINT
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -32,11 +32,9 @@ from .watch import NodeLaunch, Watcher
 
 Result = TypeVar("Result")
 Method = Literal["spawn", "fork"]
-# Exit code of a spawned process that tries to start the run again; used for nothing else.
-_NO_MAIN_GUARD = 113
+_NO_MAIN_GUARD = 113  # exit code of a spawned process that starts the run again, and of no other
 _DEBUGGER = f"{__name__}.no_debugger"
-# The function to run, or the path of the file that contains it pickled.
-_Work = Path | Callable[[], object]
+_Work = Path | Callable[[], object]  # the function to run, or the file that has it pickled
 
 
 def threads_each(processes: int) -> int:
@@ -211,10 +209,8 @@ def _run_rank(work: _Work, variables: dict[str, str], result: Path | None) -> No
         if not os.environ.get("OMP_NUM_THREADS"):
             torch.set_num_threads(threads_each(int(variables["LOCAL_WORLD_SIZE"])))
     else:
-        # OpenMP threads do not survive a fork: a region with more than one thread would hang.
-        torch.set_num_threads(1)
-        # Drop the parent's atexit handlers: multiprocessing does this itself from Python 3.13 on.
-        atexit._clear()
+        torch.set_num_threads(1)  # OpenMP threads do not survive a fork: several would then hang
+        atexit._clear()  # of the parent: multiprocessing does this itself from Python 3.13 on
         atexit.register(multiprocessing.util._exit_function)  # type: ignore[attr-defined]
     try:
         # Safe: the parent process pickled this file itself.
@@ -229,8 +225,7 @@ def _run_rank(work: _Work, variables: dict[str, str], result: Path | None) -> No
     except KeyboardInterrupt:
         sys.exit(signals.INTERRUPTED_CODE)
     except BaseException:
-        # The failure report is written; multiprocessing would print the error a second time.
-        sys.exit(1)
+        sys.exit(1)  # it is reported; multiprocessing would print the error a second time
 
 
 def _keep_error(directory: Path, error: BaseException, rank: int) -> None:

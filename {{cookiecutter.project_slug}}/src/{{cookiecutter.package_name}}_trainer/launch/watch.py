@@ -35,14 +35,11 @@ class Rank(Protocol):
 
 @dataclass(frozen=True)
 class NodeLaunch:
-    """The ranks that a launcher starts on this node.
-
-    ``directory``: of reports, and of the store if there is one node; ``layout``: of the nodes.
-    """
+    """The ranks that a launcher starts on this node."""
 
     processes: int
-    directory: Path
-    layout: Layout = field(default_factory=Layout)
+    directory: Path  # of reports, and of the store if there is one node
+    layout: Layout = field(default_factory=Layout)  # of the nodes
 
     def variables(self, local_rank: int) -> dict[str, str]:
         """Environment variables of a rank, named as torchrun names them."""
@@ -61,8 +58,7 @@ class NodeLaunch:
             "TORCHELASTIC_USE_AGENT_STORE": "False",
             # A set of names has one order on all ranks: list(set(labels)) numbers classes.
             "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),
-            # The launcher's own override is not meant for its ranks.
-            cluster.OVERRIDE: "environment",
+            cluster.OVERRIDE: "environment",  # the launcher's own is not meant for its ranks
             reports.DIRECTORY: str(self.directory),
             reports.PARENT: str(os.getpid()),
             reports.RANK_PROCESS: "",  # each rank's own
@@ -98,8 +94,7 @@ class Watcher:
             previous[signal.SIGTTOU] = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
             previous[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, self._suspend)
         try:
-            # A SIGINT during the start is forwarded afterward.
-            with signals.block_sigint_in_children(self._method):
+            with signals.block_sigint_in_children(self._method):  # SIGINT is forwarded later
                 first = self._node.layout.node_rank * self._node.processes
                 self._ranks.update(enumerate(self._start(), first))
                 previous |= {number: signal.signal(number, self._forward) for number in forwarded}
@@ -153,8 +148,7 @@ class Watcher:
                 return Failure(-1, signals.INTERRUPTED_CODE, message, interrupted=report)
             if ended_by is not None:
                 return Failure(-1, 128 + ended_by, f"ended by {signal.Signals(ended_by).name}")
-        # Give peers that fail for the same reason a moment to write their reports.
-        self._wait_all(seconds=0.5)
+        self._wait_all(seconds=0.5)  # peers that fail for the same reason may still write reports
         return self._first_failure()
 
     def _ended_by(self) -> int | None:

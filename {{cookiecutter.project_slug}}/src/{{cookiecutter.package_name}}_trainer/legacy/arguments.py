@@ -28,12 +28,9 @@ _RENAMED = {
     "resume_from_checkpoint": "resume",
     "logger": "loggers",
 }
-# Values of accelerator that named a strategy.
-_MODES = ("dp", "ddp", "ddp_spawn", "ddp2", "horovod")
-# What plugins=… made of accelerator="ddp_spawn".
-_SPAWNED = {"ddp": "ddp_spawn", "ddp_sharded": "ddp_sharded_spawn"}
-# Keywords of fit, validate, test and predict; those of log that change nothing.
-_KEYWORDS = {
+_MODES = ("dp", "ddp", "ddp_spawn", "ddp2", "horovod")  # values of accelerator that were strategies
+_SPAWNED = {"ddp": "ddp_spawn", "ddp_sharded": "ddp_sharded_spawn"}  # as plugins=… did of ddp_spawn
+_KEYWORDS = {  # keywords of fit, validate, test and predict; those of log that change nothing
     **dict.fromkeys(("datamodule", "dataloaders", "train_dataloaders"), "data"),
     **{"model": "module", "ckpt_path": "checkpoint", "val_dataloaders": "val_dataloader"},
 }

@@ -20,8 +20,7 @@ from ..strategies.base import StepModule
 from ..strategies.replicated.ddp import DDP
 
 __all__ = ["DDPPlugin", "DeepSpeedPlugin", "RPCSequentialPlugin"]
-# Methods that users were told to override; the trainer calls those of a strategy.
-_METHODS = (
+_METHODS = (  # methods that users were told to override; the trainer calls those of a strategy
     *("configure_ddp", "configure_sampler", "init_ddp_connection", "model_to_device"),
     *("optimizer_step", "pre_dispatch", "reduce", "start_training", "training_step"),
 )
@@ -31,8 +30,7 @@ class Plugin:
     """An object that named a strategy, with options of this strategy."""
 
     strategy: ClassVar[str]
-    called: ClassVar[tuple[str, ...]] = ()
-    """Methods that subclasses may override."""
+    called: ClassVar[tuple[str, ...]] = ()  # methods that subclasses may override
     options: Mapping[str, Any] = {}
 
     def __init__(self, **options: Any) -> None:
@@ -84,10 +82,8 @@ class DDPPlugin(Plugin):
     strategy = "ddp"
     called = ("init_ddp_connection", "configure_ddp")
 
-    model: Any = None
-    """The module to wrap, and what :meth:`configure_ddp` made of it."""
-    ddp: "PluginDDP"
-    """The strategy that calls these methods."""
+    model: Any = None  # the module to wrap, and what :meth:`configure_ddp` made of it
+    ddp: "PluginDDP"  # the strategy that calls these methods
 
     def init_ddp_connection(self, global_rank: int, world_size: int) -> None:
         """Initialize the process group.

@@ -28,7 +28,6 @@ class CSVLogger(Logger):
     name = "csv"
 
     def start(self, run: LoggedRun) -> None:
-        """Open the files, and continue those that exist."""
         self._metrics = _Table(run.directory / "metrics.csv")
         self._speed = _Table(run.directory / "speed.csv")
 
@@ -37,7 +36,6 @@ class CSVLogger(Logger):
         self._metrics.append(step, epoch, values)
 
     def write_speed(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
-        """Append rows to ``speed.csv``."""
         self._speed.append(step, epoch, values)
 
     def position(self) -> int:
@@ -54,7 +52,6 @@ class CSVLogger(Logger):
         self._speed.cut(None, step)
 
     def close(self) -> None:
-        """Close the files."""
         self._metrics.file.close()
         self._speed.file.close()
 
@@ -144,7 +141,6 @@ class TensorBoardLogger(Logger):
     _purge_step: int | None
 
     def start(self, run: LoggedRun) -> None:
-        """Select the directory."""
         self._directory = run.directory / "tensorboard"
         self._writer, self._purge_step = None, None
 
@@ -160,7 +156,6 @@ class TensorBoardLogger(Logger):
         return self._writer
 
     def write(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
-        """Add scalars."""
         for name, value in values.items():
             self.experiment.add_scalar(name, value, step)
 
@@ -169,7 +164,6 @@ class TensorBoardLogger(Logger):
         self._purge_step = step + 1
 
     def close(self) -> None:
-        """Flush and close the event file."""
         if self._writer is not None:
             self._writer.close()
             if threading.excepthook is self._excepthook:

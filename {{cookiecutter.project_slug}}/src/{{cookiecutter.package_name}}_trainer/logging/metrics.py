@@ -26,26 +26,17 @@ class BatchContext(NamedTuple):
     The loop creates one for each batch, and for hooks between them; the defaults apply elsewhere.
     """
 
-    samples: int = 1
-    """This rank's samples that count; 0 for a padding batch."""
-    counted: float = 1.0
-    """What they count in logged means."""
-    weight: float = 1.0
-    """Factor of the mean loss over the samples."""
-    ends_step: bool = True
-    """Whether the optimizers step after it, and gradients are synchronized for that."""
+    samples: int = 1  # of this rank, that count; 0 for a padding batch
+    counted: float = 1.0  # what they count in logged means
+    weight: float = 1.0  # factor of the mean loss over the samples
+    ends_step: bool = True  # the optimizers step after it; gradients are synchronized for that
     ends_epoch: bool = False
-    is_even: bool = True
-    """Whether every replica has such a batch, as far as is known."""
-    is_recorded: bool = False
-    """Whether the values of its step are written."""
+    is_even: bool = True  # every replica has such a batch, as far as is known
+    is_recorded: bool = False  # the values of its step are written
     is_training: bool = True
-    level: Level = "step"
-    """What a logged value is of: a step; in hooks around the steps the epoch; or nothing."""
-    rate_factor: float = 1.0
-    """Factor of the learning rates in its step."""
-    loader: str = ""
-    """Name of its loader, if the loaders of an evaluation have names."""
+    level: Level = "step"  # what a logged value is of: a step; around steps the epoch; or nothing
+    rate_factor: float = 1.0  # of the learning rates in its step
+    loader: str = ""  # name of its loader, if the loaders of an evaluation have names
 
 
 @dataclass
@@ -91,12 +82,10 @@ def _number(value: Any, device: torch.device) -> Tensor:
 class _Logged(NamedTuple):
     name: str
     value: Any
-    samples: float | None
-    """``None``: it counts in no reduction, as of a padding batch."""
+    samples: float | None  # ``None``: it counts in no reduction, as of a padding batch
     how: ReduceFx
     synced: bool
-    version: int = -1
-    """Of a value that is no copy: it is not shown if it was changed since, as by ``loss += 1``."""
+    version: int = -1  # of a value that is no copy: not shown if changed since (``loss += 1``)
 
 
 class Recorder:
@@ -113,25 +102,19 @@ class Recorder:
         steps_together: bool = True,
         counts: bool = True,
     ) -> None:
-        self.context = BatchContext(level="epoch")
-        """Of the batch whose step runs, or of hooks between steps."""
+        self.context = BatchContext(level="epoch")  # of a step's batch, or of hooks between
         self.latest: dict[str, Any] = {}
         self._reduce, self._device = reduce, device
         self._steps_together, self._counts = steps_together, counts
         self._step: dict[str, _Total] = {}
         self._late: list[_Logged] = []
         self._epoch: dict[str, _Total] = {}
-        self._steps: dict[str, _Total] = {}
-        """Of the epoch too: values of steps that were not logged with ``on_epoch``."""
-        self.metrics: dict[str, Any] = {}
-        """The metric objects that were logged since they were last computed."""
-        self._checked: set[str] = set()
-        """Names of metric objects whose values are known to be numbers."""
-        self._of_training: dict[int, str] = {}
-        """Names of those of training by ``id``, in an evaluation."""
+        self._steps: dict[str, _Total] = {}  # of the epoch too: values logged without ``on_epoch``
+        self.metrics: dict[str, Any] = {}  # the objects logged since they were last computed
+        self._checked: set[str] = set()  # names of metric objects that are known to compute numbers
+        self._of_training: dict[int, str] = {}  # names of training's by ``id``, in an evaluation
         self._is_noted = False
-        self.may_lack_names = not counts
-        """Whether this rank may have logged less than others do, such as one without a batch."""
+        self.may_lack_names = not counts  # it may log less than others, as without a batch
 
     def enter(self, context: BatchContext) -> None:
         """Record values in a context from now on; those of an earlier step are dropped."""
@@ -339,7 +322,6 @@ class Recorder:
         }
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restore a state of :meth:`state`."""
         for key, (total, weight) in state.items():
             how, synced, name = key.removeprefix(STEPS).split(":", 2)
             totals = self._steps if key.startswith(STEPS) else self._epoch

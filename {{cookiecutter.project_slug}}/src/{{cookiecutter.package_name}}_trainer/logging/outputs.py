@@ -19,25 +19,22 @@ T = TypeVar("T")
 class Outputs:
     """Outputs of a run. Only the main rank has loggers.
 
-    ``latest``: latest value of each name; ``validated``: values of the last validation;
-    ``epoch_values``: values of a completed epoch, until they are written; ``last_values``: values
-    of the last step, if it is logged only because training ends with it; ``log_positions``:
-    position of each log in the resumed checkpoint; ``measurements``: functions whose values are
-    written with the speed; ``fresh``: names of the values that were computed since each kind of
-    consumer has acted on them: schedulers by step and by epoch, and ``on_validation_end``;
-    ``check``: raises an error if nothing may be written any more.
+    ``last_values``: of the last step, if it is logged only because training ends with it;
+    ``measurements``: functions whose values are written with the speed; ``fresh``: names of the
+    values that were computed since each kind of consumer has acted on them: schedulers by step and
+    by epoch, and ``on_validation_end``.
     """
 
     recorder: Recorder
     progress: Progress
     loggers: dict[str, Logger] = field(default_factory=dict)
-    latest: dict[str, float] = field(default_factory=dict)
-    validated: dict[str, float] = field(default_factory=dict)
-    epoch_values: dict[str, float] = field(default_factory=dict)
+    latest: dict[str, float] = field(default_factory=dict)  # of each name
+    validated: dict[str, float] = field(default_factory=dict)  # by the last validation
+    epoch_values: dict[str, float] = field(default_factory=dict)  # until they are written
     last_values: dict[str, float] = field(default_factory=dict)
-    log_positions: dict[str, int] = field(default_factory=dict)
+    log_positions: dict[str, int] = field(default_factory=dict)  # in the resumed checkpoint
     measurements: list[Callable[[], Mapping[str, float]]] = field(default_factory=list)
-    check: Callable[[], object] = bool
+    check: Callable[[], object] = bool  # raises an error if nothing may be written any more
     fresh: dict[str, set[str]] = field(
         default_factory=lambda: {"step": set(), "epoch": set(), "validation": set()}
     )
@@ -87,7 +84,6 @@ class Outputs:
             self._call_all(lambda name, logger: logger.resume(positions.get(name), resumed_at))
 
     def positions(self) -> dict[str, int]:
-        """Position of each log, for a checkpoint."""
         return self._call_all(lambda _, logger: int(logger.position()))
 
     def close(self, error: BaseException | None = None) -> None:

@@ -52,7 +52,6 @@ class Progress:
             self.show(step, values)
 
     def show(self, step: int, values: Mapping[str, Any]) -> None:
-        """Display the current progress now."""
         if not self._enabled:
             return
         self._shown = time.monotonic()
@@ -74,7 +73,6 @@ class Progress:
         output.print_lines(self._line + left, error=True)
 
     def stop(self) -> None:
-        """Stop the display."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
@@ -94,8 +92,7 @@ def _make_bar(total: int | None, step: int) -> "RichProgress":
         progress.TimeElapsedColumn(table_column=Column(no_wrap=True, min_width=7)),
         progress.TimeRemainingColumn(),
         console=Console(stderr=True),
-        # Refreshed explicitly: a thread that redraws would slow down every step.
-        auto_refresh=False,
+        auto_refresh=False,  # a thread that redraws would slow down every step
     )
     bar.add_task("", total=total, completed=step, values="", speed="")
     return bar

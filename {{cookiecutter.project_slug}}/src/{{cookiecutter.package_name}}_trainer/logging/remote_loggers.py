@@ -76,7 +76,6 @@ class RemoteLogger(Logger):
             self.send(step, new)
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def sent(self) -> Iterator[tuple[int, dict[str, float]]]:
@@ -151,7 +150,6 @@ class WandbLogger(RemoteLogger):
         return settings.base_url if (self.mode or settings.mode) == "online" else None
 
     def open(self, run: LoggedRun, known: str | None) -> str:
-        """Open the run."""
         import wandb
 
         words, sys.argv = sys.argv, redaction.command(sys.argv)  # W&B records and uploads it
@@ -177,7 +175,6 @@ class WandbLogger(RemoteLogger):
         return str(self._run.id)
 
     def send(self, step: int, values: Mapping[str, float]) -> None:
-        """Log values over ``step``."""
         self._run.log({**values, "step": step})
 
     def close(self) -> None:
@@ -223,7 +220,6 @@ class MLflowLogger(RemoteLogger):
         return url if url.startswith(("http://", "https://")) else None
 
     def open(self, run: LoggedRun, known: str | None) -> str:
-        """Open the run."""
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
@@ -243,7 +239,6 @@ class MLflowLogger(RemoteLogger):
         return self._id
 
     def send(self, step: int, values: Mapping[str, float]) -> None:
-        """Log values of a step."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)

@@ -26,8 +26,7 @@ from .position import Position
 # Consecutive skipped steps after which a fit ends: about as many as with a gradient scaler, whose
 # scale starts at 65536; this is fairseq's --min-loss-scale.
 _MOST_SKIPPED, _SMALLEST_SCALE = 30, 1e-4
-# Losses to collect before they are checked together: one or two kernels per loss instead of ten.
-_BLOCK = 64
+_BLOCK = 64  # losses that are checked together: one or two kernels per loss instead of ten
 
 
 def trained_in_eval_mode(module: TrainingModule, optimization: Optimization) -> list[str]:
@@ -164,8 +163,7 @@ class NonfinitePolicy:
             self._losses = LossRecord(strategy.device, position, block)
         self.note_loss = self._losses.note if self._losses is not None else None
         """Records a loss without synchronization; ``None`` if losses are not checked."""
-        self.needs_norm = self._policy == "skip" and self._scaler is None
-        """Whether :meth:`skips` needs the norm of the gradients in each step."""
+        self.needs_norm = self._policy == "skip" and self._scaler is None  # in each step, for skips
         self._skipped = self._skipped_in_a_row = self._checked_at = 0
 
     def skips(self, norm: Tensor | None) -> bool:

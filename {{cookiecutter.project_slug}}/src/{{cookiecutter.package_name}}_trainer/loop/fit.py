@@ -76,16 +76,13 @@ class FitLoop(AbstractContextManager["FitLoop"]):
         self._speed = speed_of(fit)
         self._last_factor = 1.0  # factor of the learning rates in the last step
         self._gradient_norm: Tensor | None = None  # of the last step, if it was computed
-        self._last_rates: list[float | Tensor | None] = []
-        """Those with which the optimizers stepped last, if they may have changed since."""
+        self._last_rates: list[float | Tensor | None] = []  # stepped with last, if changed since
         self._has_gradients = False
-        self._parameters: list[Tensor] = []
-        """The module's: an engine's optimizers have their own, with gradients that it keeps."""
+        self._parameters: list[Tensor] = []  # of the module; an engine's optimizers have others
         parts = (fit.strategy, fit.optimization)
         self._first_gradients = fit.manual.first_gradients if fit.manual else FirstGradients(*parts)
         self._skipped_batches = 0
-        self.after_save: list[Callable[[Path], None]] = []
-        """Hooks that asked for a checkpoint; called with its path, when it is complete."""
+        self.after_save: list[Callable[[Path], None]] = []  # called with the complete checkpoint
         self._nonfinite = NonfinitePolicy(fit.strategy, fit.options, fit.position, checkpoints)
         self.hashes = StepHashes(fit)
         options, norm = fit.options, self._nonfinite.needs_norm
@@ -112,8 +109,7 @@ class FitLoop(AbstractContextManager["FitLoop"]):
                 self._is_logged(position.global_step) or outputs.last_values
             ):  # the last step of a fit that was stopped
                 outputs.last_values = self._step_values()
-            # Saved before: a run that resumes from here must not know that training ended here.
-            self._save_once()
+            self._save_once()  # first: a resume from here must not know that training ended here
             epoch, position.epoch = position.epoch, position.last_epoch
             self._write_last_values()
             self._validate_once()
@@ -136,8 +132,6 @@ class FitLoop(AbstractContextManager["FitLoop"]):
                 self.checkpoints.close()
         finally:
             self.fit.outputs.close(error)
-
-    # --- an epoch ------------------------------------------------------------------------------
 
     def _run_epoch(self) -> None:
         fit, position = self.fit, self.fit.position
@@ -252,8 +246,6 @@ class FitLoop(AbstractContextManager["FitLoop"]):
         shown = {name: outputs.latest.get(name, value) for name, value in latest.items()}
         outputs.progress.show(position.global_step, shown | outputs.validated)
         position.epoch, position.batch, position.epoch_done = position.epoch + 1, 0, False
-
-    # --- a step --------------------------------------------------------------------------------
 
     def _run_batch(self, batch: MicroBatch, context: BatchContext) -> list[Any]:
         strategy, manual, args = self.fit.strategy, self.fit.manual, (batch.data, batch.number)

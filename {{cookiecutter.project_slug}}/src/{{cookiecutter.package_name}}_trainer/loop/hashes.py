@@ -128,8 +128,7 @@ def _state(optimizer: Any, module_ids: set[int]) -> list[Any]:
     """What an optimizer has here: its state, and parameters that are not the module's."""
     optimizer = getattr(optimizer, "optim", optimizer)  # a sharded optimizer's own shard
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    # Some engines step other tensors than those in the groups.
-    return [
+    return [  # some engines step other tensors than those in the groups
         (None if id(p) in module_ids else p, sorted(optimizer.state.get(p, {}).items()))
         for p in dict.fromkeys([*parameters, *optimizer.state])
     ]

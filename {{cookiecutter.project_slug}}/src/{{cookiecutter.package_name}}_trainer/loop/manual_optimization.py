@@ -58,8 +58,7 @@ class ManualOptimization:
     ) -> None:
         self.strategy, self.context = strategy, context
         self.synchronizes, self.has_stepped = True, False
-        self.steps = 0
-        """Number of steps of optimizers in this epoch."""
+        self.steps = 0  # of optimizers in this epoch
         self._losses: list[Tensor] = []  # of the current batch
         self.first_gradients = FirstGradients(strategy, optimization)
         self.before_step: Callable[[Optimization], None] = lambda optimization: None
@@ -136,12 +135,10 @@ class ManualOptimizer:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The optimizer's parameter groups."""
         return self.optimizer.param_groups
 
     @property
     def parameters(self) -> list[Tensor]:
-        """The optimizer's parameters."""
         return self._alone.parameters
 
     def __getattr__(self, name: str) -> Any:

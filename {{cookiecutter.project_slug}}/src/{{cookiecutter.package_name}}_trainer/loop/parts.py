@@ -43,25 +43,19 @@ def in_eval_mode(module: TrainingModule) -> list[str]:
 
 @dataclass(frozen=True)
 class FitParts:
-    """The parts of a fit, after the strategy's ``setup``.
-
-    ``optimization``: the optimizers that ``setup`` returned; ``manual``: only for a module with
-    manual optimization; ``feed``: training batches; ``outputs``: where values are logged;
-    ``calls``: hooks of callbacks and of the module; ``configured``: what a resume compares with a
-    checkpoint, see :mod:`.resuming`; ``compiled``: what is compiled of the module.
-    """
+    """The parts of a fit, after the strategy's ``setup``."""
 
     options: Options
     module: TrainingModule
     strategy: Strategy
-    optimization: Optimization
-    manual: "ManualOptimization | None"
-    feed: Feed
+    optimization: Optimization  # which ``setup`` returned
+    manual: "ManualOptimization | None"  # only for a module with manual optimization
+    feed: Feed  # of training batches
     outputs: Outputs
     position: Position
-    calls: HookCalls
-    configured: dict[str, Any]
-    compiled: "Compiled | None"
+    calls: HookCalls  # of callbacks and of the module
+    configured: dict[str, Any]  # what a resume compares with a checkpoint, see :mod:`.resuming`
+    compiled: "Compiled | None"  # what is compiled of the module
     left_out: LeftOut | None
 
 

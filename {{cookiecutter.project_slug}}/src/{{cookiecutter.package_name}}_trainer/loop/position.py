@@ -9,23 +9,17 @@ from ..options import Options
 
 @dataclass
 class Position:
-    """The current position of training, updated by the loop.
-
-    ``epoch_done``: all batches of the epoch are done, but not yet the work at its end; ``saved_at``
-    and ``validated_at``: the steps after which training was last saved and validated;
-    ``is_stopped``: all ranks have agreed to stop; ``earlier_seconds``: duration of training before
-    the checkpoint that was resumed; ``started``: of this attempt, on the monotonic clock.
-    """
+    """The current position of training, updated by the loop."""
 
     epoch: int = 0
     batch: int = 0
     global_step: int = 0
-    epoch_done: bool = False
-    saved_at: int = -1
+    epoch_done: bool = False  # all batches are done, but not yet the work at the end of the epoch
+    saved_at: int = -1  # the step after which training was last saved
     validated_at: int = -1
-    is_stopped: bool = False
-    earlier_seconds: float = 0.0
-    started: float | None = None
+    is_stopped: bool = False  # all ranks have agreed to stop
+    earlier_seconds: float = 0.0  # of training before the checkpoint that was resumed
+    started: float | None = None  # this attempt, on the monotonic clock
 
     @property
     def seconds(self) -> float:

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from ..checkpoint import MOST_STEPS, Checkpoint, check_count, from_tensors, read_all
+from ..checkpoint import Checkpoint, read_all
+from ..checkpoint.state_file import MOST_STEPS, check_count, from_tensors
 from ..data import Feed, randomness
 from ..data.feed import note_unused
 from ..errors import CheckpointError, ConfigurationError, shown

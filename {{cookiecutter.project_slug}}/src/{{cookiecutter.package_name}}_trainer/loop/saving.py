@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..checkpoint import is_sharded, state_file, tensor_files, to_tensors
+from ..checkpoint import dtensors, state_file, tensor_files
 from ..data import randomness
 from ..errors import UserError
 from ..launch import collectives
@@ -47,7 +47,7 @@ def state(fit: FitParts) -> dict[str, Any]:
         "fresh": {kind: sorted(names) for kind, names in outputs.fresh.items()},
         "last_values": outputs.last_values,
         "logs": outputs.positions(),
-        "gradients": fit.manual.gradients(is_sharded) if fit.manual else {},
+        "gradients": fit.manual.gradients(dtensors.is_sharded) if fit.manual else {},
         "callbacks": fit.calls.state(),
         **hyperparameters(fit.module),
     }
@@ -84,10 +84,10 @@ def rank_local_state(fit: FitParts) -> dict[str, Tensor]:
         "share": {"of": share(fit)},
         "log": fit.outputs.recorder.state(),
         "torchmetrics": _metrics_state(fit.module, fit.outputs.recorder.metrics),
-        "module": to_tensors(of_module, OF_MODULE) if of_module else {},
+        "module": state_file.to_tensors(of_module, OF_MODULE) if of_module else {},
         "strategy": fit.strategy.rank_local.state(),
         "buffers": _own_buffers(fit.module, fit.strategy),
-        "gradients": manual.gradients(lambda grad: not is_sharded(grad)) if manual else {},
+        "gradients": manual.gradients(lambda g: not dtensors.is_sharded(g)) if manual else {},
         "loader": fit.feed.state(fit.position.batch, ends_epoch=fit.position.epoch_done),
     }
     return {f"{name}/{key}": value for name, part in parts.items() for key, value in part.items()}

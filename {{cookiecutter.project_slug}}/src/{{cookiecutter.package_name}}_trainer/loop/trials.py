@@ -28,8 +28,7 @@ from .parts import read
 _SMOOTHING = 0.8
 _DIVERGED = 3.0  # times the first loss that it has grown by
 _LEAST = 1e-6  # part of the first loss by which it must fall in a step
-# Messages of CPU, CUDA, cuBLAS and cuDNN errors that are plain RuntimeErrors.
-_MEMORY_MESSAGES = (
+_MEMORY_MESSAGES = (  # messages of CPU, CUDA, cuBLAS and cuDNN errors that are plain RuntimeErrors
     "DefaultCPUAllocator: can't allocate memory",
     "DefaultCPUAllocator: not enough memory",
     "CUDA out of memory",
@@ -196,10 +195,9 @@ def problems_of(name: str, strategy: Strategy, module: TrainingModule) -> list[s
         why = "with manual optimization, training_step steps the optimizers"
         lines.append(f"find_learning_rate: {why}; set their rates in configure_optimizers")
     if strategy.limits.shards_parameters or "parameter_averaging" in strategy.limits.refused:
-        lines.append(
-            f"find_learning_rate: strategy={name!r} does not train the same whole model on each "
-            "rank; use strategy='ddp' with the same effective batch size"
-        )
+        problem = f"strategy={name!r} does not train the same whole model on each rank"
+        advice = "use strategy='ddp' with the same effective batch size"
+        lines.append(f"find_learning_rate: {problem}; {advice}")
     return lines
 
 
@@ -294,10 +292,9 @@ def suggest(tried: Sequence[Tried]) -> float:
     falls = [before - after for before, after in pairwise(_smoothed([t.change for t in tried]))]
     steepest = max(range(len(falls)), key=falls.__getitem__, default=None)
     if steepest is None or not falls[steepest] > _LEAST * abs(tried[0].initial):
-        raise UserError(
-            f"find_learning_rate: the loss does not fall at any rate from {tried[0].rate:g} to "
-            f"{tried[-1].rate:g}; give another lowest and highest, or more steps"
-        )
+        where = f"any rate from {tried[0].rate:g} to {tried[-1].rate:g}"
+        advice = "give another lowest and highest, or more steps"
+        raise UserError(f"find_learning_rate: the loss does not fall at {where}; {advice}")
     return tried[steepest].rate
 
 

@@ -149,8 +149,7 @@ def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 def recomputed(layer: nn.Module, run: Callable[..., Any], *args: Any) -> Any:
     """Call a function of a part, and call it again in backward instead of keeping activations."""
-    # Positional arguments: torch looks only there for devices whose random state it must save.
-    return checkpoint(
+    return checkpoint(  # positional: torch looks only there for devices whose random state it saves
         run,
         *args,
         use_reentrant=False,

@@ -110,8 +110,7 @@ def _sources(module: nn.Module, ranks: int) -> dict[nn.Module, int]:
 def _allocate(
     layer: nn.Module, made: dict[int, nn.Parameter], ahead: dict[int, nn.Parameter], device: Any
 ) -> None:
-    # One by one: to_empty would split a parameter that is used twice.
-    for name, empty in layer._parameters.items():
+    for name, empty in layer._parameters.items():  # to_empty would split one that is used twice
         if empty is not None and empty.is_meta:
             key = id(empty)
             if key in ahead:

@@ -242,15 +242,13 @@ class Run(RunProperties, OptionNames, ABC):
 class TrainerState:
     """The trainer's state of a module: the only attribute that it sets on the module.
 
-    ``run``: the current run; ``None`` outside of a run. ``device``: of parameters, buffers and
-    batches. ``samples``: default ``batch_size`` of logged values; ``None``: what the batch counts.
     ``weights``: by name, the values of parameters that are on the meta device until a strategy
     allocates them; ``None``: those of the checkpoint that is loaded then.
     """
 
-    run: Run | None = None
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    samples: float | None = None
+    run: Run | None = None  # the current one
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))  # and of batches
+    samples: float | None = None  # default ``batch_size`` of logs; ``None``: what the batch counts
     weights: Mapping[str, Any] = field(default_factory=dict)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -14,12 +14,10 @@ from torch.optim import Optimizer
 from ..errors import missing, nearest, shown
 
 Loader = Iterable[Any]
-Loaders = Loader | Mapping[str, Loader]
-"""A loader, or several by name."""
+Loaders = Loader | Mapping[str, Loader]  # a loader, or several by name
 _LIKE_A_HOOK = r"on_.*_(start|begin|end|checkpoint|eval|train|save|load)|on_(before|after|init)_.*"
 _HOOK = re.compile(r"on_.*|.*_(step|step_end|dataloader)|configure_optimizers|prepare_data")
-# Other hooks of Lightning that are not called here.
-_OTHER_HOOKS = (
+_OTHER_HOOKS = (  # other hooks of Lightning that are not called here
     *("training_epoch_end", "validation_epoch_end", "test_epoch_end", "tbptt_split_batch"),
     *("backward", "optimizer_step", "optimizer_zero_grad", "lr_scheduler_step"),
     *("configure_gradient_clipping", "configure_callbacks", "configure_model"),

@@ -17,8 +17,7 @@ from jsonargparse import ArgumentParser, Namespace
 from ..errors import ConfigurationError, Problems
 from . import values
 
-# What jsonargparse says of a class, a dataclass or a callable that is an argument.
-_REASON = re.compile(
+_REASON = re.compile(  # what jsonargparse says of a class, dataclass or callable argument
     r"(Problem with given|expects a function|does not accept|(?<=\")value\.).*?(?=\. Got|\n *- |$)",
     re.DOTALL,
 )
@@ -34,10 +33,8 @@ class _Verbatim(str):
 class Argument(NamedTuple):
     """A converted argument of a class."""
 
-    value: Any
-    """As YAML."""
-    create: Callable[[], Any]
-    """Returns the value, with the objects that it describes."""
+    value: Any  # as YAML
+    create: Callable[[], Any]  # returns the value, with the objects that it describes
 
 
 def convert(

@@ -32,8 +32,7 @@ _OR_NONE = {"limit_val_batches": ", or 0 for no validation", "overfit_batches": 
 _TRANSLATED = ("accelerator", "devices", "strategy", "precision")
 
 _NOT_GIVEN = {"seed": None, "max_epochs": -1, "max_steps": -1}  # Lightning's defaults
-# Other values of these may be older spellings, and so are unknown names.
-_TODAY = {
+_TODAY = {  # other values of these may be older spellings, and so are unknown names
     "accelerator": ("auto", "cpu", "gpu", "cuda"),
     "precision": ("32-true", "bf16-mixed", "16-mixed", "bf16-true", "16-true"),
 }

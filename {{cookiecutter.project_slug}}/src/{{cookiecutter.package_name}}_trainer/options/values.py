@@ -50,8 +50,7 @@ class Text(str):
     text. Other strings of files are strings, whatever they look like.
     """
 
-    meaning: Any
-    """What it is if the type does not decide."""
+    meaning: Any  # what it is if the type does not decide
 
     def __new__(cls, text: str, meaning: Any) -> "Text":
         made = super().__new__(cls, text)

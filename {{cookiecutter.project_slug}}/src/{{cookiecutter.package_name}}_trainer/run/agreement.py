@@ -18,8 +18,7 @@ from ..launch import collectives
 from ..module import TrainingModule
 from ..options import Options
 
-# Where a rank runs, finds files and prints. The main rank's name is the run's.
-_MAY_DIFFER = {
+_MAY_DIFFER = {  # where a rank runs, finds files and prints; the main rank's name is the run's
     *("accelerator", "devices", "num_nodes", "auto_select_gpus", "default_root_dir", "run_name"),
     *("callbacks", "loggers", "enable_progress_bar", "resume", "weights"),
 }

@@ -22,10 +22,10 @@ def check(options: Options, problems: Problems) -> None:
     with problems:
         _source(Path(str(options.weights)))
     if options.checkpoint_weights == "trainable":
-        problems.add(
-            "weights and checkpoint_weights='trainable': a resume would not have those of weights "
-            "that are frozen; load these in __init__ of the module, or leave one out"
-        )
+        both = "weights and checkpoint_weights='trainable'"
+        reason = "a resume would not have those of weights that are frozen"
+        advice = "load these in __init__ of the module, or leave one out"
+        problems.add(f"{both}: {reason}; {advice}")
 
 
 def check_module(options: Options, started_in: Path, module: TrainingModule) -> None:

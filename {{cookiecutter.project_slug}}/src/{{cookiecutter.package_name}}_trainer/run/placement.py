@@ -25,13 +25,10 @@ class Placement:
     layout: Layout
     devices: tuple[int, ...]
     nodes: int
-    name: str
-    """The name of the strategy."""
+    name: str  # of the strategy
     strategy: Strategy
-    is_here: bool = True
-    """Whether it is this machine, whose interfaces and programs are checked, too."""
-    is_counted: bool = True
-    """Whether the number of devices is known."""
+    is_here: bool = True  # this machine, whose interfaces and programs are checked, too
+    is_counted: bool = True  # the number of devices is known
 
     @property
     def torch_devices(self) -> tuple[torch.device, ...]:
@@ -80,8 +77,7 @@ def find(options: Options, problems: Problems, is_here: bool = True) -> Placemen
     if is_auto:
         with problems:
             made = _create(auto, own_options)
-    # In place of an invalid one: it causes no other errors.
-    name, strategy = made or _create(auto, {})
+    name, strategy = made or _create(auto, {})  # in place of an invalid one: no other errors follow
     nodes = layout.num_nodes if layout.source != "none" else options.num_nodes or 1
     return Placement(accelerator, layout, tuple(devices), nodes, name, strategy)
 

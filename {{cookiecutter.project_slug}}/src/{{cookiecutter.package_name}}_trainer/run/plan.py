@@ -38,14 +38,13 @@ from .placement import Placement
 class Plan:
     """The plan of a run, after all checks.
 
-    ``node_devices``: devices of all processes of this node; ``started_in``: the working directory
-    when the trainer was created, because user code may change it: relative paths refer to it;
-    ``notes``: lines to print at the start; ``total_steps``: those of the run that this one tries.
+    ``started_in``: the working directory when the trainer was created, because user code may change
+    it: relative paths refer to it.
     """
 
     options: Options
     layout: Layout
-    node_devices: tuple[torch.device, ...]
+    node_devices: tuple[torch.device, ...]  # of all processes of this node
     strategy_name: str
     strategy: Strategy
     precision: Precision
@@ -53,8 +52,8 @@ class Plan:
     started_in: Path
     callbacks: tuple[Callback, ...]
     loggers: Mapping[str, Logger]
-    notes: Sequence[str] = ()
-    total_steps: int | None = None
+    notes: Sequence[str] = ()  # to print at the start
+    total_steps: int | None = None  # those of the run that this one tries
 
     @property
     def local_processes(self) -> int:
@@ -70,7 +69,6 @@ class Plan:
 
     @property
     def device(self) -> torch.device:
-        """This process' only device, or the first."""
         return self.devices[0]
 
     def placed(self) -> "Plan":
@@ -215,9 +213,6 @@ def _without_effect(options: Options, unused: Mapping[str, str]) -> list[str]:
         for name, reason in unused.items()
         if (value := getattr(options, name)) and value != getattr(Options, name)
     ]
-
-
-# --- the module and its data ---------------------------------------------------------------------
 
 
 def check_module(plan: Plan, module: TrainingModule) -> None:

@@ -46,8 +46,7 @@ class RankRun(Run):
         self.plan = plan  # no option can be set any more
         self.metrics: dict[str, float] = {}
         self.total_steps = plan.total_steps or plan.options.max_steps
-        self.loop: FitLoop | None = None
-        """During a fit."""
+        self.loop: FitLoop | None = None  # during a fit
         self._is_started = is_started
 
     def connect(self, command: str) -> None:
@@ -60,8 +59,7 @@ class RankRun(Run):
         # The first compile of a rank may take so much longer than that of its peers.
         collectives.compile_seconds = 3600.0 if plan.options.compile else 0.0
         strategy.connect(plan.layout, plan.devices, precision)
-        # Each rank draws its own dropout masks, unless it computes the same as another one.
-        data = strategy.data
+        data = strategy.data  # ranks that compute the same draw the same dropout masks
         randomness.seed_generators(randomness.mix(self.seed, data.random_rank))
         self.recorder = Recorder(
             strategy.reduce,
@@ -83,8 +81,6 @@ class RankRun(Run):
         if name in ("optimizers", "schedulers", "callbacks") and vars(self).get("loop"):
             raise AttributeError(f"trainer.{name} cannot be changed in a fit, which has its own")
         super().__setattr__(name, value)
-
-    # --- what a module and callbacks see -------------------------------------------------------
 
     def _run_facts(self) -> RunFacts:
         position = self.position
@@ -140,8 +136,6 @@ class RankRun(Run):
         if self.loop is None:
             raise RuntimeError(f"trainer.{name}() is available during a fit only")
         return self.loop
-
-    # --- the module and its data ---------------------------------------------------------------
 
     @contextlib.contextmanager
     def running(self, module: TrainingModule, command: str, data: Data) -> Iterator[None]:

@@ -33,8 +33,7 @@ _VARIABLES = re.compile(
     r"|PYTHONHASHSEED$|SLURM_\w+(_ID|_COUNT|_NODELIST|_NODES|_NODE|_PER_TASK|_PARTITION)$"
 )
 _MOST_DIFF_BYTES, _MOST_UNTRACKED, _SECONDS_FOR_GIT = 2**20, 1000, 10
-# A repository's own configuration may name programs: a run must not start them.
-_GIT = (
+_GIT = (  # a repository's own configuration may name programs: a run must not start them
     *("git", "--no-optional-locks", "-c", "core.fsmonitor=false"),
     *("-c", f"core.hooksPath={os.devnull}"),
 )

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..callbacks.calls import calls_of, start_fresh
-from ..checkpoint import DIRECTORY, Checkpoint, Checkpoints, run_choice, run_directory
+from ..checkpoint import Checkpoint, Checkpoints, run_choice, run_directory
 from ..checkpoint.left_out import LeftOut
 from ..checkpoint.run_choice import Selection
 from ..checkpoint.run_lock import RunLock
@@ -138,15 +138,13 @@ class _Fit:
             raise
         self._console.end(loop, self._directory)
 
-    # --- the loop ------------------------------------------------------------------------------
-
     def _make_loop(self) -> FitLoop:
         options = self._plan.options
         fit = self._set_up()
         self._run.optimizers = fit.optimization.optimizers
         self._run.schedulers = [scheduler.scheduler for scheduler in fit.optimization.schedulers]
         kept = (options.keep_checkpoints, options.async_checkpoints)
-        checkpoints = Checkpoints(self._directory / DIRECTORY, *kept, lock=self._lock)
+        checkpoints = Checkpoints(self._directory / run_directory.DIRECTORY, *kept, lock=self._lock)
         validate = self._validation() if self._loaders else None
         self._check = self._validation_check()
         return FitLoop(fit, checkpoints, validate, self._rate_factor())
@@ -238,8 +236,6 @@ class _Fit:
         args = self._module, run.strategy, run.recorder, feeds
         return lambda: check_validation(*args, run.metrics)
 
-    # --- the start -----------------------------------------------------------------------------
-
     def _start(self, loop: FitLoop) -> None:
         """Resume, write records, and print what the run will do."""
         run, chosen, layout = self._run, self._chosen, self._plan.layout
@@ -283,8 +279,8 @@ class _Fit:
         """Write records and open logs: after the last check that can refuse the run."""
         directory, plan, chosen = self._directory, self._plan, self._chosen
         if chosen.checkpoint is not None and chosen.is_same_run:
-            shown = map(plan.shown, set_aside(directory / DIRECTORY, chosen.checkpoint))
-            self._console.note(*(f"later checkpoint set aside: {path}" for path in shown))
+            for path in set_aside(directory / run_directory.DIRECTORY, chosen.checkpoint):
+                self._console.note(f"later checkpoint set aside: {plan.shown(path)}")
             hashes.truncate(directory, self._run.global_step)
         elif chosen.overwrites:
             run_directory.keep_overwritten(directory)
@@ -332,8 +328,6 @@ class _Fit:
             shown = self._plan.shown(kept)
             self._console.note(f"the run that was there is in {shown} until a checkpoint is saved")
 
-    # --- the end -------------------------------------------------------------------------------
-
     def _run_until_interrupted(self, loop: FitLoop) -> None:
         """Run the loop; Ctrl-C ends it with the command to resume."""
         try:
@@ -358,8 +352,7 @@ class _Fit:
                 saved = "not saved" if self._plan.options.fast_dev_run else "saved"
                 step = self._run.global_step
                 self._console.note(f"{saved} after step {step} and stopped by {name}")
-            # If one rank ended first, it would be reported as a failure, and its peers ended.
-            collectives.barrier()
+            collectives.barrier()  # one that ended first would be reported as a failure
             raise
         if self._plan.layout.is_main and not self._directory.is_dir():
             gone = "the run directory was removed while the run trained"

@@ -46,23 +46,14 @@ _BESIDE_LOSS = {
 
 @dataclass(frozen=True, kw_only=True)
 class DataLayout:
-    """Which part of each global batch a process reads.
+    """Which part of each global batch a process reads."""
 
-    Args:
-        replicas: Number of data-parallel replicas.
-        index: Index of this process' replica.
-        is_first: Whether no lower rank belongs to the same replica.
-        random_rank: The lowest rank that draws the same random numbers, such as dropout masks.
-        counts: Whether this process logs and predicts: the last stage of a pipeline.
-        devices: Devices of this process to which batches are copied ahead; several share a batch.
-    """
-
-    replicas: int = 1
-    index: int = 0
-    is_first: bool = True
-    random_rank: int
-    counts: bool = True
-    devices: Devices
+    replicas: int = 1  # data-parallel ones
+    index: int = 0  # of this process' replica
+    is_first: bool = True  # no lower rank belongs to the same replica
+    random_rank: int  # the lowest that draws the same random numbers, such as dropout masks
+    counts: bool = True  # this process logs and predicts: the last stage of a pipeline
+    devices: Devices  # of this process, to which batches are copied ahead; several share a batch
 
 
 class StepOutput(NamedTuple):
@@ -299,8 +290,7 @@ class Strategy:
     def state(self, optimization: Optimization | None) -> dict[str, Any]:
         """State of model and optimizers by parameter name: the same form with every strategy."""
         model = dict(self.module.state_dict())
-        # After it: an engine may have gathered parameters until then.
-        names = parameter_names(self.module)
+        names = parameter_names(self.module)  # after it: an engine may have gathered them
         optimizers = optimization.optimizers if optimization else []
         return {"model": model, "optimizers": [optimizer_state(opt, names) for opt in optimizers]}
 

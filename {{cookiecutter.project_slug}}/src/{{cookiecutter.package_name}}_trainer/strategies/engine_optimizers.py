@@ -27,12 +27,10 @@ T = TypeVar("T", bound=Optimizer)
 
 # Packages whose optimizers are elementwise, except those named below.
 EXAMINED = "torch.optim|timm|transformers|pytorch_optimizer|torch_optimizer|bitsandbytes|apex"
-# They use other parameters, such as the norm of all gradients, or draw random numbers.
-_OF_ALL = (
+_OF_ALL = (  # they use other parameters, such as the norm of all gradients, or draw random numbers
     "adagc|adai|alig|avagrad|dadapt.*|gravity|kron|(fused.*)?lamb(8bit|32bit)?|lbfgs|magma|prodigy"
 )
-# They use other elements of the same parameter: norms, factors, projections.
-_OF_PARAMETER = (
+_OF_PARAMETER = (  # they use other elements of the same parameter: norms, factors, projections
     "a2grad|adafactor.*|adago|adahessian|adalite|adammini|adamp|adanorm|adashift|adatam|aida|alice|"
     "amos|apollo.*|came|conda|dash|emofact|fadam|fira|flashadamw|fromage|galore.*|larc|"
     "(pytorch)?lars(8bit|32bit)?|lorarite|mars|.*muon.*|nero|.*novograd|racs|ralamb|ranger.*|rose|"

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-# Of a process on CPUs, in a step of any model; a GPU's context and allocator are in plan's margin.
-_PROCESS = 16 * 2**20
+_PROCESS = 16 * 2**20  # of a process on CPUs in any step; GPUs' context is in plan's margin
 Mark = Literal["measured", "derived", "unverified"]
 """``measured``: traced, a step of the strategy's own class; ``derived``: computed from a trace of
 one process, by a formula that benchmarks have confirmed; ``unverified``: by another formula."""
@@ -15,31 +14,21 @@ one process, by a formula that benchmarks have confirmed; ``unverified``: by ano
 class Sizes:
     """Bytes of a training step of one process without peers, and where it is to run.
 
-    Args:
-        parameters: Of all parameters and buffers.
-        gradients: Of the gradients of all trained parameters.
-        optimizer: Of the optimizers' states.
-        moments: Pairs in ascending order: bytes of gradients that were alive at some moments of
-            forward and backward, and the most bytes of all else that was, beside parameters,
-            buffers and states: activations, batch, temporary results.
-        step: The most bytes of temporary results while the optimizers step.
-        numels: Number of elements of each trained parameter, in the module's order.
-        unit: Of the parameters of the largest unit that ``fsdp`` would gather.
-        devices: Devices per node.
-        nodes: Number of nodes.
-        accelerator: ``"cpu"``, ``"cuda"``, or an engine's.
+    ``moments``: pairs in ascending order: bytes of gradients that were alive at some moments of
+    forward and backward, and the most bytes of all else that was, beside parameters, buffers and
+    states: activations, batch, temporary results.
     """
 
-    parameters: int
-    gradients: int
-    optimizer: int
+    parameters: int  # and buffers
+    gradients: int  # of all trained parameters
+    optimizer: int  # the states of all optimizers
     moments: Sequence[tuple[int, int]]
-    step: int
-    numels: Sequence[int]
-    unit: int = 0
-    devices: int = 1
+    step: int  # the most of temporary results while the optimizers step
+    numels: Sequence[int]  # elements of each trained parameter, in the module's order
+    unit: int = 0  # the parameters of the largest unit that ``fsdp`` would gather
+    devices: int = 1  # per node
     nodes: int = 1
-    accelerator: str = "cpu"
+    accelerator: str = "cpu"  # or "cuda", or an engine's
 
     @property
     def ranks(self) -> int:
@@ -91,31 +80,18 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of the rank that needs the most.
+    """Bytes of the rank that needs the most."""
 
-    Args:
-        peak: The most at any moment of a step; the others are not alive all at once.
-        parameters: Of parameters and buffers.
-        gradients: Of gradients when they are whole.
-        optimizer: Of the optimizers' states, and an engine's copy of the parameters.
-        activations: The most in forward and backward beside gradients.
-        buckets: Of an engine's buffers.
-        gathered: Of parameters and gradients that are whole for a time.
-        host: On the host's memory, if a strategy offloads.
-        mark: How the numbers were found.
-        note: What to know of them; may be empty.
-    """
-
-    peak: int
-    parameters: int
-    gradients: int
-    optimizer: int
-    activations: int
-    buckets: int = 0
-    gathered: int = 0
-    host: int = 0
-    mark: Mark = "derived"
-    note: str = ""
+    peak: int  # the most at any moment of a step; the others are not alive all at once
+    parameters: int  # and buffers
+    gradients: int  # when they are whole
+    optimizer: int  # the states, and an engine's copy of the parameters
+    activations: int  # the most in forward and backward beside gradients
+    buckets: int = 0  # an engine's buffers
+    gathered: int = 0  # parameters and gradients that are whole for a time
+    host: int = 0  # in the host's memory, if a strategy offloads
+    mark: Mark = "derived"  # how the numbers were found
+    note: str = ""  # what to know of them
 
 
 def divided(

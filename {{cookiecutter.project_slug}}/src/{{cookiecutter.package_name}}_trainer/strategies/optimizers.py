@@ -35,8 +35,6 @@ UNREACHED = (
 
 @dataclass
 class SchedulerConfig:
-    """A scheduler and its interval."""
-
     scheduler: LRScheduler | ReduceLROnPlateau
     interval: Literal["step", "epoch"] = "epoch"
     monitor: str | None = None
@@ -66,8 +64,6 @@ class SchedulerConfig:
 
 @dataclass
 class Optimization:
-    """All optimizers of a run and their schedulers."""
-
     optimizers: list[Optimizer]
     schedulers: list[SchedulerConfig]
 

@@ -82,8 +82,7 @@ class Precision:
         self.scaler: torch.amp.GradScaler | None = scaler
         self._last_scale: float | None = None
         self._has_skipped = False
-        self._unscaled: set[int] = set()
-        """The optimizers whose gradients are unscaled, until the next backward or step."""
+        self._unscaled: set[int] = set()  # unscaled optimizers, until the next backward or step
         self._has_scaled = False  # whether the scaler has seen gradients since its last update
         self._is_together = False
 

@@ -63,14 +63,10 @@ class ProcessGroupStrategy(Strategy):
     """
 
     limits: Limits = Limits()
-    same_use: SameUse | None = None
-    """Compares what ranks use, if their collectives depend on it."""
-    averaged: GradientAverage | None = None
-    """Averages the gradients that no engine averages."""
-    engine_groups: EngineGroups | None = None
-    """The optimizers' groups, if the strategy has taken them over."""
-    wrapped: Any = None
-    """An engine's wrapper of a module, whose ``no_sync`` accumulates gradients."""
+    same_use: SameUse | None = None  # compares what ranks use, if their collectives depend on it
+    averaged: GradientAverage | None = None  # averages gradients that no engine does
+    engine_groups: EngineGroups | None = None  # of the optimizers, if the strategy took them over
+    wrapped: Any = None  # an engine's wrapper of a module, whose ``no_sync`` accumulates gradients
     layout: Layout
     _has_run = False
     _has_prefix = False  # whether torch prefixes errors of this process with its rank

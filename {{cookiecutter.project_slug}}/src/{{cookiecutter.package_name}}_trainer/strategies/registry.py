@@ -58,7 +58,6 @@ class Entry:
 
     @property
     def limits(self) -> Limits:
-        """The limits of the strategy under this name."""
         return self._limited(self.cls.limits)
 
     def make(self, options: Mapping[str, Any]) -> Strategy:
@@ -96,10 +95,8 @@ class Registration:
 
 _ENTRIES: dict[str, Entry] = {}
 _REFUSED: dict[str, str] = {}
-variables: list[str] = []
-"""Environment variables that the folders read."""
-lost_peer_errors: list[str] = []
-"""Names of engines' exceptions that only report the loss of a peer."""
+variables: list[str] = []  # of the environment, that the folders read
+lost_peer_errors: list[str] = []  # names of engines' exceptions that only report the loss of a peer
 
 
 def register(name: str, strategy: type[Strategy]) -> None:

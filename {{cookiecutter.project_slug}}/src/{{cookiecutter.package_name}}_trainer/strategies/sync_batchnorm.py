@@ -59,8 +59,7 @@ class SyncBatchNorm(_BatchNorm):
             needed = "at least 2 values per channel in training"
             raise ValueError(f"BatchNorm needs {needed}, not {int(count)}")
         mean = sums / count
-        # Compute the mean first: E[x²] - E[x]² would lose precision.
-        centered = batch - mean.view(shape)
+        centered = batch - mean.view(shape)  # by the mean: E[x²] - E[x]² would lose precision
         variance = _over_ranks(centered.square().sum(dims)) / count
         self._track(mean.detach(), variance.detach() * count / (count - 1))
         output: Tensor = centered * torch.rsqrt(variance + self.eps).view(shape)

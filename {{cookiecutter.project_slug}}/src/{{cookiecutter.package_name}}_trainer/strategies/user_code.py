@@ -16,8 +16,7 @@ from ..checkpoint import dtensors
 from ..errors import UserError
 
 _ABOUT = ("shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_leaf", "grad")
-# What may be asked of any parameter; an engine that gathers it sets its data.
-_ALLOWED = {
+_ALLOWED = {  # what may be asked of any parameter; an engine that gathers it sets its data
     *(getattr(Tensor, name).__get__ for name in _ABOUT),
     *(getattr(Tensor, name).__set__ for name in ("grad", "requires_grad", "data")),
     *(Tensor.dim, Tensor.size, Tensor.numel, Tensor.is_floating_point, Tensor.is_complex),
@@ -151,13 +150,11 @@ class HookGuard:
         self._hook = "code after the fit"
 
     def error(self, what: str) -> UserError:
-        """The error of an operation on ``what``."""
         problem = f"{self._hook} uses {what} that are not whole in this process"
         return UserError(f"{problem}; {self._instead}")
 
     @contextmanager
     def __call__(self, hook: str) -> Iterator[None]:
-        """Context of the call of a hook."""
         parameters: list[Any] = list(self._module.parameters())
         replaced = self._replaced(parameters) if hook == "on_before_optimizer_step" else []
         try:

@@ -20,10 +20,8 @@ from ..optimizers import Optimization
 _LEAVES = -1  # what a worker sends instead of a signal when it ends as intended
 MOST_TO_MEET = timedelta(days=1)  # workers meet when the slowest has made its steps of the epoch
 
-Gradients = Sequence[Tensor | None]
-"""Of each parameter; ``None`` if it was not used."""
-Clipping = tuple[float, float]
-"""Bound of a gradient's norm, and of its values; 0 does not clip."""
+Gradients = Sequence[Tensor | None]  # of each parameter; ``None`` if it was not used
+Clipping = tuple[float, float]  # bounds of a gradient's norm, and of its values; 0 does not clip
 
 
 class Server:
@@ -44,8 +42,7 @@ class Server:
         self._computing: dict[int, int] = {}  # by worker that computes: the version of its weights
         self._waiting: dict[int, Gradients] = {}  # by worker that waits for a step
         self._started = [0] * workers  # number of steps that each worker has started
-        self._signal = self._last = 0
-        """The signal on which all workers stop, and after which of their steps."""
+        self._signal = self._last = 0  # on which all workers stop, and after which of their steps
         self._changed = threading.Condition()
         self._threads: list[threading.Thread] = []
 
@@ -113,7 +110,6 @@ class Server:
             thread.start()
 
     def leave(self) -> None:
-        """Wait until all workers have left."""
         for thread in self._threads:
             thread.join(self._timeout)
 

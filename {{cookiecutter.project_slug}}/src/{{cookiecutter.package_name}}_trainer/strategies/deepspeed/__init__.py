@@ -18,8 +18,7 @@ _SOURCE = Source(
     *("deepspeed", 50, _read, ("CROSS_RANK", "CROSS_SIZE", "LOCAL_SIZE", "MASTER_ADDR")),
     lambda env: [f"--local_rank={env.get('LOCAL_RANK')}"],  # by its launcher; a variable has it too
 )
-# The second one is Lightning's.
-VARIABLES = ("TRAINER_DEEPSPEED_CONFIG", "PL_DEEPSPEED_CONFIG_PATH")
+VARIABLES = ("TRAINER_DEEPSPEED_CONFIG", "PL_DEEPSPEED_CONFIG_PATH")  # the second is Lightning's
 ELSEWHERE = (
     "use strategy='fsdp' or 'ddp', with --trainer.strategy_options.find_unused_parameters true"
 )

@@ -375,7 +375,6 @@ class DeepSpeed(ProcessGroupStrategy):
 
     @property
     def one_bit_adam(self) -> OneBitAdam | None:
-        """The optimizer, if it is 1-bit Adam."""
         optimizer = self.engine.basic_optimizer if self.engine is not None else None
         return optimizer if isinstance(optimizer, OneBitAdam) else None
 
@@ -403,8 +402,7 @@ class DeepSpeed(ProcessGroupStrategy):
             for name in ("slices", "_unused", "_step_module"):  # they have hooks of the engine
                 self.__dict__.pop(name, None)
         del engine
-        # It is part of reference cycles, and would keep the group and gloo's threads alive.
-        gc.collect()
+        gc.collect()  # else reference cycles keep the group and gloo's threads alive
         super().teardown()
         process.forget_process_group()
 

@@ -37,8 +37,7 @@ class OneBitAdam(Optimizer):
     ) -> None:
         defaults = {"lr": lr, "freeze_step": freeze_step, "betas": tuple(betas), "eps": eps}
         super().__init__(params, {**defaults, "weight_decay": weight_decay})
-        # Not in `state`: it is rank-local.
-        self.errors: dict[Tensor, CompressionErrors] = {}
+        self.errors: dict[Tensor, CompressionErrors] = {}  # not in `state`: it is rank-local
 
     @property
     def compresses(self) -> bool:

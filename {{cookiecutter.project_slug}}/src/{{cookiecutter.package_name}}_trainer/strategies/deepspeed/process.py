@@ -29,8 +29,7 @@ from ...launch.cluster import Layout
 from ..gradients.averaging import FixedOrder
 from ..optimizers import UNREACHED
 
-# Attributes that stage 3 sets on every module; the first two refer to its engine.
-_OF_STAGE_3 = {
+_OF_STAGE_3 = {  # attributes that stage 3 sets on every module; the first two refer to its engine
     *("pre_bwd_fn", "post_bwd_fn", "applied_pre_backward_ref_cnt", "all_parameters"),
     *("ds_id", "ds_grads_remaining", "ds_recompute_parameters", "ds_external_parameters"),
     *("ds_inflight_param_registry", "_original_parameters", "_external_params"),

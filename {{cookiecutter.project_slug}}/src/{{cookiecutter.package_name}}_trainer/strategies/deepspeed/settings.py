@@ -35,12 +35,9 @@ _SCHEDULERS = ("LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCo
 _SMALL_BUCKET, _SMALL_GATHER, _LARGE_BUCKET = 4_000_000, 5_000_000, 500_000_000
 _FLOAT32 = 4
 _MOST_BYTES = 2**20  # of a file
-# Of a process on CPUs in a step of any model, measured: the engine's own.
-_PROCESS = 45 * 2**20
-# DeepSpeed's defaults of stage 3, in elements.
-_LIVE, _PREFETCHED = 10**9, 5 * 10**7
-# Settings that split or reduce batches and gradients differently from the trainer.
-_NOT_TAKEN = {
+_PROCESS = 45 * 2**20  # of a process on CPUs in a step of any model, measured: the engine's own
+_LIVE, _PREFETCHED = 10**9, 5 * 10**7  # of stage 3 by default, in elements
+_NOT_TAKEN = {  # settings that split or reduce batches and gradients differently from the trainer
     **dict.fromkeys(
         ("tensor_parallel", "sequence_parallel_size", "data_parallel_size", "expert_parallel"),
         "the trainer splits batches over all processes",
@@ -121,7 +118,6 @@ def kind(config: Mapping[str, Any], name: str) -> str | None:
 
 
 def is_one_bit_adam(config: Mapping[str, Any]) -> bool:
-    """Whether the configuration selects 1-bit Adam."""
     return (kind(config, "optimizer") or "").lower() == ONE_BIT_ADAM
 
 
@@ -196,12 +192,10 @@ def completed(config: Mapping[str, Any]) -> dict[str, Any]:
     # Its timer synchronizes with the device twice per step.
     complete.setdefault("timers", {"throughput": {"enabled": False}})
     return complete | {
-        # Used only for DeepSpeed's own throughput numbers.
-        "train_micro_batch_size_per_gpu": 1,
+        "train_micro_batch_size_per_gpu": 1,  # used only for DeepSpeed's own throughput numbers
         # The trainer determines the last micro-batch of a step, and weights the losses.
         "gradient_accumulation_steps": 1,
-        # The default is 1.0; the trainer sets the value at each step.
-        "gradient_clipping": 0.0,
+        "gradient_clipping": 0.0,  # the default is 1.0; the trainer sets the value at each step
         # Unsupported optimizers were already reported, with the reason.
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
@@ -274,7 +268,6 @@ def zero_memory(sizes: Sizes, stage: int, zero: Mapping[str, Any]) -> Memory:
 
 
 def _offloaded(need: Memory, mine: Sizes, sizes: Sizes, zero: Mapping[str, Any]) -> Memory:
-    """Move to the host what the configuration offloads."""
     steps, holds = (
         (zero.get(name) or {}).get("device", "none") != "none"
         for name in ("offload_optimizer", "offload_param")

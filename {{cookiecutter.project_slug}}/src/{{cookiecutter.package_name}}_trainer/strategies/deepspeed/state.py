@@ -28,15 +28,12 @@ _STEPS = "step"  # Adam's step count; may be a tensor
 
 @dataclass(frozen=True)
 class Slice:
-    """The position of a part of a parameter, of ``length`` elements, perhaps none.
+    """The position of a part of a parameter."""
 
-    It begins at ``start`` in ``flat``, which the optimizer steps, and ``offset`` in the parameter.
-    """
-
-    flat: Tensor
-    start: int
-    offset: int
-    length: int
+    flat: Tensor  # which the optimizer steps
+    start: int  # in ``flat``
+    offset: int  # in the parameter
+    length: int  # number of elements, perhaps none
 
     def within(self, tensor: Tensor) -> Tensor:
         """The part, in a tensor with the shape of ``flat``."""
@@ -205,7 +202,6 @@ class ShardedState:
         self._aliases = {name: first[id(parameter)] for name, parameter in named}
 
     def state(self) -> dict[str, Any]:
-        """State in the form of ``Strategy.state``."""
         model, groups = self._weights(), named_groups(self._optimizer.param_groups, self._groups)
         return {"model": model, "optimizers": [{"state": self._values(), "param_groups": groups}]}
 
@@ -242,7 +238,6 @@ class ShardedState:
                 yield name, shard
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Load a state of any strategy."""
         if isinstance(self._slices, ParameterSlices):
             self._load_parts(state["model"], self._slices)
         else:

@@ -78,8 +78,7 @@ class FSDP(ProcessGroupStrategy):
     _step_module: Any = None
     roots: Sequence[nn.Module] = ()
     whole_blocks: bool | None = None  # default: on GPUs
-    half: torch.dtype | None = None
-    """The data type in which units compute without autocast, if it is not their parameters'."""
+    half: torch.dtype | None = None  # in which units compute without autocast, if it is another
     _synchronizes = True  # the default of units
 
     def __init__(
@@ -172,7 +171,6 @@ class FSDP(ProcessGroupStrategy):
         self._guard = WeightGuard(whole=map(id, self.whole_parameters()))
 
     def shard_units(self, module: TrainingModule) -> None:
-        """Choose units, and shard them."""
         if self.parameter_dtype is None:
             self.half, self.precision.dtype = self.precision.dtype, None  # without autocast
         # A backward inside a step reshards the root unit, which later operations may still use.

@@ -106,7 +106,6 @@ class SameUse:
             self.note(*(f"does not use {name}" for name in unused(loss, self._parameters())))
 
     def close(self) -> None:
-        """Stop comparing."""
         for handle in self._handles:
             handle.remove()
 

@@ -21,10 +21,9 @@ def count(parameter: Any) -> int:
 def note(named: Iterable[tuple[str, Tensor]]) -> None:
     """Say that a hook sees the gradient of one process."""
     for name in [name for name, parameter in named if count(parameter)][:1]:
-        output.print_once(
-            f"note: {name} has a hook of its gradient, which runs before ranks average: what is "
-            "not linear, such as a clamp, belongs in on_before_optimizer_step"
-        )
+        does = f"{name} has a hook of its gradient, which runs before ranks average"
+        advice = "what is not linear, such as a clamp, belongs in on_before_optimizer_step"
+        output.print_once(f"note: {does}: {advice}")
 
 
 @contextmanager

@@ -20,7 +20,6 @@ def rebuild_buckets(wrapped: DistributedDataParallel) -> None:
     wrapped.reducer.prepare_for_backward([])
     with without_hooks(parameters):
         torch.stack([parameter.sum() * 0 for parameter in parameters]).sum().backward()
-    # Gradients are views of the first buckets and would keep them in memory.
-    for parameter in parameters:
+    for parameter in parameters:  # its gradient, a view, would keep the first bucket in memory
         parameter.grad = None
     wrapped.reducer._rebuild_buckets()

@@ -72,8 +72,7 @@ class DDP(ProcessGroupStrategy):
         if rest := [*frozen, *excluded.values()]:
             self.averaged = GradientAverage(rest)
         self._trained = [pair for pair in trained(module) if pair[0] not in excluded]
-        # DDP raises an error for a module without trainable parameters.
-        if self._trained or not excluded:
+        if self._trained or not excluded:  # DDP raises an error if no parameter is trained
             self.wrapped = self.steps["training"] = self.wrap(step)
         if self.layout.is_main:
             user_hooks.note(self._trained)
@@ -122,7 +121,6 @@ class DDP(ProcessGroupStrategy):
         return memory(sizes, work=work, step=step, buckets=buckets)
 
     def wrap(self, module: StepModule) -> DistributedDataParallel:
-        """Wrap the module in torch's DDP."""
         # Without device_ids: with them, DDP would traverse each batch, which is already on the
         # device, and fail on types that cannot be rebuilt from their items, such as defaultdict.
         wrapped = DistributedDataParallel(

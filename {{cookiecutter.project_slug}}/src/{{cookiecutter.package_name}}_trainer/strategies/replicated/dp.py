@@ -45,8 +45,7 @@ class ReplicatedStep(StepModule):
         super().__init__(module)
         self._devices, self._dtype, self._splitter = device_list, dtype, Splitter()
         self._guard = WeightGuard("which would be lost: each step has new replicas")
-        self.counts: list[float] = [1.0]
-        """What the parts of the batch count."""
+        self.counts: list[float] = [1.0]  # what the parts of the batch count
 
     def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         run = self.module.trainer_state.run
@@ -56,8 +55,7 @@ class ReplicatedStep(StepModule):
         self.counts = counts_of(self.module, parts, sizes)
         pairs = zip(parts, self._devices, strict=False)
         pieces = [moving.move(piece, device, self._dtype) for piece, device in pairs]
-        # All before the first one's step, which may change buffers.
-        replicas = [
+        replicas = [  # all before the first one's step, which may change buffers
             replicate(self.module, device, is_first=index == 0)
             for index, device in enumerate(self._devices[: len(pieces)])
         ]

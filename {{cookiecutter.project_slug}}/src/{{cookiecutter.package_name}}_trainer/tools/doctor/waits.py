@@ -53,7 +53,6 @@ class Waits(TorchDispatchMode):
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Note what waits in this context."""
         calls: Any = dict.fromkeys(("synchronize", "empty_cache"), lambda *_, **__: self.note())
         with mock.patch.multiple(torch.cuda, **calls), self, _Functions(self):
             yield

@@ -44,17 +44,13 @@ _ATEN: Any = torch.ops.aten
 
 
 class Trace(NamedTuple):
-    """The sizes of a rank at the two batches, and what else a trace tells.
-
-    ``asked``: operators that waited for values; ``rates``: learning rates of the optimizers;
-    ``elements``: number of elements of all parameters.
-    """
+    """The sizes of a rank at the two batches, and what else a trace tells."""
 
     base: memory.Sizes
     doubled: memory.Sizes
-    asked: Sequence[str]
-    rates: Sequence[float]
-    elements: int
+    asked: Sequence[str]  # operators that waited for values
+    rates: Sequence[float]  # learning rates of the optimizers
+    elements: int  # of all parameters
 
 
 def extrapolated(base: memory.Sizes, doubled: memory.Sizes, batch: float) -> memory.Sizes:
@@ -95,8 +91,7 @@ class Live(TorchDispatchMode):
     def __init__(self, answers: Mapping[Any, Callable[..., Any]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._answers, self.asked = answers, set[str]()
-        self.total = self.gradients = 0
-        """Bytes that are alive; and of them, those that are gradients."""
+        self.total = self.gradients = 0  # bytes that are alive; those that are gradients
         self.moments: dict[int, int] = {}
         """Bytes of gradients, and the most bytes of all else then, since :meth:`begin`."""
         self._watched: list[Tensor] = []
@@ -120,7 +115,6 @@ class Live(TorchDispatchMode):
             yield
 
     def begin(self) -> None:
-        """Forget moments."""
         self.moments = {}
         self._note()
 
@@ -195,8 +189,7 @@ def _masked(x: Tensor, indices: Any) -> Any:
     return None
 
 
-# Bounds for what depends on data: item() is 1, `if tensor:` is false, a mask keeps all.
-_ANSWERS: dict[Any, Any] = {
+_ANSWERS: dict[Any, Any] = {  # bounds: item() is 1, `if tensor:` is false, a mask keeps all
     _ATEN._local_scalar_dense.default: _item,
     _ATEN.equal.default: lambda *_: True,
     _ATEN.nonzero.default: lambda x: x.new_empty((x.numel(), x.dim()), dtype=torch.int64),
@@ -206,8 +199,7 @@ _ANSWERS: dict[Any, Any] = {
 
 
 def _deepcopy(tensor: Tensor, memo: dict[int, Tensor]) -> Tensor:
-    # torch's own sets a storage, which corrupts memory if it is fake.
-    copy = tensor.detach().clone()
+    copy = tensor.detach().clone()  # torch's own sets a storage: if fake, it corrupts memory
     copy = nn.Parameter(copy) if isinstance(tensor, nn.Parameter) else copy
     memo[id(tensor)] = copy.requires_grad_(tensor.requires_grad)
     return copy
@@ -251,8 +243,7 @@ def _fake_group(strategy: FSDP, on_gpus: bool) -> Iterator[None]:
         mock.patch.object(rendezvous, "connect_store", return_value=FakeStore()),
         mock.patch.object(hangs, "limited", contextlib.nullcontext),
         mock.patch.multiple(strategy, **mocks),
-        # They would ask the peers: by the store, and with copies of some gradients.
-        mock.patch.object(SameUse, "note"),
+        mock.patch.object(SameUse, "note"),  # they would ask the peers, or copy gradients
         mock.patch.object(GradientAverage, "average"),
         # A mesh reads the ranks that it is made of.
         mock.patch.object(DeviceMesh, "__init__", unset_fake_temporarily()(DeviceMesh.__init__)),

@@ -24,7 +24,6 @@ class Check(NamedTuple):
 
 
 def check(run: Run) -> list[Check]:
-    """Examine each cause."""
     causes = tomllib.loads(files(__package__).joinpath("causes.toml").read_text(encoding="utf-8"))
     checks = []
     for cause, limits in causes.items():

@@ -29,8 +29,7 @@ _MOST_CURVES, _MOST_BYTES, _MOST_OF_ONE, _MOST_ROWS = 400, 600_000, 1_000, 2_000
 # Which values are better, by words of their names.
 _LOWER = re.compile(r"(?i)loss|perplexity|error|\bm[as]e\b|rmse")
 _HIGHER = re.compile(r"(?i)acc|f1|auc|recall|iou|bleu|rouge|score|\br2\b")
-# Names of run.json, and those that the page has.
-_FACTS = {
+_FACTS = {  # names of run.json, and those that the page has
     **dict.fromkeys(("strategy", "precision", "device")),
     **{"layout.world_size": "processes", "samples_per_step": "samples per step"},
 }

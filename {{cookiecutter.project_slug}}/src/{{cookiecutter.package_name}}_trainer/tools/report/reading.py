@@ -18,8 +18,7 @@ from ...logging.loggers import read_rows
 from ...logging.remote_loggers import flat
 from ...options import redaction
 
-Series = dict[str, list[tuple[int, float]]]
-"""Values by name: the step, counted from 1, and the value."""
+Series = dict[str, list[tuple[int, float]]]  # by name: the step, counted from 1, and the value
 # The events of a category: a pattern of "kind/name". A moment belongs to the first category that
 # is active: communication counts only where nothing is computed meanwhile. On a GPU its own
 # timeline counts, and the host's where it is idle.
@@ -46,13 +45,11 @@ _ON_GPU = {
 _STEP = r"user_annotation/ProfilerStep#\d+$"
 _WAIT = r"\w*/(cuda|hip)(Stream|Device|Event)Synchronize"
 _KNOWN = ("data", "copy", "compute", "communication", "optimizer", "checkpoint", "validation")
-CATEGORIES = (*_KNOWN, "other")
-"""``other``: the rest; Python, the launch of kernels, and waiting."""
+CATEGORIES = (*_KNOWN, "other")  # ``other``: the rest; Python, the launch of kernels, and waiting
 _MOMENTS = 1_000_000  # of a step
 _MOST_BYTES, _MOST_WORK = 2**27, 10**8  # of a trace; steps times spans
 
-Span = tuple[float, float]
-"""Begin and end in microseconds."""
+Span = tuple[float, float]  # begin and end in microseconds
 
 
 class Step(NamedTuple):
@@ -76,20 +73,15 @@ class Trace(NamedTuple):
 
 
 class Spent(NamedTuple):
-    """Seconds since the first start, by what they were spent on.
+    """Seconds since the first start, by what they were spent on."""
 
-    ``training``: the steps that count, without their waits for ``data``; ``repeated``: steps that a
-    restart has lost; ``between``: from the end of an attempt to the next one; ``other``: start-up,
-    and what is not measured, such as what follows the last logged step.
-    """
-
-    training: float
+    training: float  # the steps that count, without their waits for ``data``
     data: float
     checkpoint: float
     validation: float
-    repeated: float
-    between: float
-    other: float
+    repeated: float  # steps that a restart has lost
+    between: float  # from the end of an attempt to the next one
+    other: float  # start-up, and what is not measured, such as what follows the last logged step
 
     @property
     def wall(self) -> float:
@@ -103,22 +95,17 @@ class Spent(NamedTuple):
 
 
 class Run(NamedTuple):
-    """A run, as its directory describes it.
-
-    ``attempts``: those of ``run.json``, the first one first; ``facts``: what it says of the last
-    one, by dotted key; ``config``: options of ``config.yaml``, likewise; ``written_at``: when its
-    logs were last written, in seconds since 1970; ``notes``: what is missing or damaged.
-    """
+    """A run, as its directory describes it."""
 
     name: str
-    attempts: list[dict[str, Any]]
-    facts: dict[str, str]
-    config: dict[str, str]
+    attempts: list[dict[str, Any]]  # of ``run.json``, the first one first
+    facts: dict[str, str]  # what it says of the last one, by dotted key
+    config: dict[str, str]  # options of ``config.yaml``, likewise
     metrics: Series
     speed: Series
     traces: list[Trace]
-    written_at: float | None
-    notes: list[str]
+    written_at: float | None  # when its logs were last written, in seconds since 1970
+    notes: list[str]  # what is missing or damaged
 
     @property
     def restarts(self) -> list[tuple[float | None, int | None]]:

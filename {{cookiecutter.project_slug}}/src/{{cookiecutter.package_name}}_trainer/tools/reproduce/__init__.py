@@ -18,8 +18,7 @@ from ...run.rank import RankRun
 from . import compare
 
 HELP = "Run a recorded run again, and say what differs first."
-# Options that may differ: where the run is and what it writes, and on what hardware it runs.
-_SAFE = (
+_SAFE = (  # options that may differ: where the run is, what it writes, on what hardware
     *("accelerator", "devices", "num_nodes", "default_root_dir", "run_name", "overwrite", "resume"),
     *("loggers", "enable_progress_bar", "keep_checkpoints", "async_checkpoints"),
 )

@@ -28,8 +28,7 @@ _OF_HOSTS = {
 }
 Steps = dict[int, dict[str, Any]]
 _ONLY = "recorded with --trainer.record_hashes true only"
-# In the order in which one follows from the other.
-_CAUSES = {
+_CAUSES = {  # in the order in which one follows from the other
     "data": "the batch: the data, its order (seed, number of processes), or an augmentation",
     "options": "options of the optimizer: the learning rate, its schedule or scaling",
     "random": "random numbers: the seed, or code that draws other numbers",

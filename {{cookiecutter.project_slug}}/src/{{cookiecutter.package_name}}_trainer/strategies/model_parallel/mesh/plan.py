@@ -37,10 +37,8 @@ from . import styles
 DIMENSIONS = ("data", "shard", "tensor")
 ATTRIBUTE = "parallelize_plan"
 _Layouts = Iterable[Placement | None]
-# Relative difference of the norms of equal gradients; not 0: a GPU's kernel may sum in any order.
-_TOLERANCE = 1e-2
-# Styles that shard activations, and no parameters.
-_ACTIVATIONS = (
+_TOLERANCE = 1e-2  # relative, of norms of equal gradients: a GPU's kernel may sum in any order
+_ACTIVATIONS = (  # styles that shard activations, and no parameters
     PrepareModuleInput,
     PrepareModuleOutput,
     PrepareModuleInputOutput,
@@ -116,7 +114,6 @@ class Layer(NamedTuple):
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """The parameters that become DTensors."""
         is_plain = self.inner is None or isinstance(self.inner, _ACTIVATIONS)
         return [] if is_plain else list(self.module.parameters())
 

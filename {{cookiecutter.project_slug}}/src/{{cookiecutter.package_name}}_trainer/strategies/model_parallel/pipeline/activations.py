@@ -25,7 +25,6 @@ class TensorSpec(NamedTuple):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The data type."""
         return cast("torch.dtype", getattr(torch, self.type))
 
     def length(self, dtype: torch.dtype) -> int:
@@ -54,7 +53,6 @@ class Spec(NamedTuple):
 
     @classmethod
     def from_json(cls, value: Any) -> "Spec":
-        """Read a description that was sent as JSON."""
         return cls(tuple(TensorSpec(tuple(shape), *rest) for shape, *rest in value[0]), value[1])
 
     @property
@@ -124,7 +122,6 @@ def alias(tensor: Tensor, *others: Tensor, gradient: float = 0.0) -> Tensor:
 
 
 def pack(output: Any, spec: Spec, device: torch.device, uses: Uses) -> Tensor:
-    """Pack the output of a stage, as described."""
     pieces = []
     for tensor in output if isinstance(output, tuple) else (output,):
         if tensor.requires_grad:

@@ -30,11 +30,9 @@ class Measured:
     """Of a child and a micro-batch: seconds of forward and backward, and bytes."""
 
     seconds: float
-    saved: int
-    """What its forward keeps for its backward."""
+    saved: int  # what its forward keeps for its backward
     inputs: int
-    parameters: int
-    """With gradients and the states of an optimizer."""
+    parameters: int  # with gradients and the states of an optimizer
 
 
 @dataclass(frozen=True)

@@ -35,22 +35,15 @@ _EXPLAINED = {
     "not have been used in the graph": "training_step asks for a gradient with respect to what "
     "enters a pipeline, whose first stage is on another process: use strategy='ddp'",
 }
-Compute = Callable[[tuple[Any, ...]], Any]
-"""Gets the inputs of ``sequential_module`` and returns its output."""
+Compute = Callable[[tuple[Any, ...]], Any]  # of inputs of ``sequential_module``: its output
 
 
 @dataclass(frozen=True)
 class Step:
-    """The user's step on a micro-batch."""
-
-    run: Callable[[], Any]
-    """Returns, in training, what to call backward on."""
-    seed: int | None = None
-    """Seed of its random numbers before ``sequential_module``; ``None``: not seeded."""
-    samples: float | None = None
-    """What it counts; ``None``: what the batch does."""
-    checkpointed: bool = False
-    """Whether stages recompute their activations."""
+    run: Callable[[], Any]  # returns, in training, what to call backward on
+    seed: int | None = None  # of random numbers before ``sequential_module``, if any
+    samples: float | None = None  # what it counts; ``None``: what the batch does
+    checkpointed: bool = False  # stages recompute their activations
 
 
 class _Reached(BaseException):
@@ -77,7 +70,6 @@ class Boundary:
         vars(self._sequential)["forward"] = self._forward
 
     def close(self) -> None:
-        """Restore the module."""
         vars(self._sequential).pop("forward", None)
 
     def _forward(self, *inputs: Any) -> Any:
@@ -202,8 +194,7 @@ class OwnStage:
                 made.step(*arguments, target=target)
         except RuntimeError as error:
             self._schedules.clear()
-            # torch describes the stage's inputs in an error of its own.
-            cause = error.__cause__ or error
+            cause = error.__cause__ or error  # torch describes the inputs in an error of its own
             for sign, line in _EXPLAINED.items():
                 if sign in str(cause) and (len(steps) > 1 or sign != _CHANGED):
                     raise UserError(line) from cause
@@ -226,8 +217,7 @@ class OwnStage:
             torch.zeros(1) if inputs is None else inputs,
             group=self._group,
         )
-        # torch numbers the processes by their stages, and rank 0 has the last one.
-        stage.group_rank = position
+        stage.group_rank = position  # torch numbers processes by stages, and rank 0 has the last
         options: Any = {"loss_fn": lambda output, target: self._loss, "scale_grads": False}
         if count <= last:
             # All forwards, then all backwards; before 2.13 torch's gpipe needs more micro-batches.

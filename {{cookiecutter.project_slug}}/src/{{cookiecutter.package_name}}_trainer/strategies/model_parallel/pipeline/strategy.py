@@ -114,8 +114,7 @@ class Sequential(ProcessGroupStrategy):
 
     @property
     def data(self) -> DataLayout:
-        # Only the process with the last stage logs and predicts.
-        return replace(
+        return replace(  # only the process with the last stage logs and predicts
             super().data,
             replicas=self.processes.replicas,
             index=self.processes.replica,

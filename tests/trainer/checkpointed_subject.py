@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import my_project_trainer as trainer
 import torch
 from my_project_trainer.checkpoint import reading as checkpoint
 from safetensors.torch import save_file
@@ -59,7 +58,7 @@ class Network(nn.Module):
         return self.head(self.images(x.view(len(x), 2, -1)).flatten(1))
 
 
-class Model(trainer.TrainingModule):
+class Model(fitting.Descends, lr=0.05, momentum=0.9):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
@@ -75,9 +74,6 @@ class Model(trainer.TrainingModule):
         before = Block.forwards
         self.network(batch[0])
         self.log("forwards_in_validation", float(Block.forwards - before))
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
 
     def train_dataloader(self) -> DataLoader[Any]:
         x = torch.randn(48, FEATURES, generator=torch.Generator().manual_seed(1))

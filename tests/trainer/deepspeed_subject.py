@@ -21,6 +21,8 @@ from torch.nn.functional import mse_loss
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
+from fitting import Descends
+
 WARMUP = {"warmup_min_lr": 0.01, "warmup_max_lr": 0.2, "warmup_num_steps": 5}
 ONE_BIT = {"lr": 0.02, "freeze_step": 4, "betas": [0.8, 0.9], "eps": 1e-4, "cuda_aware": True}
 
@@ -31,7 +33,7 @@ def warmed_up(step: int) -> float:
     return low + (high - low) * min(max(step - 1, 0) / WARMUP["warmup_num_steps"], 1.0)
 
 
-class Sometimes(Base):
+class Sometimes(Descends, Base):
     """Leaves one of its layers out in every second batch; knows no momentum."""
 
     def __init__(self, **base: Any) -> None:
@@ -48,9 +50,6 @@ class Sometimes(Base):
         loss = mse_loss(self.last(hidden.tanh()), y)
         self.log("loss", loss)
         return loss
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 class Grouped(Regression):
@@ -92,21 +91,15 @@ class Rated(Regression):
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 
 
-class Plain(Regression):
+class Plain(Descends, Regression, lr=1.0):
     """SGD, without a scheduler and momentum."""
 
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=1.0)
 
-
-class Overflowing(Regression):
+class Overflowing(Descends, Regression, lr=1e-3):
     """Its first scaled gradients do not fit into float16."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return super().training_step(batch, batch_idx) * 300
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=1e-3)
 
 
 subject.KINDS.update(

@@ -29,6 +29,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import emulated_gpu
 from emulated_counts import counting
 from emulated_gpu import NAME
+from fitting import Descends
 
 RANKS, STEPS, SAVED = 4, 4, 2
 REPLICAS = {"data": 2, "tensor": 2, "timeout_seconds": 600.0}
@@ -59,7 +60,7 @@ class Drawing(nn.Module):
         return output
 
 
-class Model(trainer.TrainingModule):
+class Model(Descends, by=torch.optim.AdamW, lr=0.01, fused=True):
     """Draws in its first layer."""
 
     def __init__(self) -> None:
@@ -78,9 +79,6 @@ class Model(trainer.TrainingModule):
 
     def train_dataloader(self) -> Any:
         return DataLoader(TensorDataset(torch.arange(64.0).view(16, 4) / 64), batch_size=2)
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.AdamW(self.parameters(), lr=0.01, fused=True)
 
 
 def fit(folder: Path, **options: Any) -> tuple[Any, Model]:

@@ -22,10 +22,17 @@ from torch import Tensor
 
 
 class Descends(trainer.TrainingModule):
-    """Of plain SGD."""
+    """By plain SGD, or by another: ``class Model(Descends, by=torch.optim.Adam, lr=0.01)``."""
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
+    _by: Any = torch.optim.SGD
+    _options: Mapping[str, Any] = {"lr": 0.1}
+
+    def __init_subclass__(cls, by: Any = None, **options: Any) -> None:
+        super().__init_subclass__()
+        cls._by, cls._options = by or cls._by, options or cls._options
+
+    def configure_optimizers(self) -> Any:
+        return self._by(self.parameters(), **self._options)
 
 
 class StepsByHand(trainer.TrainingModule):

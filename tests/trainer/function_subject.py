@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
+from fitting import Descends
 
-class Net(trainer.TrainingModule):
+
+class Net(Descends, lr=0.1, momentum=0.9):
     """A small network with statistics of its own, on made-up data, for every stage."""
 
     def __init__(self) -> None:
@@ -40,9 +42,6 @@ class Net(trainer.TrainingModule):
 
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
         return self(batch[0])
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
 
     def train_dataloader(self) -> DataLoader[Any]:
         return loader(37)

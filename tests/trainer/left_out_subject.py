@@ -11,10 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from fitting import Descends
+
 WIDTH, STEPS = 128, 6
 
 
-class Adapted(trainer.TrainingModule):
+class Adapted(Descends, by=torch.optim.AdamW, lr=0.01):
     """The adapter starts as nothing, as that of LoRA."""
 
     def __init__(self, base: int = 1) -> None:
@@ -34,9 +36,6 @@ class Adapted(trainer.TrainingModule):
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
         self.log("loss", self.training_step(batch, batch_idx))
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.AdamW(self.parameters(), lr=0.01)
 
     def train_dataloader(self) -> DataLoader[Any]:
         data = torch.randn(8 * STEPS, WIDTH, generator=torch.Generator().manual_seed(2))

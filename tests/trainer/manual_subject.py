@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import my_project_trainer as trainer
 import torch
 import torch.distributed as dist
 from my_project_trainer.checkpoint.dtensors import local
@@ -20,12 +19,12 @@ from torch.nn.functional import mse_loss
 from torch.optim import SGD
 from torch.utils.data import DataLoader, TensorDataset
 
-from fitting import quiet
+from fitting import Descends, quiet
 
 SAMPLES = 48
 
 
-class ByHand(trainer.TrainingModule):
+class ByHand(Descends, lr=0.1, momentum=0.9):
     """A regression with manual optimization; the same weights and data in every process."""
 
     automatic_optimization = False
@@ -63,9 +62,6 @@ class ByHand(trainer.TrainingModule):
         """Keep a value as it is now; nothing is kept of ``None``."""
         if value is not None:
             self.seen[name] = value.detach().clone()
-
-    def configure_optimizers(self) -> Any:
-        return SGD(self.parameters(), lr=0.1, momentum=0.9)
 
     def train_dataloader(self) -> DataLoader[Any]:
         x = torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(2))

@@ -22,6 +22,8 @@ from torch.nn.functional import mse_loss
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
+from fitting import Descends
+
 WIDTH = 8
 NOTES: list[dict[str, Any]] = []
 
@@ -155,11 +157,8 @@ class Thawing(Odd):
         self.frozen.requires_grad_(self.current_epoch > 0)
 
 
-class OddAtOnce(Odd):
+class OddAtOnce(Descends, Odd, lr=0.05, momentum=0.9):
     """The same with one optimizer that computes element by element."""
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
 
 
 class ThawingAtOnce(OddAtOnce, Thawing):
@@ -185,7 +184,7 @@ class Changing(Even):
         return mse_loss(self(self.side(x) if batch_idx % 2 == 0 else x), y)
 
 
-class Routed(Even):
+class Routed(Descends, Even, lr=0.05):
     """Each rank uses an expert of its own, all of one size, and none uses the third."""
 
     def __init__(self) -> None:
@@ -197,9 +196,6 @@ class Routed(Even):
         for expert in self.chosen():
             x = self.experts[expert](x)
         return mse_loss(self(x), y)
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.05)
 
     def chosen(self) -> list[int]:
         """The experts of this rank in a step."""

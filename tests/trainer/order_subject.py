@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import my_project_trainer as trainer
 import torch
 import torch.distributed as dist
 from my_project_trainer.strategies.replicated import ddp
@@ -22,7 +21,7 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
 from collectives_record import recorded
-from fitting import quiet
+from fitting import Descends, quiet
 
 SAMPLES, WIDTH, BLOCKS = 37, 8, 4
 all_reduce = dist.all_reduce
@@ -39,7 +38,7 @@ class Block(nn.Module):
         return x + self.down(self.up(x).tanh())
 
 
-class Net(trainer.TrainingModule):
+class Net(Descends, by=torch.optim.Adam, lr=0.01):
     """Blocks one after another; ``situation``: see the functions below."""
 
     def __init__(self, situation: str = "") -> None:
@@ -70,9 +69,6 @@ class Net(trainer.TrainingModule):
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.log("val_loss", self(batch[0]).square().mean())
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.Adam(self.parameters(), lr=0.01)
 
     def train_dataloader(self) -> Any:
         x = torch.randn(SAMPLES, WIDTH, generator=torch.Generator().manual_seed(1))

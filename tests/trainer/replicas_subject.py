@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
-from fitting import quiet
+from fitting import Descends, quiet
 
 OPTIONS: dict[str, Any] = {"sequential": {"microbatches": 2}}
 
@@ -31,7 +31,7 @@ class Stream(IterableDataset[Tensor]):
             yield torch.full((6, 2), float(number))
 
 
-class Model(trainer.TrainingModule):
+class Model(Descends, lr=0.01):
     """Can be sharded in any way."""
 
     parallelize_plan = {  # noqa: RUF012
@@ -50,9 +50,6 @@ class Model(trainer.TrainingModule):
         self.seen = self.seen + x[:, 0, 0].sum()
         loss: Tensor = self.sequential_module(x).square().mean()
         return loss
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
 class Data(trainer.DataModule):

@@ -22,7 +22,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics.classification import MulticlassAccuracy
 
-from fitting import quiet
+from fitting import Descends, quiet
 
 TOKENS, WIDTH, LENGTH = 12, 8, 5
 SAMPLES = 25  # in evaluation the last batch has one sample: some rank has no part of it
@@ -104,7 +104,7 @@ class Tied(trainer.TrainingModule):
     val_dataloader = predict_dataloader = train_dataloader
 
 
-class Begins(Tied):
+class Begins(Descends, Tied, lr=0.0):
     """Keeps its initial weights, and the names of layers that are initialized here."""
 
     def __init__(self, folder: str = ".") -> None:
@@ -118,9 +118,6 @@ class Begins(Tied):
     def initialize(self, name: str, layer: nn.Module) -> None:
         self.drawn.append(name)
         super().initialize(name, layer)
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.0)
 
     def on_fit_end(self) -> None:
         (self.folder / f"drawn-{self.global_rank}.json").write_text(json.dumps(self.drawn))

@@ -9,17 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from my_project_trainer import TrainingModule
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fitting import StepsByHand, fit, saved
+from fitting import Descends, StepsByHand, fit, saved
 
 WIDTH = 4
 
 
-class Base(TrainingModule):
+class Base(Descends, by=torch.optim.Adam, lr=0.01):
     """A layer, and what a subject adds to it."""
 
     def __init__(self) -> None:
@@ -29,9 +28,6 @@ class Base(TrainingModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         return self(batch[0]).square().mean()
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.Adam(self.parameters(), lr=0.01)
 
     def train_dataloader(self) -> Any:
         x = torch.randn(16, WIDTH, generator=torch.Generator().manual_seed(2))
@@ -99,26 +95,20 @@ class Mixed(Base):
         return self.last(self.layer(x).double())
 
 
-class Factored(Base):
+class Factored(Base, by=torch.optim.Adafactor, lr=0.01):
     """Adafactor looks at the rows and columns of weights."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x)
 
-    def configure_optimizers(self) -> Any:
-        return torch.optim.Adafactor(self.parameters(), lr=0.01)
 
-
-class Penalty(Factored):
+class Penalty(Factored, by=torch.optim.Adam, lr=0.01):
     """A gradient penalty: the gradient of a gradient."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         x = batch[0].requires_grad_()
         (gradient,) = torch.autograd.grad(self(x).tanh().sum(), x, create_graph=True)
         return self(x).square().mean() + gradient.norm(dim=1).square().mean()
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.Adam(self.parameters(), lr=0.01)
 
 
 class Routed(Base):

@@ -13,6 +13,8 @@ from tests.gpu.training import train
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from fitting import Descends
+
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 WIDTH = 1024 if device.IS_GPU else 32
 STEPS = 8
@@ -94,7 +96,7 @@ def test_bf16_mixed_keeps_no_copy_of_all_weights_for_backward(tmp_path, record_p
     assert module.held < 0.5 * half
 
 
-class Hungry(trainer.TrainingModule):
+class Hungry(Descends):
     """Takes some MiB a sample; in a dry run it says that there is no memory for more than 37."""
 
     SAMPLES, MOST = 1000, 37
@@ -108,9 +110,6 @@ class Hungry(trainer.TrainingModule):
         if not device.IS_GPU and len(x) > self.MOST:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return (x.expand(len(x), MIB if device.IS_GPU else 1) * self.scale).tanh().square().mean()
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
     def train_dataloader(self) -> DataLoader[Any]:
         return DataLoader(TensorDataset(torch.ones(self.SAMPLES, 1)), batch_size=1)

@@ -13,8 +13,10 @@ from my_project_trainer.callbacks import EarlyStopping
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+from fitting import Descends
 
-class Slope(trainer.TrainingModule):
+
+class Slope(Descends, lr=1.0):
     """Logs the number of its steps as the loss, and has six batches an epoch."""
 
     def __init__(self, batches: Any = None) -> None:
@@ -28,9 +30,6 @@ class Slope(trainer.TrainingModule):
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.log("val_loss", 0.5)
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=1.0)
 
     def train_dataloader(self) -> Any:
         if self.batches is not None:

@@ -35,7 +35,7 @@ class Slow(Dataset[Tensor]):
         return torch.tensor([float(index), 1.0])
 
 
-class Model(trainer.TrainingModule):
+class Model(fitting.Descends, lr=0.001):
     """A step takes six seconds, and a batch of a validation a hundred."""
 
     def __init__(self, clock: Clock) -> None:
@@ -51,9 +51,6 @@ class Model(trainer.TrainingModule):
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.clock.now += 100
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.001)
 
     def train_dataloader(self) -> Any:
         return DataLoader(Slow(self.clock), batch_size=2)

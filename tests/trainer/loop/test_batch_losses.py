@@ -5,7 +5,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import my_project_trainer as trainer
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -15,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 from torch.utils.data import DataLoader, TensorDataset
 
-from fitting import quiet
+from fitting import Descends, quiet
 
 
-class Contrastive(trainer.TrainingModule):
+class Contrastive(Descends, lr=0.1, momentum=0.9):
     """Two views of a sample shall lie nearer to each other than to any other sample of the batch.
 
     InfoNCE: van den Oord et al. 2018, https://arxiv.org/abs/1807.03748.
@@ -38,9 +37,6 @@ class Contrastive(trainer.TrainingModule):
     def training_step_end(self, outputs: dict[str, Tensor]) -> Tensor:
         x, other = (normalize(outputs[name], dim=1) for name in ("x", "other"))
         return cross_entropy(x @ other.T / 0.2, torch.arange(len(x)))
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
 
     def train_dataloader(self) -> DataLoader[Any]:
         generator = torch.Generator().manual_seed(2)

@@ -14,14 +14,14 @@ from my_project_trainer.checkpoint import run_directory
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from fitting import quiet
+from fitting import Descends, quiet
 
 
 def data(samples: int = 16) -> TensorDataset:
     return TensorDataset(torch.arange(float(samples)).unsqueeze(1))
 
 
-class Model(trainer.TrainingModule):
+class Model(Descends, lr=0.01):
     """One weight; eight steps an epoch. What a test changes, it gives as attributes."""
 
     def __init__(self, **changed: Any) -> None:
@@ -31,9 +31,6 @@ class Model(trainer.TrainingModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         return (self.weight * batch[0]).mean()
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.01)
 
     def train_dataloader(self) -> Any:
         return DataLoader(data(), batch_size=2)

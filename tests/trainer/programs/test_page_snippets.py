@@ -19,6 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from fitting import Descends
+
 pytestmark = pytest.mark.usefixtures("apart")
 DOCS = ROOT / "docs"
 BESIDE = {"use_distributed_sampler": "false", "accelerator": "cpu", "devices": "1"}
@@ -115,7 +117,7 @@ def test_a_chunked_loss_is_that_of_all_tokens(tmp_path: Path) -> None:
     torch.testing.assert_close(found, [whole, hidden.grad, head.weight.grad], atol=1e-6, rtol=0)
 
 
-class Plain(trainer.TrainingModule):
+class Plain(Descends):
     """Keeps what it reads."""
 
     def __init__(self) -> None:
@@ -130,9 +132,6 @@ class Plain(trainer.TrainingModule):
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.log("value", self.layer(batch[0]).mean())
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 def test_random_windows_are_others_in_each_epoch_and_the_same_again() -> None:

@@ -5,14 +5,16 @@ from typing import Any
 
 import pytest
 import torch
-from my_project_trainer import DataModule, Trainer, TrainingModule, UserError
+from my_project_trainer import DataModule, Trainer, UserError
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
+
+from fitting import Descends
 
 pytestmark = pytest.mark.usefixtures("apart")
 
 
-class Model(TrainingModule):
+class Model(Descends, lr=1.0):
     """Each step subtracts 1 from its weight."""
 
     def __init__(self) -> None:
@@ -21,9 +23,6 @@ class Model(TrainingModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         return (batch[0] * self.weight).mean()
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=1.0)
 
 
 def data(batches: int = 2) -> Any:

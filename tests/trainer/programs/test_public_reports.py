@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from my_project_trainer import Trainer, TrainingModule, UserError
+from my_project_trainer import Trainer, UserError
 from my_project_trainer.callbacks import EMA
 from my_project_trainer.module.current_run import TrainerState
 from torch import Tensor, nn
@@ -14,10 +14,12 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 from torchmetrics.wrappers import ClasswiseWrapper
 
+from fitting import Descends
+
 pytestmark = pytest.mark.usefixtures("apart")
 
 
-class Model(TrainingModule):
+class Model(Descends, lr=1.0):
     """Each step subtracts 1 from its weights; ``b`` is frozen from epoch 1 on."""
 
     def __init__(self) -> None:
@@ -35,9 +37,6 @@ class Model(TrainingModule):
         if self.global_step == self.fails_at:
             raise RuntimeError("the disk is full")
         self.log_dict({"a": self.a.sum(), "b": self.b.sum()})
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=1.0)
 
 
 def data(batches: int = 2) -> Any:

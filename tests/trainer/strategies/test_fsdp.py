@@ -145,7 +145,7 @@ def test_a_call_inside_a_unit_is_explained():
         raise RuntimeError("another")
 
 
-class Forces(trainer.TrainingModule):
+class Forces(fitting.Descends, lr=0.5):
     """Its loss is of the gradient of its output."""
 
     def __init__(self) -> None:
@@ -159,9 +159,6 @@ class Forces(trainer.TrainingModule):
         loss = (forces - x).square().mean()
         self.log("loss", loss)
         return loss
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.5)
 
 
 def test_a_gradient_of_a_gradient_needs_gathered_units(apart):

@@ -110,5 +110,4 @@ def main(folder: Path, devices: int, strategy: str, cases: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:])

@@ -115,5 +115,4 @@ def main(folder: Path, options: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     main(Path(sys.argv[1]), json.loads(sys.argv[2]))

@@ -150,5 +150,4 @@ def main(folder: str, devices: str, strategy: str, options: str, backend: str, *
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     main(*sys.argv[1:])

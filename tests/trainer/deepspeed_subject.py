@@ -189,6 +189,5 @@ def validate(folder: Path, given: Any, options: dict[str, Any], run: Path) -> No
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     os.environ["CXX"] = "no-compiler"
     main(Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3]), sys.argv[4:])

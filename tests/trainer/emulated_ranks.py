@@ -136,7 +136,6 @@ def mesh(folder: Path) -> None:
 
 
 def main(folder: Path) -> None:
-    torch.set_num_threads(1)
     stay_on_loopback()
     emulated_gpu.install()
     emulated_gpu.draw_by_offset()

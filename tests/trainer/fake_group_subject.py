@@ -169,5 +169,4 @@ def main(*cases: str) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     main(*sys.argv[1:])

@@ -47,6 +47,13 @@ class StepsByHand(trainer.TrainingModule):
         optimizer.zero_grad()
 
 
+def draw(module: torch.nn.Module, scale: float = 0.4, seed: int = 1) -> None:
+    """The same parameters in every process."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in module.parameters():
+        parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * scale)
+
+
 def quiet(**options: Any) -> trainer.Trainer:
     """One that trains in this process; it shows and logs nothing unless it is told to."""
     shared = {"accelerator": "cpu", "devices": 1, "enable_progress_bar": False, "loggers": []}
@@ -107,5 +114,4 @@ def main(folder: Path, runs: list[dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     main(Path(sys.argv[1]), json.loads(sys.argv[2]))

@@ -19,7 +19,7 @@ from torch.nn.functional import mse_loss
 from torch.optim import SGD
 from torch.utils.data import DataLoader, TensorDataset
 
-from fitting import Descends, quiet
+from fitting import Descends, draw, quiet
 
 SAMPLES = 48
 
@@ -34,9 +34,7 @@ class ByHand(Descends, lr=0.1, momentum=0.9):
         self.accumulate, self.batch_size = accumulate, batch_size
         self.network = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
         self.seen: dict[str, Tensor] = {}
-        generator = torch.Generator().manual_seed(1)
-        for parameter in self.parameters():
-            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.3
+        draw(self, 0.3)
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         optimizer = self.optimizers()
@@ -187,5 +185,4 @@ def _value(text: str) -> Any:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     main(int(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])

@@ -129,5 +129,4 @@ def main(folder: Path, devices: int, strategies: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])

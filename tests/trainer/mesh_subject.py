@@ -207,7 +207,6 @@ def main(folder: str, name: str, devices: str, strategy: str, options: str, *sou
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     if sys.argv[1] == "order":
         order(Path(sys.argv[2]), sys.argv[3])
     elif sys.argv[1] == "draw":

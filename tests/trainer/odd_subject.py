@@ -22,7 +22,7 @@ from torch.nn.functional import mse_loss
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
-from fitting import Descends
+from fitting import Descends, draw
 
 WIDTH = 8
 NOTES: list[dict[str, Any]] = []
@@ -30,11 +30,6 @@ NOTES: list[dict[str, Any]] = []
 
 class Base(trainer.TrainingModule):
     """The same made-up data and parameters in every process."""
-
-    def start(self) -> None:
-        generator = torch.Generator().manual_seed(1)
-        for parameter in self.parameters():
-            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.4
 
     def train_dataloader(self) -> DataLoader[Any]:
         return self.loader(48)
@@ -81,7 +76,7 @@ class Even(Base):
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4)))
-        self.start()
+        draw(self)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x)
@@ -108,7 +103,7 @@ class Odd(Base):
         self.frozen = nn.Linear(WIDTH, WIDTH)
         self.unused = nn.Linear(3, 3)
         self.last = nn.Linear(WIDTH, WIDTH, bias=False)
-        self.start()
+        draw(self)
         self.last.weight = self.first.weight
         self.frozen.requires_grad_(False)
         self.register_buffer("total", torch.zeros((), dtype=torch.float64))
@@ -311,7 +306,6 @@ class Double(Even):
 
 def main(folder: Path, subject: str, options: str) -> None:
     """Fit, test what came of it, and test it again from its checkpoint."""
-    torch.set_num_threads(1)
     dist.PrefixStore = CountedStore  # of the trainer only: torch has imported its own by name
     module = globals()[subject]()
     defaults = {"accelerator": "cpu", "enable_progress_bar": False, "loggers": ["csv"]}

@@ -26,7 +26,7 @@ from torch.nn.functional import mse_loss
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
-from fitting import quiet
+from fitting import draw, quiet
 from pipeline_children import Decays, Shrinks, body
 
 SAMPLES, BATCH, STOP = 53, 12, 3  # the last batch of an epoch has 5 samples
@@ -49,9 +49,7 @@ class Subject(trainer.TrainingModule):
         self.out = nn.Linear(6, 3)
         if kind == "rare":
             self.rare, self.scale = nn.Linear(6, 3), nn.Parameter(torch.ones(()))
-        generator = torch.Generator().manual_seed(1)
-        for parameter in self.parameters():
-            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.4
+        draw(self)
         self.sequential_module[0].requires_grad_(kind != "frozen")
 
     def forward(self, x: Tensor) -> Tensor:
@@ -352,7 +350,6 @@ def failing(folder: Path, kind: str) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     if sys.argv[2] == "seen":
         for each, options in SEEN.items():
             seen(Path(sys.argv[1]), each, Case(options))

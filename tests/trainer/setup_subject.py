@@ -82,5 +82,4 @@ def main(folder: Path, strategy: str, devices: int, fails: bool) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4:] == ["fails"])

@@ -175,7 +175,6 @@ def overflow(folder: str, strategy: str, devices: str) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     if sys.argv[1] == "overflow":
         overflow(*sys.argv[2:])
     else:

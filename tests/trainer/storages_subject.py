@@ -177,5 +177,4 @@ def main(folder: Path, group: str, *names: str) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     main(Path(sys.argv[1]), *sys.argv[2:])

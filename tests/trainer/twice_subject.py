@@ -53,7 +53,6 @@ def fit(folder: Path, name: str) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     gc.disable()
     for name in ("first", "second"):
         fit(Path(sys.argv[1]), name)

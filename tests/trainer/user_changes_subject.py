@@ -386,7 +386,6 @@ def fitted(module: TrainingModule, folder: Path, options: dict[str, Any]) -> flo
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     folder, runs = Path(sys.argv[1]), json.loads(sys.argv[2])
     kinds = {name: globals()[name.partition(" ")[0]] for name in runs}
     found = {name: fitted(kinds[name](), folder / name, runs[name]) for name in runs}

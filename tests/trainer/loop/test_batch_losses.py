@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 from torch.utils.data import DataLoader, TensorDataset
 
-from fitting import Descends, quiet
+from fitting import Descends, draw, quiet
 
 
 class Contrastive(Descends, lr=0.1, momentum=0.9):
@@ -25,10 +25,8 @@ class Contrastive(Descends, lr=0.1, momentum=0.9):
 
     def __init__(self) -> None:
         super().__init__()
-        generator = torch.Generator().manual_seed(1)
         self.network = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 4))
-        for parameter in self.parameters():
-            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.4
+        draw(self)
 
     def training_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
         x, other = batch
@@ -115,5 +113,4 @@ def test_ddp2_on_two_nodes_compares_with_its_own_node(weights):
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))

@@ -145,7 +145,6 @@ def _losses(directory: Path) -> torch.Tensor:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     if len(sys.argv) > 3 and sys.argv[1].startswith("/"):
         train_all(Path(sys.argv[1]), *sys.argv[2:])
     else:

@@ -75,8 +75,6 @@ def validation_data() -> tuple[Tensor, Tensor]:
 
 
 class Records(trainer.Callback):
-    """The loss of each validation, and the batches of training."""
-
     def __init__(self) -> None:
         self.losses: list[float] = []
         self.batches: list[Any] = []

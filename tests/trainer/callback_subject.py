@@ -52,8 +52,6 @@ def _loader(samples: int) -> DataLoader[Any]:
 
 
 class Records(trainer.Callback):
-    """Records the names of its calls, with the step."""
-
     def __init__(self) -> None:
         self.calls: list[str] = []
 
@@ -117,8 +115,6 @@ class Average(trainer.Callback):
 
 
 class Stops(trainer.Callback):
-    """One rank asks to stop."""
-
     def __init__(self, at: int, rank: int = 0) -> None:
         self.at, self.rank = at, rank
 

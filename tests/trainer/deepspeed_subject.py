@@ -53,8 +53,6 @@ class Sometimes(Descends, Base):
 
 
 class Grouped(Regression):
-    """Two groups of parameters, a frozen layer, and a validation."""
-
     def __init__(self, **base: Any) -> None:
         super().__init__(**base)
         self.sequential_module[3].requires_grad_(False)

@@ -104,15 +104,11 @@ class Raises(Net):
 
 
 class RaisesUserError(Raises):
-    """Rank 1 finds a mistake of the user's in its second step."""
-
     def error(self) -> Exception:
         return trainer.UserError("a planted mistake")
 
 
 class Sleeps(Net):
-    """Stays in its first step, and says which process it is."""
-
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         Path(f"rank-{self.global_rank}").write_text(str(os.getpid()))
         time.sleep(60)
@@ -120,23 +116,17 @@ class Sleeps(Net):
 
 
 class WithLambda(Net):
-    """Cannot be pickled."""
-
     def __init__(self) -> None:
         super().__init__()
         self.head.activation = lambda x: x
 
 
 class PredictsLambda(Net):
-    """Gives predictions that ranks cannot exchange."""
-
     def predict_step(self, batch: Any, batch_idx: int) -> Any:
         return lambda: batch
 
 
 class WithFile(trainer.DataModule):
-    """Cannot be pickled."""
-
     def __init__(self) -> None:
         self.file = Path(__file__).open()  # noqa: SIM115
 

@@ -30,15 +30,11 @@ class Sleeps(classifier.ImageClassifier):
 
 
 class SlowTest(classifier.ImageClassifier):
-    """Writes down that the test has begun, and rests in each step."""
-
     def test_step(self, batch: Any, batch_idx: int) -> None:
         Path(f"testing-{self.global_rank}").touch()
         time.sleep(60)
 
 
 class Secretive(classifier.ImageClassifier):
-    """Takes a token, and does nothing with it."""
-
     def __init__(self, token: str = "", pin_key: int = 0, dropout: float = 0.0) -> None:
         super().__init__(dropout=dropout)

@@ -28,8 +28,6 @@ class OwnDDP(DDPPlugin):
 
 
 class Extended(DDPPlugin):
-    """Adds to both."""
-
     def init_ddp_connection(self, global_rank: int, world_size: int) -> None:
         super().init_ddp_connection(global_rank, world_size)
         Path(f"connected-{global_rank}").write_text(str(world_size))
@@ -41,8 +39,6 @@ class Extended(DDPPlugin):
 
 
 class NotWrapped(DDPPlugin):
-    """Forgets to wrap the model."""
-
     def configure_ddp(self) -> None:
         pass
 
@@ -68,8 +64,6 @@ class Model(LightningModule):
 
 
 class Numbers(LightningDataModule):
-    """Made-up data, the same in every process."""
-
     def train_dataloader(self) -> DataLoader[Any]:
         x = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
         return DataLoader(TensorDataset(x, x.prod(1, keepdim=True)), batch_size=4)

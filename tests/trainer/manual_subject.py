@@ -67,15 +67,11 @@ class ByHand(Descends, lr=0.1, momentum=0.9):
 
 
 class Accumulates(ByHand):
-    """Two batches a step."""
-
     def __init__(self) -> None:
         super().__init__(accumulate=2, batch_size=4)
 
 
 class Clips(ByHand):
-    """Clips in its own step: the norm in one batch, each value in the next."""
-
     def training_step(self, batch: Any, batch_idx: int) -> None:
         optimizer = self.optimizers()
         self.manual_backward(self.loss(batch))
@@ -144,8 +140,6 @@ class Unused(ByHand):
 
 
 class Frozen(ByHand):
-    """Its first layer is frozen, and thawed for the last two batches."""
-
     def __init__(self) -> None:
         super().__init__()
         self.network[0].requires_grad_(False)

@@ -121,8 +121,6 @@ def draw(folder: Path, devices: int, strategy: str) -> None:
 
 
 class Operations(TorchDispatchMode):
-    """Notes the names of matrix products and collectives, in order."""
-
     def __init__(self) -> None:
         super().__init__()
         self.names: list[str] = []

@@ -168,8 +168,6 @@ class Freezing(OddAtOnce):
 
 
 class Changing(Even):
-    """Uses a layer in every second batch only."""
-
     def __init__(self) -> None:
         super().__init__()
         self.side = nn.Linear(WIDTH, WIDTH, bias=False)
@@ -297,8 +295,6 @@ class Twice(Even):
 
 
 class Double(Even):
-    """One layer in float64."""
-
     def __init__(self) -> None:
         super().__init__()
         self.layers[1].double()

@@ -28,8 +28,6 @@ all_reduce = dist.all_reduce
 
 
 class Block(nn.Module):
-    """Two layers around a residual."""
-
     def __init__(self) -> None:
         super().__init__()
         self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)

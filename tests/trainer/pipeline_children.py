@@ -40,8 +40,6 @@ class Two(nn.Module):
 
 
 class Turned(nn.Module):
-    """Gives a transposed tensor."""
-
     def __init__(self, width: int) -> None:
         super().__init__()
         self.layer = nn.Linear(width, width)
@@ -98,8 +96,6 @@ def body(kind: str, width: int) -> nn.Sequential:
 
 
 class Shrinks(nn.Module):
-    """Gives fewer samples from its third call on."""
-
     calls = 0
 
     def forward(self, x: Tensor) -> Tensor:

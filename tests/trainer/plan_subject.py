@@ -27,8 +27,6 @@ class Net(Descends, by=torch.optim.Adam, lr=0.01):
 
 
 class WithNumpy(Net):
-    """Its step uses NumPy."""
-
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         return super().training_step(batch, batch_idx) * float(batch[0].numpy().mean())
 
@@ -47,15 +45,11 @@ class WithOperator(Net):
 
 
 class Endless(Net):
-    """Its step hangs."""
-
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         threading.Event().wait()
         return super().training_step(batch, batch_idx)
 
 
 class Exits(Net):
-    """Its step ends the process, without an error."""
-
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         sys.exit(0)

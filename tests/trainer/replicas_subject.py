@@ -21,8 +21,6 @@ OPTIONS: dict[str, Any] = {"sequential": {"microbatches": 2}}
 
 
 class Stream(IterableDataset[Tensor]):
-    """Every n-th of 16 samples."""
-
     def __init__(self, first: int, step: int) -> None:
         self.samples = range(first, 16, step)
 
@@ -32,8 +30,6 @@ class Stream(IterableDataset[Tensor]):
 
 
 class Model(Descends, lr=0.01):
-    """Can be sharded in any way."""
-
     parallelize_plan = {  # noqa: RUF012
         "sequential_module.0": ColwiseParallel(),
         "sequential_module.1": RowwiseParallel(),

@@ -19,8 +19,6 @@ from fitting import Descends, quiet
 
 
 class Points(DataModule):
-    """Writes its data in ``prepare_data``, and reads it in ``setup``."""
-
     def __init__(self, folder: Path, fails: bool = False) -> None:
         self.folder, self.fails = folder, fails
         self.calls: list[str] = []
@@ -47,8 +45,6 @@ class Points(DataModule):
 
 
 class Net(Descends):
-    """Creates its layer in ``setup``, with fixed weights."""
-
     processes = 1
 
     def __init__(self) -> None:

@@ -40,8 +40,6 @@ class Sequences(Dataset[Tensor]):
 
 
 class Block(nn.Module):
-    """A residual layer."""
-
     def __init__(self) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(WIDTH)
@@ -53,8 +51,6 @@ class Block(nn.Module):
 
 
 class Tied(trainer.TrainingModule):
-    """Its first and its last layer share their weights."""
-
     def __init__(self, folder: str = ".") -> None:
         super().__init__()
         self.folder = Path(folder)

@@ -14,8 +14,6 @@ INPUT, FACTOR = 1.0 + 2.0**-12, 2.0**-4
 
 
 class Steps(Descends, lr=1.0):
-    """Three steps of SGD."""
-
     def train_dataloader(self) -> Any:
         return DataLoader(torch.ones(6, 2))  # type: ignore[arg-type]
 
@@ -55,8 +53,6 @@ class Views(Steps):
 
 
 class Unreached(Steps):
-    """The loss depends on the batch only."""
-
     def __init__(self, manual: bool = False) -> None:
         super().__init__()
         self.automatic_optimization = not manual

@@ -48,8 +48,6 @@ class ComplexManual(StepsByHand, Complex):
 
 
 class Strided(Base):
-    """A weight that is not contiguous."""
-
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter((torch.arange(12.0).view(3, WIDTH) / 12).t())
@@ -74,8 +72,6 @@ class ScalarManual(StepsByHand, Scalar):
 
 
 class Empty(Base):
-    """A weight without elements."""
-
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(0, WIDTH))
@@ -85,8 +81,6 @@ class Empty(Base):
 
 
 class Mixed(Base):
-    """A layer in float64 beside one in float32."""
-
     def __init__(self) -> None:
         super().__init__()
         self.last = nn.Linear(WIDTH, WIDTH).double()

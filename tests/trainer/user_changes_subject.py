@@ -114,8 +114,6 @@ class OptionsOnly(Plain):
 
 
 class Counts(Plain):
-    """Its steps change a buffer that they use."""
-
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("count", torch.zeros(()))
@@ -132,8 +130,6 @@ class Prunes(Plain):
 
 
 class KeepsFeatures(Plain):
-    """A hook keeps an output for the loss."""
-
     def __init__(self, by_function: bool = False) -> None:
         super().__init__()
         self.features = torch.zeros(1)
@@ -324,8 +320,6 @@ class TrainsChainLater(Plain):
 
 
 class Reentrant(Plain):
-    """Two reentrant checkpoints of a module."""
-
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         x = self.sequential_module(batch[0]).requires_grad_()
         for _ in range(2):

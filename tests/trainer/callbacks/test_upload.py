@@ -22,8 +22,6 @@ exec(CODE, PAGE)  # noqa: S102 (it is the page's)
 
 
 class Away(LocalFileSystem):  # type: ignore[misc]
-    """A store that fails."""
-
     protocol = "away"
 
     def put_file(self, source: str, target: str, **options: Any) -> None:

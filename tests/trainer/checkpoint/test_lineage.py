@@ -23,8 +23,6 @@ from processes import running, told_in, wait_for
 
 
 class Model(fitting.Descends, by=torch.optim.Adam, lr=0.05):
-    """A line, with dropout."""
-
     def __init__(self, width: int = 4) -> None:
         super().__init__()
         torch.manual_seed(0)

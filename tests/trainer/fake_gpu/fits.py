@@ -28,8 +28,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward layer."""
-
     def __init__(self) -> None:
         super().__init__()
         self.norm, self.inputs = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH)
@@ -43,8 +41,6 @@ class Block(nn.Module):
 
 
 class Model(Descends, by=torch.optim.AdamW, lr=1e-3, fused=True):
-    """Four blocks."""
-
     batch_of: Any = staticmethod(lambda rows: {"x": default_collate(rows)[0]})
 
     def __init__(self) -> None:

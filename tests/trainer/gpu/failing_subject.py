@@ -24,8 +24,6 @@ LONG = 600.0
 
 
 class Fails(Sequences):
-    """Fails in its third step."""
-
     def __init__(self, kind: str, folder: Path) -> None:
         super().__init__()
         self.kind, self.folder = kind, folder

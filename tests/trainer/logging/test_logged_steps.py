@@ -38,8 +38,6 @@ class Slope(Descends, lr=1.0):
 
 
 class Validated(Slope):
-    """Its validations never improve."""
-
     def val_dataloader(self) -> Any:
         return DataLoader(TensorDataset(torch.zeros(2)))
 
@@ -124,8 +122,6 @@ def test_the_last_step_before_early_stopping_is_logged(tmp_path, options, steps)
 
 
 class Decays(Slope):
-    """Its rate is halved after each step."""
-
     def configure_optimizers(self) -> Any:
         sgd = super().configure_optimizers()
         halved = torch.optim.lr_scheduler.ExponentialLR(sgd, 0.5)

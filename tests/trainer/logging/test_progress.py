@@ -43,8 +43,6 @@ def test_finished_epochs_stay_above_a_bar_that_keeps_its_count(monkeypatch, caps
 
 
 class Looks(Descends):
-    """Records in each step whether there is an outcome file."""
-
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(1))

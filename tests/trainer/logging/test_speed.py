@@ -22,8 +22,6 @@ from fake_clock import Clock
 
 
 class Slow(Dataset[Tensor]):
-    """Twelve samples; each takes a second to read."""
-
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
 
@@ -36,8 +34,6 @@ class Slow(Dataset[Tensor]):
 
 
 class Model(fitting.Descends, lr=0.001):
-    """A step takes six seconds, and a batch of a validation a hundred."""
-
     def __init__(self, clock: Clock) -> None:
         super().__init__()
         self.layer = nn.Linear(2, 1)

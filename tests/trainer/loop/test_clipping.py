@@ -13,8 +13,6 @@ BATCHES = [torch.tensor([[1.0, 20.0, -3.0]]) * scale for scale in (1.0, -2.0, 0.
 
 
 class Line(Descends, lr=0.1, momentum=0.5):
-    """Three weights, whose gradients differ in size."""
-
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(3))

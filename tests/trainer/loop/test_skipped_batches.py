@@ -40,8 +40,6 @@ class Skips(averaging_subject.Net):
 
 
 class Divided(Skips):
-    """Its layers are divided by tensor parallelism."""
-
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         first, last = nn.Linear(6, 6), nn.Linear(6, 3)

@@ -103,16 +103,12 @@ class Scale(nn.Module):
 
 
 class Scaled(trainer.TrainingModule):
-    """Says nothing of its layer."""
-
     def __init__(self) -> None:
         super().__init__()
         self.last = Scale()
 
 
 class SaysScale(Scaled):
-    """Says all."""
-
     def initialize(self, name: str, layer: nn.Module) -> None:
         nn.init.constant_(layer.scale, 2.0)
 

@@ -50,8 +50,6 @@ def line_of(folder: Path, module: Any, *given: Any, command: str = "fit", **opti
 
 
 class Stream(IterableDataset[Tensor]):
-    """Yields single samples."""
-
     def __iter__(self) -> Any:
         return iter(torch.zeros(4, 1))
 
@@ -117,8 +115,6 @@ def test_a_batch_without_samples_is_told(tmp_path, loader):
 
 
 class Ends(Dataset[Tensor]):
-    """Raises StopIteration for a sample."""
-
     def __len__(self) -> int:
         return 16
 
@@ -219,8 +215,6 @@ def test_what_manual_backward_cannot_take_is_told(tmp_path, loss, told):
 
 
 class Validates(Model):
-    """Validates, and can fail there; notes which hooks were called."""
-
     fails = False
 
     def __init__(self) -> None:

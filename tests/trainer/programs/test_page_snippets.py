@@ -118,8 +118,6 @@ def test_a_chunked_loss_is_that_of_all_tokens(tmp_path: Path) -> None:
 
 
 class Plain(Descends):
-    """Keeps what it reads."""
-
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(4, 1)

@@ -93,8 +93,6 @@ def test_a_training_module_in_another_one_is_in_its_run_and_a_copy_of_both_in_no
 
 
 class Measured(Model):
-    """Logs a metric in training, or in validation."""
-
     def __init__(self, metric: Any, stage: str, **options: Any) -> None:
         super().__init__()
         self.metric, self.stage, self.options, self.steps = metric, stage, options, 0
@@ -182,8 +180,6 @@ def test_a_sparse_buffer_is_refused_before_the_first_step() -> None:
 
 
 class Reuses(Model):
-    """Predicts into one buffer."""
-
     def __init__(self) -> None:
         super().__init__()
         self.output = torch.zeros(1)

@@ -114,8 +114,6 @@ class Images(nn.Sequential):
 
 
 class Wrapped(Descends):
-    """Trains one of the above."""
-
     def __init__(self, kind: type[nn.Module]) -> None:
         super().__init__()
         torch.manual_seed(0)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 from torch.utils.data import DataLoader, Dataset
 
-from fitting import Descends
+from fitting import Descends, StepsByHand
 
 
 class Samples(Dataset[tuple[Tensor, int]]):
@@ -140,16 +140,8 @@ class Waits(Plain):
         self.moved = logits.to(torch.device("cpu"))  # 39
 
 
-class WaitsManually(Waits):
+class WaitsManually(StepsByHand, Waits):
     """Waits in the same lines, in manual optimization."""
-
-    automatic_optimization = False
-
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
-        optimizer = self.optimizers()
-        self.manual_backward(super().training_step(batch, batch_idx))
-        optimizer.step()
-        optimizer.zero_grad()
 
 
 def without_waits(module: Waits, logits: Tensor, labels: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Modules with unusual parameters, optimizers and losses; rank 0 writes the trained weights.
+"""Modules with unusual parameters, optimizers and losses.
 
 ``python -m unusual_subject FOLDER SUBJECT STRATEGY DEVICES``
 """
@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fitting import Descends, StepsByHand, fit, saved
+from fitting import Descends, StepsByHand, fit
 
 WIDTH = 4
 
@@ -129,12 +128,7 @@ class RoutedRaw(Base):
         return self.layer(x) @ (self.second if self.global_rank else self.first)
 
 
-def main(folder: Path, subject: str, strategy: str, devices: int) -> None:
-    shared = {"devices": devices, "strategy": strategy, "max_steps": 3, "global_batch_size": 8}
-    trainer = fit(globals()[subject](), folder, **shared)
-    if trainer.global_rank == 0:
-        save_file(saved(folder / "run"), folder / "weights.safetensors")
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]))
+    folder, subject, strategy, devices = sys.argv[1:]
+    shared = {"devices": int(devices), "strategy": strategy, "max_steps": 3, "global_batch_size": 8}
+    fit(globals()[subject](), Path(folder), **shared)

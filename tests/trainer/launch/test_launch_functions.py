@@ -147,10 +147,11 @@ def test_forks_after_the_parent_has_computed_with_threads(tmp_path):
 
 
 @quiet_gloo
-def test_what_a_module_keeps_besides_tensors_comes_back(tmp_path):
+def test_trains_in_a_thread_and_what_a_module_keeps_besides_tensors_comes_back(tmp_path):
     done = run_script(
         tmp_path,
         """
+        from concurrent.futures import ThreadPoolExecutor
         class Counts(Net):
             seen = 0
             def on_train_epoch_end(self):
@@ -159,29 +160,13 @@ def test_what_a_module_keeps_besides_tensors_comes_back(tmp_path):
                 return {"seen": self.seen}
             def set_extra_state(self, state):
                 self.seen = state["seen"]
-        net = Counts()
-        make("ddp_fork").fit(net)
-        print(net.seen)
-        """,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "2\n"
-
-
-@quiet_gloo
-def test_trains_in_a_thread(tmp_path):
-    done = run_script(
-        tmp_path,
-        """
-        from concurrent.futures import ThreadPoolExecutor
-        fork = make("ddp_fork")
+        net, fork = Counts(), make("ddp_fork")
         with ThreadPoolExecutor(1) as executor:
-            executor.submit(fork.fit, Net()).result()
-        print(fork.global_step)
+            executor.submit(fork.fit, net).result()
+        print(net.seen, fork.global_step)
         """,
     )
-    assert done.stderr == ""
-    assert done.stdout == "10\n"
+    assert (done.stdout, done.stderr) == ("2 10\n", "")
 
 
 def test_a_script_without_a_guard_is_told_so_once(tmp_path):

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from fitting import Descends
+from fitting import Descends, quiet
 
 pytestmark = pytest.mark.usefixtures("apart")
 DOCS = ROOT / "docs"
@@ -43,8 +43,7 @@ def defined(page: str, heading: str) -> dict[str, Any]:
 
 
 def fit(module: trainer.TrainingModule, loader: Any, **options: Any) -> trainer.Trainer:
-    base = {"accelerator": "cpu", "devices": 1, "enable_progress_bar": False, "loggers": []}
-    made = trainer.Trainer(**{**base, "max_epochs": 1, "use_distributed_sampler": False, **options})
+    made = quiet(**{"max_epochs": 1, "use_distributed_sampler": False} | options)
     made.fit(module, *loader)
     return made
 

@@ -9,7 +9,7 @@ from my_project_trainer import DataModule, Trainer, UserError
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fitting import Descends
+from fitting import Descends, quiet
 
 pytestmark = pytest.mark.usefixtures("apart")
 
@@ -30,8 +30,7 @@ def data(batches: int = 2) -> Any:
 
 
 def make(**options: Any) -> Trainer:
-    options = {"accelerator": "cpu", "devices": 1, "loggers": (), "max_epochs": 2} | options
-    return Trainer(enable_progress_bar=False, **options)
+    return quiet(**{"loggers": (), "max_epochs": 2} | options)
 
 
 class LeavesGradients(Model):

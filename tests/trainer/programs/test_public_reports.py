@@ -5,10 +5,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+import test_public_programs
 import torch
 from my_project_trainer import Trainer, UserError
 from my_project_trainer.callbacks import EMA
 from my_project_trainer.module.current_run import TrainerState
+from test_public_programs import data
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
@@ -39,13 +41,8 @@ class Model(Descends, lr=1.0):
         self.log_dict({"a": self.a.sum(), "b": self.b.sum()})
 
 
-def data(batches: int = 2) -> Any:
-    return DataLoader(TensorDataset(torch.ones(batches, 1)), batch_size=1)
-
-
 def make(**options: Any) -> Trainer:
-    options = {"accelerator": "cpu", "devices": 1, "loggers": (), "max_epochs": 3} | options
-    return Trainer(enable_progress_bar=False, **options)
+    return test_public_programs.make(**{"max_epochs": 3} | options)
 
 
 def test_a_validation_that_fails_leaves_the_trained_weights_and_not_their_average() -> None:

@@ -14,12 +14,11 @@ from typing import Any
 import my_project_trainer as trainer
 import torch
 from tests.conformance import subject
-from tests.conformance.subject import Base, Regression
+from tests.conformance.subject import Base, Regression, Validated
 from tests.conformance.worker import STOP, train
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import DataLoader
 
 from fitting import Descends
 
@@ -52,7 +51,7 @@ class Sometimes(Descends, Base):
         return loss
 
 
-class Grouped(Regression):
+class Grouped(Validated):
     def __init__(self, **base: Any) -> None:
         super().__init__(**base)
         self.sequential_module[3].requires_grad_(False)
@@ -63,14 +62,6 @@ class Grouped(Regression):
             {"params": self.sequential_module[3:].parameters(), "weight_decay": 0.1},
         ]
         return torch.optim.AdamW(groups, lr=0.01)
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        x, y = batch
-        self.log("val_loss", mse_loss(self(x), y))
-
-    def val_dataloader(self) -> Any:
-        whole: Any = self.train_dataloader()
-        return DataLoader(whole.dataset, batch_size=8)
 
 
 class Rated(Regression):

@@ -48,8 +48,6 @@ class Data(DataModule):
 
 
 class Doubled(torch.autograd.Function):
-    """Waits in backward."""
-
     @staticmethod
     def forward(ctx: Any, values: Tensor) -> Tensor:
         return 2 * values
@@ -60,8 +58,6 @@ class Doubled(torch.autograd.Function):
 
 
 class Plain(Descends):
-    """Has no fault."""
-
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(nn.Flatten(), nn.Linear(16, 10))
@@ -185,8 +181,6 @@ class Faulty(Plain):
 
 
 class Ends(Plain):
-    """Its step ends the process."""
-
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
         import os
 
@@ -194,8 +188,6 @@ class Ends(Plain):
 
 
 class Hangs(Plain):
-    """Its step does not end."""
-
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
         time.sleep(3600)
 

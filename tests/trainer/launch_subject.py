@@ -11,8 +11,6 @@ from my_project.tasks import image_classifier as classifier
 
 
 class RaisesOnOneRank(classifier.ImageClassifier):
-    """Rank 1 raises in its third step, and writes down when."""
-
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         if self.global_rank == 1 and batch_idx == 2:
             Path("raised").write_text(str(time.time()))

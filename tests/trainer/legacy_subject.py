@@ -8,11 +8,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from my_project_trainer import legacy
-from my_project_trainer.checkpoint import reading as checkpoint
 from my_project_trainer.legacy import DDPPlugin, LightningDataModule, LightningModule
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
+
+from fitting import saved
 
 
 class OwnDDP(DDPPlugin):
@@ -79,8 +80,7 @@ def main(arguments: dict[str, Any], plugin: str | None, options: dict[str, Any])
     trainer = legacy.Trainer(**arguments)
     trainer.fit(model, Numbers())
     if trainer.global_rank == 0:
-        saved = checkpoint.Checkpoint(checkpoint.resolve(trainer.run_directory))
-        torch.save(saved.state()["model"], "weights.pt")
+        torch.save(saved(trainer.run_directory), "weights.pt")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from torch.nn.functional import mse_loss
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
-from fitting import Descends, draw
+from fitting import Descends, draw, quiet
 
 WIDTH = 8
 NOTES: list[dict[str, Any]] = []
@@ -304,9 +304,8 @@ def main(folder: Path, subject: str, options: str) -> None:
     """Fit, test what came of it, and test it again from its checkpoint."""
     dist.PrefixStore = CountedStore  # of the trainer only: torch has imported its own by name
     module = globals()[subject]()
-    defaults = {"accelerator": "cpu", "enable_progress_bar": False, "loggers": ["csv"]}
-    defaults |= {"default_root_dir": folder, "run_name": "run"}
-    run = trainer.Trainer(**defaults | json.loads(options))
+    defaults = {"loggers": ["csv"], "default_root_dir": folder, "run_name": "run"}
+    run = quiet(**defaults | json.loads(options))
     run.fit(module)
     saved = reading.Checkpoint(reading.resolve(run.run_directory)).state()["precision"]
     facts = {"notes": NOTES, "scale": saved.get("scale")}

@@ -18,7 +18,6 @@ from typing import Any
 
 import my_project_trainer as trainer
 import torch
-from my_project_trainer.checkpoint import reading
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -26,7 +25,7 @@ from torch.nn.functional import mse_loss
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
-from fitting import draw, quiet
+from fitting import draw, quiet, saved
 from pipeline_children import Decays, Shrinks, body
 
 SAMPLES, BATCH, STOP = 53, 12, 3  # the last batch of an epoch has 5 samples
@@ -203,8 +202,8 @@ def train(folder: Path, name: str, case: Case, **more: Any) -> Path:
     run = make_trainer(folder, name, case, **more)
     run.fit(Subject(**case.subject))
     if run.global_rank == 0:
-        weights = reading.Checkpoint(reading.resolve(run.run_directory)).state()["model"]
-        found = {name: weight.contiguous() for name, weight in weights.items()}
+        weights = saved(run.run_directory).items()
+        found = {name: weight.contiguous() for name, weight in weights}
         found |= {f"logged/{name}": each for name, each in logged(run.run_directory).items()}
         save_file(found, folder / f"{dashed(name)}.safetensors")
     return run.run_directory

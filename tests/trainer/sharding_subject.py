@@ -22,7 +22,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics.classification import MulticlassAccuracy
 
-from fitting import Descends, quiet
+from fitting import Descends, quiet, saved
 
 TOKENS, WIDTH, LENGTH = 12, 8, 5
 SAMPLES = 25  # in evaluation the last batch has one sample: some rank has no part of it
@@ -150,9 +150,8 @@ def main(folder: str, strategy: str, devices: str, *words: str) -> None:
     threads = [(path / "comm").read_text() for path in Path("/proc/self/task").iterdir()]
     (Path(folder) / f"threads-{run.global_rank}").write_text("".join(threads))
     if run.global_rank == 0:
-        weights = checkpoint.Checkpoint(checkpoint.resolve(directory)).state()["model"]
-        saved = {key: each.clone() for key, each in weights.items()} | {"predictions": predictions}
-        save_file(saved, Path(folder) / "weights.safetensors")
+        found = {key: each.clone() for key, each in saved(directory).items()}
+        save_file(found | {"predictions": predictions}, Path(folder) / "weights.safetensors")
         (Path(folder) / "values.json").write_text(json.dumps(metrics))
 
 

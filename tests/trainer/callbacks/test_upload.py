@@ -12,6 +12,7 @@ from my_project_trainer import ConfigurationError, Trainer, checkpoint
 from tests.project import ROOT
 
 import callback_subject as subject
+from fitting import saved
 
 pytestmark = pytest.mark.usefixtures("apart")
 [CODE] = re.findall(
@@ -40,11 +41,6 @@ def fit(*callbacks: Any, **options: Any) -> Trainer:
     return trainer
 
 
-def model(path: Path) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = checkpoint.Checkpoint(path).state()["model"]
-    return found
-
-
 def test_it_is_short() -> None:
     code = CODE[CODE.index("class Upload") :]
     assert sum(bool(line.strip()) for line in code.splitlines()) <= 40
@@ -56,7 +52,7 @@ def test_a_download_is_resumed_to_the_same_end(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "store" / "run").iterdir()) == names
     assert not list((run / "checkpoints").glob(".*"))
     resumed = fit(resume=f"{tmp_path}/store/run/step-00000004", run_name="resumed").run_directory
-    expected, found = (model(checkpoint.resolve(each)) for each in (run, resumed))
+    expected, found = (saved(checkpoint.resolve(each)) for each in (run, resumed))
     assert expected.keys() == found.keys()
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from my_project_trainer.checkpoint import reading as checkpoint
 from safetensors.torch import load_file
 from test_launch import losses
 from tests.project import PACKAGE, PATIENCE, environment, run, succeed
 
+from fitting import saved
 from processes import assert_nothing_left, at_root
 from torch_versions import quiet_gloo
 
@@ -101,8 +101,8 @@ def test_everything_comes_back_as_under_ddp(tmp_path, by_ddp, strategy):
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(ours[key], theirs[key]) for key in ours)
         assert losses(tmp_path / "runs" / name) == losses(by_ddp / "runs" / name)
-        saved = checkpoint.Checkpoint(checkpoint.resolve(tmp_path / "runs" / name)).state()["model"]
-        assert all(torch.equal(ours[key], saved[key]) for key in saved)
+        weights = saved(tmp_path / "runs" / name)
+        assert all(torch.equal(ours[key], weights[key]) for key in weights)
     report, theirs = (json.loads((each / "report.json").read_text()) for each in (tmp_path, by_ddp))
     assert report == theirs
     assert report["directory"] == "runs/first"

@@ -34,8 +34,6 @@ def make(**options: Any) -> Trainer:
 
 
 class LeavesGradients(Model):
-    """Gradients of other losses are left in its weight."""
-
     def leave(self, *_: Any) -> None:
         with torch.enable_grad():
             (5.0 * self.weight).backward()
@@ -51,8 +49,6 @@ def test_gradients_that_others_left_are_not_in_a_step() -> None:
 
 
 class StaysFrozen(nn.BatchNorm1d):
-    """Its statistics are fixed, whatever mode is set."""
-
     def train(self, mode: bool = True) -> Any:
         return super().train(False)
 
@@ -207,8 +203,6 @@ def test_an_empty_list_of_loaders_is_none() -> None:
 
 
 class EvalInHook(Frozen):
-    """Its BatchNorm is put into eval mode when an epoch starts."""
-
     def __init__(self) -> None:
         super().__init__()
         self.norm = nn.BatchNorm1d(1)  # type: ignore[assignment]

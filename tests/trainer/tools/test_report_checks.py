@@ -34,8 +34,6 @@ def advised(run_directory: Path) -> set[str]:
 
 
 class Samples(Dataset[Tensor]):
-    """Sixteen samples, each of which takes so many seconds to read."""
-
     def __init__(self, clock: Clock, seconds: float) -> None:
         self.clock, self.seconds = clock, seconds
 

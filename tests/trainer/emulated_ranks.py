@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import my_project_trainer as trainer
 import torch
 import torch.distributed as dist
 from my_project_trainer.checkpoint import dtensors
@@ -29,7 +28,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import emulated_gpu
 from emulated_counts import counting
 from emulated_gpu import NAME
-from fitting import Descends
+from fitting import Descends, quiet
 
 RANKS, STEPS, SAVED = 4, 4, 2
 REPLICAS = {"data": 2, "tensor": 2, "timeout_seconds": 600.0}
@@ -83,7 +82,7 @@ class Model(Descends, by=torch.optim.AdamW, lr=0.01, fused=True):
 
 def fit(folder: Path, **options: Any) -> tuple[Any, Model]:
     """A trainer that has trained in a mesh, and the module of this rank."""
-    run = trainer.Trainer(
+    run = quiet(
         accelerator="gpu",
         devices=RANKS,
         strategy="mesh",
@@ -93,8 +92,6 @@ def fit(folder: Path, **options: Any) -> tuple[Any, Model]:
         gradient_clip_val=0.1,
         checkpoint_every_n_steps=SAVED,
         keep_checkpoints=3,
-        loggers=[],
-        enable_progress_bar=False,
         default_root_dir=folder,
         **options,
     )

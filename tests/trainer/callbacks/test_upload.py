@@ -12,7 +12,7 @@ from my_project_trainer import ConfigurationError, Trainer, checkpoint
 from tests.project import ROOT
 
 import callback_subject as subject
-from fitting import saved
+from fitting import quiet, saved
 
 pytestmark = pytest.mark.usefixtures("apart")
 [CODE] = re.findall(
@@ -34,11 +34,9 @@ fsspec.register_implementation("away", Away, clobber=True)
 
 def fit(*callbacks: Any, **options: Any) -> Trainer:
     shared = {"max_steps": 6, "val_every_n_steps": 2, "run_name": "run", **options}
-    trainer = Trainer(
-        accelerator="cpu", devices=1, enable_progress_bar=False, callbacks=list(callbacks), **shared
-    )
-    trainer.fit(subject.Net())
-    return trainer
+    made = quiet(callbacks=list(callbacks), **shared)
+    made.fit(subject.Net())
+    return made
 
 
 def test_it_is_short() -> None:

@@ -10,7 +10,6 @@ import sys
 import time
 from pathlib import Path
 
-import my_project_trainer as trainer
 import torch
 import torch.distributed as dist
 from my_project_trainer.launch import collectives
@@ -18,6 +17,8 @@ from my_project_trainer.run import placement
 from tests.gpu import device
 from tests.gpu.subject import Sequences
 from torch import Tensor
+
+from fitting import fit
 
 STEP = 2
 LONG = 600.0
@@ -58,18 +59,8 @@ def main(kind: str, folder: Path) -> None:
         share_the_gpu()
     else:
         act_as_one_of_several()
-    run = trainer.Trainer(
-        accelerator=device.ACCELERATOR,
-        devices=ranks,
-        strategy="ddp",
-        strategy_options={"timeout_seconds": LONG},
-        max_steps=5,
-        loggers=[],
-        enable_progress_bar=False,
-        default_root_dir=folder,
-        run_name="run",
-    )
-    run.fit(Fails(kind, folder))
+    options = {"devices": ranks, "strategy": "ddp", "strategy_options": {"timeout_seconds": LONG}}
+    fit(Fails(kind, folder), folder, accelerator=device.ACCELERATOR, max_steps=5, **options)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from tests.gpu.training import train
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fitting import Descends
+from fitting import Descends, quiet
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 WIDTH = 1024 if device.IS_GPU else 32
@@ -122,13 +122,8 @@ def test_the_largest_batch_that_fits_is_found(tmp_path, record_property, precisi
 
     shared = {"precision": precision, "max_steps": 2}
     with device.memory_limited_to(512 * MIB):
-        run = trainer.Trainer(
-            accelerator=device.ACCELERATOR,
-            devices=1,
-            precision=precision,
-            enable_progress_bar=False,
-            default_root_dir=tmp_path,
-        )
+        place = {"accelerator": device.ACCELERATOR, "default_root_dir": tmp_path}
+        run = quiet(**place, precision=precision)
         found = run.find_batch_size(Hungry())
         record_property("found", f"{found} samples in 512 MiB")
         fit(found * 4 // 5)  # what else a process holds may differ a little

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
-from fitting import quiet
+from fitting import draw, quiet
 from live_storages import Live
 
 DECAY = 0.7
@@ -34,7 +34,6 @@ class Net(trainer.TrainingModule):
 
     def __init__(self) -> None:
         super().__init__()
-        generator = torch.Generator().manual_seed(5)
         frozen = nn.Linear(6, 6)
         frozen.requires_grad_(False)
         tied = nn.Linear(6, 6)
@@ -42,8 +41,7 @@ class Net(trainer.TrainingModule):
         tied_again.weight = tied.weight
         # The pipeline's stages split it; tied layers are on one of them.
         self.sequential_module = nn.Sequential(tied, nn.Tanh(), tied_again, frozen, nn.Linear(6, 3))
-        for parameter in self.parameters():
-            parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * 0.4)
+        draw(self, seed=5)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return mse_loss(self.sequential_module(batch[0]), batch[1])
@@ -77,8 +75,6 @@ def validation_data() -> tuple[Tensor, Tensor]:
 
 
 class Records(trainer.Callback):
-    """The loss of each validation, and the batches of training."""
-
     def __init__(self) -> None:
         self.losses: list[float] = []
         self.batches: list[Any] = []
@@ -122,7 +118,6 @@ def fit(strategy: str, devices: int, steps: int, name: str, **options: Any) -> R
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     for word in sys.argv[2:]:
         chosen, steps, run_name = word.split(":")
         fit(chosen, int(sys.argv[1]), int(steps), run_name)

@@ -10,19 +10,18 @@ import time
 from pathlib import Path
 from typing import Any
 
-import my_project_trainer as trainer
 import torch
 from my_project_trainer.callbacks import EMA
 from my_project_trainer.checkpoint.writing import Checkpoints
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fitting import quiet
+from fitting import Descends, quiet
 
 WIDTH, STEPS = 192, 4  # half a weight is larger than what is copied at once
 
 
-class Model(trainer.TrainingModule):
+class Model(Descends, by=torch.optim.AdamW, lr=0.01):
     """Two large weights, of which one is used twice, and Adam's moments of them."""
 
     def __init__(self) -> None:
@@ -32,9 +31,6 @@ class Model(trainer.TrainingModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return self.again(self.second(self.first(batch[0])).relu()).square().mean()
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.AdamW(self.parameters(), lr=0.01)
 
     def train_dataloader(self) -> DataLoader[Any]:
         data = torch.randn(8 * STEPS, WIDTH, generator=torch.Generator().manual_seed(1))
@@ -114,5 +110,4 @@ def main(folder: Path, devices: int, strategy: str, cases: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:])

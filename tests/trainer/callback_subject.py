@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
-from fitting import quiet
+from fitting import Descends, quiet
 
 
-class Net(trainer.TrainingModule):
+class Net(Descends, lr=0.02, momentum=0.5):
     """A linear layer; its validation loss falls, and then rises by what is added to it."""
 
     def __init__(self, rises_after: int | None = None) -> None:
@@ -39,9 +39,6 @@ class Net(trainer.TrainingModule):
         added = self.current_epoch * 100 if is_rising else 0
         self.log("val_loss", mse_loss(self.layer(batch[0]), batch[1]) + added)
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.02, momentum=0.5)
-
     def train_dataloader(self) -> DataLoader[Any]:
         return _loader(32)
 
@@ -55,8 +52,6 @@ def _loader(samples: int) -> DataLoader[Any]:
 
 
 class Records(trainer.Callback):
-    """Records the names of its calls, with the step."""
-
     def __init__(self) -> None:
         self.calls: list[str] = []
 
@@ -120,8 +115,6 @@ class Average(trainer.Callback):
 
 
 class Stops(trainer.Callback):
-    """One rank asks to stop."""
-
     def __init__(self, at: int, rank: int = 0) -> None:
         self.at, self.rank = at, rank
 

@@ -1,26 +1,14 @@
-"""Trains with activation checkpointing and without; started by test_activation_checkpointing.py.
+"""What is trained with activation checkpointing and without."""
 
-``python -m checkpointed_subject FOLDER OPTIONS`` takes the trainer's options as JSON and
-writes the weights of three runs: ``kept`` keeps all activations, ``again`` computes them again in
-backward, and ``resumed`` was stopped on the way.
-"""
-
-import json
-import sys
-from pathlib import Path
 from typing import Any
 
-import my_project_trainer as trainer
 import torch
-from my_project_trainer.checkpoint import reading as checkpoint
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
 import fitting
 
-STOP = 3
 FEATURES = 8
 
 
@@ -59,9 +47,10 @@ class Network(nn.Module):
         return self.head(self.images(x.view(len(x), 2, -1)).flatten(1))
 
 
-class Model(trainer.TrainingModule):
+class Model(fitting.Descends, lr=0.05, momentum=0.9):
     def __init__(self) -> None:
         super().__init__()
+        Block.forwards = 0
         torch.manual_seed(0)
         self.network = Network()
 
@@ -76,48 +65,8 @@ class Model(trainer.TrainingModule):
         self.network(batch[0])
         self.log("forwards_in_validation", float(Block.forwards - before))
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
-
     def train_dataloader(self) -> DataLoader[Any]:
         x = torch.randn(48, FEATURES, generator=torch.Generator().manual_seed(1))
         return DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=8)
 
-    def val_dataloader(self) -> DataLoader[Any]:
-        return self.train_dataloader()
-
-
-def train(
-    folder: Path, name: str, options: dict[str, Any], **more: Any
-) -> tuple[dict[str, Tensor], Path]:
-    """Weights and metrics after a run, and where it lies."""
-    Block.forwards = 0
-    model, shared = Model(), {"max_epochs": 1, "global_batch_size": 12, "devices": "auto"}
-    run = fitting.fit(model, folder, **{**shared, "run_name": name, **options, **more})
-    metrics = {f"metrics.{key}": torch.tensor(value) for key, value in run.metrics.items()}
-    found = {**_weights(model, run), **metrics}
-    if run.global_rank == 0:
-        save_file({key: each.contiguous() for key, each in found.items()}, folder / f"{name}.file")
-    return found, run.run_directory
-
-
-def _weights(model: Model, run: Any) -> dict[str, Tensor]:
-    """The full tensors, whether the strategy shards them or not."""
-    if run._plan.strategy.limits.shards_parameters:
-        return checkpoint.Checkpoint(checkpoint.resolve(run.run_directory)).state()["model"]
-    return model.state_dict()
-
-
-def main(folder: Path, options: dict[str, Any]) -> None:
-    again = {"activation_checkpointing": ["Block", "network.images"]}
-    train(folder, "kept", options)
-    train(folder, "again", options, **again)
-    _, stopped = train(
-        folder, "stopped", options, **again, max_steps=STOP, checkpoint_every_n_steps=1
-    )
-    train(folder, "resumed", options, **again, resume=str(stopped))
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(Path(sys.argv[1]), json.loads(sys.argv[2]))
+    val_dataloader = train_dataloader

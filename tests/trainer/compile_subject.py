@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from my_project_trainer.checkpoint import reading
 from my_project_trainer.loop import compilation
 from torch import Tensor, nn
 from torch.distributed.tensor import Replicate, Shard
@@ -19,7 +18,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInpu
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
-from fitting import Descends, quiet
+from fitting import Descends, quiet, saved
 from my_project.tasks.language_model import LanguageModel
 
 CONTEXT, SAMPLES, BATCH, STEPS = 8, 16, 8, 3
@@ -130,11 +129,10 @@ def train(folder: Path, devices: int, strategy: str, way: str, options: dict[str
     run.fit(module)
     if run.global_rank:
         return None
-    state = reading.Checkpoint(reading.resolve(run.run_directory)).state()["model"]
     return {
         "losses": module.losses,
         "validated": run.metrics.get("val_loss"),
-        "weights": [float(each.double().norm()) for each in state.values()],
+        "weights": [float(each.double().norm()) for each in saved(run.run_directory).values()],
         "graphs": compilation._graphs() - before if WAYS[way] else 0,
         "loaded": torch._dynamo.utils.counters["aot_autograd"]["autograd_cache_hit"],
     }
@@ -150,5 +148,4 @@ def main(folder: str, devices: str, strategy: str, options: str, backend: str, *
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     main(*sys.argv[1:])

@@ -16,6 +16,8 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanMetric
 
+from fitting import draw
+
 SAMPLES = 40
 VALIDATION_SAMPLES = 22
 
@@ -28,9 +30,7 @@ class Net(TrainingModule):
         self.batch_size = batch_size
         layers = [nn.BatchNorm1d(8), nn.Dropout(0.5)] if is_random else [nn.Tanh()]
         self.sequential_module = nn.Sequential(nn.Linear(3, 8), *layers, nn.Linear(8, 1))
-        generator = torch.Generator().manual_seed(1)
-        for parameter in self.parameters():
-            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.3
+        draw(self, 0.3)
         self.is_random = is_random
         if is_random:  # a pipeline refuses metrics
             self.metric = MeanMetric()
@@ -153,5 +153,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     main(Path(sys.argv[1]))

@@ -25,8 +25,6 @@ TRAINER = "my_project_trainer"
 
 
 class Operations(TorchDispatchMode):
-    """Counts the operations that torch dispatches."""
-
     count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -14,12 +14,13 @@ from typing import Any
 import my_project_trainer as trainer
 import torch
 from tests.conformance import subject
-from tests.conformance.subject import Base, Regression
+from tests.conformance.subject import Base, Regression, Validated
 from tests.conformance.worker import STOP, train
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import DataLoader
+
+from fitting import Descends
 
 WARMUP = {"warmup_min_lr": 0.01, "warmup_max_lr": 0.2, "warmup_num_steps": 5}
 ONE_BIT = {"lr": 0.02, "freeze_step": 4, "betas": [0.8, 0.9], "eps": 1e-4, "cuda_aware": True}
@@ -31,7 +32,7 @@ def warmed_up(step: int) -> float:
     return low + (high - low) * min(max(step - 1, 0) / WARMUP["warmup_num_steps"], 1.0)
 
 
-class Sometimes(Base):
+class Sometimes(Descends, Base):
     """Leaves one of its layers out in every second batch; knows no momentum."""
 
     def __init__(self, **base: Any) -> None:
@@ -49,13 +50,8 @@ class Sometimes(Base):
         self.log("loss", loss)
         return loss
 
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
-
-class Grouped(Regression):
-    """Two groups of parameters, a frozen layer, and a validation."""
-
+class Grouped(Validated):
     def __init__(self, **base: Any) -> None:
         super().__init__(**base)
         self.sequential_module[3].requires_grad_(False)
@@ -66,14 +62,6 @@ class Grouped(Regression):
             {"params": self.sequential_module[3:].parameters(), "weight_decay": 0.1},
         ]
         return torch.optim.AdamW(groups, lr=0.01)
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        x, y = batch
-        self.log("val_loss", mse_loss(self(x), y))
-
-    def val_dataloader(self) -> Any:
-        whole: Any = self.train_dataloader()
-        return DataLoader(whole.dataset, batch_size=8)
 
 
 class Rated(Regression):
@@ -92,21 +80,15 @@ class Rated(Regression):
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 
 
-class Plain(Regression):
+class Plain(Descends, Regression, lr=1.0):
     """SGD, without a scheduler and momentum."""
 
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=1.0)
 
-
-class Overflowing(Regression):
+class Overflowing(Descends, Regression, lr=1e-3):
     """Its first scaled gradients do not fit into float16."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return super().training_step(batch, batch_idx) * 300
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=1e-3)
 
 
 subject.KINDS.update(
@@ -196,6 +178,5 @@ def validate(folder: Path, given: Any, options: dict[str, Any], run: Path) -> No
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     os.environ["CXX"] = "no-compiler"
     main(Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3]), sys.argv[4:])

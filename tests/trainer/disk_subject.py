@@ -13,17 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from my_project_trainer import Trainer, TrainingModule
+from my_project_trainer import Trainer
 from my_project_trainer.callbacks import BestCheckpoint
 from my_project_trainer.errors import UserError
 from my_project_trainer.launch import failures, reports
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from fitting import Descends
+
 STEPS = 4
 
 
-class Net(TrainingModule):
+class Net(Descends, by=torch.optim.Adam, lr=0.1):
     """Its validation improves each time, so that each best checkpoint replaces one."""
 
     def __init__(self) -> None:
@@ -37,9 +39,6 @@ class Net(TrainingModule):
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.log("score", float(self.global_step))
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.Adam(self.parameters(), lr=0.1)
 
     def train_dataloader(self) -> Any:
         data = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from my_project_trainer import DataModule, TrainingModule
+from my_project_trainer import DataModule
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 from torch.utils.data import DataLoader, Dataset
+
+from fitting import Descends, StepsByHand
 
 
 class Samples(Dataset[tuple[Tensor, int]]):
@@ -46,8 +48,6 @@ class Data(DataModule):
 
 
 class Doubled(torch.autograd.Function):
-    """Waits in backward."""
-
     @staticmethod
     def forward(ctx: Any, values: Tensor) -> Tensor:
         return 2 * values
@@ -57,9 +57,7 @@ class Doubled(torch.autograd.Function):
         return 2 * gradient if gradient.sum() != 0 else gradient  # 37
 
 
-class Plain(TrainingModule):
-    """Has no fault."""
-
+class Plain(Descends):
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(nn.Flatten(), nn.Linear(16, 10))
@@ -71,9 +69,6 @@ class Plain(TrainingModule):
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
         images, labels = batch
         return cross_entropy(self(images), labels)
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 class Sums(Plain):
@@ -141,16 +136,8 @@ class Waits(Plain):
         self.moved = logits.to(torch.device("cpu"))  # 39
 
 
-class WaitsManually(Waits):
+class WaitsManually(StepsByHand, Waits):
     """Waits in the same lines, in manual optimization."""
-
-    automatic_optimization = False
-
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
-        optimizer = self.optimizers()
-        self.manual_backward(super().training_step(batch, batch_idx))
-        optimizer.step()
-        optimizer.zero_grad()
 
 
 def without_waits(module: Waits, logits: Tensor, labels: Tensor) -> Tensor:
@@ -194,8 +181,6 @@ class Faulty(Plain):
 
 
 class Ends(Plain):
-    """Its step ends the process."""
-
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
         import os
 
@@ -203,8 +188,6 @@ class Ends(Plain):
 
 
 class Hangs(Plain):
-    """Its step does not end."""
-
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
         time.sleep(3600)
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import my_project_trainer as trainer
 import torch
 import torch.distributed as dist
 from my_project_trainer.checkpoint import dtensors
@@ -29,6 +28,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import emulated_gpu
 from emulated_counts import counting
 from emulated_gpu import NAME
+from fitting import Descends, quiet
 
 RANKS, STEPS, SAVED = 4, 4, 2
 REPLICAS = {"data": 2, "tensor": 2, "timeout_seconds": 600.0}
@@ -59,7 +59,7 @@ class Drawing(nn.Module):
         return output
 
 
-class Model(trainer.TrainingModule):
+class Model(Descends, by=torch.optim.AdamW, lr=0.01, fused=True):
     """Draws in its first layer."""
 
     def __init__(self) -> None:
@@ -79,13 +79,10 @@ class Model(trainer.TrainingModule):
     def train_dataloader(self) -> Any:
         return DataLoader(TensorDataset(torch.arange(64.0).view(16, 4) / 64), batch_size=2)
 
-    def configure_optimizers(self) -> Any:
-        return torch.optim.AdamW(self.parameters(), lr=0.01, fused=True)
-
 
 def fit(folder: Path, **options: Any) -> tuple[Any, Model]:
     """A trainer that has trained in a mesh, and the module of this rank."""
-    run = trainer.Trainer(
+    run = quiet(
         accelerator="gpu",
         devices=RANKS,
         strategy="mesh",
@@ -95,8 +92,6 @@ def fit(folder: Path, **options: Any) -> tuple[Any, Model]:
         gradient_clip_val=0.1,
         checkpoint_every_n_steps=SAVED,
         keep_checkpoints=3,
-        loggers=[],
-        enable_progress_bar=False,
         default_root_dir=folder,
         **options,
     )
@@ -138,7 +133,6 @@ def mesh(folder: Path) -> None:
 
 
 def main(folder: Path) -> None:
-    torch.set_num_threads(1)
     stay_on_loopback()
     emulated_gpu.install()
     emulated_gpu.draw_by_offset()

@@ -15,7 +15,6 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import my_project_trainer as trainer
 import torch
 import torch.distributed as dist
 from my_project_trainer import strategies
@@ -32,6 +31,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from fitting import Descends
 from live_storages import Live, Pair, storages
 
 WORLDS = (8, 64)
@@ -42,7 +42,7 @@ WEIGHT = WIDTH * WIDTH * 4
 UNITS = {"unit_parameters": 100}
 
 
-class Net(trainer.TrainingModule):
+class Net(Descends, by=torch.optim.Adam, lr=0.01):
     """Blocks one after another; all weights have the same size, of which 64 ranks have parts."""
 
     def __init__(self) -> None:
@@ -56,9 +56,6 @@ class Net(trainer.TrainingModule):
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         loss: Tensor = self.sequential_module(batch).square().mean()
         return loss
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.Adam(self.parameters(), lr=0.01)
 
 
 @dataclass(frozen=True)
@@ -172,5 +169,4 @@ def main(*cases: str) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     main(*sys.argv[1:])

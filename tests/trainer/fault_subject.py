@@ -43,8 +43,6 @@ class Fails(classifier.ImageClassifier):
 
 
 class ForwardsAlone(Fails):
-    """One rank calls a BatchNorm in a hook."""
-
     def __init__(self, fault: str, rank: int = 1) -> None:
         super().__init__(fault, rank, step=-1)
         self.norm = torch.nn.BatchNorm1d(3)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import my_project_trainer as trainer
-import torch
 from my_project_trainer.strategies.base import DataLayout, StepOutput
 from my_project_trainer.strategies.replicated import ddp
 from tests.conformance import worker
@@ -84,5 +83,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     main(Path(sys.argv[1]))

@@ -22,10 +22,17 @@ from torch import Tensor
 
 
 class Descends(trainer.TrainingModule):
-    """Of plain SGD."""
+    """By plain SGD, or by another: ``class Model(Descends, by=torch.optim.Adam, lr=0.01)``."""
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
+    _by: Any = torch.optim.SGD
+    _options: Mapping[str, Any] = {"lr": 0.1}
+
+    def __init_subclass__(cls, by: Any = None, **options: Any) -> None:
+        super().__init_subclass__()
+        cls._by, cls._options = by or cls._by, options or cls._options
+
+    def configure_optimizers(self) -> Any:
+        return self._by(self.parameters(), **self._options)
 
 
 class StepsByHand(trainer.TrainingModule):
@@ -38,6 +45,13 @@ class StepsByHand(trainer.TrainingModule):
         self.manual_backward(super().training_step(batch, batch_idx))
         optimizer.step()
         optimizer.zero_grad()
+
+
+def draw(module: torch.nn.Module, scale: float = 0.4, seed: int = 1) -> None:
+    """The same parameters in every process."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in module.parameters():
+        parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * scale)
 
 
 def quiet(**options: Any) -> trainer.Trainer:
@@ -100,5 +114,4 @@ def main(folder: Path, runs: list[dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     main(Path(sys.argv[1]), json.loads(sys.argv[2]))

@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
+from fitting import Descends
 
-class Net(trainer.TrainingModule):
+
+class Net(Descends, lr=0.1, momentum=0.9):
     """A small network with statistics of its own, on made-up data, for every stage."""
 
     def __init__(self) -> None:
@@ -40,9 +42,6 @@ class Net(trainer.TrainingModule):
 
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
         return self(batch[0])
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
 
     def train_dataloader(self) -> DataLoader[Any]:
         return loader(37)
@@ -105,15 +104,11 @@ class Raises(Net):
 
 
 class RaisesUserError(Raises):
-    """Rank 1 finds a mistake of the user's in its second step."""
-
     def error(self) -> Exception:
         return trainer.UserError("a planted mistake")
 
 
 class Sleeps(Net):
-    """Stays in its first step, and says which process it is."""
-
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         Path(f"rank-{self.global_rank}").write_text(str(os.getpid()))
         time.sleep(60)
@@ -121,23 +116,17 @@ class Sleeps(Net):
 
 
 class WithLambda(Net):
-    """Cannot be pickled."""
-
     def __init__(self) -> None:
         super().__init__()
         self.head.activation = lambda x: x
 
 
 class PredictsLambda(Net):
-    """Gives predictions that ranks cannot exchange."""
-
     def predict_step(self, batch: Any, batch_idx: int) -> Any:
         return lambda: batch
 
 
 class WithFile(trainer.DataModule):
-    """Cannot be pickled."""
-
     def __init__(self) -> None:
         self.file = Path(__file__).open()  # noqa: SIM115
 

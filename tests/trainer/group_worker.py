@@ -208,5 +208,4 @@ def main(subject: str, rank: int, processes: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))

@@ -11,8 +11,6 @@ from my_project.tasks import image_classifier as classifier
 
 
 class RaisesOnOneRank(classifier.ImageClassifier):
-    """Rank 1 raises in its third step, and writes down when."""
-
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         if self.global_rank == 1 and batch_idx == 2:
             Path("raised").write_text(str(time.time()))
@@ -30,15 +28,11 @@ class Sleeps(classifier.ImageClassifier):
 
 
 class SlowTest(classifier.ImageClassifier):
-    """Writes down that the test has begun, and rests in each step."""
-
     def test_step(self, batch: Any, batch_idx: int) -> None:
         Path(f"testing-{self.global_rank}").touch()
         time.sleep(60)
 
 
 class Secretive(classifier.ImageClassifier):
-    """Takes a token, and does nothing with it."""
-
     def __init__(self, token: str = "", pin_key: int = 0, dropout: float = 0.0) -> None:
         super().__init__(dropout=dropout)

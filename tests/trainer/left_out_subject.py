@@ -1,20 +1,17 @@
-"""A frozen network with an adapter, whose checkpoints leave the network out.
+"""A frozen network with an adapter, whose checkpoints leave the network out."""
 
-``python -m left_out_subject FOLDER STRATEGY RANKS`` trains into CLASS-whole and CLASS-resumed.
-"""
-
-import sys
 from typing import Any
 
-import my_project_trainer as trainer
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from fitting import Descends
+
 WIDTH, STEPS = 128, 6
 
 
-class Adapted(trainer.TrainingModule):
+class Adapted(Descends, by=torch.optim.AdamW, lr=0.01):
     """The adapter starts as nothing, as that of LoRA."""
 
     def __init__(self, base: int = 1) -> None:
@@ -35,15 +32,11 @@ class Adapted(trainer.TrainingModule):
     def test_step(self, batch: Any, batch_idx: int) -> None:
         self.log("loss", self.training_step(batch, batch_idx))
 
-    def configure_optimizers(self) -> Any:
-        return torch.optim.AdamW(self.parameters(), lr=0.01)
-
     def train_dataloader(self) -> DataLoader[Any]:
         data = torch.randn(8 * STEPS, WIDTH, generator=torch.Generator().manual_seed(2))
         return DataLoader(TensorDataset(data), batch_size=4)
 
-    def test_dataloader(self) -> DataLoader[Any]:
-        return self.train_dataloader()
+    test_dataloader = train_dataloader
 
 
 class Teacher(Adapted):
@@ -56,24 +49,3 @@ class Teacher(Adapted):
         teacher, student = self.sequential_module[0], self.sequential_module[3]
         for mine, own in zip(teacher.parameters(), student.parameters(), strict=True):
             mine.data.lerp_(own.data, 0.1)
-
-
-def make(folder: str, run_name: str, **options: Any) -> trainer.Trainer:
-    """Make a trainer that leaves frozen parameters out of its checkpoints."""
-    given = {"accelerator": "cpu", "max_epochs": 1, "global_batch_size": 8, "loggers": ["csv"]}
-    given |= {"enable_progress_bar": False, "checkpoint_weights": "trainable", "run_name": run_name}
-    return trainer.Trainer(default_root_dir=folder, **(given | options))
-
-
-def main() -> None:
-    folder, strategy, ranks = sys.argv[1:]
-    options = {"strategy": strategy, "devices": int(ranks)}
-    for kind in (Adapted, Teacher) if strategy in ("single_device", "ddp", "fsdp") else (Adapted,):
-        whole, resumed = f"{kind.__name__}-whole", f"{kind.__name__}-resumed"
-        make(folder, whole, **options).fit(kind())
-        make(folder, resumed, max_steps=STEPS // 2, **options).fit(kind())
-        make(folder, resumed, resume="auto", **options).fit(kind())
-
-
-if __name__ == "__main__":
-    main()

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from my_project_trainer import legacy
-from my_project_trainer.checkpoint import reading as checkpoint
 from my_project_trainer.legacy import DDPPlugin, LightningDataModule, LightningModule
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
+
+from fitting import saved
 
 
 class OwnDDP(DDPPlugin):
@@ -28,8 +29,6 @@ class OwnDDP(DDPPlugin):
 
 
 class Extended(DDPPlugin):
-    """Adds to both."""
-
     def init_ddp_connection(self, global_rank: int, world_size: int) -> None:
         super().init_ddp_connection(global_rank, world_size)
         Path(f"connected-{global_rank}").write_text(str(world_size))
@@ -41,8 +40,6 @@ class Extended(DDPPlugin):
 
 
 class NotWrapped(DDPPlugin):
-    """Forgets to wrap the model."""
-
     def configure_ddp(self) -> None:
         pass
 
@@ -68,8 +65,6 @@ class Model(LightningModule):
 
 
 class Numbers(LightningDataModule):
-    """Made-up data, the same in every process."""
-
     def train_dataloader(self) -> DataLoader[Any]:
         x = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
         return DataLoader(TensorDataset(x, x.prod(1, keepdim=True)), batch_size=4)
@@ -85,8 +80,7 @@ def main(arguments: dict[str, Any], plugin: str | None, options: dict[str, Any])
     trainer = legacy.Trainer(**arguments)
     trainer.fit(model, Numbers())
     if trainer.global_rank == 0:
-        saved = checkpoint.Checkpoint(checkpoint.resolve(trainer.run_directory))
-        torch.save(saved.state()["model"], "weights.pt")
+        torch.save(saved(trainer.run_directory), "weights.pt")
 
 
 if __name__ == "__main__":

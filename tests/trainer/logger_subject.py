@@ -51,8 +51,6 @@ class Lines(Logger):
 
 
 class Fails(Logger):
-    """Raises in one of its methods, and counts the calls of it."""
-
     def __init__(self, method: str) -> None:
         self.method, self.calls = method, 0
 
@@ -83,15 +81,11 @@ class Mute(Logger):
 
 
 class Older(Logger):
-    """Its ``write`` takes other arguments."""
-
     def write(self, metrics: dict[str, float]) -> None:  # type: ignore[override]
         pass
 
 
 class Bare(Logger):
-    """Only writes."""
-
     def __init__(self, kept: Any = None) -> None:
         self.kept: list[tuple[int, int, dict[str, float]]] = []
 
@@ -106,8 +100,6 @@ def lines(directory: Path, name: str = "Lines") -> list[str]:
 
 
 class Kills(Callback):
-    """Kills a process group, once."""
-
     def __init__(self, group: int) -> None:
         self.group = group
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import my_project_trainer as trainer
 import torch
 import torch.distributed as dist
 from my_project_trainer.checkpoint.dtensors import local
@@ -20,12 +19,12 @@ from torch.nn.functional import mse_loss
 from torch.optim import SGD
 from torch.utils.data import DataLoader, TensorDataset
 
-from fitting import quiet
+from fitting import Descends, draw, quiet
 
 SAMPLES = 48
 
 
-class ByHand(trainer.TrainingModule):
+class ByHand(Descends, lr=0.1, momentum=0.9):
     """A regression with manual optimization; the same weights and data in every process."""
 
     automatic_optimization = False
@@ -35,9 +34,7 @@ class ByHand(trainer.TrainingModule):
         self.accumulate, self.batch_size = accumulate, batch_size
         self.network = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
         self.seen: dict[str, Tensor] = {}
-        generator = torch.Generator().manual_seed(1)
-        for parameter in self.parameters():
-            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.3
+        draw(self, 0.3)
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         optimizer = self.optimizers()
@@ -64,24 +61,17 @@ class ByHand(trainer.TrainingModule):
         if value is not None:
             self.seen[name] = value.detach().clone()
 
-    def configure_optimizers(self) -> Any:
-        return SGD(self.parameters(), lr=0.1, momentum=0.9)
-
     def train_dataloader(self) -> DataLoader[Any]:
         x = torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(2))
         return DataLoader(TensorDataset(x, x.prod(1, keepdim=True)), self.batch_size)
 
 
 class Accumulates(ByHand):
-    """Two batches a step."""
-
     def __init__(self) -> None:
         super().__init__(accumulate=2, batch_size=4)
 
 
 class Clips(ByHand):
-    """Clips in its own step: the norm in one batch, each value in the next."""
-
     def training_step(self, batch: Any, batch_idx: int) -> None:
         optimizer = self.optimizers()
         self.manual_backward(self.loss(batch))
@@ -150,8 +140,6 @@ class Unused(ByHand):
 
 
 class Frozen(ByHand):
-    """Its first layer is frozen, and thawed for the last two batches."""
-
     def __init__(self) -> None:
         super().__init__()
         self.network[0].requires_grad_(False)
@@ -191,5 +179,4 @@ def _value(text: str) -> Any:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     main(int(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])

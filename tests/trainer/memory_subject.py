@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import my_project_trainer as trainer
 import torch
 from my_project_trainer.loop.fit import FitLoop
 from torch import Tensor, nn
@@ -20,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, TensorDataset
 
-from fitting import quiet
+from fitting import Descends, quiet
 
 LAYERS, WIDTH = 8, 64
 TENSOR = 4 * WIDTH * WIDTH  # bytes
@@ -97,7 +96,7 @@ def counted(call: Callable[..., Any], noted: dict[str, int]) -> Callable[..., An
     return run
 
 
-class Layers(trainer.TrainingModule):
+class Layers(Descends, by=torch.optim.Adam, lr=1e-3):
     """Equal tensors only, so that each rank's share of all is the same."""
 
     def __init__(self) -> None:
@@ -106,9 +105,6 @@ class Layers(trainer.TrainingModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return self.layers(batch[0]).square().mean()
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.Adam(self.parameters())
 
     def train_dataloader(self) -> DataLoader[Any]:
         return DataLoader(TensorDataset(torch.randn(32, WIDTH)), batch_size=1)
@@ -133,5 +129,4 @@ def main(folder: Path, devices: int, strategies: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])

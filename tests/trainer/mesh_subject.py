@@ -121,8 +121,6 @@ def draw(folder: Path, devices: int, strategy: str) -> None:
 
 
 class Operations(TorchDispatchMode):
-    """Notes the names of matrix products and collectives, in order."""
-
     def __init__(self) -> None:
         super().__init__()
         self.names: list[str] = []
@@ -207,7 +205,6 @@ def main(folder: str, name: str, devices: str, strategy: str, options: str, *sou
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     if sys.argv[1] == "order":
         order(Path(sys.argv[2]), sys.argv[3])
     elif sys.argv[1] == "draw":

@@ -19,8 +19,6 @@ from my_project.tasks import image_classifier as classifier
 
 
 class OverNCCL(classifier.ImageClassifier):
-    """Rank 1 raises in its third step."""
-
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         if batch_idx == 0:
             dist.get_backend_config = lambda group=None: "cpu:gloo,cuda:nccl"

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from fitting import Descends
+
 PLANTED = {"nan": float("nan"), "inf": float("inf")}
 
 
@@ -22,7 +24,7 @@ class Root(torch.autograd.Function):
         return gradient * float("inf")
 
 
-class Diverges(trainer.TrainingModule):
+class Diverges(Descends, lr=1e-3):
     """Twelve steps an epoch: from ``step`` on if ``ever``, else in it, a rank's loss is not finite.
 
     ``what``: ``"nan"``, ``"inf"``, or ``"gradient"``: only its gradient is infinite.
@@ -58,9 +60,6 @@ class Diverges(trainer.TrainingModule):
         optimizer.step()
         return None
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=1e-3)
-
     def train_dataloader(self) -> DataLoader[Any]:
         return DataLoader(TensorDataset(torch.ones(24, 1)), batch_size=2)
 
@@ -68,5 +67,4 @@ class Diverges(trainer.TrainingModule):
 class Data(trainer.DataModule):
     """The batches of :class:`Diverges`."""
 
-    def train_dataloader(self) -> DataLoader[Any]:
-        return DataLoader(TensorDataset(torch.ones(24, 1)), batch_size=2)
+    train_dataloader = Diverges.train_dataloader

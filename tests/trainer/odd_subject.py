@@ -22,17 +22,14 @@ from torch.nn.functional import mse_loss
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
+from fitting import Descends, draw, quiet
+
 WIDTH = 8
 NOTES: list[dict[str, Any]] = []
 
 
 class Base(trainer.TrainingModule):
     """The same made-up data and parameters in every process."""
-
-    def start(self) -> None:
-        generator = torch.Generator().manual_seed(1)
-        for parameter in self.parameters():
-            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.4
 
     def train_dataloader(self) -> DataLoader[Any]:
         return self.loader(48)
@@ -79,7 +76,7 @@ class Even(Base):
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4)))
-        self.start()
+        draw(self)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x)
@@ -106,7 +103,7 @@ class Odd(Base):
         self.frozen = nn.Linear(WIDTH, WIDTH)
         self.unused = nn.Linear(3, 3)
         self.last = nn.Linear(WIDTH, WIDTH, bias=False)
-        self.start()
+        draw(self)
         self.last.weight = self.first.weight
         self.frozen.requires_grad_(False)
         self.register_buffer("total", torch.zeros((), dtype=torch.float64))
@@ -155,11 +152,8 @@ class Thawing(Odd):
         self.frozen.requires_grad_(self.current_epoch > 0)
 
 
-class OddAtOnce(Odd):
+class OddAtOnce(Descends, Odd, lr=0.05, momentum=0.9):
     """The same with one optimizer that computes element by element."""
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
 
 
 class ThawingAtOnce(OddAtOnce, Thawing):
@@ -174,8 +168,6 @@ class Freezing(OddAtOnce):
 
 
 class Changing(Even):
-    """Uses a layer in every second batch only."""
-
     def __init__(self) -> None:
         super().__init__()
         self.side = nn.Linear(WIDTH, WIDTH, bias=False)
@@ -185,7 +177,7 @@ class Changing(Even):
         return mse_loss(self(self.side(x) if batch_idx % 2 == 0 else x), y)
 
 
-class Routed(Even):
+class Routed(Descends, Even, lr=0.05):
     """Each rank uses an expert of its own, all of one size, and none uses the third."""
 
     def __init__(self) -> None:
@@ -197,9 +189,6 @@ class Routed(Even):
         for expert in self.chosen():
             x = self.experts[expert](x)
         return mse_loss(self(x), y)
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.05)
 
     def chosen(self) -> list[int]:
         """The experts of this rank in a step."""
@@ -306,8 +295,6 @@ class Twice(Even):
 
 
 class Double(Even):
-    """One layer in float64."""
-
     def __init__(self) -> None:
         super().__init__()
         self.layers[1].double()
@@ -315,12 +302,10 @@ class Double(Even):
 
 def main(folder: Path, subject: str, options: str) -> None:
     """Fit, test what came of it, and test it again from its checkpoint."""
-    torch.set_num_threads(1)
     dist.PrefixStore = CountedStore  # of the trainer only: torch has imported its own by name
     module = globals()[subject]()
-    defaults = {"accelerator": "cpu", "enable_progress_bar": False, "loggers": ["csv"]}
-    defaults |= {"default_root_dir": folder, "run_name": "run"}
-    run = trainer.Trainer(**defaults | json.loads(options))
+    defaults = {"loggers": ["csv"], "default_root_dir": folder, "run_name": "run"}
+    run = quiet(**defaults | json.loads(options))
     run.fit(module)
     saved = reading.Checkpoint(reading.resolve(run.run_directory)).state()["precision"]
     facts = {"notes": NOTES, "scale": saved.get("scale")}

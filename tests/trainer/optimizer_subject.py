@@ -101,8 +101,6 @@ class Mixes(torch.optim.SGD):
 
 
 class Noisy(Own):
-    """Steps by its own random numbers."""
-
     is_elementwise = True
 
     @torch.no_grad()

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import my_project_trainer as trainer
 import torch
 import torch.distributed as dist
 from my_project_trainer.strategies.replicated import ddp
@@ -22,15 +21,13 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
 from collectives_record import recorded
-from fitting import quiet
+from fitting import Descends, quiet
 
 SAMPLES, WIDTH, BLOCKS = 37, 8, 4
 all_reduce = dist.all_reduce
 
 
 class Block(nn.Module):
-    """Two layers around a residual."""
-
     def __init__(self) -> None:
         super().__init__()
         self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
@@ -39,7 +36,7 @@ class Block(nn.Module):
         return x + self.down(self.up(x).tanh())
 
 
-class Net(trainer.TrainingModule):
+class Net(Descends, by=torch.optim.Adam, lr=0.01):
     """Blocks one after another; ``situation``: see the functions below."""
 
     def __init__(self, situation: str = "") -> None:
@@ -70,9 +67,6 @@ class Net(trainer.TrainingModule):
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.log("val_loss", self(batch[0]).square().mean())
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.Adam(self.parameters(), lr=0.01)
 
     def train_dataloader(self) -> Any:
         x = torch.randn(SAMPLES, WIDTH, generator=torch.Generator().manual_seed(1))
@@ -257,5 +251,4 @@ def main(folder: Path, launch: str, *names: str) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     main(Path(sys.argv[1]), *sys.argv[2:])

@@ -283,5 +283,4 @@ def main(command: str, folder: Path, *names: str) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])

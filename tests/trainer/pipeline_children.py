@@ -6,12 +6,14 @@ import torch
 from torch import Tensor, nn
 
 
-class Pair(nn.Module):
-    """Takes and gives a tensor, one that passes through, and whole numbers that do not train."""
-
+class _Layer(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.layer = nn.Linear(width, width)
+
+
+class Pair(_Layer):
+    """Takes and gives a tensor, one that passes through, and whole numbers that do not train."""
 
     def forward(self, values: Any) -> tuple[Tensor, Tensor, Tensor]:
         if isinstance(values, Tensor):
@@ -30,22 +32,12 @@ class Several(nn.Sequential):
         return outputs
 
 
-class Two(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.layer = nn.Linear(width, width)
-
+class Two(_Layer):
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return y + self.layer(x).tanh(), x
 
 
-class Turned(nn.Module):
-    """Gives a transposed tensor."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.layer = nn.Linear(width, width)
-
+class Turned(_Layer):
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x).unflatten(1, (4, 2)).transpose(1, 2)
 
@@ -98,8 +90,6 @@ def body(kind: str, width: int) -> nn.Sequential:
 
 
 class Shrinks(nn.Module):
-    """Gives fewer samples from its third call on."""
-
     calls = 0
 
     def forward(self, x: Tensor) -> Tensor:

@@ -18,7 +18,6 @@ from typing import Any
 
 import my_project_trainer as trainer
 import torch
-from my_project_trainer.checkpoint import reading
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -26,7 +25,7 @@ from torch.nn.functional import mse_loss
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
-from fitting import quiet
+from fitting import draw, quiet, saved
 from pipeline_children import Decays, Shrinks, body
 
 SAMPLES, BATCH, STOP = 53, 12, 3  # the last batch of an epoch has 5 samples
@@ -49,9 +48,7 @@ class Subject(trainer.TrainingModule):
         self.out = nn.Linear(6, 3)
         if kind == "rare":
             self.rare, self.scale = nn.Linear(6, 3), nn.Parameter(torch.ones(()))
-        generator = torch.Generator().manual_seed(1)
-        for parameter in self.parameters():
-            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.4
+        draw(self)
         self.sequential_module[0].requires_grad_(kind != "frozen")
 
     def forward(self, x: Tensor) -> Tensor:
@@ -205,8 +202,8 @@ def train(folder: Path, name: str, case: Case, **more: Any) -> Path:
     run = make_trainer(folder, name, case, **more)
     run.fit(Subject(**case.subject))
     if run.global_rank == 0:
-        weights = reading.Checkpoint(reading.resolve(run.run_directory)).state()["model"]
-        found = {name: weight.contiguous() for name, weight in weights.items()}
+        weights = saved(run.run_directory).items()
+        found = {name: weight.contiguous() for name, weight in weights}
         found |= {f"logged/{name}": each for name, each in logged(run.run_directory).items()}
         save_file(found, folder / f"{dashed(name)}.safetensors")
     return run.run_directory
@@ -352,7 +349,6 @@ def failing(folder: Path, kind: str) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     if sys.argv[2] == "seen":
         for each, options in SEEN.items():
             seen(Path(sys.argv[1]), each, Case(options))

@@ -4,15 +4,16 @@ import sys
 import threading
 from typing import Any
 
-import my_project_trainer as trainer
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from fitting import Descends
+
 WIDTH = 512
 
 
-class Net(trainer.TrainingModule):
+class Net(Descends, by=torch.optim.Adam, lr=0.01):
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
@@ -21,16 +22,11 @@ class Net(trainer.TrainingModule):
         loss: Tensor = self.layers(batch[0]).square().mean()
         return loss
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.Adam(self.parameters(), lr=0.01)
-
     def train_dataloader(self) -> DataLoader[Any]:
         return DataLoader(TensorDataset(torch.ones(64, WIDTH)), batch_size=8)
 
 
 class WithNumpy(Net):
-    """Its step uses NumPy."""
-
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         return super().training_step(batch, batch_idx) * float(batch[0].numpy().mean())
 
@@ -49,15 +45,11 @@ class WithOperator(Net):
 
 
 class Endless(Net):
-    """Its step hangs."""
-
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         threading.Event().wait()
         return super().training_step(batch, batch_idx)
 
 
 class Exits(Net):
-    """Its step ends the process, without an error."""
-
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         sys.exit(0)

@@ -7,9 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from my_project_trainer import Trainer, TrainingModule, UserError
+from my_project_trainer import TrainingModule, UserError
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
+
+from fitting import quiet
 
 SAMPLES, BATCH = 9, 2  # five batches: the first rank has three of them
 
@@ -76,10 +78,9 @@ def plain(value: Any) -> Any:
 
 def predicted(kind: str, devices: int) -> Any:
     """Predictions on so many ranks, or the error."""
-    shared: dict[str, Any] = {"accelerator": "cpu", "loggers": [], "enable_progress_bar": False}
     strategy = "single_device" if devices == 1 else "ddp_fork"
     try:
-        return plain(Trainer(devices=devices, strategy=strategy, **shared).predict(Nested(kind)))
+        return plain(quiet(devices=devices, strategy=strategy).predict(Nested(kind)))
     except UserError as error:
         return str(error)
 

@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from my_project_trainer import TrainingModule
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.aggregation import SumMetric
 
-from fitting import quiet
+from fitting import Descends, quiet
 
 
-class Unequal(TrainingModule):
+class Unequal(Descends, by=torch.optim.Adam, lr=0.0):
     """Weights and buffers start as the rank plus one."""
 
     def __init__(self, manual: bool) -> None:
@@ -73,10 +72,6 @@ class Unequal(TrainingModule):
     def on_validation_epoch_end(self) -> None:
         self.log("val_ranks", self.global_rank + 1.0)
 
-    def configure_optimizers(self) -> Any:
-        # The weights do not change, and Adam still has a state.
-        return torch.optim.Adam(self.parameters(), lr=0.0)
-
     def train_dataloader(self) -> Any:
         # The last of nine samples is rank 0's: rank 1 has a padding batch.
         return DataLoader(TensorDataset(torch.ones(9, 2)), batch_size=2)
@@ -101,5 +96,4 @@ def main(folder: Path, names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     main(Path(sys.argv[1]), sys.argv[2:])

@@ -15,14 +15,12 @@ from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
-from fitting import quiet
+from fitting import Descends, quiet
 
 OPTIONS: dict[str, Any] = {"sequential": {"microbatches": 2}}
 
 
 class Stream(IterableDataset[Tensor]):
-    """Every n-th of 16 samples."""
-
     def __init__(self, first: int, step: int) -> None:
         self.samples = range(first, 16, step)
 
@@ -31,9 +29,7 @@ class Stream(IterableDataset[Tensor]):
             yield torch.full((6, 2), float(number))
 
 
-class Model(trainer.TrainingModule):
-    """Can be sharded in any way."""
-
+class Model(Descends, lr=0.01):
     parallelize_plan = {  # noqa: RUF012
         "sequential_module.0": ColwiseParallel(),
         "sequential_module.1": RowwiseParallel(),
@@ -50,9 +46,6 @@ class Model(trainer.TrainingModule):
         self.seen = self.seen + x[:, 0, 0].sum()
         loss: Tensor = self.sequential_module(x).square().mean()
         return loss
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
 class Data(trainer.DataModule):
@@ -89,5 +82,4 @@ def main(folder: Path, names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     main(Path(sys.argv[1]), sys.argv[2:])

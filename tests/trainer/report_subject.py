@@ -4,18 +4,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-import my_project_trainer as trainer
 import torch
 from my_project_trainer.callbacks import Profile
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fitting import quiet
+from fitting import Descends, quiet
 
 STEPS = 8
 
 
-class Model(trainer.TrainingModule):
+class Model(Descends, lr=0.001):
     """``reads``: a step reads its loss; ``slow_rank``: it takes a fifth of a second more."""
 
     def __init__(self, width: int = 512, reads: bool = False, slow_rank: int | None = None) -> None:
@@ -32,9 +31,6 @@ class Model(trainer.TrainingModule):
             loss.item()  # planted: item
         self.log("loss", loss)
         return loss
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.001)
 
 
 def fit(folder: Path, model: Model, batch: int, **options: Any) -> None:

@@ -120,5 +120,4 @@ def is_main(run: Any) -> bool:
 if __name__ == "__main__":
     # A rank first: that its launcher waits is known.
     faulthandler.dump_traceback_later(600 if "RANK" in os.environ else 660, exit=True)
-    torch.set_num_threads(1)
     main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

@@ -19,8 +19,6 @@ from fitting import Descends, quiet
 
 
 class Points(DataModule):
-    """Writes its data in ``prepare_data``, and reads it in ``setup``."""
-
     def __init__(self, folder: Path, fails: bool = False) -> None:
         self.folder, self.fails = folder, fails
         self.calls: list[str] = []
@@ -47,8 +45,6 @@ class Points(DataModule):
 
 
 class Net(Descends):
-    """Creates its layer in ``setup``, with fixed weights."""
-
     processes = 1
 
     def __init__(self) -> None:
@@ -82,5 +78,4 @@ def main(folder: Path, strategy: str, devices: int, fails: bool) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4:] == ["fails"])

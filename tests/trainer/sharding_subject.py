@@ -22,7 +22,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics.classification import MulticlassAccuracy
 
-from fitting import quiet
+from fitting import Descends, quiet, saved
 
 TOKENS, WIDTH, LENGTH = 12, 8, 5
 SAMPLES = 25  # in evaluation the last batch has one sample: some rank has no part of it
@@ -40,8 +40,6 @@ class Sequences(Dataset[Tensor]):
 
 
 class Block(nn.Module):
-    """A residual layer."""
-
     def __init__(self) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(WIDTH)
@@ -53,8 +51,6 @@ class Block(nn.Module):
 
 
 class Tied(trainer.TrainingModule):
-    """Its first and its last layer share their weights."""
-
     def __init__(self, folder: str = ".") -> None:
         super().__init__()
         self.folder = Path(folder)
@@ -104,7 +100,7 @@ class Tied(trainer.TrainingModule):
     val_dataloader = predict_dataloader = train_dataloader
 
 
-class Begins(Tied):
+class Begins(Descends, Tied, lr=0.0):
     """Keeps its initial weights, and the names of layers that are initialized here."""
 
     def __init__(self, folder: str = ".") -> None:
@@ -118,9 +114,6 @@ class Begins(Tied):
     def initialize(self, name: str, layer: nn.Module) -> None:
         self.drawn.append(name)
         super().initialize(name, layer)
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.0)
 
     def on_fit_end(self) -> None:
         (self.folder / f"drawn-{self.global_rank}.json").write_text(json.dumps(self.drawn))
@@ -157,9 +150,8 @@ def main(folder: str, strategy: str, devices: str, *words: str) -> None:
     threads = [(path / "comm").read_text() for path in Path("/proc/self/task").iterdir()]
     (Path(folder) / f"threads-{run.global_rank}").write_text("".join(threads))
     if run.global_rank == 0:
-        weights = checkpoint.Checkpoint(checkpoint.resolve(directory)).state()["model"]
-        saved = {key: each.clone() for key, each in weights.items()} | {"predictions": predictions}
-        save_file(saved, Path(folder) / "weights.safetensors")
+        found = {key: each.clone() for key, each in saved(directory).items()}
+        save_file(found | {"predictions": predictions}, Path(folder) / "weights.safetensors")
         (Path(folder) / "values.json").write_text(json.dumps(metrics))
 
 
@@ -178,7 +170,6 @@ def overflow(folder: str, strategy: str, devices: str) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     if sys.argv[1] == "overflow":
         overflow(*sys.argv[2:])
     else:

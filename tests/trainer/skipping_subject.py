@@ -3,21 +3,17 @@
 from typing import Any
 
 import torch
-from my_project_trainer import TrainingModule
 from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.utils.data import DataLoader
+
+from fitting import Descends
 
 # Half precision rounds the input to 1, and has room for the factor times the scale of losses.
 INPUT, FACTOR = 1.0 + 2.0**-12, 2.0**-4
 
 
-class Steps(TrainingModule):
-    """Three steps of SGD."""
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=1.0)
-
+class Steps(Descends, lr=1.0):
     def train_dataloader(self) -> Any:
         return DataLoader(torch.ones(6, 2))  # type: ignore[arg-type]
 
@@ -57,8 +53,6 @@ class Views(Steps):
 
 
 class Unreached(Steps):
-    """The loss depends on the batch only."""
-
     def __init__(self, manual: bool = False) -> None:
         super().__init__()
         self.automatic_optimization = not manual

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import my_project_trainer as trainer
 import torch
 import torch.distributed as dist
 from my_project_trainer.callbacks import EMA
@@ -26,14 +25,14 @@ from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-from fitting import quiet
+from fitting import Descends, quiet
 from live_storages import Live, Pair
 
 LAYERS, STEPS = 4, 5
 _ASKS = ("get", "set", "add", "check", "compare_set", "wait")
 
 
-class Deep(trainer.TrainingModule):
+class Deep(Descends, by=torch.optim.Adam, lr=0.01):
     """Layers one after another; ``repeated``: the last one is called twice."""
 
     def __init__(self, live: Live, asks: list[int], case: "Case") -> None:
@@ -64,9 +63,6 @@ class Deep(trainer.TrainingModule):
             time.sleep(0.005)
             found.append(sum(self.live.sizes(torch.bfloat16).values()))
         return found[-1]
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.Adam(self.parameters(), lr=0.01)
 
     def train_dataloader(self) -> DataLoader[Any]:
         return DataLoader(TensorDataset(torch.ones(4 * STEPS, self.case.width)), batch_size=2)
@@ -181,5 +177,4 @@ def main(folder: Path, group: str, *names: str) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     main(Path(sys.argv[1]), *sys.argv[2:])

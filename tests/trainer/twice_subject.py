@@ -7,7 +7,6 @@ import gc
 import sys
 from pathlib import Path
 
-import my_project_trainer as trainer
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -29,7 +28,7 @@ class Collecting(Dataset[Tensor]):
         return torch.full((2,), float(index))
 
 
-class Model(trainer.TrainingModule):
+class Model(fitting.Descends, lr=0.01):
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(2, 1)
@@ -40,9 +39,6 @@ class Model(trainer.TrainingModule):
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         return self.layer(batch).square().mean()
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.01)
 
     def train_dataloader(self) -> DataLoader[Tensor]:
         return DataLoader(Collecting(), batch_size=2, num_workers=1)
@@ -57,7 +53,6 @@ def fit(folder: Path, name: str) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     gc.disable()
     for name in ("first", "second"):
         fit(Path(sys.argv[1]), name)

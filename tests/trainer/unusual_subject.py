@@ -1,4 +1,4 @@
-"""Modules with unusual parameters, optimizers and losses; rank 0 writes the trained weights.
+"""Modules with unusual parameters, optimizers and losses.
 
 ``python -m unusual_subject FOLDER SUBJECT STRATEGY DEVICES``
 """
@@ -9,17 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from my_project_trainer import TrainingModule
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fitting import StepsByHand, fit, saved
+from fitting import Descends, StepsByHand, fit
 
 WIDTH = 4
 
 
-class Base(TrainingModule):
+class Base(Descends, by=torch.optim.Adam, lr=0.01):
     """A layer, and what a subject adds to it."""
 
     def __init__(self) -> None:
@@ -29,9 +27,6 @@ class Base(TrainingModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         return self(batch[0]).square().mean()
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.Adam(self.parameters(), lr=0.01)
 
     def train_dataloader(self) -> Any:
         x = torch.randn(16, WIDTH, generator=torch.Generator().manual_seed(2))
@@ -52,8 +47,6 @@ class ComplexManual(StepsByHand, Complex):
 
 
 class Strided(Base):
-    """A weight that is not contiguous."""
-
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter((torch.arange(12.0).view(3, WIDTH) / 12).t())
@@ -78,8 +71,6 @@ class ScalarManual(StepsByHand, Scalar):
 
 
 class Empty(Base):
-    """A weight without elements."""
-
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(0, WIDTH))
@@ -89,8 +80,6 @@ class Empty(Base):
 
 
 class Mixed(Base):
-    """A layer in float64 beside one in float32."""
-
     def __init__(self) -> None:
         super().__init__()
         self.last = nn.Linear(WIDTH, WIDTH).double()
@@ -99,26 +88,20 @@ class Mixed(Base):
         return self.last(self.layer(x).double())
 
 
-class Factored(Base):
+class Factored(Base, by=torch.optim.Adafactor, lr=0.01):
     """Adafactor looks at the rows and columns of weights."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x)
 
-    def configure_optimizers(self) -> Any:
-        return torch.optim.Adafactor(self.parameters(), lr=0.01)
 
-
-class Penalty(Factored):
+class Penalty(Factored, by=torch.optim.Adam, lr=0.01):
     """A gradient penalty: the gradient of a gradient."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         x = batch[0].requires_grad_()
         (gradient,) = torch.autograd.grad(self(x).tanh().sum(), x, create_graph=True)
         return self(x).square().mean() + gradient.norm(dim=1).square().mean()
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.Adam(self.parameters(), lr=0.01)
 
 
 class Routed(Base):
@@ -145,12 +128,7 @@ class RoutedRaw(Base):
         return self.layer(x) @ (self.second if self.global_rank else self.first)
 
 
-def main(folder: Path, subject: str, strategy: str, devices: int) -> None:
-    shared = {"devices": devices, "strategy": strategy, "max_steps": 3, "global_batch_size": 8}
-    trainer = fit(globals()[subject](), folder, **shared)
-    if trainer.global_rank == 0:
-        save_file(saved(folder / "run"), folder / "weights.safetensors")
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]))
+    folder, subject, strategy, devices = sys.argv[1:]
+    shared = {"devices": int(devices), "strategy": strategy, "max_steps": 3, "global_batch_size": 8}
+    fit(globals()[subject](), Path(folder), **shared)

@@ -22,10 +22,10 @@ from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
-from fitting import StepsByHand, fit, saved
+from fitting import Descends, StepsByHand, fit, saved
 
 
-class Plain(TrainingModule):
+class Plain(Descends, lr=0.1, momentum=0.5):
     """Two layers of a chain, a head, and a teacher of the head that is not trained."""
 
     parallelize_plan = {  # noqa: RUF012
@@ -47,9 +47,6 @@ class Plain(TrainingModule):
         features = self.sequential_module(batch[0])
         found, taught = self.head(features) + features @ self.turned, self.teacher(features)
         return (found - batch[1]).square().mean() + functional.mse_loss(found, taught.detach())
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), 0.1, momentum=0.5)
 
     def train_dataloader(self) -> DataLoader[Any]:
         torch.manual_seed(5)
@@ -117,8 +114,6 @@ class OptionsOnly(Plain):
 
 
 class Counts(Plain):
-    """Its steps change a buffer that they use."""
-
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("count", torch.zeros(()))
@@ -135,8 +130,6 @@ class Prunes(Plain):
 
 
 class KeepsFeatures(Plain):
-    """A hook keeps an output for the loss."""
-
     def __init__(self, by_function: bool = False) -> None:
         super().__init__()
         self.features = torch.zeros(1)
@@ -327,8 +320,6 @@ class TrainsChainLater(Plain):
 
 
 class Reentrant(Plain):
-    """Two reentrant checkpoints of a module."""
-
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         x = self.sequential_module(batch[0]).requires_grad_()
         for _ in range(2):
@@ -358,7 +349,7 @@ class Two(nn.Linear):
         return super().forward(x).tanh(), self.beside(x)
 
 
-class PartlyUsed(Plain):
+class PartlyUsed(Plain, by=torch.optim.AdamW, lr=0.1, weight_decay=0.5):
     """Some parameters have no gradient, which the optimizer leaves as they are."""
 
     def __init__(self, detaching: int | None = None) -> None:
@@ -367,9 +358,6 @@ class PartlyUsed(Plain):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return (self.sequential_module(batch[0])[0][:, :2] - batch[1]).square().mean()
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(self.parameters(), 0.1, weight_decay=0.5)
 
 
 KeepsByFunction = partial(KeepsFeatures, by_function=True)
@@ -392,7 +380,6 @@ def fitted(module: TrainingModule, folder: Path, options: dict[str, Any]) -> flo
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     folder, runs = Path(sys.argv[1]), json.loads(sys.argv[2])
     kinds = {name: globals()[name.partition(" ")[0]] for name in runs}
     found = {name: fitted(kinds[name](), folder / name, runs[name]) for name in runs}

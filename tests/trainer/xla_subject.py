@@ -148,7 +148,6 @@ ALL = (steps, accumulated, resumed, evaluated, refused)
 COMMANDS = {each.__name__: each for each in ALL}
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     name, folder, devices = sys.argv[1:]
     result = COMMANDS[name](folder, int(devices))
     rank = int(os.environ.get("RANK", "0"))

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import my_project_trainer as trainer
 import pytest
+import test_callbacks
 import torch
 from my_project_trainer.callbacks import EMA, BestCheckpoint, StochasticWeightAveraging
 from my_project_trainer.checkpoint import Checkpoint, resolve
@@ -67,11 +68,7 @@ def batches(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
 
 
 def fit(model: trainer.TrainingModule, *callbacks: Any, **options: Any) -> trainer.Trainer:
-    options = {"max_steps": STEPS, "devices": 1, "enable_progress_bar": False} | options
-    made = trainer.Trainer(accelerator="cpu", callbacks=callbacks, **options)
-    with made.building():
-        made.fit(model)
-    return made
+    return test_callbacks.fit(model, *callbacks, **{"max_steps": STEPS} | options)
 
 
 def saved(name: str) -> dict[str, Any]:

@@ -105,8 +105,6 @@ def test_the_best_checkpoints_are_kept() -> None:
 
 
 class Scripted(subject.Net):
-    """Its validation losses are given."""
-
     def __init__(self, *losses: float) -> None:
         super().__init__()
         self.losses = losses
@@ -138,8 +136,6 @@ def test_early_stopping_says_that_a_value_is_nan(capsys, losses, than):
 
 
 class Counts(trainer.Callback):
-    """Counts steps from a number on."""
-
     def __init__(self, count: int = 0, name: str | None = None) -> None:
         self.count, self.name = count, name
 

@@ -197,8 +197,6 @@ def test_fast_dev_run_leaves_nothing(capsys: pytest.CaptureFixture[str]) -> None
 
 
 class Calls(trainer.Callback):
-    """Records the steps of validations."""
-
     def __init__(self) -> None:
         self.steps: list[int] = []
 
@@ -281,8 +279,6 @@ def test_contradictions_are_refused_at_once(options: dict[str, Any], line: str) 
 
 
 class Fails(trainer.Callback):
-    """Fails at the start of the second epoch."""
-
     def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
         if trainer.current_epoch == 1:
             raise LookupError("planted")

@@ -20,8 +20,6 @@ NAMES = {"system/cpu_percent", "system/memory_percent", "system/disk_free_gib"}
 
 
 class Waits(subject.Net):
-    """Each step lasts longer than 10 ms."""
-
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         time.sleep(0.011)
         return super().training_step(batch, batch_idx)

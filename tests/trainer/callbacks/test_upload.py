@@ -12,6 +12,7 @@ from my_project_trainer import ConfigurationError, Trainer, checkpoint
 from tests.project import ROOT
 
 import callback_subject as subject
+from fitting import quiet, saved
 
 pytestmark = pytest.mark.usefixtures("apart")
 [CODE] = re.findall(
@@ -22,8 +23,6 @@ exec(CODE, PAGE)  # noqa: S102 (it is the page's)
 
 
 class Away(LocalFileSystem):  # type: ignore[misc]
-    """A store that fails."""
-
     protocol = "away"
 
     def put_file(self, source: str, target: str, **options: Any) -> None:
@@ -35,16 +34,9 @@ fsspec.register_implementation("away", Away, clobber=True)
 
 def fit(*callbacks: Any, **options: Any) -> Trainer:
     shared = {"max_steps": 6, "val_every_n_steps": 2, "run_name": "run", **options}
-    trainer = Trainer(
-        accelerator="cpu", devices=1, enable_progress_bar=False, callbacks=list(callbacks), **shared
-    )
-    trainer.fit(subject.Net())
-    return trainer
-
-
-def model(path: Path) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = checkpoint.Checkpoint(path).state()["model"]
-    return found
+    made = quiet(callbacks=list(callbacks), **shared)
+    made.fit(subject.Net())
+    return made
 
 
 def test_it_is_short() -> None:
@@ -58,7 +50,7 @@ def test_a_download_is_resumed_to_the_same_end(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "store" / "run").iterdir()) == names
     assert not list((run / "checkpoints").glob(".*"))
     resumed = fit(resume=f"{tmp_path}/store/run/step-00000004", run_name="resumed").run_directory
-    expected, found = (model(checkpoint.resolve(each)) for each in (run, resumed))
+    expected, found = (saved(checkpoint.resolve(each)) for each in (run, resumed))
     assert expected.keys() == found.keys()
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 

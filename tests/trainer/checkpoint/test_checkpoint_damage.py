@@ -18,8 +18,6 @@ from checkpoint_subject import STATE, frame, names, read, rewrite, save
 
 
 class Payload:
-    """Makes a file where it is unpickled."""
-
     def __init__(self, canary: Path) -> None:
         self.canary = canary
 

@@ -118,8 +118,6 @@ def test_asynchronous_saves_reuse_the_memory_of_their_copies(tmp_path: Path) -> 
 
 
 class OfGPU(torch.Tensor):
-    """A tensor of the CPU that says that it is of a GPU."""
-
     is_cuda = True  # type: ignore[assignment]
 
 

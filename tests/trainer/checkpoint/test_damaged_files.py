@@ -153,17 +153,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    "count", [40, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.exhaustive])]
+)
 @pytest.mark.parametrize("name", FILES)
-def test_a_damaged_file_is_no_error(name: str, tmp_path: Path) -> None:
-    damage(name, tmp_path, 40)
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive
-@pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("name", FILES)
-def test_ten_thousand_damaged_files_are_no_error(name: str, tmp_path: Path) -> None:
-    damage(name, tmp_path, 10_000)
+def test_a_damaged_file_is_no_error(name: str, tmp_path: Path, count: int) -> None:
+    damage(name, tmp_path, count)
 
 
 @cache

@@ -150,8 +150,6 @@ def test_checkpoints_are_set_aside_from_the_newest_on(tmp_path, monkeypatch):
 
 
 class Line(Descends):
-    """One weight."""
-
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(1))

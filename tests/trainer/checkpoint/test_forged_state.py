@@ -33,8 +33,6 @@ FORGED: list[tuple[str, ...]] = [
 
 
 class Line(TrainingModule):
-    """Two layers, two optimizers and two schedulers."""
-
     def __init__(self, schedules: bool = True) -> None:
         super().__init__()
         self.schedules = schedules

@@ -1,6 +1,7 @@
 """``checkpoint_weights="trainable"`` leaves frozen parameters out of checkpoints."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,14 +10,19 @@ from my_project_trainer.checkpoint import Checkpoint, resolve
 from my_project_trainer.cli import load_weights
 from my_project_trainer.cli.export import _write_weights
 from safetensors.torch import load_file
-from tests.project import succeed
 from torch import Tensor
 
-from left_out_subject import WIDTH, Adapted, make
+from fitting import fits, quiet
+from left_out_subject import STEPS, WIDTH, Adapted
 
 BASE = 3 * (WIDTH + 1) * WIDTH * 4  # bytes
 LAYERS = {"Adapted": {"3", "4"}, "Teacher": {"0", "1", "3", "4"}}
+OPTIONS = {"max_epochs": 1, "global_batch_size": 8, "checkpoint_weights": "trainable"}
 slow = pytest.mark.slow
+
+
+def make(folder: Path, run_name: str, **options: Any) -> Any:
+    return quiet(**OPTIONS | {"default_root_dir": folder, "run_name": run_name} | options)
 
 
 def saved(run_directory: Path) -> dict[str, Tensor]:
@@ -40,8 +46,16 @@ def trained(run_directory: Path) -> dict[str, Tensor]:
     ],
 )
 def test_a_resume_is_exact(tmp_path: Path, strategy: str, ranks: int) -> None:
-    succeed(["-m", "left_out_subject", tmp_path, strategy, str(ranks)])
-    for kind in {path.name.partition("-")[0] for path in tmp_path.iterdir()}:
+    kinds = [*LAYERS] if strategy in ("single_device", "ddp", "fsdp") else ["Adapted"]
+    ways = ("whole", {}), ("resumed", {"max_steps": STEPS // 2}), ("resumed", {"resume": "auto"})
+    shared = OPTIONS | {"strategy": strategy, "devices": ranks, "default_root_dir": str(tmp_path)}
+    runs = [
+        {"name": f"{kind}-{way}", "module": f"left_out_subject.{kind}", **shared, **more}
+        for kind in kinds
+        for way, more in ways
+    ]
+    assert fits(tmp_path, runs) == [dict.fromkeys((run["name"] for run in runs), "")] * ranks
+    for kind in kinds:
         runs = [tmp_path / f"{kind}-whole", tmp_path / f"{kind}-resumed"]
         whole, resumed = map(trained, runs)
         assert all(torch.equal(whole[name], resumed[name]) for name in whole)
@@ -57,32 +71,32 @@ def test_a_resume_is_exact(tmp_path: Path, strategy: str, ranks: int) -> None:
 
 def test_what_a_checkpoint_has_of_another_network_is_saved_again(tmp_path: Path) -> None:
     for base, count in ((2, 8), (1, 5)):  # biases of both networks are 0
-        make(str(tmp_path), f"{base}", max_steps=2, checkpoint_weights="all").fit(Adapted())
-        make(str(tmp_path), f"{base}", resume="auto").fit(Adapted(base=base))
+        make(tmp_path, f"{base}", max_steps=2, checkpoint_weights="all").fit(Adapted())
+        make(tmp_path, f"{base}", resume="auto").fit(Adapted(base=base))
         assert len(saved(tmp_path / f"{base}")) == count
         kept = trained(tmp_path / f"{base}")["sequential_module.0.weight"]
         assert torch.equal(kept, Adapted().sequential_module[0].weight)
 
 
 def test_another_network_below_it_is_an_error(tmp_path: Path) -> None:
-    make(str(tmp_path), "run", max_steps=2).fit(Adapted())
+    make(tmp_path, "run", max_steps=2).fit(Adapted())
     line = r"sequential_module.0.weight was frozen and left out .*: torch.float32 \[128, 128\] "
     for use in (
         lambda: load_weights(Adapted(base=2), tmp_path / "run"),
-        lambda: make(str(tmp_path), "run", resume="auto").fit(Adapted(base=2)),
-        lambda: make(str(tmp_path), "new").test(Adapted(base=2), checkpoint=str(tmp_path / "run")),
+        lambda: make(tmp_path, "run", resume="auto").fit(Adapted(base=2)),
+        lambda: make(tmp_path, "new").test(Adapted(base=2), checkpoint=str(tmp_path / "run")),
     ):
         with pytest.raises(CheckpointError, match=line):
             use()
     weights = {"weights": tmp_path / "run", "checkpoint_weights": "all"}
     with pytest.raises(ConfigurationError, match=line):
-        make(str(tmp_path), "next", **weights).fit(Adapted(base=2))
-    make(str(tmp_path), "next", max_steps=1, **weights).fit(Adapted())
+        make(tmp_path, "next", **weights).fit(Adapted(base=2))
+    make(tmp_path, "next", max_steps=1, **weights).fit(Adapted())
     assert len(saved(tmp_path / "next")) == 11
 
 
 def test_an_export_has_the_rest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    make(str(tmp_path), "run", max_steps=2).fit(Adapted())
+    make(tmp_path, "run", max_steps=2).fit(Adapted())
     _write_weights(Checkpoint(resolve(tmp_path / "run")).state()["model"], {}, tmp_path / "file")
     assert len(load_file(tmp_path / "file")) == 5
     line = "the 6 parameters that its checkpoint left out are not in the file"
@@ -93,7 +107,7 @@ def test_what_no_code_gives_is_an_error(tmp_path: Path) -> None:
     with torch.device("meta"):
         module = Adapted()
     with pytest.raises(ConfigurationError, match=r"0.weight is frozen and on the meta device"):
-        make(str(tmp_path), "meta").fit(module)
-    make(str(tmp_path), "run", max_steps=1).fit(Adapted())
+        make(tmp_path, "meta").fit(module)
+    make(tmp_path, "run", max_steps=1).fit(Adapted())
     with pytest.raises(ConfigurationError, match="a resume would not have those of weights"):
-        make(str(tmp_path), "new", weights=tmp_path / "run")
+        make(tmp_path, "new", weights=tmp_path / "run")

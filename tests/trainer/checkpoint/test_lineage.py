@@ -7,7 +7,6 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import my_project_trainer as trainer
 import psutil
 import pytest
 import torch
@@ -23,9 +22,7 @@ from checkpoint_subject import rewrite
 from processes import running, told_in, wait_for
 
 
-class Model(trainer.TrainingModule):
-    """A line, with dropout."""
-
+class Model(fitting.Descends, by=torch.optim.Adam, lr=0.05):
     def __init__(self, width: int = 4) -> None:
         super().__init__()
         torch.manual_seed(0)
@@ -35,9 +32,6 @@ class Model(trainer.TrainingModule):
         loss = mse_loss(self.network(batch[0]), batch[0].sum(1, keepdim=True))
         self.log("loss", loss, on_epoch=False)
         return loss
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.Adam(self.parameters(), lr=0.05)
 
     def train_dataloader(self) -> DataLoader[Any]:
         x = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))

@@ -22,8 +22,6 @@ pytestmark = pytest.mark.timeout(600)
 
 
 class Fails(Model):
-    """Fails in one way, or not."""
-
     def __init__(self, how: str = "") -> None:
         super().__init__()
         self.how = how

@@ -29,8 +29,6 @@ OF_THIS_MACHINE = [("accelerator", "gpu"), ("num_nodes", "2"), ("num_nodes", "10
 
 
 class Model(trainer.TrainingModule):
-    """One that is right."""
-
     def __init__(self, width: int = 1) -> None:
         super().__init__()
 
@@ -42,8 +40,6 @@ class Model(trainer.TrainingModule):
 
 
 class NeedsWidth(trainer.TrainingModule):
-    """One whose argument has no default."""
-
     def __init__(self, width: int) -> None:
         super().__init__()
 
@@ -58,15 +54,11 @@ class Refuses(trainer.TrainingModule):
 
 
 class Exits(trainer.TrainingModule):
-    """Ends the process, without an error."""
-
     def __init__(self) -> None:
         sys.exit(0)
 
 
 class Crashes(trainer.TrainingModule):
-    """One that cannot be made."""
-
     def __init__(self, width: int = -3) -> None:
         super().__init__()
         self.layer = __import__("torch").nn.Linear(width, 1)

@@ -54,8 +54,6 @@ class Decoder(nn.Module):
 
 
 class Takes(NeedsArgument):
-    """Has arguments of many types."""
-
     def __init__(
         self, width: int = 1, free: Any = None, text: str = "1e3", maybe: str | None = None,
         both: int | str = 0, number: float = math.inf, whole: int | None = 3, flag: bool = True,
@@ -70,8 +68,6 @@ class Takes(NeedsArgument):
 
 
 class Sets(Takes):
-    """Changes a default of its parent."""
-
     def __init__(self, **arguments: Any) -> None:
         arguments.setdefault("whole", 5)
         super().__init__(**arguments)
@@ -79,8 +75,6 @@ class Sets(Takes):
 
 @dataclass
 class Steps:
-    """Has a list."""
-
     sizes: list[int] = field(default_factory=lambda: [1])
     rate: float = 0.5
 

@@ -125,16 +125,12 @@ def test_a_program_computes_what_the_module_does(runs: Path) -> None:
 
 
 class Model(TrainingModule):
-    """A linear layer."""
-
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(3, 2)
 
 
 class Two(Model):
-    """Takes two arguments."""
-
     example_input_array: Any = (torch.zeros(1, 3), torch.zeros(1, 1))
 
     def forward(self, x: Tensor, factor: Tensor) -> Tensor:
@@ -143,16 +139,12 @@ class Two(Model):
 
 
 class ByName(Two):
-    """Takes them by name, in any order."""
-
     def __init__(self) -> None:
         super().__init__()
         self.example_input_array = {"factor": torch.zeros(1, 1), "x": torch.zeros(1, 3)}
 
 
 class NoExample(Two):
-    """Has no inputs."""
-
     example_input_array = None
 
 
@@ -176,15 +168,11 @@ class Fixed(Two):
 
 
 class Depends(Two):
-    """Branches on a value."""
-
     def forward(self, x: Tensor, factor: Tensor) -> Tensor:
         return x if factor.sum() > 0 else -x
 
 
 class Fails(Two):
-    """Raises."""
-
     def forward(self, x: Tensor, factor: Tensor) -> Tensor:
         raise ValueError("no forward\ntoday")
 

@@ -15,6 +15,7 @@ from test_bad_inputs import RIGHT, SOURCES
 from tests.project import PACKAGE, run
 
 import bad_inputs
+from fitting import quiet
 
 pytestmark = pytest.mark.usefixtures("nothing_runs")
 
@@ -61,8 +62,7 @@ class Doubles(trainer.TrainingModule):
 def test_a_directory_for_failures_without_a_rank_is_ignored(parent, tmp_path, monkeypatch):
     for name, value in {**parent, "TRAINER_FAILURE_DIR": str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
-    options: Any = {"accelerator": "cpu", "devices": 1, "enable_progress_bar": False}
-    assert trainer.Trainer(**options).predict(Doubles(), [[torch.ones(1)]])[0].tolist() == [2]
+    assert quiet().predict(Doubles(), [[torch.ones(1)]])[0].tolist() == [2]
     assert list(tmp_path.iterdir()) == []
 
 

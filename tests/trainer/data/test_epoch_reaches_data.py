@@ -21,8 +21,6 @@ from fitting import Descends, quiet
 
 
 class Told:
-    """Knows the epoch that it was told."""
-
     epoch = -1
 
     def set_epoch(self, epoch: int) -> None:
@@ -52,15 +50,11 @@ class Stream(Told, IterableDataset[Tensor]):
 
 
 class Collate(Told):
-    """Adds its epoch to each sample."""
-
     def __call__(self, samples: list[Tensor]) -> Tensor:
         return torch.stack([torch.cat([sample, torch.tensor([self.epoch])]) for sample in samples])
 
 
 class Order(Told, Sampler[int]):
-    """A sampler whose order is of the epoch."""
-
     def __len__(self) -> int:
         return 8
 
@@ -69,8 +63,6 @@ class Order(Told, Sampler[int]):
 
 
 class Model(Descends):
-    """Notes the batches of each epoch, and of each validation."""
-
     def __init__(self) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(()))

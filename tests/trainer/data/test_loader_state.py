@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import my_project_trainer as trainer
 import numpy as np
 import pytest
 import torch
@@ -137,7 +136,7 @@ def test_the_state_of_a_sampler_is_not_saved_and_said_so(told: bool) -> None:
             assert torch.equal(one[0], other[0])
 
 
-class Net(trainer.TrainingModule):
+class Net(fitting.Descends, lr=0.01):
     def __init__(self, dataset: Noisy, loader: Callable[[Noisy], DataLoader[Any]] = PLAIN) -> None:
         super().__init__()
         torch.manual_seed(0)
@@ -146,9 +145,6 @@ class Net(trainer.TrainingModule):
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         return self.layer(batch).square().mean()
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.01)
 
     def train_dataloader(self) -> DataLoader[Any]:
         return self.loader(self.dataset)

@@ -131,8 +131,6 @@ def test_keys_are_epoch_and_index() -> None:
 
 
 class Drawing(Dataset[Tensor]):
-    """Samples that draw from torch, NumPy and Python."""
-
     def __getitem__(self, index: int) -> Tensor:
         drawn = [float(torch.rand(1)), float(np.random.rand()), random.random()]
         return torch.tensor([float(index), *drawn], dtype=torch.float64)
@@ -142,8 +140,6 @@ class Drawing(Dataset[Tensor]):
 
 
 class DrawingBatches(Drawing):
-    """The same, made in batches."""
-
     def __getitems__(self, indices: list[int]) -> list[Tensor]:
         return [self[index] for index in indices]
 

@@ -235,8 +235,6 @@ class Noisy(Descends):
 
 
 class Augmented(TensorDataset):
-    """Draws noise for each sample."""
-
     def __getitem__(self, index: int) -> Any:
         (x,) = super().__getitem__(index)
         return (x + torch.rand(2),)

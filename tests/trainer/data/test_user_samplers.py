@@ -130,8 +130,6 @@ def test_a_generator_that_a_resume_does_not_restore_is_said() -> None:
 
 
 class Doubled(DataLoader[Any]):
-    """Changes batches on their way."""
-
     def __iter__(self) -> Any:
         return ([each[0] * 2] for each in super().__iter__())
 

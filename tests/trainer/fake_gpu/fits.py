@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
+from fitting import Descends
+
 WIDTH = 512
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "bf16-true")
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -26,8 +28,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward layer."""
-
     def __init__(self) -> None:
         super().__init__()
         self.norm, self.inputs = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH)
@@ -40,9 +40,7 @@ class Block(nn.Module):
         return x + self.dropout(self.output(y.transpose(1, 2).reshape(x.shape)))
 
 
-class Model(trainer.TrainingModule):
-    """Four blocks."""
-
+class Model(Descends, by=torch.optim.AdamW, lr=1e-3, fused=True):
     batch_of: Any = staticmethod(lambda rows: {"x": default_collate(rows)[0]})
 
     def __init__(self) -> None:
@@ -56,9 +54,6 @@ class Model(trainer.TrainingModule):
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.log("val_loss", self.training_step(batch, batch_idx))
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(self.parameters(), fused=True)
 
     def train_dataloader(self) -> Any:
         data = TensorDataset(torch.ones(64, 4, WIDTH))

@@ -10,7 +10,6 @@ import sys
 import time
 from pathlib import Path
 
-import my_project_trainer as trainer
 import torch
 import torch.distributed as dist
 from my_project_trainer.launch import collectives
@@ -19,13 +18,13 @@ from tests.gpu import device
 from tests.gpu.subject import Sequences
 from torch import Tensor
 
+from fitting import fit
+
 STEP = 2
 LONG = 600.0
 
 
 class Fails(Sequences):
-    """Fails in its third step."""
-
     def __init__(self, kind: str, folder: Path) -> None:
         super().__init__()
         self.kind, self.folder = kind, folder
@@ -60,18 +59,8 @@ def main(kind: str, folder: Path) -> None:
         share_the_gpu()
     else:
         act_as_one_of_several()
-    run = trainer.Trainer(
-        accelerator=device.ACCELERATOR,
-        devices=ranks,
-        strategy="ddp",
-        strategy_options={"timeout_seconds": LONG},
-        max_steps=5,
-        loggers=[],
-        enable_progress_bar=False,
-        default_root_dir=folder,
-        run_name="run",
-    )
-    run.fit(Fails(kind, folder))
+    options = {"devices": ranks, "strategy": "ddp", "strategy_options": {"timeout_seconds": LONG}}
+    fit(Fails(kind, folder), folder, accelerator=device.ACCELERATOR, max_steps=5, **options)
 
 
 if __name__ == "__main__":

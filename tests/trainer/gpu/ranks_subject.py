@@ -54,8 +54,6 @@ class Sharded(Sequences):
 
 
 class _Received:
-    """Copies what has arrived on the host."""
-
     def __init__(self, work: dist.Work, arrived: Tensor, to: Tensor) -> None:
         self._work, self._arrived, self._to = work, arrived, to
 
@@ -69,8 +67,6 @@ class _Received:
 
 
 class _Sent:
-    """Keeps what is sent until it is."""
-
     def __init__(self, work: dist.Work, sent: Tensor) -> None:
         self._work, self._sent = work, sent
 

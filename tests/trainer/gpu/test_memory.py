@@ -13,6 +13,8 @@ from tests.gpu.training import train
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from fitting import Descends, quiet
+
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 WIDTH = 1024 if device.IS_GPU else 32
 STEPS = 8
@@ -94,7 +96,7 @@ def test_bf16_mixed_keeps_no_copy_of_all_weights_for_backward(tmp_path, record_p
     assert module.held < 0.5 * half
 
 
-class Hungry(trainer.TrainingModule):
+class Hungry(Descends):
     """Takes some MiB a sample; in a dry run it says that there is no memory for more than 37."""
 
     SAMPLES, MOST = 1000, 37
@@ -109,9 +111,6 @@ class Hungry(trainer.TrainingModule):
             raise torch.OutOfMemoryError("CUDA out of memory")
         return (x.expand(len(x), MIB if device.IS_GPU else 1) * self.scale).tanh().square().mean()
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
     def train_dataloader(self) -> DataLoader[Any]:
         return DataLoader(TensorDataset(torch.ones(self.SAMPLES, 1)), batch_size=1)
 
@@ -123,13 +122,8 @@ def test_the_largest_batch_that_fits_is_found(tmp_path, record_property, precisi
 
     shared = {"precision": precision, "max_steps": 2}
     with device.memory_limited_to(512 * MIB):
-        run = trainer.Trainer(
-            accelerator=device.ACCELERATOR,
-            devices=1,
-            precision=precision,
-            enable_progress_bar=False,
-            default_root_dir=tmp_path,
-        )
+        place = {"accelerator": device.ACCELERATOR, "default_root_dir": tmp_path}
+        run = quiet(**place, precision=precision)
         found = run.find_batch_size(Hungry())
         record_property("found", f"{found} samples in 512 MiB")
         fit(found * 4 // 5)  # what else a process holds may differ a little

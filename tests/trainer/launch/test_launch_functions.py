@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from my_project_trainer.checkpoint import reading as checkpoint
 from safetensors.torch import load_file
 from test_launch import losses
 from tests.project import PACKAGE, PATIENCE, environment, run, succeed
 
+from fitting import saved
 from processes import assert_nothing_left, at_root
 from torch_versions import quiet_gloo
 
@@ -101,8 +101,8 @@ def test_everything_comes_back_as_under_ddp(tmp_path, by_ddp, strategy):
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(ours[key], theirs[key]) for key in ours)
         assert losses(tmp_path / "runs" / name) == losses(by_ddp / "runs" / name)
-        saved = checkpoint.Checkpoint(checkpoint.resolve(tmp_path / "runs" / name)).state()["model"]
-        assert all(torch.equal(ours[key], saved[key]) for key in saved)
+        weights = saved(tmp_path / "runs" / name)
+        assert all(torch.equal(ours[key], weights[key]) for key in weights)
     report, theirs = (json.loads((each / "report.json").read_text()) for each in (tmp_path, by_ddp))
     assert report == theirs
     assert report["directory"] == "runs/first"
@@ -147,10 +147,11 @@ def test_forks_after_the_parent_has_computed_with_threads(tmp_path):
 
 
 @quiet_gloo
-def test_what_a_module_keeps_besides_tensors_comes_back(tmp_path):
+def test_trains_in_a_thread_and_what_a_module_keeps_besides_tensors_comes_back(tmp_path):
     done = run_script(
         tmp_path,
         """
+        from concurrent.futures import ThreadPoolExecutor
         class Counts(Net):
             seen = 0
             def on_train_epoch_end(self):
@@ -159,29 +160,13 @@ def test_what_a_module_keeps_besides_tensors_comes_back(tmp_path):
                 return {"seen": self.seen}
             def set_extra_state(self, state):
                 self.seen = state["seen"]
-        net = Counts()
-        make("ddp_fork").fit(net)
-        print(net.seen)
-        """,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "2\n"
-
-
-@quiet_gloo
-def test_trains_in_a_thread(tmp_path):
-    done = run_script(
-        tmp_path,
-        """
-        from concurrent.futures import ThreadPoolExecutor
-        fork = make("ddp_fork")
+        net, fork = Counts(), make("ddp_fork")
         with ThreadPoolExecutor(1) as executor:
-            executor.submit(fork.fit, Net()).result()
-        print(fork.global_step)
+            executor.submit(fork.fit, net).result()
+        print(net.seen, fork.global_step)
         """,
     )
-    assert done.stderr == ""
-    assert done.stdout == "10\n"
+    assert (done.stdout, done.stderr) == ("2 10\n", "")
 
 
 def test_a_script_without_a_guard_is_told_so_once(tmp_path):

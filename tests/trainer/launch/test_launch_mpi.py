@@ -1,17 +1,16 @@
-"""Real launches by mpirun."""
+"""Real launches by mpirun, and by hydra, the mpiexec of MPICH."""
 
 import json
-import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from test_launch import losses
-from tests.project import PATIENCE, environment, fit, mpirun, succeed
+from tests.project import fit, free_port, mpirun, succeed
 
 from processes import at_root
 
-pytestmark = pytest.mark.needs("mpirun")
+pytestmark = pytest.mark.slow
 
 
 def arguments(folder: Path, name: str, *more: str) -> list[str | Path]:
@@ -22,49 +21,33 @@ def arguments(folder: Path, name: str, *more: str) -> list[str | Path]:
     return fit("--trainer.strategy", "ddp", *short, *log, *into, *more)
 
 
-def start(folder: Path, name: str) -> "subprocess.Popen[str]":
-    """Start that fit on two processes by mpirun, which gets no further variable."""
-    return subprocess.Popen(
-        [*mpirun(2), sys.executable, *map(str, arguments(folder, name))],
-        cwd=folder,
-        env=environment(at_root()),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def finish(process: "subprocess.Popen[str]") -> None:
-    """Wait for a good end; one that takes too long is asked to end, and takes its ranks along."""
-    try:
-        _, error = process.communicate(timeout=PATIENCE)
-    except BaseException:
-        process.terminate()
-        process.communicate()
-        raise
-    assert process.returncode == 0, error
-
-
-@pytest.mark.slow
-def test_ddp_trains_as_it_does_by_our_own_launcher(tmp_path):
-    finish(start(tmp_path, "mpirun"))
-    (attempt,) = json.loads((tmp_path / "mpirun" / "run.json").read_text())["attempts"]
+@pytest.mark.parametrize(
+    "source",
+    [
+        pytest.param("openmpi", marks=pytest.mark.needs("mpirun")),
+        pytest.param("hydra", marks=pytest.mark.needs("mpiexec.hydra")),
+    ],
+)
+def test_ddp_trains_as_it_does_by_our_own_launcher(tmp_path, source):
+    main = ["-genv", "MASTER_ADDR", "127.0.0.1", "-genv", "MASTER_PORT", str(free_port())]
+    by = mpirun(2) if source == "openmpi" else ["mpiexec.hydra", "-n", "2", *main]
+    done = succeed(arguments(tmp_path, source), cwd=tmp_path, extra=at_root(), by=by)
+    (attempt,) = json.loads((tmp_path / source / "run.json").read_text())["attempts"]
     layout = attempt["layout"]
-    assert (layout["source"], layout["world_size"], layout["num_nodes"]) == ("openmpi", 2, 1)
+    assert (layout["source"], layout["world_size"], layout["num_nodes"]) == (source, 2, 1)
+    assert [path.name for path in (tmp_path / source / "logs").iterdir()] == ["rank-1.log"]
+    assert "effective batch size 64 (32 per device, 2 replicas" in done.stdout
     succeed(arguments(tmp_path, "ours", "--trainer.devices", "2"))
-    assert len(losses(tmp_path / "mpirun")) == 22
-    assert losses(tmp_path / "mpirun") == losses(tmp_path / "ours")
+    assert len(losses(tmp_path / source)) == 22
+    assert losses(tmp_path / source) == losses(tmp_path / "ours")
 
 
-@pytest.mark.slow
+@pytest.mark.needs("mpirun")
 def test_two_launches_in_one_folder_do_not_meet(tmp_path):
-    processes = [start(tmp_path, name) for name in ("one", "other")]
-    try:
-        for process in processes:
-            finish(process)
-    finally:
-        for process in processes:
-            process.terminate()
+    def launch(name: str) -> None:
+        succeed(arguments(tmp_path, name), cwd=tmp_path, extra=at_root(), by=mpirun(2))
+
+    with ThreadPoolExecutor(2) as executor:
+        list(executor.map(launch, ("one", "other")))
     assert losses(tmp_path / "one") == losses(tmp_path / "other")
     assert not list(tmp_path.glob(".rendezvous*"))

@@ -32,20 +32,31 @@ def on_two_nodes(folder: Path, *arguments: str, **more: str) -> "list[CompletedP
         return list(executor.map(lambda command: run(**command), nodes))
 
 
-EVERY = ["--model.dropout", "0", "--trainer.log_every_n_steps", "1"]
+EVERY = [
+    *("--model.dropout", "0", "--trainer.log_every_n_steps", "1"),
+    *("--trainer.max_steps", "3", "--trainer.global_batch_size", "64"),
+]
 
 
 # Older Lightning started its ranks with these, which have no RANK and no number of nodes.
 OLDER = {"WORLD_SIZE": "2", "LOCAL_RANK": "0"}
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """The losses of one process."""
+    folder = tmp_path_factory.mktemp("alone")
+    where = ["--trainer.run_name", "run", "--trainer.default_root_dir", folder]
+    succeed(fit(*SHORT, *EVERY, *where, "--trainer.accelerator", "cpu"))
+    return losses(folder / "run")
+
+
 @pytest.mark.parametrize(
     ("devices", "more"),
     [(1, {"NNODES": "2"}), (1, OLDER), pytest.param(2, {"NNODES": "2"}, marks=pytest.mark.slow)],
 )
-def test_two_nodes_train_as_one_does(tmp_path: Path, devices: int, more: dict[str, str]) -> None:
-    size = ["--trainer.max_steps", "3", "--trainer.global_batch_size", "64"]
-    nodes = on_two_nodes(tmp_path, *EVERY, *size, "--trainer.devices", str(devices), **more)
+def test_two_nodes_train_as_one_does(tmp_path, alone, devices, more):
+    nodes = on_two_nodes(tmp_path, *EVERY, "--trainer.devices", str(devices), **more)
     for node in nodes:
         assert node.returncode == 0, node.stderr
     (attempt,) = json.loads((tmp_path / "run" / "run.json").read_text())["attempts"]
@@ -55,10 +66,8 @@ def test_two_nodes_train_as_one_does(tmp_path: Path, devices: int, more: dict[st
     logs = [f"rank-{rank}.log" for rank in range(1, 2 * devices)]
     assert sorted(path.name for path in (tmp_path / "run" / "logs").iterdir()) == logs
     assert "effective batch size 64" in nodes[0].stdout
-    alone = ["--trainer.run_name", "alone", "--trainer.default_root_dir", tmp_path]
-    succeed(fit(*SHORT, *EVERY, *size, *alone, "--trainer.accelerator", "cpu"))
     assert len(losses(tmp_path / "run")) == 3
-    assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "alone"), rel=1e-4)
+    assert losses(tmp_path / "run") == pytest.approx(alone, rel=1e-4)
 
 
 def test_a_rank_of_the_second_node_that_fails_ends_both(tmp_path: Path) -> None:

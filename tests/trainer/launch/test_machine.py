@@ -37,8 +37,6 @@ KILLED = (
 
 
 class Model(Descends):
-    """One weight."""
-
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(()))
@@ -72,15 +70,11 @@ class Removes(Model):
 
 
 class Crowded(Model):
-    """Asks for far more workers than a machine can start."""
-
     def train_dataloader(self) -> Any:
         return DataLoader(TensorDataset(torch.ones(16, 1)), batch_size=2, num_workers=99_999)
 
 
 class Fragile(Dataset[Tensor]):
-    """Kills the worker that reads its sixth sample."""
-
     def __len__(self) -> int:
         return 16
 
@@ -91,8 +85,6 @@ class Fragile(Dataset[Tensor]):
 
 
 class Workers(Model):
-    """Reads with workers."""
-
     def train_dataloader(self) -> Any:
         return DataLoader(Fragile(), batch_size=2, num_workers=2)
 
@@ -243,8 +235,6 @@ class Interrupted(Model):
 
 
 class KilledLater(Fragile):
-    """Kills the worker as soon as a file exists."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
 
@@ -295,8 +285,6 @@ def test_a_killed_worker_is_told_whatever_it_interrupts(tmp_path, monkeypatch, p
 
 
 class ClosingLogger(Logger):
-    """Calls a function when it is closed."""
-
     def __init__(self, name: str, call: Callable[[], None]) -> None:
         self.name, self.call = name, call
 

@@ -18,8 +18,6 @@ OTHERWISE = ", or use strategy='ddp', which pickles nothing"
 
 
 class Holder:
-    """Has whatever attributes it is given."""
-
     def __init__(self, **attributes: object) -> None:
         self.__dict__.update(attributes)
 
@@ -33,8 +31,6 @@ class Refuses:
 
 
 class Drops:
-    """Leaves out what cannot be pickled."""
-
     def __init__(self) -> None:
         self.lock = threading.Lock()
 

@@ -173,8 +173,6 @@ ABORTED = WAITS_AT.replace("Timeout (0:00:10)!", "Fatal Python error: Aborted\n"
 
 
 class Ended:
-    """A rank that has ended."""
-
     pid = 2**22 + 1
 
     def __init__(self, code: int) -> None:

@@ -66,8 +66,6 @@ def test_a_hook_of_other_arguments_is_named() -> None:
 
 
 class _Returns(subject.Net):
-    """Returns what is made of the loss."""
-
     def __init__(self, change: Callable[[Tensor], Any]) -> None:
         super().__init__()
         self.change = change

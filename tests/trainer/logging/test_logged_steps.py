@@ -13,8 +13,10 @@ from my_project_trainer.callbacks import EarlyStopping
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+from fitting import Descends
 
-class Slope(trainer.TrainingModule):
+
+class Slope(Descends, lr=1.0):
     """Logs the number of its steps as the loss, and has six batches an epoch."""
 
     def __init__(self, batches: Any = None) -> None:
@@ -29,9 +31,6 @@ class Slope(trainer.TrainingModule):
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.log("val_loss", 0.5)
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=1.0)
-
     def train_dataloader(self) -> Any:
         if self.batches is not None:
             return self.batches
@@ -39,8 +38,6 @@ class Slope(trainer.TrainingModule):
 
 
 class Validated(Slope):
-    """Its validations never improve."""
-
     def val_dataloader(self) -> Any:
         return DataLoader(TensorDataset(torch.zeros(2)))
 
@@ -125,8 +122,6 @@ def test_the_last_step_before_early_stopping_is_logged(tmp_path, options, steps)
 
 
 class Decays(Slope):
-    """Its rate is halved after each step."""
-
     def configure_optimizers(self) -> Any:
         sgd = super().configure_optimizers()
         halved = torch.optim.lr_scheduler.ExponentialLR(sgd, 0.5)

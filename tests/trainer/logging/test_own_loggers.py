@@ -136,8 +136,6 @@ def test_only_rank_0_calls_loggers_and_they_reach_started_processes() -> None:
 
 
 class Gallery(trainer.Logger):
-    """Its ``experiment`` is a list."""
-
     def __init__(self) -> None:
         self.experiment: list[str] = []
 
@@ -146,8 +144,6 @@ class Gallery(trainer.Logger):
 
 
 class Shows(callback_subject.Net):
-    """Shows each step, by the attribute or by the trainer's."""
-
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         logger = self.logger if self.global_step else self.trainer.logger
         logger.experiment.append(f"step {self.global_step}")

@@ -5,11 +5,10 @@ import re
 from pathlib import Path
 
 import torch
-from my_project_trainer import Trainer
 from my_project_trainer.logging import progress
 from torch import Tensor, nn
 
-from fitting import Descends
+from fitting import Descends, quiet
 
 
 def test_rate_and_time_left_count_from_the_resumed_step(monkeypatch, capsys):
@@ -43,8 +42,6 @@ def test_finished_epochs_stay_above_a_bar_that_keeps_its_count(monkeypatch, caps
 
 
 class Looks(Descends):
-    """Records in each step whether there is an outcome file."""
-
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(1))
@@ -60,7 +57,6 @@ def test_a_fit_removes_the_outcome_of_an_earlier_attempt(tmp_path, monkeypatch):
     told.write_text("failed rank 1: an earlier attempt\n")
     monkeypatch.setenv("TRAINER_OUTCOME", str(told))
     module = Looks()
-    shared = {"accelerator": "cpu", "devices": 1, "max_epochs": 1, "enable_progress_bar": False}
-    Trainer(**shared, loggers=[], default_root_dir=tmp_path).fit(module, [torch.ones(1)])
+    quiet(max_epochs=1, default_root_dir=tmp_path).fit(module, [torch.ones(1)])
     assert module.found == [False]
     assert told.read_text() == "finished step 1\n"

@@ -65,8 +65,6 @@ def logged(folder: Path, name: str) -> list[float]:
 
 
 class Known(RemoteLogger):
-    """Of a service that knows every run."""
-
     name = "service"
 
     def open(self, run: LoggedRun, known: str | None) -> str:
@@ -235,8 +233,6 @@ def test_wandb_s_newest_offline_folder_has_the_whole_run(tmp_path: Path) -> None
 
 
 class Ends(Fails):
-    """Is asked to end in its third step."""
-
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         if batch_idx == 2:
             signal.raise_signal(signal.SIGTERM)

@@ -22,8 +22,6 @@ from fake_clock import Clock
 
 
 class Slow(Dataset[Tensor]):
-    """Twelve samples; each takes a second to read."""
-
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
 
@@ -35,9 +33,7 @@ class Slow(Dataset[Tensor]):
         return torch.tensor([float(index), 1.0])
 
 
-class Model(trainer.TrainingModule):
-    """A step takes six seconds, and a batch of a validation a hundred."""
-
+class Model(fitting.Descends, lr=0.001):
     def __init__(self, clock: Clock) -> None:
         super().__init__()
         self.layer = nn.Linear(2, 1)
@@ -51,9 +47,6 @@ class Model(trainer.TrainingModule):
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.clock.now += 100
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.001)
 
     def train_dataloader(self) -> Any:
         return DataLoader(Slow(self.clock), batch_size=2)

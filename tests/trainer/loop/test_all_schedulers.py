@@ -86,8 +86,6 @@ def optimizer(weight: Tensor | None = None) -> Optimizer:
 
 
 class Scheduled(TrainingModule):
-    """One scheduler of an interval; logs what ReduceLROnPlateau monitors."""
-
     def __init__(self, make: Make, interval: str) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(2))

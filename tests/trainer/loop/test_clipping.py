@@ -4,27 +4,21 @@ from typing import Any
 
 import pytest
 import torch
-from my_project_trainer import TrainingModule
 from tests.conformance.rows import ROUNDING
 from torch import Tensor, nn
 
-from fitting import quiet
+from fitting import Descends, quiet
 
 BATCHES = [torch.tensor([[1.0, 20.0, -3.0]]) * scale for scale in (1.0, -2.0, 0.01, 5.0)]
 
 
-class Line(TrainingModule):
-    """Three weights, whose gradients differ in size."""
-
+class Line(Descends, lr=0.1, momentum=0.5):
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(3))
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         return (batch @ self.weight).sum()
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.5)
 
 
 CLIPS = {"norm": nn.utils.clip_grad_norm_, "value": nn.utils.clip_grad_value_}

@@ -14,6 +14,7 @@ from tests.project import succeed
 from torch import Tensor, nn
 from torch.nn import functional
 
+import checkpointed_subject
 from checkpointed_subject import FEATURES, Model
 from fitting import quiet
 
@@ -40,16 +41,8 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return captured
 
 
-class Block(nn.Module):
-    """BatchNorm, dropout and a buffer that counts; called by keyword."""
-
-    def __init__(self, momentum: float = 0.1) -> None:
-        super().__init__()
-        self.first = nn.Linear(FEATURES, 4 * FEATURES)
-        self.norm = nn.BatchNorm1d(4 * FEATURES, momentum=momentum)
-        self.dropout = nn.Dropout(0.3)
-        self.second = nn.Linear(4 * FEATURES, FEATURES)
-        self.register_buffer("calls", torch.zeros(1))
+class Block(checkpointed_subject.Block):
+    """Counts in its buffer alone."""
 
     def forward(self, x: Tensor, *, scale: Tensor) -> Tensor:
         self.calls += 1

@@ -8,10 +8,9 @@ from safetensors.torch import load_file
 from test_manual_optimization import fit, weights
 from tests.conformance.rows import ROUNDING
 from tests.project import missing, require, succeed
-from torch.utils.data import DataLoader, TensorDataset
 
 from fitting import assert_close, saved
-from manual_subject import SAMPLES, Accumulates, ByHand, Clips
+from manual_subject import Accumulates, ByHand, Clips
 
 
 def train(processes: int, folder: Path, *options: str | Path) -> None:
@@ -126,10 +125,3 @@ def test_accumulated_gradients_go_along_to_other_processes(tmp_path, before, aft
     train(after[0], tmp_path / "resumed", *only, after[1], "--resume", stopped)
     fit(whole := Accumulates(), tmp_path / "whole", global_batch_size=8)
     assert_close(saved(stopped), weights(whole))
-
-
-def test_data_of_the_subject_differ_between_the_ranks():
-    loader = ByHand().train_dataloader()
-    assert isinstance(loader, DataLoader)
-    assert isinstance(loader.dataset, TensorDataset)
-    assert len(loader.dataset.tensors[0].unique(dim=0)) == SAMPLES

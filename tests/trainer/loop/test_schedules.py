@@ -130,8 +130,6 @@ def test_a_run_that_ended_is_not_validated_twice_at_its_last_step(tmp_path: Path
 
 
 class Reads(Scheduled):
-    """Records the samples of its batches."""
-
     def __init__(self) -> None:
         super().__init__()
         self.read: list[float] = []

@@ -15,7 +15,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 import averaging_subject
 import fitting
-from fitting import saved
+from fitting import draw, saved
 
 BATCHES = 8
 ACCUMULATED = "accumulate_grad_batches"
@@ -40,15 +40,11 @@ class Skips(averaging_subject.Net):
 
 
 class Divided(Skips):
-    """Its layers are divided by tensor parallelism."""
-
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         first, last = nn.Linear(6, 6), nn.Linear(6, 3)
-        generator = torch.Generator().manual_seed(5)
         self.sequential_module = nn.Sequential(first, nn.Tanh(), last)
-        for parameter in self.parameters():
-            parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * 0.4)
+        draw(self, seed=5)
 
     def parallelize_plan(self, mesh: Any) -> dict[str, Any]:
         return {"sequential_module.0": ColwiseParallel(), "sequential_module.2": RowwiseParallel()}

@@ -36,8 +36,6 @@ class Skips(averaging_subject.Net):
 
 
 class Noted(trainer.Callback):
-    """What callbacks hear of the steps."""
-
     def __init__(self) -> None:
         self.skipped: list[bool] = []
         self.stepped: list[int] = []

@@ -1,7 +1,6 @@
 """Activation checkpointing computes the same, to the last bit, and keeps less."""
 
 import copy
-import json
 import pickle
 from typing import Any
 
@@ -11,11 +10,11 @@ import torch
 from my_project_trainer.errors import ConfigurationError
 from my_project_trainer.loop import evaluation
 from my_project_trainer.memory import activation_checkpointing
-from safetensors.torch import load_file
-from tests.project import succeed
 from torch import Tensor, nn
 
-from checkpointed_subject import FEATURES, Block, Model, Network, train
+import fitting
+from checkpointed_subject import FEATURES, Block, Model, Network
+from fitting import logged, saved
 
 applied = activation_checkpointing.applied
 
@@ -85,9 +84,9 @@ def test_less_is_kept():
 def test_without_gradients_nothing_is_computed_twice(tmp_path):
     forwards = {}
     for names in ([], ["Block"]):
-        found, _ = train(tmp_path, f"run{len(names)}", {}, activation_checkpointing=names)
-        logged = ("metrics.forwards", "metrics.forwards_in_validation")
-        forwards[len(names)] = [found[name].item() for name in logged]
+        options = {"max_epochs": 1, "global_batch_size": 12, "activation_checkpointing": names}
+        found = fitting.fit(Model(), tmp_path / str(len(names)), **options).metrics
+        forwards[len(names)] = [found["forwards"], found["forwards_in_validation"]]
     # Four blocks a batch: one of the sanity check, and four, the last counted before its backward.
     assert forwards == {0: [20, 4], 1: [32, 4]}
 
@@ -203,10 +202,21 @@ def marks(name: str) -> list[pytest.MarkDecorator]:
 @pytest.mark.parametrize("name", [pytest.param(run, marks=marks(run)) for run in RUNS])
 @pytest.mark.slow
 def test_every_strategy_trains_the_same(tmp_path, name):
-    succeed(["-m", "checkpointed_subject", tmp_path, json.dumps({"devices": 2, **RUNS[name]})])
-    files = (tmp_path / f"{each}.file" for each in ("kept", "again", "resumed"))
-    kept, again, resumed = map(load_file, files)
-    assert again.pop("metrics.forwards") > 1.5 * kept.pop("metrics.forwards")
-    assert all(each.equal(again[key]) for key, each in kept.items())
-    weights = (key for key in kept if not key.startswith("metrics."))
-    assert all(again[key].equal(resumed[key]) for key in weights)
+    kept = {"module": "checkpointed_subject.Model", "devices": 2, "global_batch_size": 12}
+    kept |= {"max_epochs": 1, "loggers": ["csv"], "log_every_n_steps": 1, **RUNS[name]}
+    again = kept | {"activation_checkpointing": ["Block", "network.images"]}
+    stopped = again | {"max_steps": 3, "checkpoint_every_n_steps": 1}
+    resumed = again | {"resume": str(tmp_path / "stopped")}
+    runs = {"kept": kept, "again": again, "stopped": stopped, "resumed": resumed}
+    ends = fitting.fits(tmp_path, [{"name": run, **options} for run, options in runs.items()])
+    assert all(set(each.values()) == {""} for each in ends)
+    forwards, rows, weights = [], [], {run: saved(tmp_path / run) for run in runs}
+    for run in ("kept", "again"):
+        forwards += logged(tmp_path / run, "forwards")
+        lines = (tmp_path / run / "metrics.csv").read_text().splitlines()
+        rows.append([line for line in lines if ",forwards," not in line])
+    assert forwards[1] > 1.5 * forwards[0]
+    assert rows[0] == rows[1]
+    for key, each in weights["kept"].items():
+        assert each.equal(weights["again"][key])
+        assert each.equal(weights["resumed"][key])

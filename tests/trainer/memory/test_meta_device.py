@@ -5,7 +5,6 @@ import json
 import my_project_trainer as trainer
 import pytest
 import torch
-from my_project_trainer.checkpoint import Checkpoint, resolve
 from my_project_trainer.checkpoint.dtensors import full, is_sharded
 from my_project_trainer.errors import UserError
 from my_project_trainer.memory import meta_device
@@ -15,14 +14,12 @@ from tests.project import fit, succeed
 from torch import nn
 
 import initial_weights_subject
-from fitting import fits, quiet
+from fitting import fits, quiet, saved
 from my_project.tasks import language_model
 from sharding_subject import Tied
 
 
 class Run:
-    """What an Initializer reads of a run."""
-
     def __init__(self, seed: int) -> None:
         self.seed = seed
 
@@ -103,16 +100,12 @@ class Scale(nn.Module):
 
 
 class Scaled(trainer.TrainingModule):
-    """Says nothing of its layer."""
-
     def __init__(self) -> None:
         super().__init__()
         self.last = Scale()
 
 
 class SaysScale(Scaled):
-    """Says all."""
-
     def initialize(self, name: str, layer: nn.Module) -> None:
         nn.init.constant_(layer.scale, 2.0)
 
@@ -170,13 +163,13 @@ def test_nothing_is_initialized_that_a_checkpoint_or_a_file_overwrites(
     resumed = drawn_by(strategy, "run", resume="auto", max_steps=2)
     started = drawn_by(strategy, "other", weights="runs/run")
     tested = drawn_by(strategy, "run", "test")
-    saved = Checkpoint(resolve(tmp_path / "runs" / "run")).state()["model"]
+    weights = saved(tmp_path / "runs" / "run")
     shared = "sequential_module.2.weight"  # of which a file needs one name only
-    save_file({name: each for name, each in saved.items() if name != shared}, "one.safetensors")
+    save_file({name: each for name, each in weights.items() if name != shared}, "one.safetensors")
     from_file = drawn_by(strategy, "file", weights="one.safetensors")
     assert resumed.drawn == started.drawn == tested.drawn == from_file.drawn == []
     for name, value in tested.state_dict().items():
-        assert torch.equal(full(value), saved[name]), name
+        assert torch.equal(full(value), weights[name]), name
 
 
 def test_each_layer_is_initialized_by_one_rank(tmp_path):
@@ -201,9 +194,9 @@ def test_each_layer_is_initialized_by_one_rank(tmp_path):
         assert sorted(drawn[0] + drawn[1]) == sorted([*layers, "head", "tokens"]), strategy
         sizes = [sum(map(torch.numel, parameters(expected, names))) for names in drawn]
         assert max(sizes) < 0.6 * sum(sizes), strategy
-        saved = Checkpoint(resolve(tmp_path / strategy)).state()["model"]
+        weights = saved(tmp_path / strategy)
         for name, value in expected.named_parameters():
-            assert torch.equal(saved[name], value), (strategy, name)
+            assert torch.equal(weights[name], value), (strategy, name)
 
 
 def parameters(module: nn.Module, layers: list[str]) -> list[torch.Tensor]:

@@ -16,8 +16,6 @@ MADE: list[Callable[[], Any]] = [
 
 
 class Again:
-    """Begins again in its ``__iter__``."""
-
     def __iter__(self) -> "Again":
         self.left = 3
         return self

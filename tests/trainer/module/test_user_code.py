@@ -14,14 +14,14 @@ from my_project_trainer.checkpoint import run_directory
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from fitting import quiet
+from fitting import Descends, quiet
 
 
 def data(samples: int = 16) -> TensorDataset:
     return TensorDataset(torch.arange(float(samples)).unsqueeze(1))
 
 
-class Model(trainer.TrainingModule):
+class Model(Descends, lr=0.01):
     """One weight; eight steps an epoch. What a test changes, it gives as attributes."""
 
     def __init__(self, **changed: Any) -> None:
@@ -31,9 +31,6 @@ class Model(trainer.TrainingModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         return (self.weight * batch[0]).mean()
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.01)
 
     def train_dataloader(self) -> Any:
         return DataLoader(data(), batch_size=2)
@@ -53,8 +50,6 @@ def line_of(folder: Path, module: Any, *given: Any, command: str = "fit", **opti
 
 
 class Stream(IterableDataset[Tensor]):
-    """Yields single samples."""
-
     def __iter__(self) -> Any:
         return iter(torch.zeros(4, 1))
 
@@ -120,8 +115,6 @@ def test_a_batch_without_samples_is_told(tmp_path, loader):
 
 
 class Ends(Dataset[Tensor]):
-    """Raises StopIteration for a sample."""
-
     def __len__(self) -> int:
         return 16
 
@@ -222,8 +215,6 @@ def test_what_manual_backward_cannot_take_is_told(tmp_path, loss, told):
 
 
 class Validates(Model):
-    """Validates, and can fail there; notes which hooks were called."""
-
     fails = False
 
     def __init__(self) -> None:

@@ -71,17 +71,22 @@ def trained(script: str) -> tuple[list[torch.Tensor], dict[str, float]]:
     return [parameter.detach() for parameter in found["model"].parameters()], metrics
 
 
-def trained_apart(script: str, *packages: str) -> list[torch.Tensor]:
-    """Run a script with packages of `make models`: the parameters of its model."""
-    missing = [name for name in packages if not (PACKAGES / name).is_dir()]
-    require(f"{missing[0]} is not installed: make models" if missing else None)
+def with_packages() -> dict[str, str]:
+    """Variables with which a process finds the packages of `make models`, by a folder here."""
     Path("packages").mkdir(exist_ok=True)
     for path in PACKAGES.iterdir():  # torchvision, which others import, may not fit torch
         if not path.name.startswith("torchvision") and not Path("packages", path.name).exists():
             Path("packages", path.name).symlink_to(path)
-    Path("script.py").write_text(script)
     paths = os.pathsep.join([os.environ["PYTHONPATH"], str(Path("packages").resolve())])
-    succeed(["script.py"], cwd=Path.cwd(), extra={**OFFLINE, "PYTHONPATH": paths}, fresh=True)
+    return {**OFFLINE, "PYTHONPATH": paths}
+
+
+def trained_apart(script: str, *packages: str) -> list[torch.Tensor]:
+    """Run a script with packages of `make models`: the parameters of its model."""
+    missing = [name for name in packages if not (PACKAGES / name).is_dir()]
+    require(f"{missing[0]} is not installed: make models" if missing else None)
+    Path("script.py").write_text(script)
+    succeed(["script.py"], cwd=Path.cwd(), extra=with_packages(), fresh=True)
     found = load_file("weights.safetensors")
     return [found[str(index)] for index in range(len(found))]
 

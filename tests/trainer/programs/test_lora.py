@@ -1,21 +1,20 @@
 """The example of docs/how-to/fine-tuning.md, on a tiny model with random weights: no download."""
 
-import os
 import re
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from my_project_trainer.checkpoint import Checkpoint, resolve
 from my_project_trainer.cli import load_module
 from safetensors.torch import load_file
+from test_coming_from import PACKAGES, with_packages
 from tests.project import ROOT, require, succeed
 
+from fitting import saved
+
 pytestmark = pytest.mark.slow
-TEMPLATE = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "how-to" / "fine-tuning.md"
-PACKAGES = TEMPLATE / "build" / "model-packages"  # of `make models`
 DATA = ("--data", "my_project.tasks.text.TextFiles", "--data.context", "32")
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
@@ -25,18 +24,12 @@ def fit(name: str, *options: str) -> dict[str, torch.Tensor]:
     batch = ("--trainer.global_batch_size", "8", "--trainer.limit_val_batches", "2")
     words = ["-m", "my_project", "fit", "--model", "lora.LoRA", *DATA, *how, *batch, *options]
     words += ["--trainer.run_name", name]
-    paths = os.pathsep.join([os.environ["PYTHONPATH"], str(Path("packages").resolve())])
-    succeed(words, cwd=Path.cwd(), extra={**OFFLINE, "PYTHONPATH": paths})
-    model: dict[str, torch.Tensor] = Checkpoint(resolve(Path("runs") / name)).state()["model"]
-    return model
+    succeed(words, cwd=Path.cwd(), extra=OFFLINE | with_packages())
+    return saved(Path("runs") / name)
 
 
 def test_adapters_are_trained_under_each_strategy_as_in_one_process(apart, monkeypatch):
     require(None if any(PACKAGES.glob(".ready-*")) else "models are not installed: make models")
-    Path("packages").mkdir()
-    for path in PACKAGES.iterdir():  # transformers imports torchvision, which may not fit torch
-        if not path.name.startswith("torchvision"):
-            Path("packages", path.name).symlink_to(path)
     [code] = re.findall(r"```python\n(from typing.*?)```", PAGE.read_text(), re.DOTALL)
     Path("lora.py").write_text(code)
     one = fit("one", "--trainer.devices", "1")

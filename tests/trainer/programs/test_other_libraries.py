@@ -18,8 +18,6 @@ pytestmark = pytest.mark.usefixtures("apart")
 
 
 class Validates(Model):
-    """Keeps the epoch of each validation, and logs it."""
-
     def __init__(self) -> None:
         super().__init__()
         self.epochs: list[int] = []

@@ -19,6 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from fitting import Descends, quiet
+
 pytestmark = pytest.mark.usefixtures("apart")
 DOCS = ROOT / "docs"
 BESIDE = {"use_distributed_sampler": "false", "accelerator": "cpu", "devices": "1"}
@@ -41,8 +43,7 @@ def defined(page: str, heading: str) -> dict[str, Any]:
 
 
 def fit(module: trainer.TrainingModule, loader: Any, **options: Any) -> trainer.Trainer:
-    base = {"accelerator": "cpu", "devices": 1, "enable_progress_bar": False, "loggers": []}
-    made = trainer.Trainer(**{**base, "max_epochs": 1, "use_distributed_sampler": False, **options})
+    made = quiet(**{"max_epochs": 1, "use_distributed_sampler": False} | options)
     made.fit(module, *loader)
     return made
 
@@ -115,9 +116,7 @@ def test_a_chunked_loss_is_that_of_all_tokens(tmp_path: Path) -> None:
     torch.testing.assert_close(found, [whole, hidden.grad, head.weight.grad], atol=1e-6, rtol=0)
 
 
-class Plain(trainer.TrainingModule):
-    """Keeps what it reads."""
-
+class Plain(Descends):
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(4, 1)
@@ -130,9 +129,6 @@ class Plain(trainer.TrainingModule):
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.log("value", self.layer(batch[0]).mean())
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 def test_random_windows_are_others_in_each_epoch_and_the_same_again() -> None:

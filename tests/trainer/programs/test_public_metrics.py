@@ -47,8 +47,6 @@ def test_the_best_value_so_far_is_of_all_validations_also_after_a_resume() -> No
 
 
 class ReadsMetrics(Model):
-    """Reads what an epoch has logged in the hooks at its end."""
-
     def __init__(self) -> None:
         super().__init__()
         self.of_epochs, self.of_validations = list[Any](), list[Any]()
@@ -199,8 +197,6 @@ def test_ranks_may_have_different_numbers_of_items_or_no_batch(batch_size: int) 
 
 
 class AddsToLoss(Model):
-    """Logs its loss, adds to it in place, and stops in a step that is not logged."""
-
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         loss = super().training_step(batch, batch_idx)
         self.log("value", loss)

@@ -5,14 +5,16 @@ from typing import Any
 
 import pytest
 import torch
-from my_project_trainer import DataModule, Trainer, TrainingModule, UserError
+from my_project_trainer import DataModule, Trainer, UserError
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
+
+from fitting import Descends, quiet
 
 pytestmark = pytest.mark.usefixtures("apart")
 
 
-class Model(TrainingModule):
+class Model(Descends, lr=1.0):
     """Each step subtracts 1 from its weight."""
 
     def __init__(self) -> None:
@@ -22,22 +24,16 @@ class Model(TrainingModule):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         return (batch[0] * self.weight).mean()
 
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=1.0)
-
 
 def data(batches: int = 2) -> Any:
     return DataLoader(TensorDataset(torch.ones(batches, 1)), batch_size=1)
 
 
 def make(**options: Any) -> Trainer:
-    options = {"accelerator": "cpu", "devices": 1, "loggers": (), "max_epochs": 2} | options
-    return Trainer(enable_progress_bar=False, **options)
+    return quiet(**{"loggers": (), "max_epochs": 2} | options)
 
 
 class LeavesGradients(Model):
-    """Gradients of other losses are left in its weight."""
-
     def leave(self, *_: Any) -> None:
         with torch.enable_grad():
             (5.0 * self.weight).backward()
@@ -53,8 +49,6 @@ def test_gradients_that_others_left_are_not_in_a_step() -> None:
 
 
 class StaysFrozen(nn.BatchNorm1d):
-    """Its statistics are fixed, whatever mode is set."""
-
     def train(self, mode: bool = True) -> Any:
         return super().train(False)
 
@@ -209,8 +203,6 @@ def test_an_empty_list_of_loaders_is_none() -> None:
 
 
 class EvalInHook(Frozen):
-    """Its BatchNorm is put into eval mode when an epoch starts."""
-
     def __init__(self) -> None:
         super().__init__()
         self.norm = nn.BatchNorm1d(1)  # type: ignore[assignment]

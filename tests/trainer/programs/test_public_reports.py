@@ -5,19 +5,23 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+import test_public_programs
 import torch
-from my_project_trainer import Trainer, TrainingModule, UserError
+from my_project_trainer import Trainer, UserError
 from my_project_trainer.callbacks import EMA
 from my_project_trainer.module.current_run import TrainerState
+from test_public_programs import data
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 from torchmetrics.wrappers import ClasswiseWrapper
 
+from fitting import Descends
+
 pytestmark = pytest.mark.usefixtures("apart")
 
 
-class Model(TrainingModule):
+class Model(Descends, lr=1.0):
     """Each step subtracts 1 from its weights; ``b`` is frozen from epoch 1 on."""
 
     def __init__(self) -> None:
@@ -36,17 +40,9 @@ class Model(TrainingModule):
             raise RuntimeError("the disk is full")
         self.log_dict({"a": self.a.sum(), "b": self.b.sum()})
 
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=1.0)
-
-
-def data(batches: int = 2) -> Any:
-    return DataLoader(TensorDataset(torch.ones(batches, 1)), batch_size=1)
-
 
 def make(**options: Any) -> Trainer:
-    options = {"accelerator": "cpu", "devices": 1, "loggers": (), "max_epochs": 3} | options
-    return Trainer(enable_progress_bar=False, **options)
+    return test_public_programs.make(**{"max_epochs": 3} | options)
 
 
 def test_a_validation_that_fails_leaves_the_trained_weights_and_not_their_average() -> None:
@@ -94,8 +90,6 @@ def test_a_training_module_in_another_one_is_in_its_run_and_a_copy_of_both_in_no
 
 
 class Measured(Model):
-    """Logs a metric in training, or in validation."""
-
     def __init__(self, metric: Any, stage: str, **options: Any) -> None:
         super().__init__()
         self.metric, self.stage, self.options, self.steps = metric, stage, options, 0
@@ -183,8 +177,6 @@ def test_a_sparse_buffer_is_refused_before_the_first_step() -> None:
 
 
 class Reuses(Model):
-    """Predicts into one buffer."""
-
     def __init__(self) -> None:
         super().__init__()
         self.output = torch.zeros(1)

@@ -43,8 +43,6 @@ def trained(model: Any, strategy: str, **options: Any) -> float:
 
 
 class StepsScheduler(Line):
-    """Keeps a scheduler, which it does not return."""
-
     def configure_optimizers(self) -> Any:
         optimizer = super().configure_optimizers()
         self.schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
@@ -148,8 +146,6 @@ def test_ranks_wait_for_no_gradient_that_no_optimizer_needs(strategy: str) -> No
 
 
 class Assigns(Line):
-    """Assigns data of its weight, by what ``made`` computes of it."""
-
     def __init__(self, made: Any) -> None:
         super().__init__()
         self.made = made

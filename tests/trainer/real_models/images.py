@@ -46,8 +46,6 @@ class ViT(Images):
 
 
 class Mean(nn.Module):
-    """Over the patches of an image."""
-
     def forward(self, x: Tensor) -> Tensor:
         return x.mean(dim=1)
 

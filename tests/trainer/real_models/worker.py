@@ -6,7 +6,6 @@ the number of processes to start, and the arguments of the trainer. It answers e
 printed. ``FOLDER OPTIONS MODELS`` train several in this process, a rank that is already started.
 """
 
-import csv
 import gc
 import importlib
 import importlib.util
@@ -21,11 +20,10 @@ from typing import Any
 
 import my_project_trainer as trainer
 import torch
-from my_project_trainer.checkpoint import reading as checkpoint
 from safetensors.torch import save_file
 from tests.project import PATIENCE, free_port
 
-from fitting import quiet
+from fitting import logged, quiet, saved
 
 from . import MODELS
 from .base import GLOBAL_BATCH, STEPS
@@ -133,19 +131,12 @@ def train(folder: Path, model: str, options: Mapping[str, Any]) -> None:
     run = quiet(**{"devices": "auto"} | shared | kind.options | options)
     run.fit(kind())
     if run.global_rank == 0:
-        saved = checkpoint.Checkpoint(checkpoint.resolve(run.run_directory)).state()["model"]
-        found = {key: value.clone() for key, value in saved.items()}
-        save_file(found | {"losses": _losses(run.run_directory)}, folder / "weights.safetensors")
-
-
-def _losses(directory: Path) -> torch.Tensor:
-    with (directory / "metrics.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if row["name"] == "loss"]
-    return torch.tensor([float(row["value"]) for row in rows], dtype=torch.float64)
+        found = {key: value.clone() for key, value in saved(run.run_directory).items()}
+        losses = torch.tensor(logged(run.run_directory, "loss"), dtype=torch.float64)
+        save_file(found | {"losses": losses}, folder / "weights.safetensors")
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     if len(sys.argv) > 3 and sys.argv[1].startswith("/"):
         train_all(Path(sys.argv[1]), *sys.argv[2:])
     else:

@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 import torch
-from my_project_trainer import TrainingModule, UserError
+from my_project_trainer import UserError
 from my_project_trainer.launch.signals import Interrupted
 from my_project_trainer.strategies.fsdp import state
 from torch.utils.data import DataLoader, TensorDataset
 
-from fitting import quiet
+from fitting import Descends, quiet
 
 
 class PrunedError(Exception):
     """As Optuna's TrialPruned: a caller catches it by its class."""
 
 
-class Line(TrainingModule):
+class Line(Descends, lr=1.0):
     def __init__(self, prunes: bool = False) -> None:
         super().__init__()
         self.weight, self.prunes = torch.nn.Parameter(torch.zeros(1)), prunes
@@ -30,9 +30,6 @@ class Line(TrainingModule):
         if self.inside is not None:
             self.inside()
         return (batch[0] * self.weight).mean()
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=1.0)
 
 
 def fit(folder: Path, model: Line, **options: Any) -> float:

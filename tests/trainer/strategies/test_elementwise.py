@@ -62,8 +62,6 @@ def test_torch_s_own() -> None:
 
 
 class Wraps(torch.optim.SGD):
-    """Steps another optimizer."""
-
     def __init__(self, base: torch.optim.Optimizer) -> None:
         super().__init__(parameters())
         self.base = base

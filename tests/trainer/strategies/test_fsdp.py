@@ -13,14 +13,13 @@ from my_project_trainer.launch.start import run_in_processes
 from my_project_trainer.strategies.fsdp import units
 from my_project_trainer.strategies.fsdp.fsdp import FSDP
 from safetensors.torch import load_file
-from tests.project import PACKAGE, run, succeed
+from tests.project import succeed
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import fitting
 from fitting import Descends, quiet
 from my_project.tasks.language_model import LanguageModel
-from processes import at_root
 from sharding_subject import SAMPLES, TOKENS, WIDTH, Block, Tied
 
 ON_THREE = pytest.param("fsdp", 3, marks=pytest.mark.slow)
@@ -90,19 +89,10 @@ def test_a_rank_holds_its_shard_of_everything(results, strategy, devices):
 
 
 def test_a_module_that_is_still_sharded_is_refused(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(
-        f"from {PACKAGE}_trainer import Trainer\n"
-        "from sharding_subject import Tied\n"
-        "run = Trainer(accelerator='cpu', devices=2, strategy='fsdp', max_steps=1,\n"
-        "              enable_progress_bar=False, loggers=[])\n"
-        "module = Tied()\n"
-        "run.fit(module)\n"
-        "run.validate(module)\n"
-    )
-    done = run([script], cwd=tmp_path, extra=at_root())
-    assert done.returncode != 0
-    assert "Tied is still sharded from a previous fit; create it again, and give a" in done.stderr
+    made = fitting.fit(module := Tied(str(tmp_path)), tmp_path, strategy="fsdp", max_steps=1)
+    line = "Tied is still sharded from a previous fit; create it again, and give a"
+    with pytest.raises(UserError, match=line):
+        made.validate(module)
 
 
 def test_an_overflow_that_one_rank_sees_has_all_leave_the_step_out(tmp_path):
@@ -145,7 +135,7 @@ def test_a_call_inside_a_unit_is_explained():
         raise RuntimeError("another")
 
 
-class Forces(trainer.TrainingModule):
+class Forces(fitting.Descends, lr=0.5):
     """Its loss is of the gradient of its output."""
 
     def __init__(self) -> None:
@@ -159,9 +149,6 @@ class Forces(trainer.TrainingModule):
         loss = (forces - x).square().mean()
         self.log("loss", loss)
         return loss
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.5)
 
 
 def test_a_gradient_of_a_gradient_needs_gathered_units(apart):

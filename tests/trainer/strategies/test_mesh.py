@@ -140,8 +140,6 @@ def test_random_numbers_differ_where_activations_are_sharded_only(tmp_path):
 
 
 class Planned(trainer.TrainingModule):
-    """Has the plan that a test gives it."""
-
     def __init__(self, plan: Any = None) -> None:
         super().__init__()
         self.up, self.norm, self.down = nn.Linear(6, 9), nn.LayerNorm(9), nn.Linear(9, 6)

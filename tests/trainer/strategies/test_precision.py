@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import my_project_trainer as trainer
 import pytest
 import torch
 from my_project_trainer.checkpoint import reading as checkpoint
@@ -15,7 +14,7 @@ from torch.optim import SGD
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanMetric
 
-from fitting import quiet
+from fitting import Descends, quiet
 
 HALVES = pytest.mark.parametrize(
     ("name", "dtype"), [("bf16-true", torch.bfloat16), ("16-true", torch.float16)]
@@ -60,7 +59,7 @@ def test_other_precisions_leave_parameters_as_they_are(name: str) -> None:
     assert module.weight.dtype is torch.float64
 
 
-class Net(trainer.TrainingModule):
+class Net(Descends, lr=0.5, momentum=0.9):
     """Asks in each step what it computes in, and with which labels."""
 
     def __init__(self) -> None:
@@ -77,9 +76,6 @@ class Net(trainer.TrainingModule):
 
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
         return self.layer(batch[0])
-
-    def configure_optimizers(self) -> SGD:
-        return SGD(self.parameters(), lr=0.5, momentum=0.9)
 
     def train_dataloader(self) -> DataLoader[Any]:
         x = torch.randn(24, 4, generator=torch.Generator().manual_seed(0))

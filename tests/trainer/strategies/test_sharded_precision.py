@@ -28,7 +28,7 @@ class Norms(nn.Module):
         return self.last(x + torch.ones(8))
 
 
-class Holder(trainer.TrainingModule):
+class Holder(Descends, by=torch.optim.AdamW, lr=1e-3, foreach=True):
     """A model of layers in half precision; ``mixes``: and an operation of both data types."""
 
     def __init__(self, mixes: bool) -> None:
@@ -40,9 +40,6 @@ class Holder(trainer.TrainingModule):
         y = batch @ self.model.first.weight.T if self.mixes else self.model(batch)
         self.seen.add(y.dtype)
         return y.square().mean()
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(self.parameters(), foreach=True)
 
 
 def fit(module: trainer.TrainingModule, strategy: str = "fsdp") -> None:
@@ -117,8 +114,6 @@ class Images(nn.Sequential):
 
 
 class Wrapped(Descends):
-    """Trains one of the above."""
-
     def __init__(self, kind: type[nn.Module]) -> None:
         super().__init__()
         torch.manual_seed(0)

@@ -6,10 +6,9 @@ from functools import cache
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from tests.project import missing, require, run
 
-from fitting import assert_close
+from fitting import assert_close, saved
 
 slow = pytest.mark.slow
 exhaustive = [slow, pytest.mark.exhaustive]
@@ -30,7 +29,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str,
         folder = tmp_path_factory.mktemp(subject)
         done = fit(folder, subject, "single_device", 1)
         assert done.returncode == 0, done.stderr
-        return load_file(folder / "weights.safetensors")
+        return saved(folder / "run")
 
     return weights
 
@@ -60,7 +59,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str,
 def test_weights_are_those_of_one_process(tmp_path, alone, subject, strategy):
     done = fit(tmp_path, subject, strategy)
     assert done.returncode == 0, done.stderr
-    assert_close(load_file(tmp_path / "weights.safetensors"), alone(subject))
+    assert_close(saved(tmp_path / "run"), alone(subject))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import fitting
 import manual_subject
 
 
-class Net(trainer.TrainingModule):
+class Net(fitting.Descends, lr=1e-4):
     """Two layers of 4 by 4, one of them behind dropout, on samples of four numbers."""
 
     def __init__(self) -> None:
@@ -34,9 +34,6 @@ class Net(trainer.TrainingModule):
 
     def train_dataloader(self) -> Any:
         return DataLoader([{"x": torch.full((4,), float(n))} for n in range(8)], batch_size=2)
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=1e-4)
 
 
 # A product of 4 by 4 numbers takes 32 operations. Backward takes one for the gradient of its

@@ -34,8 +34,6 @@ def advised(run_directory: Path) -> set[str]:
 
 
 class Samples(Dataset[Tensor]):
-    """Sixteen samples, each of which takes so many seconds to read."""
-
     def __init__(self, clock: Clock, seconds: float) -> None:
         self.clock, self.seconds = clock, seconds
 
@@ -48,8 +46,6 @@ class Samples(Dataset[Tensor]):
 
 
 class Timed(Model):
-    """A step takes eight seconds, and a validation thirty."""
-
     def __init__(self, clock: Clock, sample: float) -> None:
         super().__init__(width=4)
         self.clock, self.sample = clock, sample
@@ -69,8 +65,6 @@ class Timed(Model):
 
 
 class SlowSave(Callback):
-    """A checkpoint takes so many seconds."""
-
     def __init__(self, clock: Clock, seconds: float) -> None:
         self.clock, self.seconds = clock, seconds
 

@@ -15,20 +15,20 @@ PACKAGE = TEMPLATE / "src" / "{{cookiecutter.package_name}}"
 TRAINER = PACKAGE.with_name(f"{PACKAGE.name}_trainer")
 LINES = {
     "__init__.py": 40,
-    "callbacks": 834,
+    "callbacks": 856,
     "checkpoint": 1643,
     "cli": 1182,
-    "data": 1997,
+    "data": 2001,
     "errors.py": 189,
-    "launch": 2793,
+    "launch": 2794,
     "legacy": 592,
-    "logging": 1495,
-    "loop": 2431,
+    "logging": 1518,
+    "loop": 2444,
     "memory": 299,
-    "module": 832,
-    "options": 1096,
-    "run": 1917,
-    "strategies/*.py": 2459,
+    "module": 842,
+    "options": 1104,
+    "run": 1925,
+    "strategies/*.py": 2472,
     "strategies/asynchronous": 413,
     "strategies/deepspeed": 1646,
     "strategies/fairscale": 255,
@@ -83,12 +83,12 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
     components = sum(count(folder) for folder in folders if folder.is_dir())
     assert count(TRAINER / "tools") <= 2500
     # To be 27,600 and 19,100, with 1,100 for everyday faults, clusters, disks and files.
-    assert count(TRAINER) <= 29_079
-    assert count(TRAINER) - components <= 21_408
+    assert count(TRAINER) <= 29_181
+    assert count(TRAINER) - components <= 21_510
 
 
 def test_the_tests_are_few() -> None:
-    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 57_909
+    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 57_998
 
 
 def test_the_benchmarks_are_few_lines() -> None:

@@ -192,9 +192,9 @@ class Job:
             timeout,
         )
 
-    def signal(self) -> None:
-        """Send what SLURM sends ahead of a time limit."""
-        self.project.cluster.slurm("scancel", "--signal=USR1", "--batch", self.id)
+    def signal(self, name: str = "USR1") -> None:
+        """Send what SLURM sends ahead of a time limit, or another signal, to the script only."""
+        self.project.cluster.slurm("scancel", f"--signal={name}", "--batch", self.id)
 
 
 def read_metrics(run: Path) -> Rows:

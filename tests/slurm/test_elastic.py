@@ -174,6 +174,18 @@ def test_an_elastic_job_is_requeued_by_its_signal(on_cluster: Project) -> None:
     assert replacements(job) == []
 
 
+@pytest.mark.parametrize("script", ["train.sh", "elastic.sh"])
+def test_ranks_are_told_of_a_sigterm_to_the_batch_script(on_cluster: Project, script: str) -> None:
+    fit = (*FIT, "--model.seconds=[1]", "--trainer.checkpoint_every_n_epochs=99")
+    sbatch = ("--nodes=1", "--ntasks-per-node=1", "--gpus-per-node=1")
+    job = on_cluster.submit(script, *fit, sbatch=sbatch, NODES_MIN="1", SAVE_SECONDS="5")
+    job.reach(2)
+    job.signal("TERM")
+    assert job.finish(200).startswith("FAILED after 0 restarts"), job.log
+    assert f"{job.run.name}: preempted SIGUSR1 step " in job.log.splitlines()[-1]
+    assert list(job.run.glob("checkpoints/step-*"))
+
+
 def test_an_elastic_job_whose_code_raises_is_not_restarted_for_ever(on_cluster: Project) -> None:
     fit = (*PLAIN, "--model=subject.Failing")
     job = on_cluster.submit("elastic.sh", *fit, sbatch=("--nodes=2", "--gpus-per-node=1"))

@@ -71,6 +71,7 @@ def test_a_job_goes_on_after_its_time_limit(on_cluster: Project, undisturbed: Jo
 def test_requeues_are_bounded(on_cluster: Project) -> None:
     job = on_cluster.submit("train.sh", *NOISY, "--model.seconds=[1]", MAX_REQUEUES="1")
     job.reach(1)
+    job.signal("TERM")
     job.signal()
     until(lambda: job.has_requeued(1), "requeue")
     job.reach(job.step() + 2)

@@ -280,7 +280,7 @@ ENVIRONMENTS: list[tuple[dict[str, str], str]] = [
     *(({"TRAINER_PARENT_PID": value}, "TRAINER_PARENT_PID") for value in ("x", "-1", BIG)),
     *(({"TRAINER_OUTCOME": value}, "TRAINER_OUTCOME") for value in ("/gone/x", ".", "x" * 300)),
     *(({"TRAINER_STORE": value}, "TRAINER_STORE") for value in ("/etc/passwd", "store", "/gone/x")),
-    *(({name: "x"}, name) for name in ("NNODES", "NUM_NODES")),
+    *(({name: "x"}, name) for name in ("NNODES", "NUM_NODES", "OMP_NUM_THREADS")),
     *(
         ({"GLOO_SOCKET_IFNAME": value}, "GLOO_SOCKET_IFNAME")
         for value in ("nope0", "lo,nope0", ",")

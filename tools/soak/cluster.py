@@ -269,10 +269,7 @@ def _daemon_killed(attempt: Attempt) -> Callable[[], object]:
 
 _by_scancel("--signal=USR1")
 _by_scancel("--signal=USR1", "--batch")
-_requeued(
-    "scontrol requeue",
-    lambda attempt: _tell("scontrol", "requeue", _job(attempt).number),
-)
+_requeued("scontrol requeue", lambda attempt: _tell("scontrol", "requeue", _job(attempt).number))
 _requeued("a node down", _node_down)
 _requeued("a node killed", _node_killed)
 _requeued("slurmd killed", _daemon_killed)

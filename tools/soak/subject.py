@@ -45,10 +45,7 @@ class Model(trainer.TrainingModule):
 
     def parallelize_plan(self, mesh: Any) -> dict[str, Any]:
         """The first layer by columns, the last by rows."""
-        return {
-            "sequential_module.0": ColwiseParallel(),
-            "sequential_module.3": RowwiseParallel(),
-        }
+        return {"sequential_module.0": ColwiseParallel(), "sequential_module.3": RowwiseParallel()}
 
     def on_fit_start(self) -> None:
         files.write_atomically(Path(f"process-of-rank-{self.global_rank}"), str(os.getpid()))

@@ -179,7 +179,7 @@ fi
 
 at_exit() { end_replacements; tidy "$requeues"; }
 trap 'signal=TERM; end_replacements' TERM
-is_told='' deadline='' next=TERM
+is_told='' deadline='' next=USR1
 start_missing_agents
 while [ -n "${agents[*]}" ]; do
     pause

@@ -178,7 +178,7 @@ note_term() {
     (
         sleep "$SAVE_SECONDS"
         echo "$run_name: SIGTERM: the ranks are told to save"
-        kill -TERM "${steps[@]}"
+        kill -USR1 "${steps[@]}" # of SIGTERM, srun and mpirun kill them
     ) 2> /dev/null &
 }
 trap hand_on USR1

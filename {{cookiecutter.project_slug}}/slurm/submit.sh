@@ -71,7 +71,7 @@ done
     fail "there is no image $IMAGE (IMAGE in slurm/settings.sh)"
 grep -q 'slurm/job\.sh' "$script" || exec sbatch "${options[@]}" "$script" "$@" # of the user
 # The scripts save at SIGUSR1, and no other signal is known to them.
-[[ ${asked[signal]-USR1@} == ?(*:)USR1@* ]] ||
+[[ ${asked[signal]-USR1} == ?(*:)USR1?(@*) ]] ||
     fail "--signal=${asked[signal]}: the job saves and is requeued by SIGUSR1 only: give --signal=B:USR1@SECONDS"
 of_gpus="${asked[gpus]-} ${asked[gpus-per-node]-} ${asked[gpus-per-task]-} ${asked[gres]-}"
 (

@@ -81,10 +81,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 def table(heads: list[str], cells: Mapping[tuple[str, ...], Mapping[str, str]]) -> list[str]:
     """The table's lines, in Markdown."""
     columns = list(dict.fromkeys(column for row in cells.values() for column in row))
-    lines = [
-        f"| {' | '.join([*heads, *columns])} |",
-        "|---" * (len(heads) + len(columns)) + "|",
-    ]
+    lines = [f"| {' | '.join([*heads, *columns])} |", "|---" * (len(heads) + len(columns)) + "|"]
     for labels, row in sorted(cells.items()):
         found = [row.get(column, "") for column in columns]
         lines.append(f"| {' | '.join([*labels, *found])} |")

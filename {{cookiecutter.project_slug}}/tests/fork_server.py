@@ -100,12 +100,7 @@ class ForkedProcess(_Popen):
     """
 
     def __init__(
-        self,
-        args: Sequence[str],
-        *,
-        engine: str = "torch",
-        seed: int | None = None,
-        **options: Any,
+        self, args: Sequence[str], *, engine: str = "torch", seed: int | None = None, **options: Any
     ) -> None:
         self._engine, self._seed = engine, seed
         super().__init__(args, **options)

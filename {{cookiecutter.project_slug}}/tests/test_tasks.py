@@ -53,10 +53,7 @@ def test_text_is_cut_into_sequences_that_share_a_byte(tmp_path: Path) -> None:
     book = text.TextFiles(str(path), context=10, batch_size=3)
     assert (len(book.train), len(book.val), len(book.test)) == (900, 50, 50)
     sequences = book.train_dataloader().dataset
-    assert [sequences[index].tolist() for index in (0, 1)] == [
-        list(range(11)),
-        list(range(10, 21)),
-    ]
+    assert [sequences[index].tolist() for index in (0, 1)] == [list(range(11)), list(range(10, 21))]
     assert next(iter(book.train_dataloader())).shape == (3, 11)
 
 

@@ -255,3 +255,18 @@ def test_each_strategy_averages_like_one_process_and_resumes_exactly(strategies,
         check_exact(strategy, f"5-{strategy}")
     # Another strategy reads their averages.
     subject.fit("single_device", 1, STEPS + 1, strategies[0])
+
+
+class ChangesInValidation(subject.Net):
+    def on_validation_epoch_end(self) -> None:
+        with torch.no_grad():
+            self.sequential_module[4].weight.zero_()
+
+
+def test_a_change_that_the_end_of_a_validation_would_undo_is_refused() -> None:
+    module = ChangesInValidation()
+    made = trainer.Trainer(max_epochs=1, sanity_check=0, callbacks=[EMA()])
+    line = r"sequential_module.4.weight was changed in a validation, in which .* average of EMA"
+    with pytest.raises(trainer.UserError, match=line):
+        made.fit(module)
+    assert module.sequential_module[4].weight.abs().min() > 0  # training's

@@ -144,9 +144,6 @@ def test_weights_make_the_mean_of_the_global_batch(more, batch_size, replicas, a
     assert totals == pytest.approx(means)
 
 
-# --- starting in the middle ------------------------------------------------------------------
-
-
 @KINDS
 def test_starting_in_the_middle_gives_the_tail(kind: str) -> None:
     whole = data_of(training(LOADERS[kind]()).epoch(1, 0))

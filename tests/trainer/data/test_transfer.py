@@ -213,9 +213,6 @@ def test_for_several_gpus_batches_are_pinned_and_stay(monkeypatch):
     assert [batch.data.tolist() for batch in batches] == [[100, 101, 102, 103], [104, 105]]
 
 
-# --- whole fits -----------------------------------------------------------------------------------
-
-
 class Noisy(Descends):
     """Learns from samples with noise; dropout beside it must not be touched by reading ahead."""
 

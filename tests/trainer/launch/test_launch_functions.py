@@ -54,8 +54,6 @@ def started(strategy: str, name: str) -> list[str | Path]:
     return ["-m", PACKAGE, "fit", *arguments, *subject, "--trainer.loggers", "[csv]"]
 
 
-# --- to a good end -------------------------------------------------------------------------------
-
 WHOLE = """
 first = make(sys.argv[1], run_name="first")
 net = Looks()

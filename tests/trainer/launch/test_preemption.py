@@ -132,9 +132,6 @@ print("never")
     assert done.returncode == -signal.SIGTERM
 
 
-# --- what a script reads of it -------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "expected"),
     [

@@ -161,8 +161,6 @@ def test_a_process_that_prints_no_stacks_is_not_signaled(tmp_path):
     assert process.returncode == 1  # of input(), and not -SIGUSR2
 
 
-# --- which rank is named -------------------------------------------------------------------------
-
 WAITS_AT = """\
 Timeout (0:00:10)!
 Thread 0x1 (most recent call first):

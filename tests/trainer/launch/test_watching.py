@@ -105,7 +105,7 @@ def test_a_rank_has_its_time_to_save_after_the_others_have_ended(
     assert ended == [143, code]
 
 
-@pytest.mark.parametrize("own", [None, "7"])
+@pytest.mark.parametrize("own", [None, "", "7"])
 def test_ranks_share_the_cores_unless_omp_num_threads_is_set(tmp_path, monkeypatch, own):
     given: list[dict[str, str]] = []
 

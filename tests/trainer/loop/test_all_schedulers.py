@@ -133,9 +133,7 @@ def fit(folder: Path, module: Scheduled, **options: Any) -> list[float]:
     ("name", "interval"),
     [*((name, "step") for name in SCHEDULERS), ("StepLR", "epoch"), ("ReduceLROnPlateau", "epoch")],
 )
-def test_rates_and_weights_are_those_of_a_plain_loop_also_resumed(
-    tmp_path, capsys, name, interval
-):
+def test_rates_and_weights_are_those_of_a_plain_loop_also_resumed(tmp_path, capsys, name, interval):
     make = SCHEDULERS[name]
     rates, weight = plain_loop(make, interval)
     assert len(set(rates)) > 1

@@ -83,9 +83,6 @@ def test_a_trained_generator_generates(trained):
     assert len(images.flatten(1).unique(dim=0)) == 224
 
 
-# --- in one process --------------------------------------------------------------------------
-
-
 def images(count: int) -> DataLoader[Any]:
     """So many batches of two random images."""
     made = torch.rand(2 * count, 1, 8, 8, generator=torch.Generator().manual_seed(0))

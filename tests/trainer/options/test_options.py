@@ -3,13 +3,14 @@
 import inspect
 import os
 from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
 from typing import Any
 
 import my_project_trainer as trainer
 import pytest
 import torch
 from my_project_trainer.launch import idle_gpus, start
-from my_project_trainer.options import Options, reading
+from my_project_trainer.options import Options, reading, values
 from my_project_trainer.run import placement
 
 
@@ -161,3 +162,13 @@ def test_a_second_trainer_of_a_script_names_the_one_that_started_it(monkeypatch)
 class _Predicts(trainer.TrainingModule):
     def predict_step(self, batch: Any, batch_idx: int) -> Any:
         return batch
+
+
+def test_a_path_that_exists_is_not_expanded(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a$b").mkdir()
+    assert values.expand_path("weights", tmp_path / "a$b") == f"{tmp_path}/a$b"
+    monkeypatch.setenv("b", "c")
+    assert values.expand_path("weights", "a$b/d") == "ac/d"
+    (tmp_path / "~").mkdir()
+    assert values.expand_path("weights", "~") == str(Path.home())

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torchmetrics
-from my_project_trainer import UserError
+from my_project_trainer import TrainingModule, UserError
 from my_project_trainer.callbacks import StochasticWeightAveraging
 from test_public_programs import Model, data, make
 from torch.utils.data import DataLoader, TensorDataset
@@ -210,3 +210,31 @@ def test_a_value_that_is_changed_later_is_not_logged_as_another() -> None:
     made = make(max_epochs=9)
     made.fit(AddsToLoss(), data())
     assert (made.global_step, made.metrics["value"]) == (3, -0.5)  # of the first epoch
+
+
+class Inner(TrainingModule):
+    """Logs from inside a module, to which a hook has added it."""
+
+    def forward(self) -> None:
+        self.log("inner", 2.0)
+
+
+class Outer(Model):
+    def on_fit_start(self) -> None:
+        self.inner = Inner()
+
+    def training_step(self, batch: Any, **named: Any) -> Any:
+        self.inner()
+        self.log("kept", 1.0, reduce_fx="max")
+        if self.global_step == 3:
+            self.log("kept", 5.0)
+        return super().training_step(batch, 0)
+
+
+def test_modules_inside_log_and_a_name_has_one_reduction() -> None:
+    made = make(max_epochs=9, log_every_n_steps=1)
+    with pytest.raises(
+        UserError, match=r"log\('kept'\): reduce_fx='mean' here, and .*'max' before"
+    ):
+        made.fit(Outer(), data())
+    assert (made.global_step, made.metrics["inner"]) == (3, 2.0)

@@ -241,9 +241,6 @@ def test_a_run_names_no_class_of_the_working_directory(recorded, again, capsys, 
     assert code == 2
 
 
-# --- in processes of their own -------------------------------------------------------------------
-
-
 def command(folder: Path, *words: str, **variables: str) -> Any:
     fresh = "ATEN_CPU_CAPABILITY" in variables  # torch reads it when it is imported
     return run(["-m", PACKAGE, *words], cwd=folder, extra=at_root() | variables, fresh=fresh)

@@ -109,9 +109,6 @@ def test_a_search_for_the_batch_size_steps_in_16_mixed(found: Any) -> None:
     assert part(found, "batch sizes") == {"automatic": 4 * STEPS, "manual": 4 * STEPS}
 
 
-# --- the device itself: what is broken on purpose is noticed --------------------------------------
-
-
 def planted_at(name: str) -> str:
     """Where a fault is planted."""
     source = (Path(__file__).parents[1] / "emulated_subject.py").read_text().splitlines()

@@ -170,9 +170,6 @@ def test_all_workers_stop_after_the_same_step() -> None:
         assert server.step(1, gradients, NO_CLIPPING) == signal
 
 
-# --- whole runs -----------------------------------------------------------------------------------
-
-
 def train(folder: Path, options: Any, subject: Any) -> tuple[int, str, dict[str, list[float]]]:
     """Exit code, what was printed as errors, and logged values by name."""
     words = ["-m", "parameter_server_subject", folder, json.dumps(options), json.dumps(subject)]

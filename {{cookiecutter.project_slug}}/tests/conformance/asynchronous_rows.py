@@ -17,7 +17,7 @@ ROWS = {
             "scaled rate": "each gradient is a step of its own",
             "fp16": "a gradient scaler must see",
         },
-    ),
+    )
 }
 
 PORTABLE = {"parameter_server": Portable()}

@@ -17,10 +17,7 @@ def horovodrun(processes: int) -> list[str]:
 
 ROWS = {
     "horovod": Row(
-        (
-            Launch(2, by=horovodrun, engine="horovod"),
-            more(3, by=horovodrun, engine="horovod"),
-        ),
+        (Launch(2, by=horovodrun, engine="horovod"), more(3, by=horovodrun, engine="horovod")),
         options={"scale_learning_rate": False},
         refused={
             **dict.fromkeys(("manual", "sparse, manual"), "optimizers need one backward per step"),

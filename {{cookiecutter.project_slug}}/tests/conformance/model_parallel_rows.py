@@ -26,10 +26,7 @@ ROWS = {
     "sequential": Row((Launch(2), more(4)), refused=REFUSED, only=ONLY),
     "pipeline": Row((Launch(2, slow=True),), only=("sgd",), is_alias=True),
     "tensor_parallel": Row(
-        (Launch(2), more(4)),
-        tolerances=IN_UNITS,
-        refused={**NO_SPARSE, **NO_UNITS},
-        only=MESHED,
+        (Launch(2), more(4)), tolerances=IN_UNITS, refused={**NO_SPARSE, **NO_UNITS}, only=MESHED
     ),
     "mesh": Row(
         (Launch(2, slow=True), more(4)),

@@ -1,15 +1,6 @@
 """Rows of the strategies that need no package besides torch."""
 
-from .rows import (
-    IN_UNITS,
-    NO_SPARSE,
-    ONE_OPTIMIZER,
-    SMALL_UNITS,
-    Launch,
-    Portable,
-    Row,
-    more,
-)
+from .rows import IN_UNITS, NO_SPARSE, ONE_OPTIMIZER, SMALL_UNITS, Launch, Portable, Row, more
 
 TWO_AND_THREE = (Launch(2), more(3))
 # For what differs from another row in one thing alone.
@@ -78,10 +69,7 @@ ROWS = {
         ),
     ),
     "fsdp, float32 units": Row(
-        SLOWLY_ON_FOUR,
-        "fsdp",
-        {**SMALL_UNITS, "parameter_dtype": "float32"},
-        only=("bf16",),
+        SLOWLY_ON_FOUR, "fsdp", {**SMALL_UNITS, "parameter_dtype": "float32"}, only=("bf16",)
     ),
     "fsdp, whole gradients": Row(
         SLOWLY_ON_FOUR,

@@ -27,10 +27,7 @@ STOP = 3  # in the middle of the first epoch, and of two batches that are accumu
 
 def train_row(folder: Path, row: Row, name: str, launch: Launch, ways: Sequence[str]) -> None:
     """Train in some ways, and once with a stop and a resume."""
-    chosen = {
-        "strategy": row.strategy or name,
-        "devices": launch.devices,
-    }
+    chosen = {"strategy": row.strategy or name, "devices": launch.devices}
     for way in ways:
         one = PROPERTIES[way]
         name_of_run = way.replace(", ", "-").replace(" ", "-")

@@ -11,13 +11,7 @@ from ..conformance.matrix import ENGINES, MATRIX
 
 # The largest difference of a weight or a loss from the CPU's in float32. Half precision rounds by
 # 2^-9 (bfloat16) and 2^-12 (float16) of a value; in the "-true" ones weights too, in each step.
-BOUNDS = {
-    "32-true": 2e-5,
-    "bf16-mixed": 2e-2,
-    "16-mixed": 1e-3,
-    "bf16-true": 3e-2,
-    "16-true": 4e-3,
-}
+BOUNDS = {"32-true": 2e-5, "bf16-mixed": 2e-2, "16-mixed": 1e-3, "bf16-true": 3e-2, "16-true": 4e-3}
 # The first row of each, which has its launches and the package that it needs.
 ROWS = {
     strategy: row

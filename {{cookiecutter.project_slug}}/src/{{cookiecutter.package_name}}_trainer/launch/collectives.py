@@ -78,7 +78,7 @@ def all_gather_equal(tensor: Tensor, group: dist.ProcessGroup | None = None) -> 
     if world_size() == 1:
         return [tensor]
     carried = _carried(tensor)
-    gathered = [torch.empty_like(carried) for _ in range(world_size())]
+    gathered = [torch.empty_like(carried) for _ in range(world_size(group))]
     dist.all_gather(gathered, carried, group)
     return [received.to(tensor.device) for received in gathered]
 

@@ -383,9 +383,9 @@ def test_a_rank_that_has_logged_less_is_refused_unless_it_may(monkeypatch, own, 
 
 @pytest.mark.parametrize("may_lack", [False, True])
 def test_a_metric_object_that_one_rank_did_not_log_is_refused(monkeypatch, may_lack):
-    theirs = [True, ["mean loss"]]
+    theirs = ["mean loss"]
     monkeypatch.setattr(metrics.collectives, "world_size", lambda: 2)
-    monkeypatch.setattr(metrics.collectives, "gather", lambda facts: [theirs, facts])
+    monkeypatch.setattr(metrics.collectives, "gather", lambda facts: [[True, theirs], facts])
     recorder = metrics.Recorder(lambda tensor, how: tensor.abs(), torch.device("cpu"))
     recorder.may_lack_names = may_lack
     recorder.log("loss", 2.0)
@@ -394,6 +394,6 @@ def test_a_metric_object_that_one_rank_did_not_log_is_refused(monkeypatch, may_l
     local.update(torch.arange(3), torch.arange(3))
     recorder.log("local", local)
     assert recorder.epoch_values() == {"loss": 2.0, "local": 1.0}
-    theirs[1].append("metric acc")
+    theirs.append("metric acc")
     with pytest.raises(UserError, match="logged loss and rank 0 loss, acc: log the same names"):
         recorder.epoch_values()

@@ -153,3 +153,4 @@ def test_a_gather_in_an_evaluation_needs_all_ranks(tmp_path: Path) -> None:
     assert run.metrics["mean"] == 2.5
     assert torch.cat(run.predict(module, samples)).tolist() == list(range(6))
     make(tmp_path, **ranks).fit(module, even, even)
+    make(tmp_path, **ranks, fast_dev_run=True).fit(module, even, even)  # one batch

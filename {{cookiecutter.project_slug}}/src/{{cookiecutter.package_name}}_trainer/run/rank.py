@@ -230,7 +230,7 @@ class RankRun(Run):
     ) -> dict[str, Feed]:
         """This replica's batches of an evaluation, by name of their loader."""
         options, limit = self.plan.options, f"limit_{kind}_batches"
-        joins = options.uneven_inputs == "join"
+        joins = options.uneven_inputs == "join" or options.fast_dev_run > 0
         return {
             name: feed_evaluation(
                 loader,

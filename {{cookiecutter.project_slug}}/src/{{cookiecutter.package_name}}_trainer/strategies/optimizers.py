@@ -2,7 +2,6 @@
 
 import contextlib
 import inspect
-import re
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,8 +19,8 @@ from ..module import TrainingModule
 from .optimizer_state import IMPLEMENTATION
 
 _NOT_COMPARED = {"params", "initial_lr", *IMPLEMENTATION}
-# Modules that step schedulers: this one, and torch's, for schedulers inside schedulers.
-_STEPPING = rf"{re.escape(__name__)}|torch\.optim\.lr_scheduler"
+# Modules that step schedulers: the trainer's, and torch's, for schedulers inside schedulers.
+_STEPPING = rf"{__name__.partition('.')[0]}\.|torch\.optim\.lr_scheduler"
 _STEPS = {"total_steps", "estimated_stepping_batches"}
 _UNKNOWN = (
     "self.trainer.total_steps is None, because it is not known: give max_steps; or max_epochs, if "

@@ -272,9 +272,6 @@ def test_an_interrupted_epoch_goes_on_as_if_it_had_not_been(how: str) -> None:
     assert second.take_epoch() == whole.take_epoch()
 
 
-# --- torchmetrics ----------------------------------------------------------------------------
-
-
 class Measured(nn.Module):
     def __init__(self) -> None:
         super().__init__()

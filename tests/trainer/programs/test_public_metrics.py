@@ -220,6 +220,8 @@ class Inner(TrainingModule):
 
 
 class Outer(Model):
+    again: dict[str, Any]
+
     def on_fit_start(self) -> None:
         self.inner = Inner()
 
@@ -227,14 +229,16 @@ class Outer(Model):
         self.inner()
         self.log("kept", 1.0, reduce_fx="max")
         if self.global_step == 3:
-            self.log("kept", 5.0)
+            self.log("kept", 5.0, **self.again)
         return super().training_step(batch, 0)
 
 
-def test_modules_inside_log_and_a_name_has_one_reduction() -> None:
-    made = make(max_epochs=9, log_every_n_steps=1)
+@pytest.mark.parametrize("again", [{}, {"reduce_fx": "max", "sync_dist": False}])
+def test_modules_inside_log_and_a_name_has_one_reduction(again: dict[str, Any]) -> None:
+    module, made = Outer(), make(max_epochs=9, log_every_n_steps=1)
+    module.again = again
     with pytest.raises(
-        UserError, match=r"log\('kept'\): reduce_fx='mean' here, and .*'max' before"
+        UserError, match=r"log\('kept'\): another reduce_fx or sync_dist than before"
     ):
-        made.fit(Outer(), data())
+        made.fit(module, data())
     assert (made.global_step, made.metrics["inner"]) == (3, 2.0)

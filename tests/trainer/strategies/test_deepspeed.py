@@ -146,9 +146,6 @@ def test_goes_on_under_another_strategy(trained, tmp_path, first, on, then, ther
         torch.testing.assert_close(found[key], whole[key], rtol=0, atol=1e-5)
 
 
-# --- launchers -----------------------------------------------------------------------------------
-
-
 @slow
 @pytest.mark.parametrize(
     "launcher", ["deepspeed", pytest.param("torchrun", marks=pytest.mark.exhaustive)]

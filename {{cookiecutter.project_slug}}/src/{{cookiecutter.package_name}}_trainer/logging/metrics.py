@@ -199,9 +199,10 @@ class Recorder:
     def _add(self, totals: dict[str, _Total], logged: _Logged) -> None:
         name, value, samples, how, synced, _ = logged
         if name in totals:
-            if how != totals[name].how != getattr(how, "__name__", how):
-                before = f"reduce_fx={totals[name].how!r} before"
-                raise UserError(f"log({name!r}): reduce_fx={how!r} here, and {before}: give one")
+            before = totals[name].how, totals[name].synced
+            if before != (getattr(how, "__name__", how), synced):
+                what = "another reduce_fx or sync_dist than before"
+                raise UserError(f"log({name!r}): {what}: give the same, or another name")
         else:
             how = getattr(how, "__name__", how)  # of torch.mean, sum …
             if how not in _REDUCE_FX:

@@ -22,7 +22,7 @@ LINES = {
     "errors.py": 189,
     "launch": 2794,
     "legacy": 592,
-    "logging": 1518,
+    "logging": 1519,
     "loop": 2444,
     "memory": 299,
     "module": 842,

@@ -75,7 +75,7 @@ def test_requeues_are_bounded(on_cluster: Project) -> None:
     job.signal()
     until(lambda: job.has_requeued(1), "requeue")
     job.reach(job.step() + 2)
-    job.signal()
+    job.signal("USR2")  # as other launchers ask for
     assert job.finish(200) == "FAILED after 1 restarts"
     assert "; not requeued again (MAX_REQUEUES=1). To resume: sbatch " in job.log.splitlines()[-1]
 

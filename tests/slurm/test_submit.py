@@ -68,9 +68,9 @@ def test_a_cpu_build_of_torch_is_refused_for_gpus(on_cluster: Project) -> None:
         ((), {}, "there is no script in '': "),
         (("--time=2", "slurm/train.sh", CPU), {}, "--time=00:02:00 is not more than the 120 s "),
         (
-            ("--signal=B:USR2@90", "slurm/train.sh", CPU),
+            ("--signal=B:TERM@90", "slurm/train.sh", CPU),
             {},
-            "--signal=B:USR2@90: the job saves and ",
+            "--signal=B:TERM@90: the job would not save",
         ),
         (("-o", "no/%j.out", "slurm/train.sh", CPU), {}, "--output="),
         (("slurm/train.sh", CPU, "--config=no.yaml"), {}, "fit refuses its options: "),

@@ -179,7 +179,7 @@ fi
 
 at_exit() { end_replacements; tidy "$requeues"; }
 trap 'signal=TERM; end_replacements' TERM
-is_told='' deadline='' next=USR1
+is_told='' deadline=''
 start_missing_agents
 while [ -n "${agents[*]}" ]; do
     pause
@@ -203,10 +203,12 @@ while [ -n "${agents[*]}" ]; do
     elif [ -n "$signal" ] || [[ $outcome != failed* ]]; then
         # The run ends. Or one rank has left and the others restart, which removes the file.
         deadline=${deadline:-$((SECONDS + SAVE_SECONDS))}
-        if [ "$SECONDS" -ge "$deadline" ]; then
-            # Agents that SLURM has not told, as after `scancel --batch`, save first.
-            end_agents "$next"
-            next=KILL deadline=$((SECONDS + SAVE_SECONDS))
+        if [ "$SECONDS" -ge "$deadline" ] && [ "$signal" = TERM ] && [ -z "$is_told" ]; then
+            # SLURM has not told the agents, as after `scancel --batch`: they save first.
+            is_told=1 deadline=''
+            end_agents USR1
+        elif [ "$SECONDS" -ge "$deadline" ]; then
+            end_agents KILL
         fi
     fi
 done

@@ -163,13 +163,14 @@ if [ -z "${JOIN_JOB-}" ]; then
     trap 'if [ "$BASHPID" = $$ ]; then at_exit; fi' EXIT
 fi
 
-# SIGUSR1 is sent to this script only (--signal=B:…), which forwards it. SLURM sends SIGTERM to
-# every process of a job, but `scancel --batch` to this script only: ranks that still run after the
-# time to save are told. Then the ranks save, and srun returns.
+# SIGUSR1 is sent to this script only (--signal=B:…), which forwards it; SIGUSR2 and SIGHUP, which
+# other launchers use, mean the same. SLURM sends SIGTERM to every process of a job, but
+# `scancel --batch` to this script only: ranks that still run after the time to save are told. Then
+# the ranks save, and srun returns.
 signal=
 steps=()
 hand_on() {
-    echo "$run_name: SIGUSR1: the ranks are told to save"
+    echo "$run_name: $1: the ranks are told to save"
     signal=USR1 # also after a SIGTERM to this script only
     if [ -n "${steps[*]}" ]; then kill -USR1 "${steps[@]}" 2> /dev/null; fi
 }
@@ -177,11 +178,13 @@ note_term() {
     signal=TERM
     (
         sleep "$SAVE_SECONDS"
-        echo "$run_name: SIGTERM: the ranks are told to save"
-        kill -USR1 "${steps[@]}" # of SIGTERM, srun and mpirun kill them
+        # Of SIGTERM, srun and mpirun would kill them. This script may have ended.
+        kill -0 $$ && kill -USR1 "${steps[@]}" && echo "$run_name: SIGTERM: the ranks are told to save"
     ) 2> /dev/null &
 }
-trap hand_on USR1
+trap 'hand_on SIGUSR1' USR1
+trap 'hand_on SIGUSR2' USR2
+trap 'hand_on SIGHUP' HUP
 trap note_term TERM
 
 # Wait until a process has ended: a trapped signal ends `wait`, but not the process.

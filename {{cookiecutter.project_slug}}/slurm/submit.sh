@@ -70,9 +70,9 @@ done
 [ "$CONTAINER" = none ] || [[ $IMAGE != *.s@(if|qsh) || $IMAGE == *://* ]] || [ -e "$IMAGE" ] ||
     fail "there is no image $IMAGE (IMAGE in slurm/settings.sh)"
 grep -q 'slurm/job\.sh' "$script" || exec sbatch "${options[@]}" "$script" "$@" # of the user
-# The scripts save at SIGUSR1, and no other signal is known to them.
-[[ ${asked[signal]-USR1} == ?(*:)USR1?(@*) ]] ||
-    fail "--signal=${asked[signal]}: the job saves and is requeued by SIGUSR1 only: give --signal=B:USR1@SECONDS"
+# The ranks know SIGUSR1, and the scripts also hand on two others.
+[[ ${asked[signal]-USR1} =~ ^([BR]+:)?USR1|^R?BR?:(USR2|HUP) ]] ||
+    fail "--signal=${asked[signal]}: the job would not save: give --signal=B:USR1@SECONDS"
 of_gpus="${asked[gpus]-} ${asked[gpus-per-node]-} ${asked[gpus-per-task]-} ${asked[gres]-}"
 (
     # Where it fails here, it may work on the nodes.

@@ -121,13 +121,12 @@ def test_a_batch_that_does_not_fit_ends_the_search(monkeypatch: pytest.MonkeyPat
 class Gathers(Descends):
     """Gathers in steps of evaluations; logs the mean, and counts the samples that count."""
 
-    def __init__(self) -> None:
+    def __init__(self, trains: bool = True) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(1))
-        self.register_buffer("steps", torch.zeros(1))
+        self.weight, self.trains = nn.Parameter(torch.ones(1)), trains
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        self.steps += 1
+        assert self.trains
         return (batch * self.weight).mean()
 
     def validation_step(self, batch: Tensor, batch_idx: int) -> None:
@@ -138,16 +137,15 @@ class Gathers(Descends):
         return batch + 0 * self.all_gather(batch).sum()
 
     def on_validation_epoch_end(self) -> None:
-        self.all_gather(self.steps)
+        self.all_gather(self.weight)
 
 
 def test_a_gather_in_an_evaluation_needs_all_ranks(tmp_path: Path) -> None:
     samples, even = [DataLoader(torch.arange(float(count)), batch_size=2) for count in (6, 8)]
     ranks = {"devices": 2, "strategy": "ddp_fork", "max_epochs": 1}
-    module = Gathers()
     with pytest.raises(UserError, match="all_gather: some ranks have no such batch of this eval"):
-        make(tmp_path, **ranks).fit(module, even, samples)
-    assert not module.steps  # found by the check before the first step
+        make(tmp_path, **ranks).fit(Gathers(trains=False), even, samples)  # before the first step
+    module = Gathers()
     run = make(tmp_path, **ranks, uneven_inputs="join")
     run.fit(module, even, samples)
     assert run.metrics["mean"] == 2.5

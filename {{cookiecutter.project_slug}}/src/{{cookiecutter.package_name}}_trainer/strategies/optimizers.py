@@ -42,8 +42,8 @@ class SchedulerConfig:
 
     def step(self, values: Mapping[str, float]) -> None:
         """Step once; ``values`` are those that were computed since: without its own, it waits."""
-        made = getattr(self.scheduler, "last_epoch", None)  # ChainedScheduler has none
-        if self.last_step not in (None, made) and collectives.rank() == 0:
+        steps = getattr(self.scheduler, "last_epoch", None)  # ChainedScheduler has none
+        if self.last_step not in (None, steps) and collectives.rank() == 0:
             output.print_once(
                 f"note: {type(self.scheduler).__name__} was stepped by user code, and is stepped "
                 f"by the trainer at each {self.interval}'s end, too: leave out one of them"

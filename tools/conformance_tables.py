@@ -24,15 +24,15 @@ def cells(line: str) -> list[str]:
 
 def measured() -> dict[str, Launches]:
     """Return what was measured: by the name of a row, its launches, and their configurations."""
-    found: dict[str, Launches] = {}
+    launches: dict[str, Launches] = {}
     text = EVIDENCE.read_text(encoding="utf-8")
     for mark in ("conformance", "conformance of xla"):
         table = text.split(f"<!-- {mark}: begin -->\n")[1].split(f"<!-- {mark}: end -->")[0]
         lines = table.strip().splitlines()
         names = cells(lines[0])[2:]
         for row in map(cells, lines[2:]):
-            found.setdefault(row[0], {})[row[1]] = dict(zip(names, row[2:], strict=True))
-    return found
+            launches.setdefault(row[0], {})[row[1]] = dict(zip(names, row[2:], strict=True))
+    return launches
 
 
 def table(rows: list[str]) -> str:

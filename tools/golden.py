@@ -48,19 +48,19 @@ def _hash(data: bytes) -> str:
 
 def trained(folder: Path, way: str) -> Found:
     """What a row's worker has left of one way: results, metrics, and the newest checkpoint."""
-    found: Found = {}
+    results: Found = {}
     for name in (way, f"{way}-stopped", f"{way}-resumed"):
-        found |= tensors(folder / f"{name}.safetensors", name)
+        results |= tensors(folder / f"{name}.safetensors", name)
     run_name = way.replace(", ", "-").replace(" ", "-")
     for run in (folder / "runs" / run_name, folder / "runs" / f"{run_name}-interrupted"):
         # Times are in speed.csv.
-        found[f"{run.name}/metrics.csv"] = f"metrics {_hash((run / 'metrics.csv').read_bytes())}"
+        results[f"{run.name}/metrics.csv"] = f"metrics {_hash((run / 'metrics.csv').read_bytes())}"
         newest = max((run / "checkpoints").iterdir())
         for path in sorted(newest.rglob("*")):
             label = f"{run.name}/{newest.name}/{path.relative_to(newest)}"
-            found[label] = "file"
-            found |= tensors(path, label) if path.suffix == ".safetensors" else {}
-    return found
+            results[label] = "file"
+            results |= tensors(path, label) if path.suffix == ".safetensors" else {}
+    return results
 
 
 def differences(row: str, old: Found, new: Found) -> list[str]:
@@ -84,13 +84,13 @@ class Golden:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         properties: list[tuple[str, Any]] = report.user_properties if report.when == "call" else []
-        for row, found in properties:
+        for row, results in properties:
             self.rows += 1
             if self.records:
                 with self.file.open("a") as file:
-                    print(json.dumps([row, found]), file=file)
+                    print(json.dumps([row, results]), file=file)
             else:
-                self.lines += differences(row, self.before.get(row, {}), found)
+                self.lines += differences(row, self.before.get(row, {}), results)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if self.lines:
@@ -107,8 +107,8 @@ def pytest_runtest_call(item: Any) -> Generator[None, Any, Any]:
     """After a test of a row, note what its worker has left."""
     outcome = yield
     name, number, way = (item.callspec.params[key] for key in ("name", "number", "way"))
-    found = trained(item.funcargs["results"](name, number), way)
-    item.user_properties.append((f"{name} | {number} | {way}", found))
+    results = trained(item.funcargs["results"](name, number), way)
+    item.user_properties.append((f"{name} | {number} | {way}", results))
     return outcome
 
 

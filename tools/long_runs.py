@@ -91,17 +91,17 @@ def tenths(readings: Sequence[Reading], steps: int) -> list[Reading]:
     parts: list[list[Reading]] = [[] for _ in range(TENTHS)]
     for before, after in pairwise(readings):
         taken = (after["cpu_s"] - before["cpu_s"]) / (after["step"] - before["step"])
-        part = min(int((after["step"] - 1) * TENTHS / steps), TENTHS - 1)
-        parts[part].append({**after, "step_ms": 1000 * taken})
+        tenth = min(int((after["step"] - 1) * TENTHS / steps), TENTHS - 1)
+        parts[tenth].append({**after, "step_ms": 1000 * taken})
     names = [name for name in parts[0][0] if name not in ("step", "cpu_s")]
     return [
-        {name: statistics.median(each[name] for each in part) for name in names} for part in parts
+        {name: statistics.median(row[name] for row in rows) for name in names} for rows in parts
     ]
 
 
-def problems(found: Sequence[Reading]) -> list[str]:
+def problems(readings: Sequence[Reading]) -> list[str]:
     """One line for each quantity that is not flat from the second tenth to the last one."""
-    early, late = found[1], found[-1]
+    early, late = readings[1], readings[-1]
     lines = [
         f"{name}: {early[name]:.1f} MiB, then {late[name]:.1f} (at most {MORE_MEMORY:g} more)"
         for name in MEMORY
@@ -112,7 +112,7 @@ def problems(found: Sequence[Reading]) -> list[str]:
         for name in COUNTS
         if late[name] != early[name]
     ]
-    before, after = (each["step_ms"] / each["yardstick_ms"] for each in (early, late))
+    before, after = (reading["step_ms"] / reading["yardstick_ms"] for reading in (early, late))
     if after > MORE_TIME * before:
         lines.append(
             f"a step: {before:.2f} times the yardstick, then {after:.2f} (at most {MORE_TIME:g} "
@@ -124,14 +124,14 @@ def problems(found: Sequence[Reading]) -> list[str]:
 def table(name: str, ranks: Sequence[Sequence[Reading]]) -> list[str]:
     """Rows of the table in docs/reliability.md of a project: rank 0, and all ranks' bounds."""
     rows = []
-    for number, found in enumerate(ranks):
+    for number, readings in enumerate(ranks):
         who = name if len(ranks) == 1 else f"{name}, rank {number}"
-        for part in (0, 1, TENTHS // 2 - 1, TENTHS - 1):
-            each = found[part]
+        for tenth in (0, 1, TENTHS // 2 - 1, TENTHS - 1):
+            reading = readings[tenth]
             rows.append(
-                f"| {who} | {part + 1} | {each['resident']:.0f} | {each['anonymous']:.0f} "
-                f"| {each['descriptors']:g} | {each['threads']:g} | {each['step_ms']:.2f} "
-                f"| {each['yardstick_ms']:.2f} |"
+                f"| {who} | {tenth + 1} | {reading['resident']:.0f} | {reading['anonymous']:.0f} "
+                f"| {reading['descriptors']:g} | {reading['threads']:g} | {reading['step_ms']:.2f} "
+                f"| {reading['yardstick_ms']:.2f} |"
             )
     return rows
 
@@ -156,12 +156,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if options.only and options.only not in run.name:
             continue
         with tempfile.TemporaryDirectory(prefix="long-") as folder:
-            ranks = [tenths(each, run.steps) for each in train(run, Path(folder))]
+            ranks = [tenths(readings, run.steps) for readings in train(run, Path(folder))]
         print(*table(run.name, ranks), sep="\n", flush=True)
         failed += [
             f"{run.name}, rank {number}: {line}"
-            for number, found in enumerate(ranks)
-            for line in problems(found)
+            for number, readings in enumerate(ranks)
+            for line in problems(readings)
         ]
     sys.exit("\n".join(failed) or 0)
 

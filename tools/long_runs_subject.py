@@ -70,14 +70,14 @@ class Long(TrainingModule):
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         if self.global_step % self.every:
             return
-        found = {"step": self.global_step, "cpu_s": time.process_time() - self.spent}
+        reading = {"step": self.global_step, "cpu_s": time.process_time() - self.spent}
         began = time.process_time()
         with torch.random.fork_rng():
-            found |= {"yardstick_ms": 1000 * yardstick(), **used(os.getpid())}
+            reading |= {"yardstick_ms": 1000 * yardstick(), **used(os.getpid())}
         if "RANK" in os.environ and self.global_rank == 0:
-            found["launcher"] = used(os.getppid())["anonymous"]
+            reading["launcher"] = used(os.getppid())["anonymous"]
         with Path(f"rank-{self.global_rank}.jsonl").open("a") as file:
-            file.write(json.dumps(found) + "\n")
+            file.write(json.dumps(reading) + "\n")
         self.spent += time.process_time() - began
 
     def configure_optimizers(self) -> Any:

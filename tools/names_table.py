@@ -36,8 +36,8 @@ def page() -> str:
     parts = [BEGIN]
     for where, heading in HEADINGS.items():
         parts.append(f"\n## {heading}\n\n| name | here |\n|---|---|\n")
-        found = [f"| `{row.name}` | {row.use} |\n" for row in rows if row.where == where]
-        parts += sorted(found, key=str.lower)
+        lines = [f"| `{row.name}` | {row.use} |\n" for row in rows if row.where == where]
+        parts += sorted(lines, key=str.lower)
     return "".join(parts)
 
 

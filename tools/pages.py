@@ -39,13 +39,13 @@ def anchors(text: str, github: bool) -> set[str]:
     """Return the anchors of a page's headings, as GitHub makes them, or MkDocs."""
     headings = re.findall(r"^#+ (.*)$", FENCED.sub("", text), re.MULTILINE)
     plain = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings]
-    return {each.replace(" ", "-") if github else re.sub(r"[- ]+", "-", each) for each in plain}
+    return {title.replace(" ", "-") if github else re.sub(r"[- ]+", "-", title) for title in plain}
 
 
 def links(text: str) -> list[str]:
     """Return the targets of a page's links and pictures to other files of the repository."""
-    found = re.findall(r"\]\(([^)\s]+)\)", FENCED.sub("", text))
-    return [target for target in found if not re.match(r"https?://|mailto:", target)]
+    targets = re.findall(r"\]\(([^)\s]+)\)", FENCED.sub("", text))
+    return [target for target in targets if not re.match(r"https?://|mailto:", target)]
 
 
 def commands(text: str) -> list[str]:
@@ -73,32 +73,32 @@ def _paragraphs(text: str) -> Iterator[str]:
         "" if re.match(r" *(\||#|:::)|    (options|members|show_|inherited)", line) else line
         for line in prose(text).splitlines()
     ]
-    for part in re.split(r"\n\s*\n|\n(?= *(?:[-*]|\d+\.) )", "\n".join(kept)):
-        if part.strip():
-            yield " ".join(part.split())
+    for paragraph in re.split(r"\n\s*\n|\n(?= *(?:[-*]|\d+\.) )", "\n".join(kept)):
+        if paragraph.strip():
+            yield " ".join(paragraph.split())
 
 
 def sentences(text: str) -> list[Sentence]:
     """Return the sentences of a page's prose; a list's item is one at least."""
-    found = []
-    for part in _paragraphs(text):
-        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", re.sub(r"^(?:[-*]|\d+\.) ", "", part))
+    measured = []
+    for paragraph in _paragraphs(text):
+        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", re.sub(r"^(?:[-*]|\d+\.) ", "", paragraph))
         plain = re.sub(r"`[^`]*`", "CODE", plain)
         for word in re.split(r"(?<=[.!?])(?:\*\*)? +(?=[A-Z*(`])|(?<=:) *$", plain):
             if words := len(re.findall(r"[\w'/-]+", word)):
-                found.append(Sentence(words, word))
-    return found
+                measured.append(Sentence(words, word))
+    return measured
 
 
-def average(found: list[Sentence]) -> float:
+def average(measured: list[Sentence]) -> float:
     """Return the mean number of words of sentences."""
-    return sum(each.words for each in found) / len(found)
+    return sum(sentence.words for sentence in measured) / len(measured)
 
 
 if __name__ == "__main__":
     files = [Path(name) for name in sys.argv[1:]]
     files = files or [*sorted(PROJECT.glob("docs/**/*.md")), PROJECT / "README.md"]
     every = [(sentence, file) for file in files for sentence in sentences(file.read_text("utf-8"))]
-    print(f"{len(every)} sentences, {average([each for each, _ in every]):.1f} words on average")
-    for each, file in sorted(every, key=lambda pair: -pair[0].words)[:25]:
-        print(f"{each.words:4} {file.relative_to(PROJECT)}: {each.text}")
+    print(f"{len(every)} sentences, {average([text for text, _ in every]):.1f} words on average")
+    for longest, file in sorted(every, key=lambda pair: -pair[0].words)[:25]:
+        print(f"{longest.words:4} {file.relative_to(PROJECT)}: {longest.text}")

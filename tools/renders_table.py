@@ -91,19 +91,19 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--test", action="store_true")
     parser.add_argument("names", nargs="*", metavar="NAME")
-    given = parser.parse_args()
-    if unknown := set(given.names) - set(names):
+    options = parser.parse_args()
+    if unknown := set(options.names) - set(names):
         parser.error(f"{unknown.pop()} is none of {', '.join(names)}")
     heads = [
         "components",
         "trainer",
         "all of src/",
         "tests/",
-        *(["quick tests"] if given.test else []),
+        *(["quick tests"] if options.test else []),
     ]
     print(f"| {' | '.join(heads)} |\n{'|---' * len(heads)}|")
     for answers in choices():
-        if name_of(answers) not in (given.names or names):
+        if name_of(answers) not in (options.names or names):
             continue
         with tempfile.TemporaryDirectory() as folder:
             project = render(Path(folder), answers, hooks=True)
@@ -112,7 +112,7 @@ def main() -> None:
                 name_of(answers),
                 *map(str, map(size, (source / "my_project_trainer", source))),
             ]
-            cells += [str(size(project / "tests")), *([run_tests(project)] if given.test else [])]
+            cells += [str(size(project / "tests")), *([run_tests(project)] if options.test else [])]
             print(f"| {' | '.join(cells)} |", flush=True)
 
 

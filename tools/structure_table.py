@@ -25,19 +25,19 @@ MARK = "`make tables` from the folders of the trainer: "
 @cache
 def modules() -> dict[str, Path]:
     """Return the trainer's modules and packages by their dotted names; ``__init__`` is ``""``."""
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     for path in sorted(TRAINER.rglob("*.py")):
         parts = path.relative_to(TRAINER).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+        paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return paths
 
 
 def imports(name: str) -> set[str]:
     """Return the modules of the trainer that a module imports, for types too."""
     path = modules()[name]
     package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
-    package = [part for part in package if part]
-    found: set[str] = set()
+    package = [word for word in package if word]
+    imported: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if not isinstance(node, ast.ImportFrom) or not 0 < node.level <= len(package) + 1:
             continue
@@ -45,19 +45,19 @@ def imports(name: str) -> set[str]:
         base += node.module.split(".") if node.module else []
         for alias in node.names:
             inside = ".".join([*base, alias.name])
-            found.add(inside if inside in modules() else ".".join(base))
-    return found - {name}
+            imported.add(inside if inside in modules() else ".".join(base))
+    return imported - {name}
 
 
 @cache
 def entries() -> dict[str, frozenset[str]]:
     """Return the trainer's entries, each with the other entries that its files import."""
-    found: dict[str, set[str]] = {}
+    imported: dict[str, set[str]] = {}
     for name in filter(None, modules()):
         entry = name.split(".")[0]
         others = {other.split(".")[0] for other in imports(name)}
-        found.setdefault(entry, set()).update(others - {entry, ""})
-    return {entry: frozenset(others) for entry, others in found.items()}
+        imported.setdefault(entry, set()).update(others - {entry, ""})
+    return {entry: frozenset(others) for entry, others in imported.items()}
 
 
 @cache

@@ -61,8 +61,8 @@ def record(command: str, project: Path) -> str:
     )
     os.close(follower)
     said = b""
-    while part := _read(leader):
-        said += part
+    while chunk := _read(leader):
+        said += chunk
     os.close(leader)
     if process.wait():
         raise subprocess.CalledProcessError(process.returncode, words, said.decode())
@@ -95,16 +95,16 @@ def at_a_moment(said: str, share: float) -> list[str]:
 
 def runs(line: str) -> list[Run]:
     """Return the colored parts of a line, without control sequences."""
-    found, column, color, start = [], 0, TEXT, 0
+    colored, column, color, start = [], 0, TEXT, 0
     for match in [*SEQUENCE.finditer(line), None]:
         text = line[start : match.start() if match else len(line)].replace("\r", "")
         if text:
-            found.append(Run(column, text, color))
+            colored.append(Run(column, text, color))
         column += len(text)
         if match:
             start = match.end()
             color = COLORS.get(match[1], TEXT) if match[2] == "m" else color
-    return found
+    return colored
 
 
 def svg(lines: list[str], says: str) -> str:
@@ -135,10 +135,10 @@ def main(project: Path, folder: Path) -> None:
     directory = re.findall(r"run directory: (\S+)", fit)[-1]
     moment = at_a_moment(fit, 0.6)  # without the command, which names this package
     test = [f"$ {TEST} {directory}", *last_frames(record(f"{TEST} {directory}", project))]
-    whole = [f"$ {FIT}", *last_frames(fit), "", *test]
+    demo = [f"$ {FIT}", *last_frames(fit), "", *test]
     for name, lines, says in (
         ("progress", moment, "The progress bar of a run with two processes: epoch, steps, losses"),
-        ("demo", whole, "A run with two processes on the CPU, and the test of its checkpoint"),
+        ("demo", demo, "A run with two processes on the CPU, and the test of its checkpoint"),
     ):
         (folder / f"{name}.svg").write_text(svg(lines, says), encoding="utf-8")
 

@@ -58,7 +58,7 @@ def used(tree: ast.Module) -> Iterator[str]:
     return (path for path in paths if re.fullmatch(r"torch(\.\w+)+|\w+", path))
 
 
-def own(tree: ast.Module) -> Iterator[str]:
+def defined(tree: ast.Module) -> Iterator[str]:
     """Names that a file gives to its attributes, functions and classes."""
     for node in ast.walk(tree):
         match node:
@@ -73,8 +73,8 @@ class Version:
 
     def __init__(self, wheel: Path) -> None:
         with zipfile.ZipFile(wheel) as files:
-            found = [name for name in files.namelist() if re.search(r"^torch/.*\.pyi?$", name)]
-            self.files = {name.replace("/", "."): files.read(name).decode() for name in found}
+            stubs = [name for name in files.namelist() if re.search(r"^torch/.*\.pyi?$", name)]
+            self.files = {name.replace("/", "."): files.read(name).decode() for name in stubs}
         self.words = {word for text in self.files.values() for word in re.findall(r"\w+", text)}
         self.modules = {re.sub(r"(\.__init__)?\.pyi?$", "", name) for name in self.files}
 
@@ -83,14 +83,14 @@ class Version:
         """What a module binds."""
         files = [f"{module}{x}" for x in (".py", ".pyi", ".__init__.py", ".__init__.pyi")]
         texts = {name: self.files[name] for name in files if name in self.files}
-        found = [bound(ast.parse(text), name.split(".")[:-2]) for name, text in texts.items()]
-        return dict(each for names in found for each in names)
+        bindings = [bound(ast.parse(text), name.split(".")[:-2]) for name, text in texts.items()]
+        return dict(binding for names in bindings for binding in names)
 
     def has(self, path: str, seen: tuple[str, ...] = ()) -> bool:
         """Whether it is a module, or a module binds it."""
         module, _, name = path.rpartition(".")
         names = self.names(module)
-        stars = [each[:-2] for each in names if each.endswith(".*") and each[:-2] not in seen]
+        stars = [star[:-2] for star in names if star.endswith(".*") and star[:-2] not in seen]
         inside = (self.has(f"{star}.{name}", (*seen, module)) for star in stars)
         return path in self.modules or name in names or any(inside)
 
@@ -99,27 +99,27 @@ class Version:
         if "." not in path:
             return "" if path in self.words else path
         above = accumulate(path.split("."), "{}.{}".format)
-        first = next((each for each in above if each not in self.modules), path)
+        first = next((prefix for prefix in above if prefix not in self.modules), path)
         return "" if self.has(first) else first
 
 
 def missing(trainer: list[ast.Module], versions: list[Version]) -> list[set[str]]:
     """Of each version: the names that it lacks and another has."""
-    wanted: set[str] = {each for tree in trainer for each in used(tree)}
-    wanted -= {each for tree in trainer for each in own(tree)}
-    lacked = [{each for each in map(v.lacks, wanted) if each} for v in versions]
-    return [each - lacked[0].intersection(*lacked) for each in lacked]
+    wanted: set[str] = {name for tree in trainer for name in used(tree)}
+    wanted -= {name for tree in trainer for name in defined(tree)}
+    lacked = [{name for name in map(v.lacks, wanted) if name} for v in versions]
+    return [lacking - lacked[0].intersection(*lacked) for lacking in lacked]
 
 
 if __name__ == "__main__":
-    folder, found = Path(sys.argv[1]), []
+    folder, wheels = Path(sys.argv[1]), []
     for version in sys.argv[2:]:
         place = folder / version.rstrip(".*")
         if not [*place.glob("torch-*.whl")]:
             pip = [sys.executable, "-m", "pip", "download", *DOWNLOAD, f"--dest={place}"]
             run([*pip, f"torch=={version}"], check=True)
-        found.append(Version(*place.glob("torch-*.whl")))
-    lacked = missing([ast.parse(file.read_text("utf-8")) for file in TRAINER.rglob("*.py")], found)
+        wheels.append(Version(*place.glob("torch-*.whl")))
+    lacked = missing([ast.parse(file.read_text("utf-8")) for file in TRAINER.rglob("*.py")], wheels)
     for version, names in zip(sys.argv[2:], lacked, strict=True):
         print(f"torch {version}:", ", ".join(sorted(names)) or "nothing is missing")
     sys.exit(any(lacked))

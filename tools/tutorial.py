@@ -85,11 +85,11 @@ def differs(shown: str, printed: str) -> str | None:
             pattern += r"(?:.*\n)*?"
             continue
         end = 0
-        for found in VARIES.finditer(line):
-            kind = str(found.lastgroup)
-            pattern += re.escape(line[end : found.start()]) + PATTERNS[kind]
-            decimals += [float(found[0])] if kind == "decimal" else []
-            end = found.end()
+        for varying in VARIES.finditer(line):
+            kind = str(varying.lastgroup)
+            pattern += re.escape(line[end : varying.start()]) + PATTERNS[kind]
+            decimals += [float(varying[0])] if kind == "decimal" else []
+            end = varying.end()
         pattern += re.escape(line[end:]) + r"\n"
     match = re.fullmatch(pattern, printed.rstrip("\n") + "\n")
     if match is None:

@@ -24,8 +24,8 @@ FLAGS = ["gcc", "-w", "-O1", "-shared", "-fPIC"]
 
 def needed(torch: Path) -> set[str]:
     """The names that torch's libraries do not define, and those that they load by name."""
-    found = [path for pattern in LIBRARIES for path in sorted((torch / "lib").glob(pattern))]
-    command = ["nm", "--dynamic", "--undefined-only", "--format=just-symbols", *map(str, found)]
+    libraries = [path for pattern in LIBRARIES for path in sorted((torch / "lib").glob(pattern))]
+    command = ["nm", "--dynamic", "--undefined-only", "--format=just-symbols", *map(str, libraries)]
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     loaded = re.findall(rb"nvml[A-Z]\w+", (torch / "lib/libc10_cuda.so").read_bytes())
     return {line.partition("@")[0] for line in text.splitlines()} | {x.decode() for x in loaded}
@@ -35,9 +35,9 @@ def build(folder: Path) -> None:
     """Build the libraries into a folder."""
     site = Path(str(distribution("torch").locate_file("")))
     names = needed(site / "torch")
-    own = "".join(path.read_text() for path in SOURCES)
+    code = "".join(path.read_text() for path in SOURCES)
     wanted = {name for name in names if re.fullmatch(NAMES, name) and not KEPT.match(name)}
-    rest = {name for name in wanted if not re.search(rf"\b{name}[(,]", own)}
+    rest = {name for name in wanted if not re.search(rf"\b{name}[(,]", code)}
     driver = {name for name in names if re.match("cu(?!File)[A-Z]", name)}
     folder.mkdir(parents=True, exist_ok=True)
     for file, stubs in (("rest.c", rest), ("driver.c", driver)):

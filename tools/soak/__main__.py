@@ -236,8 +236,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     seed = secrets.randbits(32) if seed is None else seed
     print(f"seed {seed}", flush=True)
     faults = {name: FAULTS[name] for name in options.fault or FAULTS}
-    for name, each in list(faults.items()):
-        if reason := each.needs():
+    for name, fault in list(faults.items()):
+        if reason := fault.needs():
             print(f"left out: {name}: {reason}")
             del faults[name]
     folder = Path(tempfile.mkdtemp(prefix="soak-"))

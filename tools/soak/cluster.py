@@ -95,8 +95,8 @@ class Job:
     def ask(self, name: str) -> str:
         """A fact that scontrol knows."""
         facts = _slurm("scontrol", "--oneliner", "show", "job", self.number)
-        found = re.search(rf"(?:^| ){name}=(\S*)", facts)
-        return found[1] if found else ""
+        match = re.search(rf"(?:^| ){name}=(\S*)", facts)
+        return match[1] if match else ""
 
     def hosts(self) -> list[str]:
         return _slurm("scontrol", "show", "hostnames", self.ask("NodeList")).split()
@@ -113,8 +113,8 @@ class Job:
                     self.ask("JobState") != "COMPLETED"
                 )
                 pattern = rf"^job-{self.number}: ((?:finished|preempted|failed) .*)$"
-                if found := re.findall(pattern, self._attempt.printed(), re.MULTILINE):
-                    (self._attempt.folder / "outcome").write_text(found[-1])
+                if outcomes := re.findall(pattern, self._attempt.printed(), re.MULTILINE):
+                    (self._attempt.folder / "outcome").write_text(outcomes[-1])
             self._asked = time.monotonic()
         return None if self._code < 0 else self._code
 
@@ -158,11 +158,11 @@ class OnCluster(Way):
 
     def stop(self, attempt: Attempt) -> None:
         """End its jobs, and whatever they have left."""
-        if numbers := [each.split()[0] for each in _jobs(attempt)]:
+        if numbers := [line.split()[0] for line in _jobs(attempt)]:
             _slurm("scancel", "--signal=KILL", "--full", *numbers)
             _slurm("scancel", *numbers)
-        for each in processes_in(attempt.folder):
-            each.kill()
+        for process in processes_in(attempt.folder):
+            process.kill()
         for job in attempt.launchers:
             if isinstance(job, Job) and job.nodes:
                 _free.put(job.nodes)
@@ -189,8 +189,8 @@ def _job(attempt: Attempt) -> Job:
 
 def _named(attempt: Attempt, name: str) -> list[int]:
     """Processes whose command has a name."""
-    found = [(each, each.cmdline()) for each in processes_in(attempt.folder)]
-    return [each.pid for each, words in found if any(name in Path(word).name for word in words[:2])]
+    found = [(process, process.cmdline()) for process in processes_in(attempt.folder)]
+    return [pid.pid for pid, words in found if any(name in Path(word).name for word in words[:2])]
 
 
 # --- faults --------------------------------------------------------------------------------------
@@ -299,8 +299,8 @@ def _kill(name: str, fits: Callable[[Way], bool], find: Callable[[Attempt], list
 
 def _parents(name: str, attempt: Attempt) -> list[int]:
     """Processes above a rank that have a name."""
-    found = psutil.Process(attempt.a_rank()).parents()
-    return [each.pid for each in found if each.name().startswith(name)]
+    parents = psutil.Process(attempt.a_rank()).parents()
+    return [parent.pid for parent in parents if parent.name().startswith(name)]
 
 
 _kill("srun", _is_here, lambda attempt: _named(attempt, "srun"))

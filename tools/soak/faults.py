@@ -182,10 +182,10 @@ def kill_worker(attempt: Attempt) -> Strike:
 
 @fault("a bit of the newest checkpoint inverted", "continues", lost=2 * EVERY + 1, is_before=True)
 def flip_bit(attempt: Attempt) -> Strike:
-    found = attempt.checkpoints()
-    if len(found) < 2:
+    checkpoints = attempt.checkpoints()
+    if len(checkpoints) < 2:
         return
-    file = attempt.dice.choice(sorted(found[-1].iterdir()))
+    file = attempt.dice.choice(sorted(checkpoints[-1].iterdir()))
     data = bytearray(file.read_bytes())
     data[attempt.dice.randrange(len(data))] ^= 1 << attempt.dice.randrange(8)
     file.write_bytes(data)
@@ -194,18 +194,18 @@ def flip_bit(attempt: Attempt) -> Strike:
 
 @fault("the newest checkpoint cut short", "continues", lost=2 * EVERY + 1, is_before=True)
 def truncate(attempt: Attempt) -> Strike:
-    found = attempt.checkpoints()
-    if len(found) < 2:
+    checkpoints = attempt.checkpoints()
+    if len(checkpoints) < 2:
         return
-    file = attempt.dice.choice(sorted(found[-1].iterdir()))
+    file = attempt.dice.choice(sorted(checkpoints[-1].iterdir()))
     os.truncate(file, attempt.dice.randrange(file.stat().st_size))
     yield
 
 
 @fault("an older checkpoint resumed", "continues", lost=math.inf, is_before=True)
 def resume_older(attempt: Attempt) -> Strike:
-    found = attempt.checkpoints()
-    if len(found) < 2:
+    checkpoints = attempt.checkpoints()
+    if len(checkpoints) < 2:
         return
-    attempt.resume = str(found[-2])
+    attempt.resume = str(checkpoints[-2])
     yield

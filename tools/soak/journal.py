@@ -79,11 +79,11 @@ class Journal:
         self.entries: list[Entry] = []
         self.journeys: list[Journey] = []
         for line in path.read_text().splitlines() if path.exists() else []:
-            found = json.loads(line)
-            if "fault" in found:
-                self.entries.append(Entry(**found))
+            record = json.loads(line)
+            if "fault" in record:
+                self.entries.append(Entry(**record))
             else:
-                self.journeys.append(Journey(**found))
+                self.journeys.append(Journey(**record))
 
     def add(self, journey: Journey, entries: list[Entry]) -> None:
         """Append a journey and its faults in one write."""
@@ -108,8 +108,8 @@ class Journal:
     def summary(self) -> str:
         count = Counter(entry.outcome for entry in self.entries)
         outcomes = ", ".join(f"{number} {name}" for name, number in sorted(count.items()))
-        ways = len({each.way for each in self.entries})
-        kinds = len({each.fault for each in self.entries})
+        ways = len({entry.way for entry in self.entries})
+        kinds = len({entry.fault for entry in self.entries})
         return (
             f"{len(self.entries)} faults of {kinds} kinds in {len(self.journeys)} runs under "
             f"{ways} strategies and launchers: {outcomes or 'none'}"

@@ -178,11 +178,11 @@ class Journey:
     def _look(self, attempt: Attempt) -> int:
         """The newest step; the first new one after a fault is noted with its time."""
         step = attempt.steps()
-        for each in list(self._waiting):
-            entry, struck, new = each
+        for waiting in list(self._waiting):
+            entry, struck, new = waiting
             if step > new:
                 entry.seconds = round(time.monotonic() - struck, 2)
-                self._waiting.remove(each)
+                self._waiting.remove(waiting)
                 if not self._waiting:
                     self.waited += time.monotonic() - self._since
         return step
@@ -193,7 +193,7 @@ class Journey:
             return
         if not attempt.ended().startswith("finished"):
             entry, when, _ = self._last
-            self._waiting = [each for each in self._waiting if each[0] is not entry]
+            self._waiting = [waiting for waiting in self._waiting if waiting[0] is not entry]
             entry.seconds = None
             self._wait_for(entry, when, attempt.steps())
 
@@ -230,8 +230,8 @@ class Journey:
 
     def _check_lost(self, printed: str, struck: Fault | None, allowed: float) -> None:
         """No more is lost than lies between two checkpoints; ``allowed``: of this attempt."""
-        found = [int(step) for step in re.findall(r"resumed from \S*step-(\d+)\b", printed)]
-        lost = max(0, self.reached - (found[0] if found else 0))
+        resumed = [int(step) for step in re.findall(r"resumed from \S*step-(\d+)\b", printed)]
+        lost = max(0, self.reached - (resumed[0] if resumed else 0))
         if self.blamed is not None:
             self.blamed.lost = lost
         if lost > self.bound:
@@ -243,7 +243,7 @@ class Journey:
             return
         # Restarts within the attempt, of which the log says when, but not which fault each follows.
         last = self.entries[-1]
-        again = found[1:] if self.way.restarts else found or [0]
+        again = resumed[1:] if self.way.restarts else resumed or [0]
         last.lost = max([0, *(last.step - step for step in again[-1:])])
         if last.lost > allowed:
             raise Failed("lost", f"{last.lost} steps were lost, more than {allowed}")
@@ -277,16 +277,16 @@ class Journey:
 def compare(journey: Journey, reference: Path) -> Outcome:
     """Compare a journey's run with an undisturbed one."""
     run = journey.folder / "run"
-    records = [json.loads((each / "run.json").read_text()) for each in (run, reference)]
-    attempts = [each for record in records for each in record["attempts"]]
-    is_same_layout = len({each["layout"]["world_size"] for each in attempts}) == 1
+    records = [json.loads((folder / "run.json").read_text()) for folder in (run, reference)]
+    attempts = [attempt for record in records for attempt in record["attempts"]]
+    is_same_layout = len({attempt["layout"]["world_size"] for attempt in attempts}) == 1
     states = [
-        checkpoint.Checkpoint(checkpoint.resolve(each)).state()["model"]
-        for each in (run, reference)
+        checkpoint.Checkpoint(checkpoint.resolve(folder)).state()["model"]
+        for folder in (run, reference)
     ]
     if states[0].keys() != states[1].keys():
         raise Failed("differs", "the names of weights differ from those of the undisturbed run")
-    ours, theirs = ((each / "metrics.csv").read_text().splitlines() for each in (run, reference))
+    ours, theirs = ((path / "metrics.csv").read_text().splitlines() for path in (run, reference))
     if not is_same_layout:
         ours, theirs = ([row.split(",")[0] for row in rows] for rows in (ours, theirs))
     if ours != theirs if journey.has_whole_log else set(ours) - set(theirs):

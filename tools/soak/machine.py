@@ -22,7 +22,7 @@ Need = Callable[[], str]
 
 def _mount(*arguments: str | Path | Callable[[], str]) -> None:
     for _ in range(50):
-        command = ["mount", *(each() if callable(each) else each for each in arguments)]
+        command = ["mount", *(value() if callable(value) else value for value in arguments)]
         done = subprocess.run(command, check=False, capture_output=True, timeout=60)
         if done.returncode == 0:
             return
@@ -63,9 +63,9 @@ def full(folder: Path, free: int) -> Iterator[None]:
     """The file system of a folder has so many free bytes."""
 
     def options() -> str:
-        found = os.statvfs(folder)
-        used = (found.f_blocks - found.f_bfree) * found.f_frsize
-        return f"remount,size={max(used + free, found.f_frsize)}"  # a size of 0 is none
+        usage = os.statvfs(folder)
+        used = (usage.f_blocks - usage.f_bfree) * usage.f_frsize
+        return f"remount,size={max(used + free, usage.f_frsize)}"  # a size of 0 is none
 
     _mount("-o", options, folder)
     try:
@@ -110,9 +110,9 @@ def memory_groups() -> str:
 @contextmanager
 def limited_memory(name: str, size: int) -> Iterator[Path]:
     """A group with a limit for memory that its processes allocate from now on: its processes."""
-    found = _group_of_groups()
-    assert found is not None
-    base, limit = found
+    groups = _group_of_groups()
+    assert groups is not None
+    base, limit = groups
     group = base / name
     group.mkdir()
     try:

@@ -102,15 +102,15 @@ def _end_together(launchers: Sequence[Launcher]) -> None:
     nodes = [*launchers]
 
     def wait() -> None:
-        while not any(each.poll() for each in nodes):
-            if None not in [each.poll() for each in nodes]:
+        while not any(launcher.poll() for launcher in nodes):
+            if None not in [launcher.poll() for launcher in nodes]:
                 return
             time.sleep(1)
         for number in (signal.SIGTERM, signal.SIGKILL):
             deadline = time.monotonic() + _SECONDS_TO_END
-            while None in [each.poll() for each in nodes] and time.monotonic() < deadline:
+            while None in [launcher.poll() for launcher in nodes] and time.monotonic() < deadline:
                 time.sleep(1)
-            for node in (each for each in nodes if each.poll() is None):
+            for node in (launcher for launcher in nodes if launcher.poll() is None):
                 os.kill(node.pid, number)
 
     threading.Thread(target=wait, daemon=True).start()
@@ -129,8 +129,8 @@ def _connect(attempt: Attempt) -> None:
     command, pipe = ["unshare", "--net", "cat"], subprocess.PIPE
     nodes = [subprocess.Popen(command, cwd="/", stdin=pipe) for _ in range(2)]
     _holders[attempt.folder] = nodes
-    own = Path("/proc/self/ns/net").readlink()
-    while any(Path(f"/proc/{each.pid}/ns/net").readlink() == own for each in nodes):
+    namespace = Path("/proc/self/ns/net").readlink()
+    while any(Path(f"/proc/{launcher.pid}/ns/net").readlink() == namespace for launcher in nodes):
         time.sleep(0.01)
     link = ("type", "veth", "peer", "eth0", "netns", str(nodes[1].pid))
     _run(attempt, 0, "ip", "link", "add", "eth0", *link)

@@ -98,6 +98,6 @@ def allocates() -> None:
 
 
 ORDERS = {
-    each.__name__: each
-    for each in (sleeps, holds_the_interpreter, segfaults, os.abort, leaves, allocates)
+    order.__name__: order
+    for order in (sleeps, holds_the_interpreter, segfaults, os.abort, leaves, allocates)
 }

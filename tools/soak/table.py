@@ -25,7 +25,7 @@ def write(journal: Journal, page: Path) -> None:
 def _summary(journal: Journal) -> str:
     count = Counter(entry.outcome for entry in journal.entries)
     lines = [
-        f"{len(journal.entries)} faults of {len({each.fault for each in journal.entries})} kinds "
+        f"{len(journal.entries)} faults of {len({entry.fault for entry in journal.entries})} kinds "
         f"in {len(journal.journeys)} runs under {len({each.way for each in journal.journeys})} "
         "combinations",
         f"of strategy and launcher: {count['lost']} lost, {count['hung']} hung, "
@@ -37,11 +37,11 @@ def _summary(journal: Journal) -> str:
 def _by_fault(entries: Sequence[Entry]) -> str:
     launchers = sorted({_launcher(entry.way) for entry in entries}, key=lambda name: name != _OURS)
     rows = [["fault", *launchers, "steps lost", "median, s", "worst, s", "as expected"]]
-    for name in sorted({each.fault for each in entries}, key=str.casefold):
-        struck = [each for each in entries if each.fault == name]
-        count = Counter(_launcher(each.way) for each in struck)
+    for name in sorted({entry.fault for entry in entries}, key=str.casefold):
+        struck = [entry for entry in entries if entry.fault == name]
+        count = Counter(_launcher(entry.way) for entry in struck)
         numbers = [str(count[launcher] or "") for launcher in launchers]
-        rows.append([name, *numbers, str(max(each.lost for each in struck)), *_times(struck)])
+        rows.append([name, *numbers, str(max(entry.lost for entry in struck)), *_times(struck)])
     return _table(rows)
 
 
@@ -51,7 +51,7 @@ def _by_way(journal: Journal) -> str:
     ]
     for way in sorted({journey.way for journey in journal.journeys}, key=str.casefold):
         struck = [entry for entry in journal.entries if entry.way == way]
-        runs = [each for each in journal.journeys if each.way == way]
+        runs = [journey for journey in journal.journeys if journey.way == way]
         rows.append([way, str(len(runs)), str(len(struck)), *_times(struck), _effective(runs)])
     return _table(rows)
 
@@ -60,7 +60,7 @@ def _effective(runs: Sequence[Journey]) -> str:
     """The part of their time that was not between a fault and the next new step."""
     waited = [(run.waited, run.seconds) for run in runs if run.waited]
     total = sum(seconds for _, seconds in waited)
-    return f"{1 - sum(each for each, _ in waited) / total:.0%}" if total else ""
+    return f"{1 - sum(seconds for seconds, _ in waited) / total:.0%}" if total else ""
 
 
 def _launcher(way: str) -> str:
@@ -71,7 +71,7 @@ def _times(entries: Sequence[Entry]) -> list[str]:
     """Median and worst time to the next step, and how many ended as they should."""
     seconds = [entry.seconds for entry in entries if entry.seconds is not None]
     times = [f"{median(seconds):.1f}", f"{max(seconds):.1f}"] if seconds else ["", ""]
-    good = sum(each.outcome in GOOD for each in entries)
+    good = sum(entry.outcome in GOOD for entry in entries)
     return [*times, "all" if good == len(entries) else f"{good} of {len(entries)}"]
 
 

@@ -82,7 +82,7 @@ class Attempt:
 
     def a_launcher(self) -> int:
         """Process of any launcher that runs; IndexError: none does."""
-        return self.dice.choice([each.pid for each in self.launchers if each.poll() is None])
+        return self.dice.choice([popen.pid for popen in self.launchers if popen.poll() is None])
 
     def order(self, what: str) -> None:
         """Have a rank do something in its next step: a name of ``subject.ORDERS``."""
@@ -92,8 +92,8 @@ class Attempt:
         new.rename(self.folder / f"order-to-rank-{number}")
 
     def checkpoints(self) -> list[Path]:
-        found: list[Path] = run_directory.complete(self.run / "checkpoints")
-        return found
+        checkpoints: list[Path] = run_directory.complete(self.run / "checkpoints")
+        return checkpoints
 
     def steps(self) -> int:
         """The newest step in the log of metrics."""
@@ -191,21 +191,21 @@ class Way:
     def ranks(self, attempt: Attempt) -> list[int]:
         """Processes of the ranks that have begun to train."""
         files = sorted(attempt.folder.glob("process-of-rank-*"))
-        found = [int(path.read_text()) for path in files]
-        return [each for each in found if psutil.pid_exists(each)]
+        processes = [int(path.read_text()) for path in files]
+        return [process for process in processes if psutil.pid_exists(process)]
 
     def left(self, attempt: Attempt) -> list[str]:
         """Processes that still work in the folder of an attempt."""
-        return [f"{each.pid} {each.name()}" for each in processes_in(attempt.folder)]
+        return [f"{process.pid} {process.name()}" for process in processes_in(attempt.folder)]
 
     def stop(self, attempt: Attempt) -> None:
         """End all processes of an attempt at once."""
         for launcher in attempt.launchers:
             with suppress(ProcessLookupError):
                 os.killpg(launcher.pid, signal.SIGKILL)
-        for each in processes_in(attempt.folder):
+        for process in processes_in(attempt.folder):
             with suppress(psutil.NoSuchProcess):
-                each.kill()
+                process.kill()
         for launcher in attempt.launchers:
             launcher.wait()
 
@@ -215,8 +215,8 @@ ALONE = ("single_device",)
 
 def processes_in(folder: Path) -> list[psutil.Process]:
     """Processes that work in a folder."""
-    found = psutil.process_iter(["cwd"])
-    return [each for each in found if (each.info["cwd"] or "").startswith(str(folder))]
+    processes = psutil.process_iter(["cwd"])
+    return [process for process in processes if (process.info["cwd"] or "").startswith(str(folder))]
 
 
 class Torchrun(Way):
@@ -231,8 +231,8 @@ class Torchrun(Way):
         self, attempt: Attempt, *options: str, by: Callable[[], list[str]] = list
     ) -> "subprocess.Popen[Any]":
         signals = "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
-        given = ["-m", "torch.distributed.run", signals, "--shutdown-timeout=30", *options]
-        return self.start(attempt, [*given, *self.fit(attempt, int(options[-1][-1]))], by)
+        arguments = ["-m", "torch.distributed.run", signals, "--shutdown-timeout=30", *options]
+        return self.start(attempt, [*arguments, *self.fit(attempt, int(options[-1][-1]))], by)
 
 
 class Elastic(Torchrun):

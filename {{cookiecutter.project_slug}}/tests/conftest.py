@@ -83,6 +83,6 @@ def table(heads: list[str], cells: Mapping[tuple[str, ...], Mapping[str, str]]) 
     columns = list(dict.fromkeys(column for row in cells.values() for column in row))
     lines = [f"| {' | '.join([*heads, *columns])} |", "|---" * (len(heads) + len(columns)) + "|"]
     for labels, row in sorted(cells.items()):
-        found = [row.get(column, "") for column in columns]
-        lines.append(f"| {' | '.join([*labels, *found])} |")
+        values = [row.get(column, "") for column in columns]
+        lines.append(f"| {' | '.join([*labels, *values])} |")
     return lines

@@ -114,28 +114,28 @@ class ForkedProcess(_Popen):
     # The private methods in which Popen starts a process and waits for it: all else is its own.
     def _execute_child(self, args: Any, *positional: Any) -> None:
         names = _Popen._execute_child.__code__.co_varnames[2 : 2 + len(positional)]
-        given = dict(zip(names, positional, strict=True))
-        environment = os.environ if given["env"] is None else given["env"]
+        arguments = dict(zip(names, positional, strict=True))
+        environment = os.environ if arguments["env"] is None else arguments["env"]
         request = {
             "arguments": list(args[1:]),
             "environment": dict(environment),
-            "directory": str(given["cwd"] or Path.cwd()),
+            "directory": str(arguments["cwd"] or Path.cwd()),
             "engine": self._engine,
             "parent": os.getpid(),
-            "group": given["process_group"] == 0 or given["start_new_session"],
-            "numbers": [0, 1, 2, *given["pass_fds"]],
+            "group": arguments["process_group"] == 0 or arguments["start_new_session"],
+            "numbers": [0, 1, 2, *arguments["pass_fds"]],
         }
-        ends = [given["p2cread"], given["c2pwrite"], given["errwrite"]]
-        files = [own if end == -1 else end for own, end in enumerate(ends)]
+        ends = [arguments["p2cread"], arguments["c2pwrite"], arguments["errwrite"]]
+        files = [number if end == -1 else end for number, end in enumerate(ends)]
         rank = int(environment.get("RANK", "0")) if self._seed is None else self._seed
         self._server = _connect(f"{self._engine}-{rank % SEEDS}")
         # The next rank's server imports meanwhile: one that starts much later is taken for lost.
         _connect(f"{self._engine}-{(rank + 1) % SEEDS}").close()
-        _send(self._server, request, [*files, *given["pass_fds"]])
+        _send(self._server, request, [*files, *arguments["pass_fds"]])
         self.pid = int.from_bytes(receive(self._server, 4), "little")
         self._child_created = True
         pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
-        self._close_pipe_fds(*(given[pipe] for pipe in pipes))
+        self._close_pipe_fds(*(arguments[pipe] for pipe in pipes))
 
     def _try_wait(self, flags: int) -> tuple[int, int]:
         if flags & os.WNOHANG and not select.select([self._server], [], [], 0)[0]:
@@ -179,10 +179,10 @@ def receive(connection: socket.socket, size: int) -> bytes:
     data = b""
     while len(data) < size:
         try:
-            part = connection.recv(size - len(data))
+            chunk = connection.recv(size - len(data))
         except ConnectionResetError:
             return b""
-        if not part:
+        if not chunk:
             return b""
-        data += part
+        data += chunk
     return data

@@ -98,7 +98,7 @@ class _Server:
             if self._listener in ready:
                 self._asking.append(self._listener.accept()[0])
                 self._preload()
-            for connection in [each for each in self._asking if each in ready]:
+            for connection in [endpoint for endpoint in self._asking if endpoint in ready]:
                 self._asking.remove(connection)
                 run = self._fork(connection)
                 if run is not None:
@@ -122,8 +122,8 @@ class _Server:
 
     def _print_stacks(self, process: int) -> None:
         asked = [pid for pid, parent in self._parents.items() if process in (pid, parent)]
-        for each in asked:
-            _print_stack(each)
+        for number in asked:
+            _print_stack(number)
 
     def _end(self) -> None:
         for pid in self._children:
@@ -145,8 +145,8 @@ class _Server:
         request = _Request(**asked)
         pid = os.fork()
         if pid == 0:
-            for each in (connection, self._listener, *self._asking, *self._children.values()):
-                each.close()
+            for endpoint in (connection, self._listener, *self._asking, *self._children.values()):
+                endpoint.close()
             for number in (self._woken, self._wakes):
                 os.close(number)
             return lambda: _become(request, list(files), self._path)
@@ -227,8 +227,8 @@ def _become(request: _Request, files: Sequence[int], path: Sequence[str]) -> Non
     os.environ.clear()
     os.environ.update(request.environment)
     # For this process, and not for those that it forks, its parent is who asked for it.
-    own, real = os.getpid(), os.getppid
-    os.getppid = lambda: request.parent if os.getpid() == own else real()
+    pid, real = os.getpid(), os.getppid
+    os.getppid = lambda: request.parent if os.getpid() == pid else real()
     _take_files(files, request.numbers)
     # A run redirects the output of all ranks but the first.
     faulthandler.register(signal.SIGQUIT, os.dup(2), all_threads=True)
@@ -306,16 +306,16 @@ def _fork_what_multiprocessing_spawns(engine: str) -> None:
 
 def _run(arguments: list[str], request: _Request, path: Sequence[str]) -> None:
     sys.orig_argv = [sys.executable, *request.arguments]
-    given = request.environment.get("PYTHONPATH", "")
-    paths = [str(Path(word).resolve()) for word in given.split(os.pathsep) if word]
+    path_variable = request.environment.get("PYTHONPATH", "")
+    paths = [str(Path(word).resolve()) for word in path_variable.split(os.pathsep) if word]
     kind, rest = arguments[0], arguments[1:]
     first = str(Path(kind).resolve().parent) if kind not in ("-m", "-c") else request.directory
     sys.path[:] = [first, *paths, *path]
     sys.path_importer_cache.clear()
     others = {"tests"}  # it may have tests of its own
     ours = sys.modules[TRAINER].__spec__
-    found = importlib.machinery.PathFinder.find_spec(TRAINER, sys.path)
-    if found is None or ours is None or found.origin != ours.origin:
+    spec = importlib.machinery.PathFinder.find_spec(TRAINER, sys.path)
+    if spec is None or ours is None or spec.origin != ours.origin:
         others |= {PACKAGE, TRAINER}
     for name in [module for module in sys.modules if module.partition(".")[0] in others]:
         del sys.modules[name]

@@ -98,8 +98,8 @@ def run_nodes(
         shared = {"WORLD_SIZE": str(nodes), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
         shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         variables = [{"RANK": str(node), **shared} for node in range(nodes)]
-        each = partial(run, arguments, timeout=timeout, **how)
-        return list(executor.map(lambda extra: each(extra=extra), variables))
+        run_node = partial(run, arguments, timeout=timeout, **how)
+        return list(executor.map(lambda extra: run_node(extra=extra), variables))
 
 
 def mpirun(processes: int) -> list[str]:

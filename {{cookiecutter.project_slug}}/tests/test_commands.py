@@ -64,8 +64,8 @@ def test_validate(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_test(trained: Path) -> None:
     command("test", "--checkpoint", trained)
     (path,) = trained.glob("test-step-*.json")
-    found: dict[str, Any] = json.loads(path.read_text())
-    assert found["metrics"]["test_accuracy"] > 0.7
+    results: dict[str, Any] = json.loads(path.read_text())
+    assert results["metrics"]["test_accuracy"] > 0.7
 
 
 def test_predict(trained: Path) -> None:
@@ -94,9 +94,9 @@ def test_find_learning_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     where = ("--trainer.default_root_dir", tmp_path, "--trainer.run_name", "rates")
     command("find_learning_rate", *where)
     line = r"the loss falls most steeply at the learning rate (\S+)\n"
-    found = re.search(line, capsys.readouterr().out)
-    assert found is not None
-    assert 1e-4 < float(found[1]) < 1
+    match = re.search(line, capsys.readouterr().out)
+    assert match is not None
+    assert 1e-4 < float(match[1]) < 1
     assert (tmp_path / "rates" / "learning_rates.csv").read_text().startswith("lr,loss,")
 
 

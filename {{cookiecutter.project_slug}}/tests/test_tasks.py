@@ -28,9 +28,9 @@ def data() -> digits.Digits:
 
 
 def test_digits_are_split_without_overlap(data: digits.Digits) -> None:
-    sizes = {part: len(indices) for part, indices in data.parts.items()}
+    sizes = {split: len(indices) for split, indices in data.parts.items()}
     assert sizes == {"train": 1349, "val": 224, "test": 224}
-    assert sorted(index for part in data.parts.values() for index in part) == list(range(1797))
+    assert sorted(index for split in data.parts.values() for index in split) == list(range(1797))
     assert digits.Digits().parts == data.parts
 
 

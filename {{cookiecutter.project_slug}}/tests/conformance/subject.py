@@ -76,7 +76,7 @@ class Base(trainer.TrainingModule):
         plan: dict[str, Any] = {}
         for name, network in self.named_modules():
             if isinstance(network, nn.Sequential):
-                linear = [i for i, each in enumerate(network) if isinstance(each, nn.Linear)]
+                linear = [i for i, layer in enumerate(network) if isinstance(layer, nn.Linear)]
                 plan[f"{name}.{linear[-2]}"] = ColwiseParallel()
                 plan[f"{name}.{linear[-1]}"] = RowwiseParallel()
         return plan
@@ -227,7 +227,7 @@ class Experts(Base):
         x, y, expert = batch
         x = self.shared(x).tanh()
         chosen = expert.unique().tolist()
-        losses = [(self.experts[each](x[expert == each]) - y[expert == each]) for each in chosen]
+        losses = [(self.experts[i](x[expert == i]) - y[expert == i]) for i in chosen]
         loss = torch.cat(losses).square().mean()
         self.log("loss", loss)
         return loss

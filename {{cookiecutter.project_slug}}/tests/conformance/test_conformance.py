@@ -56,7 +56,7 @@ TRIED = [
     for name, number, ways in LAUNCHES
     for way in ways
 ]
-TRAINED = [each for each in TRIED if each.values[2] not in MATRIX[each.values[0]].refused]
+TRAINED = [case for case in TRIED if case.values[2] not in MATRIX[case.values[0]].refused]
 
 
 @pytest.fixture(scope="session")
@@ -73,10 +73,10 @@ def results(tmp_path_factory: pytest.TempPathFactory, asked: list[dict[str, Any]
     def ways(name: str, number: int) -> list[str]:
         row = MATRIX[name]
         wanted = {
-            each["way"]
-            for each in asked
-            if each.keys() >= {"name", "number", "way"}
-            and (each["name"], each["number"]) == (name, number)
+            parameters["way"]
+            for parameters in asked
+            if parameters.keys() >= {"name", "number", "way"}
+            and (parameters["name"], parameters["number"]) == (name, number)
         }
         return [way for way in row.only if way in {row.only[0], *wanted} - row.refused.keys()]
 
@@ -96,7 +96,7 @@ def results(tmp_path_factory: pytest.TempPathFactory, asked: list[dict[str, Any]
 @pytest.fixture(scope="session")
 def references(tmp_path_factory: pytest.TempPathFactory, asked: list[dict[str, Any]]):
     """Runs one process in the stead of pieces and readers once."""
-    ways = sorted({each["way"] for each in asked if "way" in each})
+    ways = sorted({parameters["way"] for parameters in asked if "way" in parameters})
 
     @cache
     def folder(pieces: int, readers: int) -> Path:
@@ -138,12 +138,12 @@ def test_equals_one_process(results, references, record_property, tmp_path, name
         record_property("conformance", [name, str(launch), way, "not supported"])
         check_refused(name, launch, way, tmp_path)
         return
-    found = difference(
+    distance = difference(
         results(name, number) / f"{way}.safetensors",
         references(*row.cut(launch)) / f"{way}.safetensors",
     )
-    record_property("conformance", [name, str(launch), way, f"{found:.1e}"])
-    assert found <= row.tolerances.get(way, PROPERTIES[way].tolerance)
+    record_property("conformance", [name, str(launch), way, f"{distance:.1e}"])
+    assert distance <= row.tolerances.get(way, PROPERTIES[way].tolerance)
 
 
 def check_refused(name: str, launch: Launch, way: str, folder: Path) -> None:
@@ -166,11 +166,11 @@ def check_refused(name: str, launch: Launch, way: str, folder: Path) -> None:
 @pytest.mark.parametrize(EACH, TRAINED)
 def test_resumes_to_the_last_bit(results, name, number, way):
     folder = results(name, number)
-    whole = load_file(folder / f"{way}.safetensors")
+    uninterrupted = load_file(folder / f"{way}.safetensors")
     resumed = load_file(folder / f"{way}-resumed.safetensors")
     stopped = load_file(folder / f"{way}-stopped.safetensors")
     assert len(stopped["losses"]) == STOP
-    assert all(torch.equal(whole[key], resumed[key]) for key in whole)
+    assert all(torch.equal(uninterrupted[key], resumed[key]) for key in uninterrupted)
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,7 @@ PAIRS = [
     pytest.param(target, source, marks=marks(target, source))
     for target, source in itertools.product(PORTABLE, PORTABLE)
     if all(
-        {target, source} <= {each, *(PORTABLE[each].partners or PORTABLE)}
-        for each in (target, source)
+        {target, source} <= {row, *(PORTABLE[row].partners or PORTABLE)} for row in (target, source)
     )
 ]
 
@@ -46,7 +45,7 @@ def selected(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the run of each strategy of the selected tests, stopped after a few steps."""
     folder = tmp_path_factory.mktemp("portability-")
-    sources = {each["source"] for each in selected(request)}
+    sources = {parameters["source"] for parameters in selected(request)}
     for name, ways in PORTABLE.items():
         if name in sources and not any(map(missing, ways.saves.needs)):
             work("save", folder, name, ways.saves)
@@ -59,8 +58,8 @@ def loaded(request: pytest.FixtureRequest, saved: Path):
 
     @cache
     def load(name: str) -> Path:
-        sources = {each["source"] for each in selected(request) if each["target"] == name}
-        there = (each for each in sources if not any(map(missing, PORTABLE[each].saves.needs)))
+        sources = {values["source"] for values in selected(request) if values["target"] == name}
+        there = (row for row in sources if not any(map(missing, PORTABLE[row].saves.needs)))
         work("load", saved, name, PORTABLE[name].loads, *sorted(there))
         return saved
 
@@ -68,7 +67,7 @@ def loaded(request: pytest.FixtureRequest, saved: Path):
 
 
 @pytest.fixture(scope="session")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What one process computes that is not interrupted."""
     folder = tmp_path_factory.mktemp("whole-")
     worker = ("-m", "tests.conformance.worker")
@@ -83,16 +82,16 @@ def work(command: str, folder: Path, name: str, launch: Launch, *sources: str) -
 
 
 @pytest.mark.parametrize(("target", "source"), PAIRS)
-def test_goes_on_from_what_another_saved(saved, loaded, whole, record_property, source, target):
+def test_goes_on_from_what_another_saved(saved, loaded, reference, record_property, source, target):
     for name in (*PORTABLE[source].saves.needs, *PORTABLE[target].loads.needs):
         require(missing(name))
     first = load_file(saved / f"{source}-stopped.safetensors")
     assert len(first["losses"]) == STOP
     result = load_file(loaded(target) / f"{source} to {target}.safetensors")
-    expected = load_file(whole)
+    expected = load_file(reference)
     # The resumed run logs what is left of the losses.
     expected["losses"] = expected["losses"][STOP:]
-    found = max(float((result[key] - expected[key]).abs().max()) for key in expected)
+    distance = max(float((result[key] - expected[key]).abs().max()) for key in expected)
     on = f"{source}, {PORTABLE[source].saves}"
-    record_property("portability", [on, f"{target}, {PORTABLE[target].loads}", f"{found:.1e}"])
-    assert found <= ROUNDING  # as exact as if it was not interrupted
+    record_property("portability", [on, f"{target}, {PORTABLE[target].loads}", f"{distance:.1e}"])
+    assert distance <= ROUNDING  # as exact as if it was not interrupted

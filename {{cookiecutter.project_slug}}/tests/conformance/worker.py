@@ -33,8 +33,8 @@ def train_row(folder: Path, row: Row, name: str, launch: Launch, ways: Sequence[
         name_of_run = way.replace(", ", "-").replace(" ", "-")
         known = strategies.options_of(strategies.find(chosen["strategy"]).cls)
         also = {option: value for option, value in one.options.items() if option in known}
-        given = {"strategy_options": {**row.options, **also}, "run_name": name_of_run}
-        options = {**chosen, **one.trainer, **given}
+        overrides = {"strategy_options": {**row.options, **also}, "run_name": name_of_run}
+        options = {**chosen, **one.trainer, **overrides}
         train(folder / f"{way}.safetensors", one.subject, options)
         options["run_name"] += "-interrupted"
         stop = {"max_steps": STOP, "checkpoint_every_n_steps": 1}
@@ -74,11 +74,11 @@ def train(result: Path, subject: Mapping[str, Any], options: Mapping[str, Any]) 
     module = make(**subject)
     run.fit(module)
     if run.global_rank == 0:
-        found = _weights(module, run) | {"losses": _losses(run.run_directory)}
+        tensors = _weights(module, run) | {"losses": _losses(run.run_directory)}
         if "callbacks" in options:
             state = checkpoint.Checkpoint(checkpoint.resolve(run.run_directory)).state()
-            found |= _tensors("callbacks", state["callbacks"])
-        save_file(found, result)
+            tensors |= _tensors("callbacks", state["callbacks"])
+        save_file(tensors, result)
     return run.run_directory
 
 
@@ -94,7 +94,7 @@ def _tensors(name: str, state: Any) -> dict[str, torch.Tensor]:
     """The tensors and numbers of a callback's state, by their path in it."""
     if isinstance(state, Mapping):
         parts = [_tensors(f"{name}.{key}", value) for key, value in state.items()]
-        return {key: value for part in parts for key, value in part.items()}
+        return {key: value for tensors in parts for key, value in tensors.items()}
     if isinstance(state, torch.Tensor):
         return {name: state.contiguous()}
     return {name: torch.tensor(state, dtype=torch.float64)}
@@ -117,9 +117,9 @@ def main(folder: Path, name: str, *rest: str) -> None:
 
 def check_capability() -> None:
     """Check that torch's kernels are those of the CPU that ATEN_CPU_CAPABILITY asks for."""
-    found = torch.backends.cpu.get_cpu_capability().lower()
-    assert found == os.environ.get("ATEN_CPU_CAPABILITY", found), found
-    print(f"CPU capability: {found}")
+    capability = torch.backends.cpu.get_cpu_capability().lower()
+    assert capability == os.environ.get("ATEN_CPU_CAPABILITY", capability), capability
+    print(f"CPU capability: {capability}")
 
 
 if __name__ == "__main__":

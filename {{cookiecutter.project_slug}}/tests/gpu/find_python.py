@@ -46,10 +46,10 @@ def candidates(venv: str | None) -> list[str]:
     """Return the Pythons to ask, the likeliest first, each once."""
     folders = [venv, os.environ.get("VIRTUAL_ENV"), os.environ.get("CONDA_PREFIX")]
     inside = [Path(folder).absolute() / "bin" / "python" for folder in folders if folder]
-    found = [str(path) for path in inside if path.exists()]
-    found += filter(None, map(shutil.which, NAMES))
+    pythons = [str(path) for path in inside if path.exists()]
+    pythons += filter(None, map(shutil.which, NAMES))
     # Not by where links lead: an environment's Python is a link to the one that it was made of.
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(pythons))
 
 
 def why_not(python: str, needs: str) -> str | None:
@@ -75,9 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--any", action="store_true")
     parser.add_argument("--venv")
     parser.add_argument("python", nargs="?")
-    given = parser.parse_args(arguments)
-    needs = "any" if given.any else "gpu"
-    asked = [given.python] if given.python else candidates(given.venv)
+    options = parser.parse_args(arguments)
+    needs = "any" if options.any else "gpu"
+    asked = [options.python] if options.python else candidates(options.venv)
     reasons = []
     for python in asked:
         reason = why_not(python, needs)
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(shutil.which(python) or python)
             return 0
         reasons.append(f"{python} {reason}")
-    wanted = "that can import torch" if given.any else "whose torch sees a GPU"
+    wanted = "that can import torch" if options.any else "whose torch sees a GPU"
     print(f"no Python here {wanted}: {'; '.join(reasons)}; {ADVICE}", file=sys.stderr)
     return 2
 

@@ -62,8 +62,8 @@ def missing() -> str | None:
 def locked(names: Sequence[str]) -> str:
     """Return the entries of packages in the project's locks, with their hashes."""
     text = "\n".join((REQUIREMENTS / lock).read_text(encoding="utf-8") for lock in LOCKS)
-    found = dict(re.findall(r"^(([a-z0-9-]+)==[^\n\\]*(?:\\\n[^\n\\]*)*)", text, re.MULTILINE))
-    entries = {name: entry for entry, name in found.items()}
+    pairs = dict(re.findall(r"^(([a-z0-9-]+)==[^\n\\]*(?:\\\n[^\n\\]*)*)", text, re.MULTILINE))
+    entries = {name: entry for entry, name in pairs.items()}
     return "\n".join(entries[name] for name in names) + "\n"
 
 

@@ -30,13 +30,13 @@ def pytest_runtest_logstart(nodeid: str) -> None:
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.when != "call" and report.passed:
         return
-    found = [str(value) for name, value in report.user_properties if name == "found"]
+    values = [str(value) for name, value in report.user_properties if name == "found"]
     message = _message(report)
     _write(
         {
             "test": report.nodeid,
             "outcome": report.outcome,
-            "found": found[-1] if found else "",
+            "found": values[-1] if values else "",
             "message": message,
             "seconds": report.duration,
         }

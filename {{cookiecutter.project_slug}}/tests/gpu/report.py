@@ -54,7 +54,7 @@ def _summary(results: Sequence[Result]) -> list[str]:
     lines = ["", "| check | passed | failed | skipped | found |", "|---|---|---|---|---|"]
     for name, of_it in _by_function(results).items():
         passed, skipped = (
-            sum(each.outcome == outcome for each in of_it) for outcome in ("passed", "skipped")
+            sum(result.outcome == outcome for result in of_it) for outcome in ("passed", "skipped")
         )
         failed = len(of_it) - passed - skipped
         lines.append(f"| {name} | {passed} | {failed} | {skipped} | {_found(of_it)} |")
@@ -63,14 +63,14 @@ def _summary(results: Sequence[Result]) -> list[str]:
 
 def _found(of_one: Sequence[Result]) -> str:
     """Return what a check measured: each number, or of many the largest."""
-    measured = [each for each in of_one if each.found]
+    measured = [result for result in of_one if result.found]
     if len(measured) > _MANY:
-        return f"at most {max((each.found for each in measured), key=_number)}"
-    return "; ".join(f"{each.parameters} {each.found}".strip() for each in measured)
+        return f"at most {max((result.found for result in measured), key=_number)}"
+    return "; ".join(f"{result.parameters} {result.found}".strip() for result in measured)
 
 
-def _number(found: str) -> float:
-    number = re.match(r"[-+]?[\d.]+(e[-+]?\d+)?", found)
+def _number(text: str) -> float:
+    number = re.match(r"[-+]?[\d.]+(e[-+]?\d+)?", text)
     return float(number[0]) if number else 0.0
 
 
@@ -81,10 +81,10 @@ def _numbers(results: Sequence[Result]) -> list[str]:
         if not _is_matrix(of_it):
             continue
         rows: dict[str, dict[str, str]] = {}
-        for each in of_it:
-            row, _, column = each.parameters.partition("-")
-            number = each.found.partition(" (")[0]
-            cell = " ".join(filter(None, [number, _CELLS[each.outcome]]))
+        for result in of_it:
+            row, _, column = result.parameters.partition("-")
+            number = result.found.partition(" (")[0]
+            cell = " ".join(filter(None, [number, _CELLS[result.outcome]]))
             rows.setdefault(row, {})[column] = cell
         columns = sorted({column for row in rows.values() for column in row})
         lines += ["", f"{name}:", "", f"| | {' | '.join(columns)} |"]
@@ -108,14 +108,14 @@ def _others(results: Sequence[Result]) -> list[str]:
 
 
 def _by_function(results: Sequence[Result]) -> dict[str, list[Result]]:
-    found: dict[str, list[Result]] = {}
+    results_of: dict[str, list[Result]] = {}
     for result in results:
-        found.setdefault(result.function, []).append(result)
-    return found
+        results_of.setdefault(result.function, []).append(result)
+    return results_of
 
 
 def _is_matrix(of_one: Sequence[Result]) -> bool:
-    is_measured = any(each.found for each in of_one)
+    is_measured = any(result.found for result in of_one)
     return is_measured and len(of_one) > _MANY and "-" in of_one[0].parameters
 
 
@@ -136,9 +136,9 @@ def write(page: Path, text: str, name: str = NAME) -> None:
     """
     begin, end = marks(name)
     old = page.read_text(encoding="utf-8") if page.exists() else f"# On a GPU\n\n{begin}\n{end}\n"
-    before, found, rest = old.partition(f"{begin}\n")
+    before, opening, rest = old.partition(f"{begin}\n")
     _, ended, after = rest.partition(end)
-    if not found or not ended:
+    if not opening or not ended:
         raise ValueError(f"{page} has no lines {begin} and {end} to put the output between")
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(f"{before}{begin}\n{text}{end}{after}", encoding="utf-8")

@@ -96,7 +96,7 @@ def sessions() -> list[Session]:
 
     strategies = "tests/gpu/test_strategies.py"
     of_torch = [name for name in sorted(ROWS) if engine(name) is None]
-    own = sorted(f"tests/gpu/{path.name}" for path in HERE.glob("test_*.py"))
+    files = sorted(f"tests/gpu/{path.name}" for path in HERE.glob("test_*.py"))
     others = os.environ.get("GPU_CHECKS")
     more = sorted(map(str, Path(others).glob("test_*.py"))) if others else []
     return [
@@ -106,7 +106,7 @@ def sessions() -> list[Session]:
             Session((strategies,), _words(of_torch[first : first + STRATEGIES_AT_ONCE]))
             for first in range(0, len(of_torch), STRATEGIES_AT_ONCE)
         ),
-        *(Session((name,)) for name in own if name != strategies),
+        *(Session((name,)) for name in files if name != strategies),
         *(Session((strategies,), _words(names)) for names in engines().values() if names),
     ]
 
@@ -119,18 +119,18 @@ def _words(strategies: Iterable[str]) -> str:
 
 def selected(wanted: list[Session], words: str) -> list[Session]:
     """Leave out sessions of which ``words`` select no test; all are collected in one process."""
-    selections = [(*each.files, _chosen(each, words)) for each in wanted]
+    selections = [(*session.files, _chosen(session, words)) for session in wanted]
     command = [sys.executable, "-c", COLLECT, json.dumps(selections)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     # Files that cannot be imported are seen where the session runs.
     if done.returncode != 0:
         return wanted
     codes = json.loads(done.stdout.rpartition("@")[2])
-    return [each for each, code in zip(wanted, codes, strict=True) if code != 5]
+    return [session for session, code in zip(wanted, codes, strict=True) if code != 5]
 
 
 def _chosen(session: Session, words: str) -> str:
-    return " and ".join(f"({each})" for each in (session.words, words) if each)
+    return " and ".join(f"({selection})" for selection in (session.words, words) if selection)
 
 
 def run_session(session: Session, device: str, words: str) -> Iterator[Result]:
@@ -148,7 +148,7 @@ def run_session(session: Session, device: str, words: str) -> Iterator[Result]:
             new[" ".join(session.files)] = Result(
                 " ".join(session.files), "crashed", message=output.strip()[-300:]
             )
-        yield from (each for name, each in new.items() if name not in finished)
+        yield from (result for name, result in new.items() if name not in finished)
         finished.update(new)
         if not new or not set(collected) - set(finished):
             return
@@ -189,8 +189,8 @@ def facts(device: str, engines: Iterable[str]) -> dict[str, str]:
         [sys.executable, "-c", FACTS, device, *engines], capture_output=True, text=True, check=True
     )
     now = datetime.datetime.now(datetime.UTC)
-    found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
-    return {"date": f"{now:%Y-%m-%d %H:%M} UTC", **found}
+    versions: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    return {"date": f"{now:%Y-%m-%d %H:%M} UTC", **versions}
 
 
 def code() -> str:
@@ -206,16 +206,16 @@ def kept(path: Path | None, of: Mapping[str, str]) -> dict[str, list[Result]]:
     """Read the results of sessions that an interrupted command finished; none of another run."""
     if path is None or not path.exists():
         return {}
-    found = json.loads(path.read_text("utf-8"))
-    if found["of"] != of:
+    saved_run = json.loads(path.read_text("utf-8"))
+    if saved_run["of"] != of:
         return {}
-    saved = found["sessions"].items()
+    saved = saved_run["sessions"].items()
     return {name: [Result(**result) for result in results] for name, results in saved}
 
 
 def keep(path: Path, of: Mapping[str, str], finished: Mapping[str, Sequence[Result]]) -> None:
     """Write what :func:`kept` reads."""
-    saved = {name: list(map(dataclasses.asdict, each)) for name, each in finished.items()}
+    saved = {name: list(map(dataclasses.asdict, results)) for name, results in finished.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f"{path.name}.new")
     beside.write_text(json.dumps({"of": of, "sessions": saved}), encoding="utf-8")
@@ -233,53 +233,53 @@ def main() -> int:
     )
     parser.add_argument("-k", dest="words", default="", help="as pytest's")
     parser.add_argument("--at-once", type=int, help="processes; default: 8 on a GPU, 1 on the CPU")
-    given = parser.parse_args()
+    options = parser.parse_args()
     lacking = packages.missing()
     if lacking is not None:
         print(lacking, file=sys.stderr)
         return 2
     from ..conformance.matrix import ENGINES
 
-    known = facts(given.device, (each.name for each in ENGINES))
+    known = facts(options.device, (package.name for package in ENGINES))
     of = {name: value for name, value in known.items() if name != "date"}
-    of |= {"code": code(), "-k": given.words}
-    finished = kept(given.results, of)
+    of |= {"code": code(), "-k": options.words}
+    finished = kept(options.results, of)
     began, lock = time.monotonic(), threading.Lock()
-    wanted = selected(sessions(), given.words) if given.words else sessions()
+    wanted = selected(sessions(), options.words) if options.words else sessions()
 
-    def found() -> list[Result]:
-        return [each for one in wanted for each in finished.get(one.selection, ())]
+    def all_results() -> list[Result]:
+        return [result for one in wanted for result in finished.get(one.selection, ())]
 
     def work(session: Session) -> None:
         is_kept = session.selection in finished
         new = finished.get(session.selection)
-        new = new or list(run_session(session, given.device, given.words))
+        new = new or list(run_session(session, options.device, options.words))
         what = "kept from an interrupted run" if is_kept else f"{len(new)} results"
         with lock:
             finished[session.selection] = new
             took = time.monotonic() - began
             print(f"{took:4.0f} s  {what}: ARGS='-k \"{session.selection}\"'", flush=True)
-            if given.results is not None:
-                keep(given.results, of, finished)
-            if given.report is not None and given.device == "cuda":
-                report.write(given.report, report.markdown(known, found(), took))
+            if options.results is not None:
+                keep(options.results, of, finished)
+            if options.report is not None and options.device == "cuda":
+                report.write(options.report, report.markdown(known, all_results(), took))
 
-    alone = [each for each in wanted if each.files[0].endswith(ALONE)]
-    for each in alone:
-        work(each)
-    pool = ThreadPoolExecutor(given.at_once or AT_ONCE[given.device])
+    alone = [session for session in wanted if session.files[0].endswith(ALONE)]
+    for alone_session in alone:
+        work(alone_session)
+    pool = ThreadPoolExecutor(options.at_once or AT_ONCE[options.device])
     try:
-        for future in [pool.submit(work, each) for each in wanted if each not in alone]:
+        for future in [pool.submit(work, session) for session in wanted if session not in alone]:
             future.result()
     finally:
         pool.shutdown(cancel_futures=True)
-    results = found()
+    results = all_results()
     text = report.markdown(known, results, time.monotonic() - began)
-    if given.results is not None:
-        given.results.unlink()
+    if options.results is not None:
+        options.results.unlink()
     print(text)
     passed = any(result.outcome == "passed" for result in results)
-    bad = any(each.outcome in ("failed", "crashed") for each in results)
+    bad = any(result.outcome in ("failed", "crashed") for result in results)
     return int(bad or not passed)
 
 

@@ -30,8 +30,8 @@ def engines() -> dict[str, list[str]]:
     """The strategies of each such package."""
     needed = {name: engine(name) for name in sorted(ROWS)}
     return {
-        each.name: [name for name, package in needed.items() if package == each.name]
-        for each in ENGINES
+        row.name: [name for name, package in needed.items() if package == row.name]
+        for row in ENGINES
     }
 
 
@@ -64,11 +64,11 @@ def refused(name: str) -> set[str]:
 
 def all_of(precisions: bool) -> list[Any]:
     """Parameters of a test: each strategy that can run here, with each precision if so asked."""
-    found = []
+    parameters = []
     for name in sorted(ROWS):
         marks = [pytest.mark.needs(needed)] if (needed := engine(name)) else []
         few = not precisions or ROWS[name].is_alias  # one precision is enough
         for precision in ["32-true"] if few else sorted(set(BOUNDS) - refused(name)):
             values = (name, precision) if precisions else (name,)
-            found.append(pytest.param(*values, marks=marks, id="-".join(values)))
-    return found
+            parameters.append(pytest.param(*values, marks=marks, id="-".join(values)))
+    return parameters

@@ -75,9 +75,9 @@ def test_a_compiled_step_equals_an_eager_one(tmp_path, record_property, strategy
     shared = {**options(strategy), "precision": precision}
     eager = train(tmp_path, "eager", Sequences(), **shared)
     compiled = train(tmp_path, "compiled", Sequences(), **shared, compile=True)
-    found, bound = distance(eager, compiled), BOUNDS[precision]
-    record_property("found", f"{found:.1e} (bound {bound:.0e})")
-    assert found <= bound
+    difference, bound = distance(eager, compiled), BOUNDS[precision]
+    record_property("found", f"{difference:.1e} (bound {bound:.0e})")
+    assert difference <= bound
 
 
 def test_the_command_trains_the_digits(tmp_path):

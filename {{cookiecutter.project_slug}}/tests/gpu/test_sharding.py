@@ -45,7 +45,7 @@ class Unusual(Sequences):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         x, y = batch
-        before = {dtensors.local(each).device.type for each in self.attention.parameters()}
+        before = {dtensors.local(weight).device.type for weight in self.attention.parameters()}
         predicted = self(x)
         self.error(predicted.detach().flatten(), y.flatten())
         self.log("error", self.error)
@@ -75,9 +75,9 @@ def test_an_unusual_model_equals_the_cpu(tmp_path, reference, record_property, s
     module = Unusual()
     options = {"strategy": strategy, "strategy_options": {"offload": offload}}
     trained = train(tmp_path, "run", module, **options)
-    found = distance(trained, reference)
-    record_property("found", f"{found:.1e} (bound {BOUND:.0e})")
-    assert found <= BOUND
+    difference = distance(trained, reference)
+    record_property("found", f"{difference:.1e} (bound {BOUND:.0e})")
+    assert difference <= BOUND
     here = {device.TYPE}
     shards = {"cpu"} if offload else here
     expected = {"buffers": here, "metrics": here, "whole": here, "shards": shards}

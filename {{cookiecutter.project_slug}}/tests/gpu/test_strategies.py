@@ -41,23 +41,23 @@ def runs(folder):
     def both(strategy: str, precision: str, **arguments) -> tuple[Trained, Trained]:
         name = "-".join([strategy, precision, *map(str, arguments.values())])
         shared = {**options(strategy), "precision": precision, "deterministic": True}
-        whole = train(folder, name, Sequences(**arguments), **shared)
+        uninterrupted = train(folder, name, Sequences(**arguments), **shared)
         stop = {**shared, **SAVING, "max_steps": STOP}
         stopped = train(folder, f"{name}-stopped", Sequences(**arguments), **stop)
         resume = {**shared, "resume": str(stopped.directory)}
-        return whole, train(folder, f"{name}-resumed", Sequences(**arguments), **resume)
+        return uninterrupted, train(folder, f"{name}-resumed", Sequences(**arguments), **resume)
 
     return both
 
 
 def assert_near(one: Trained, other: Trained, bound: float, record_property) -> None:
-    found = distance(one, other)
-    record_property("found", f"{found:.1e} (bound {bound:.0e})")
-    assert found <= bound
+    difference = distance(one, other)
+    record_property("found", f"{difference:.1e} (bound {bound:.0e})")
+    assert difference <= bound
 
 
 def test_every_registered_strategy_is_checked():
-    checked = {each.values[0] for each in all_of(precisions=True)}
+    checked = {case.values[0] for case in all_of(precisions=True)}
     elsewhere = {row.strategy or name for name, row in MATRIX.items() if not row.launches}
     assert checked - elsewhere == set(registry.names()) - elsewhere
 
@@ -70,28 +70,28 @@ def test_a_fault_would_be_seen(reference, folder):
 
 @pytest.mark.parametrize(("strategy", "precision"), all_of(precisions=True))
 def test_equals_the_cpu(runs, reference, record_property, strategy, precision):
-    whole, _ = runs(strategy, precision)
-    assert_near(whole, reference(), BOUNDS[precision], record_property)
+    uninterrupted, _ = runs(strategy, precision)
+    assert_near(uninterrupted, reference(), BOUNDS[precision], record_property)
 
 
 @pytest.mark.parametrize(("strategy", "precision"), all_of(precisions=True))
 def test_resumes_to_the_last_bit(runs, strategy, precision):
-    whole, resumed = runs(strategy, precision)
-    assert is_same(whole, resumed)
+    uninterrupted, resumed = runs(strategy, precision)
+    assert is_same(uninterrupted, resumed)
 
 
 @pytest.mark.parametrize("strategy", all_of(precisions=False))
 def test_fused_adamw_equals_the_cpu_and_resumes(runs, reference, record_property, strategy):
-    whole, resumed = runs(strategy, "32-true", optimizer="fused")
-    assert is_same(whole, resumed)
-    assert_near(whole, reference(optimizer="adamw"), 1e-4, record_property)
+    uninterrupted, resumed = runs(strategy, "32-true", optimizer="fused")
+    assert is_same(uninterrupted, resumed)
+    assert_near(uninterrupted, reference(optimizer="adamw"), 1e-4, record_property)
 
 
 @pytest.mark.parametrize("strategy", all_of(precisions=False))
 def test_dropout_is_resumed_to_the_last_bit(runs, reference, strategy):
-    whole, resumed = runs(strategy, "32-true", dropout=0.3)
-    assert distance(whole, reference()) > 1e-3  # it was not left out
-    assert is_same(whole, resumed)
+    uninterrupted, resumed = runs(strategy, "32-true", dropout=0.3)
+    assert distance(uninterrupted, reference()) > 1e-3  # it was not left out
+    assert is_same(uninterrupted, resumed)
 
 
 @pytest.mark.parametrize("strategy", all_of(precisions=False))

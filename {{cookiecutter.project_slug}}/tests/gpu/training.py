@@ -55,7 +55,7 @@ def train(folder: Path, name: str, module: Any, **options: Any) -> Trained:
     state = module.state_dict()
     if run._plan.strategy.limits.shards_parameters:
         state = checkpoint.Checkpoint(checkpoint.resolve(run.run_directory)).state()["model"]
-    weights = {key: each.detach().cpu().clone() for key, each in state.items()}
+    weights = {key: tensor.detach().cpu().clone() for key, tensor in state.items()}
     return Trained(weights, losses(run.run_directory / "metrics.csv"), run.run_directory)
 
 
@@ -70,8 +70,8 @@ def losses(path: Path) -> Tensor:
 def distance(one: Trained, other: Trained) -> float:
     """The largest difference of a weight, or of a loss of a step that both have logged."""
     assert one.weights.keys() == other.weights.keys()
-    found = [_distance(weight, other.weights[key]) for key, weight in one.weights.items()]
-    return max(*found, _distance(*_losses_of_both(one, other)))
+    distances = [_distance(weight, other.weights[key]) for key, weight in one.weights.items()]
+    return max(*distances, _distance(*_losses_of_both(one, other)))
 
 
 def _distance(one: Tensor, other: Tensor) -> float:

@@ -102,11 +102,11 @@ def make_repository(project: Path) -> str:
 
 def template_files(top: Path = TEMPLATE) -> list[Path]:
     """Return every file of the template, or of another folder, relative to it; git isn't asked."""
-    found: list[Path] = []
+    paths: list[Path] = []
     for folder, folders, files in os.walk(top):
         folders[:] = [name for name in folders if name not in LEFTOVERS and "egg-info" not in name]
-        found += [Path(folder, name).relative_to(top) for name in files]
-    return sorted(found)
+        paths += [Path(folder, name).relative_to(top) for name in files]
+    return sorted(paths)
 
 
 @cache

@@ -118,12 +118,12 @@ def test_beside_torch_with_cuda_the_build_of_pip_s_index_is_right(
     assert tomllib.loads(text)["project"]["dependencies"][-3:] == added
 
 
-@pytest.mark.parametrize("given", ["", "torch==2.12", "git+https://example.org/x", 'a"b', "--pre"])
+@pytest.mark.parametrize("value", ["", "torch==2.12", "git+https://example.org/x", 'a"b', "--pre"])
 def test_what_cannot_be_locked_is_refused_in_a_line(
-    requirements: Path, monkeypatch: pytest.MonkeyPatch, given: str
+    requirements: Path, monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
     before = contents(requirements)
-    monkeypatch.setenv("PACKAGE", given)
+    monkeypatch.setenv("PACKAGE", value)
     with pytest.raises(SystemExit, match=r"^add\.py: PACKAGE=.*give names, such as make add"):
         add.main()
     assert contents(requirements) == before

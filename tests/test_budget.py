@@ -58,10 +58,10 @@ def count(path: Path) -> int:
 
 def parts() -> dict[str, Path]:
     """Return the folders and files of the trainer; those of strategies and tools apart."""
-    found = [*TRAINER.glob("*"), *TRAINER.glob("strategies/*/"), *TRAINER.glob("tools/*")]
+    paths = [*TRAINER.glob("*"), *TRAINER.glob("strategies/*/"), *TRAINER.glob("tools/*")]
     named = {
         path.relative_to(TRAINER).as_posix(): path
-        for path in found
+        for path in paths
         if path.suffix == ".py" or (path.is_dir() and path.name != "__pycache__")
     }
     return {name: path for name, path in named.items() if name not in ("strategies", "tools")}
@@ -79,7 +79,7 @@ def test_a_part_of_the_trainer_does_not_grow(name: str) -> None:
 
 
 def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
-    folders = [TRAINER / folder / part for folder in (".", "strategies") for part in COMPONENTS]
+    folders = [TRAINER / folder / name for folder in (".", "strategies") for name in COMPONENTS]
     components = sum(count(folder) for folder in folders if folder.is_dir())
     assert count(TRAINER / "tools") <= 2500
     # To be 27,600 and 19,100, with 1,100 for everyday faults, clusters, disks and files.

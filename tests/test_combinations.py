@@ -50,20 +50,20 @@ def all_pairs() -> set[Pair]:
 
 def combinations() -> list[dict[str, str]]:
     """Return few sets of answers that hold all pairs, the same ones each time."""
-    missing, found = all_pairs(), []
+    missing, chosen = all_pairs(), []
     order = sorted(VALUES, key=lambda name: -len(VALUES[name]))
     while missing:
         # Begun with a pair that is missing; each further option takes what adds the most.
         answers = dict(sorted(min(missing, key=sorted)))
         for name in order:
             if name not in answers:
-                allowed = [each for each in VALUES[name] if go_together(answers | {name: each})]
+                allowed = [value for value in VALUES[name] if go_together(answers | {name: value})]
                 answers[name] = max(
                     allowed, key=lambda value: len(pairs(answers | {name: value}) & missing)
                 )
         missing -= pairs(answers)
-        found.append(answers)
-    return found
+        chosen.append(answers)
+    return chosen
 
 
 COMBINATIONS = combinations()

@@ -103,14 +103,14 @@ def pins(lock: Path) -> dict[str, str]:
 
 def test_no_command_may_hide_one_that_scripts_call(project: Path) -> None:
     """What stands where a command does, and is one on this machine but not of the shell's own."""
-    own = ran(["bash", "-c", "compgen -b; compgen -k"])
+    shell = ran(["bash", "-c", "compgen -b; compgen -k"])
     start = r"(?:^|[|&;({!@]|\b(?:do|then|else|exec|if|while|until|elif)\b)[ \t]*"
     command = re.compile(start + r"(?:[A-Z_]+=\S+ +)*([a-z][a-z0-9_-]*)(?=[\s;)]|$)", re.MULTILINE)
     called: set[str] = set()
     for script in [*scripts(project), Path("Makefile"), Path("Dockerfile")]:
         text = re.sub(r"(^|\s)#.*", "", (project / script).read_text(encoding="utf-8"))
         called |= set(command.findall(text.replace("\\\n", " ")))
-    called -= set(own.stdout.split())
+    called -= set(shell.stdout.split())
     called = {name for name in called if shutil.which(name)}
     assert {"bash", "sed", "git", "env"} <= called
     assert {name.replace("-", "_") for name in called} - RESERVED == set()
@@ -155,7 +155,7 @@ def test_no_package_may_hide_what_locked_ones_install() -> None:
 
 def test_no_package_may_hide_python_s_own_modules() -> None:
     """Of each Python that a project may be used with, whichever runs this."""
-    own = {name for name in sys.stdlib_module_names if not name.startswith("_")}
-    assert own <= PYTHON_MODULES
+    modules = {name for name in sys.stdlib_module_names if not name.startswith("_")}
+    assert modules <= PYTHON_MODULES
     of_versions = {"test", "distutils", "asyncore", "telnetlib", "lib2to3"}  # 3.11, 3.12
     assert of_versions <= PYTHON_MODULES

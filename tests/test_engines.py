@@ -123,22 +123,22 @@ def test_a_job_without_horovod_is_launched_as_tasks(
     rendered: Path, answers: dict[str, str]
 ) -> None:
     script = 'source slurm/settings.sh && echo "$LAUNCH"'
-    for given, launch in (("", "" if answers["horovod"] == "yes" else "tasks"), ("a", "a")):
+    for value, launch in (("", "" if answers["horovod"] == "yes" else "tasks"), ("a", "a")):
         done = ran(
-            ["bash", "-euc", script], cwd=rendered, env=os.environ | {"LAUNCH": given}, check=True
+            ["bash", "-euc", script], cwd=rendered, env=os.environ | {"LAUNCH": value}, check=True
         )
         assert done.stdout == f"{launch}\n"
 
 
 def test_the_trainer_is_smaller_by_the_folders_of_its_parts(renders: Renders) -> None:
     trainer = {name: project / "src/my_project_trainer" for name, project in renders.items()}
-    whole = trainer[name_of(CHOICES[0])]
+    full = trainer[name_of(CHOICES[0])]
     folders = [
-        whole / ("" if component in ABOVE else "strategies") / component for component in COMPONENTS
+        full / ("" if component in ABOVE else "strategies") / component for component in COMPONENTS
     ]
     components = sum(size(folder).lines for folder in folders)
     assert components > 4000
-    assert size(whole).lines - size(trainer["none"]).lines == components
+    assert size(full).lines - size(trainer["none"]).lines == components
     assert size(trainer["core"]) == size(trainer["none"])
 
 

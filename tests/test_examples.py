@@ -111,7 +111,7 @@ def test_the_page_names_each_file_that_names_a_deleted_one(
         if name.startswith("src/")
     }
     a_deleted_one = re.compile(rf"(?<![\w/.-])({'|'.join(map(re.escape, deleted))})(?!\w)")
-    found = {
+    naming = {
         name
         for name in left
         if (project / name).is_file()
@@ -119,7 +119,7 @@ def test_the_page_names_each_file_that_names_a_deleted_one(
     }
     page = (project / "docs" / "how-to" / "delete-examples.md").read_text("utf-8")
     said = set(re.findall(r"`([\w./-]+)`", page.split("```")[2])) & left
-    elsewhere = {name for name in found if not name.startswith("docs/")}
+    elsewhere = {name for name in naming if not name.startswith("docs/")}
     assert elsewhere == said - {"mkdocs.yml", "docs/how-to/examples.md"}
     assert "`docs/`" in page
     for name in elsewhere - {"README.md"}:  # rows of the table, and others: comments only

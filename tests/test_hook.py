@@ -115,12 +115,12 @@ def test_it_removes_pages_that_were_rendered_empty(folder: Path) -> None:
 
 
 def test_it_removes_the_files_of_places_that_were_left_out(folder: Path) -> None:
-    own = {"kubernetes/jobset.yaml", "kubernetes/setup.yaml", "kubernetes/trainjob.yaml"}
-    own |= {"ssh/host.sh", "ssh/train.sh"}
-    assert own == {
+    files = {"kubernetes/jobset.yaml", "kubernetes/setup.yaml", "kubernetes/trainjob.yaml"}
+    files |= {"ssh/host.sh", "ssh/train.sh"}
+    assert files == {
         f"{place}/{file}" for place in PLACES for file in template_files(TEMPLATE / place)
     }
-    for file in (*own, "kubernetes/mine.yaml"):  # the user's
+    for file in (*files, "kubernetes/mine.yaml"):  # the user's
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / file).touch()
     before, settings = tree(folder), folder / "pyproject.toml"
@@ -128,22 +128,22 @@ def test_it_removes_the_files_of_places_that_were_left_out(folder: Path) -> None
     assert tree(folder) == before
     settings.write_text(settings.read_text() + "places = []\n")
     assert run_hook(folder).returncode == 0
-    assert before - tree(folder) == own | {"ssh"}
+    assert before - tree(folder) == files | {"ssh"}
 
 
 def test_the_hook_s_patterns_name_all_files_of_an_engine() -> None:
     """So that a file which bears an engine's name goes with it, wherever it stands."""
     strategies = "src/{{cookiecutter.package_name}}_trainer/strategies"
     for engine in ENGINES:
-        found = {
-            found
+        matches = {
+            path
             for pattern in re.findall(r'^    "(\S+%s\S*)",$', HOOK.read_text(), re.MULTILINE)
-            for found in TEMPLATE.glob(pattern % engine)
+            for path in TEMPLATE.glob(pattern % engine)
         }
-        assert TEMPLATE / strategies / engine in found
+        assert TEMPLATE / strategies / engine in matches
         named = {path for path in TEMPLATE.rglob(f"*{engine}*") if "__pycache__" not in path.parts}
         named = {path for path in named if path.suffix != ".md"}  # which are rendered empty
-        assert {path for path in named if not found & {*path.parents}} == found
+        assert {path for path in named if not matches & {*path.parents}} == matches
 
 
 def test_it_holds_no_jinja() -> None:

@@ -279,8 +279,8 @@ def test_good_defaults_of_a_user_s_configuration_are_used(area: Area) -> None:
     file = settings(area, context)
     done = command("--no-input", "--config-file", file, "-o", str(area.output), cwd=area.cwd)
     assert (done.returncode, done.stderr) == (0, "")
-    given = {"author_name": "O'Brien", "version": "2.5", "gpus_per_node": "8"}
-    check_works(area.the_project(), DEFAULTS | given)
+    configured = {"author_name": "O'Brien", "version": "2.5", "gpus_per_node": "8"}
+    check_works(area.the_project(), DEFAULTS | configured)
 
 
 def test_refused_in_a_replay(area: Area) -> None:
@@ -299,7 +299,7 @@ def test_refused_in_a_replay(area: Area) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("option", "says"),
     [
         ("projct_name=x", "there is no option 'projct_name'; did you mean project_name?"),
         ("licence=MIT", "did you mean license?"),
@@ -308,8 +308,8 @@ def test_refused_in_a_replay(area: Area) -> None:
         ("__year={{ 7*7 }}", "there is no option '__year'"),
     ],
 )
-def test_unknown_options_are_refused(area: Area, given: str, says: str) -> None:
-    assert_refused(area, "--no-input", given, says=says)
+def test_unknown_options_are_refused(area: Area, option: str, says: str) -> None:
+    assert_refused(area, "--no-input", option, says=says)
 
 
 def test_code_in_the_name_of_the_output_folder(area: Area) -> None:

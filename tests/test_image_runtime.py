@@ -13,8 +13,8 @@ def instructions(project: Path, stage: str) -> list[str]:
     text = (project / "Dockerfile").read_text(encoding="utf-8")
     text = re.sub(r"^#.*\n", "", text, flags=re.MULTILINE)
     text = re.sub(r"\s*\\\n\s*", " ", text)
-    (found,) = re.findall(rf"^FROM \S+ AS {stage}\n(.*?)(?=^FROM |\Z)", text, re.M | re.S)
-    return [line for line in found.splitlines() if line]
+    (stage_text,) = re.findall(rf"^FROM \S+ AS {stage}\n(.*?)(?=^FROM |\Z)", text, re.M | re.S)
+    return [line for line in stage_text.splitlines() if line]
 
 
 @pytest.mark.parametrize("stage", ["runtime", "dev"])
@@ -43,7 +43,7 @@ def test_all_that_pip_installs_is_checked_by_hash(project: Path) -> None:
     assert [install for install in installs if "--require-hashes" not in install] == []
     # torch comes by a script of ours (test_torch_sources.py), which gives pip the option itself.
     assert text.count('python install_torch.py "$VARIANT"') == 1
-    assert not any(re.search(r"\btorch[ =\"']", each) for each in installs)
+    assert not any(re.search(r"\btorch[ =\"']", install) for install in installs)
 
 
 def test_each_installation_trusts_the_user_s_certificate(project: Path) -> None:

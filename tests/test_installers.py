@@ -37,11 +37,11 @@ def install(project: Path, environment: Path, wheels: Path, path: Path, **variab
         | {"UV_FIND_LINKS": str(wheels), "UV_NO_INDEX": "1", "UV_NO_CONFIG": "1"}
         | variables,
     )
-    found = [
+    installers = [
         file.read_text().strip() for file in venv.glob(f"lib/*/site-packages/{NAME}-*/INSTALLER")
     ]
-    assert (done.returncode == 0) == bool(found), done.stderr
-    return "".join(found)
+    assert (done.returncode == 0) == bool(installers), done.stderr
+    return "".join(installers)
 
 
 @pytest.fixture

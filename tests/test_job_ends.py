@@ -142,9 +142,9 @@ def test_the_user_s_resume_applies_until_the_job_has_a_run_of_its_own(
     if has_run:
         (folder / root / "job-1").mkdir(parents=True)
         (folder / root / "job-1" / "run.json").touch()
-    given = f"set -- --trainer.resume runs/other --trainer.default_root_dir '{root}'"
+    command = f"set -- --trainer.resume runs/other --trainer.default_root_dir '{root}'"
     variables = {"BASH_ENV": str(folder / "given.sh")}
-    (folder / "given.sh").write_text(given + "\n", encoding="utf-8")
+    (folder / "given.sh").write_text(command + "\n", encoding="utf-8")
     done = run(folder, Job(restarts=restarts, variables=variables), 'printf "%s\\n" "${fit[@]}"')
     words = done.stdout.splitlines()
     # Of an option that is given several times, the last one counts.
@@ -156,8 +156,8 @@ def test_a_job_reproduces_a_run_into_a_run_of_its_own(folder: Path) -> None:
     (folder / "given.sh").write_text("set -- reproduce 'runs/a run' --at 5\n", encoding="utf-8")
     variables = {"BASH_ENV": str(folder / "given.sh"), "SLURM_GPUS_ON_NODE": "2"}
     done = run(folder, Job(variables=variables), 'printf "%s\\n" "${fit[@]}"')
-    own = ["--trainer.run_name", "job-1", "--trainer.resume", "auto"]
-    assert done.stdout.splitlines()[1:] == ["reproduce", "runs/a run", *own, "--at", "5"]
+    options = ["--trainer.run_name", "job-1", "--trainer.resume", "auto"]
+    assert done.stdout.splitlines()[1:] == ["reproduce", "runs/a run", *options, "--at", "5"]
     # It finishes, and says that a step differs.
     assert conclude(folder, Job("failed step 3, rank 0: data is the first", 1)) == (1, [])
 

@@ -57,8 +57,8 @@ def pod_spec(manifest: Manifest) -> Manifest:
 
 
 def container(manifest: Manifest) -> Manifest:
-    (found,) = pod_spec(manifest)["containers"]
-    return dict(found)
+    (first,) = pod_spec(manifest)["containers"]
+    return dict(first)
 
 
 def check(manifest: Manifest) -> None:
@@ -88,17 +88,17 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_schemas_take_every_manifest(tmp_path: Path, slug: str, gpus: str) -> None:
     answers = {"project_slug": slug, "package_name": "p", "version": "1!2.0rc1+cu.5"}
     answers |= {"other_launchers": "all", "gpus_per_node": gpus}
-    found = manifests(render(tmp_path, answers))
-    assert set(found) == ALL_KINDS
-    for manifest in found.values():
+    by_kind = manifests(render(tmp_path, answers))
+    assert set(by_kind) == ALL_KINDS
+    for manifest in by_kind.values():
         check(manifest)
         assert NAME.fullmatch(manifest["metadata"]["name"])
         # Of the hundredth node, with the suffix that the job's controller appends.
-        assert NAME.fullmatch(found["JobSet"]["metadata"]["name"] + "-node-99-0-abcde")
-    image = container(found["JobSet"])["image"]
+        assert NAME.fullmatch(by_kind["JobSet"]["metadata"]["name"] + "-node-99-0-abcde")
+    image = container(by_kind["JobSet"])["image"]
     assert re.fullmatch(r"[a-z.]+/[a-z0-9]+([-_]+[a-z0-9]+)*:[\w.-]+", image)
     assert image.endswith(":1-2.0rc1-cu.5" + ("-cuda" if gpus != "0" else ""))
-    limits = container(found["JobSet"])["resources"]["limits"]
+    limits = container(by_kind["JobSet"])["resources"]["limits"]
     assert limits.get("nvidia.com/gpu", 0) == int(gpus)
 
 
@@ -137,15 +137,15 @@ def test_a_pod_has_no_more_rights_than_it_needs(project: Path) -> None:
 
 
 def test_both_ways_to_start_have_the_same_pods(project: Path) -> None:
-    found = manifests(project)
-    jobset, runtime = (copy.deepcopy(found[kind]) for kind in ("JobSet", "TrainingRuntime"))
+    by_kind = manifests(project)
+    jobset, runtime = (copy.deepcopy(by_kind[kind]) for kind in ("JobSet", "TrainingRuntime"))
     assert runtime["spec"]["template"]["spec"]["failurePolicy"] == jobset["spec"]["failurePolicy"]
-    assert found["TrainJob"]["spec"]["trainer"]["args"] == container(jobset)["args"]
+    assert by_kind["TrainJob"]["spec"]["trainer"]["args"] == container(jobset)["args"]
     for manifest in (jobset, runtime):
-        for own in ("args", "command", "env"):
-            pod_spec(manifest)["containers"][0].pop(own, None)
-        for own in ("completions", "parallelism"):
-            job_spec(manifest).pop(own, None)
+        for key in ("args", "command", "env"):
+            pod_spec(manifest)["containers"][0].pop(key, None)
+        for key in ("completions", "parallelism"):
+            job_spec(manifest).pop(key, None)
     assert job_spec(jobset) == job_spec(runtime)
 
 
@@ -153,47 +153,47 @@ def test_the_policies_fit_each_other(project: Path) -> None:
     """What neither schema says: an API server, or JobSet's own checks, would refuse it."""
     watch = project / "src" / "my_project_trainer" / "launch" / "watch.py"
     (default,) = re.findall(r"_DEFAULT_SAVE_SECONDS = (\d+)", watch.read_text("utf-8"))
-    found = manifests(project)
-    policy = found["JobSet"]["spec"]["failurePolicy"]
+    kinds = manifests(project)
+    policy = kinds["JobSet"]["spec"]["failurePolicy"]
     rule = models.JobsetV1alpha2FailurePolicyRule.model_fields["action"].description
     assert rule is not None
-    for each in policy["rules"]:
-        assert f" {each['action']}," in rule
-        assert re.fullmatch(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?", each["name"])
+    for entry in policy["rules"]:
+        assert f" {entry['action']}," in rule
+        assert re.fullmatch(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?", entry["name"])
     for kind in ("JobSet", "TrainingRuntime"):
-        job, pod = job_spec(found[kind]), pod_spec(found[kind])
+        job, pod = job_spec(kinds[kind]), pod_spec(kinds[kind])
         assert pod["restartPolicy"] == "Never"  # podFailurePolicy needs it
         assert pod["terminationGracePeriodSeconds"] > int(default) + 10
         codes: dict[str, Any] = {}
-        for each in job["podFailurePolicy"]["rules"]:
-            codes[each["action"]] = each.get("onExitCodes", {}).get("values", codes.get("Ignore"))
-            assert len({"onExitCodes", "onPodConditions"} & set(each)) == 1
-            exits = each.get("onExitCodes", {"containerName": "node", "values": [1]})
-            assert exits["containerName"] == container(found[kind])["name"] == "node"
+        for entry in job["podFailurePolicy"]["rules"]:
+            codes[entry["action"]] = entry.get("onExitCodes", {}).get("values", codes.get("Ignore"))
+            assert len({"onExitCodes", "onPodConditions"} & set(entry)) == 1
+            exits = entry.get("onExitCodes", {"containerName": "node", "values": [1]})
+            assert exits["containerName"] == container(kinds[kind])["name"] == "node"
             assert exits["values"] == sorted(set(exits["values"]) - {0})
         # An error in the options; one that another try may not have; a save after SIGTERM.
         assert codes == {"FailJob": [2], "Count": [75], "Ignore": [143]}
-    assert job_spec(found["JobSet"])["completions"] == job_spec(found["JobSet"])["parallelism"] == 1
-    runtime = found["TrainingRuntime"]
-    assert found["TrainJob"]["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
+    assert job_spec(kinds["JobSet"])["completions"] == job_spec(kinds["JobSet"])["parallelism"] == 1
+    runtime = kinds["TrainingRuntime"]
+    assert kinds["TrainJob"]["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
     (claim,) = [v for v in pod_spec(runtime)["volumes"] if "persistentVolumeClaim" in v]
-    name = found["PersistentVolumeClaim"]["metadata"]["name"]
+    name = kinds["PersistentVolumeClaim"]["metadata"]["name"]
     assert claim["persistentVolumeClaim"]["claimName"] == name
     labels = job_spec(runtime)["template"]["metadata"]["labels"]
-    assert found["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"] == labels
+    assert kinds["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"] == labels
 
 
 class Pods:
     """The containers of a run on two nodes, as processes of this machine."""
 
     def __init__(self, project: Path, kind: str, *extra: str) -> None:
-        found = manifests(project)
-        name = found["JobSet"]["metadata"]["name"]
+        by_kind = manifests(project)
+        name = by_kind["JobSet"]["metadata"]["name"]
         with socket.create_server(("127.0.0.1", 0)) as server:
             self._port = server.getsockname()[1]
         self._project, self._kind = project, kind
-        node = container(found["JobSet" if kind == "JobSet" else "TrainingRuntime"])
-        args = [*found["TrainJob"]["spec"]["trainer"]["args"], *extra]
+        node = container(by_kind["JobSet" if kind == "JobSet" else "TrainingRuntime"])
+        args = [*by_kind["TrainJob"]["spec"]["trainer"]["args"], *extra]
         entry = json.loads(
             re.findall(r"^ENTRYPOINT (.*)", (project / "Dockerfile").read_text("utf-8"), re.M)[-1]
         )
@@ -229,12 +229,12 @@ class Pods:
         self, command: list[str], variables: dict[str, str], rank: int
     ) -> subprocess.Popen[bytes]:
         path = f"{PYTHON.parent}:/usr/bin:/bin"
-        own = {"PATH": path, "PYTHONPATH": "src", "HOME": os.environ["HOME"]}
+        environment = {"PATH": path, "PYTHONPATH": "src", "HOME": os.environ["HOME"]}
         with (self._project / f"pod-{rank}.log").open("wb") as log:
             return subprocess.Popen(
                 [expanded(word, variables) for word in command],
                 cwd=self._project,
-                env=own | {"OMP_NUM_THREADS": "1"} | variables,
+                env=environment | {"OMP_NUM_THREADS": "1"} | variables,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

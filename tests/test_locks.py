@@ -83,8 +83,8 @@ def test_no_package_has_two_versions_for_one_machine() -> None:
     more = ("deepspeed.txt", "etcd.txt", "mlflow.txt", "onnx.txt", "optuna.txt", "wandb.txt")
     locks = [REQUIREMENTS / name for name in (*PROJECT, *more, *EXAMPLE_LOCKS)]
     for path in (*locks, TRAINER_TESTS, MODELS):
-        found = lock.entries(path.read_text(encoding="utf-8"))
-        for package, entries in found.items():
+        packages = lock.entries(path.read_text(encoding="utf-8"))
+        for package, entries in packages.items():
             pinned.setdefault(package, set()).update(entry.split()[0] for entry in entries)
     assert {name: versions for name, versions in pinned.items() if len(versions) > 1} == {}
     assert pinned["torch"] == {"torch==2.13.0"}
@@ -117,8 +117,8 @@ def test_each_source_is_locked_after_those_that_constrain_it(
 
 def test_a_source_is_built_in_the_environment_that_its_file_names() -> None:
     paths = REQUIREMENTS.glob("*.in")
-    found = {path.stem: lock.ENVIRONMENT.findall(path.read_text("utf-8")) for path in paths}
-    named = {name: pairs for name, pairs in found.items() if pairs}
+    variables = {path.stem: lock.ENVIRONMENT.findall(path.read_text("utf-8")) for path in paths}
+    named = {name: pairs for name, pairs in variables.items() if pairs}
     assert named == {"deepspeed": [("DS_BUILD_OPS", "0")]}
 
 
@@ -133,9 +133,9 @@ def test_every_lock_has_hashes_and_no_addresses() -> None:
 
 def test_every_lock_has_what_its_source_asks_for() -> None:
     of_cpu = {"cpu.txt", "cuda.txt", "torch.txt"}
-    own = [each.with_suffix(".in") for each in (TRAINER_TESTS, MODELS, MOSAICML)]
-    own.append(ROOT / "requirements.in")
-    for source in [*REQUIREMENTS.glob("*.in"), *own]:
+    sources = [path.with_suffix(".in") for path in (TRAINER_TESTS, MODELS, MOSAICML)]
+    sources.append(ROOT / "requirements.in")
+    for source in [*REQUIREMENTS.glob("*.in"), *sources]:
         names = of_cpu if source.name == "cpu.in" else {f"{source.stem}.txt"}
         texts = [source.with_name(name).read_text(encoding="utf-8") for name in names]
         locked = {name for text in texts for name in lock.entries(text)}
@@ -154,7 +154,7 @@ def test_cuda_s_libraries_stand_apart() -> None:
     assert {"nvidia-cublas", "nvidia-nccl-cu13", "cuda-toolkit", "triton"} <= set(cuda)
     assert {"numpy", "sympy", "filelock", "nvidia-ml-py", "setuptools"} <= set(rest)
     assert not set(cuda) & set(rest)
-    assert all("sys_platform == 'linux'" in entry for found in cuda.values() for entry in found)
+    assert all("sys_platform == 'linux'" in entry for entries in cuda.values() for entry in entries)
 
 
 def test_the_known_cpu_build_is_in_the_lock() -> None:
@@ -178,10 +178,10 @@ def test_cpu_builds_are_read_from_an_index(
     with serve(tmp_path) as (address, _asked):
         # The first cannot be reached, the second has no page of torch.
         first = "http://me:canary@127.0.0.1:9/simple"
-        found = lock.lock_cpu_builds(
+        lines = lock.lock_cpu_builds(
             "torch", "2.13.0", [first, f"{address}/other", f"{address}/cpu/"]
         )
-    assert found == [
+    assert lines == [
         f"torch==2.13.0+cpu ; python_version == '3.{minor}' and sys_platform == 'linux' and "
         f"platform_machine == '{machine}' \\\n    --hash=sha256:"
         + wanted["2.13.0+cpu", f"cp3{minor}-cp3{minor}", f"manylinux_2_28_{machine}"]

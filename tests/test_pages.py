@@ -85,10 +85,10 @@ def broken_links(files: dict[Path, str], github: bool) -> Iterator[str]:
 
 
 def test_links_lead_to_pages_and_headings(project: Path) -> None:
-    found = texts(project)
-    assert sum(len(pages.links(text)) for text in found.values()) > 50
+    by_path = texts(project)
+    assert sum(len(pages.links(text)) for text in by_path.values()) > 50
     for github in (True, False):  # on GitHub, and in the site
-        assert list(broken_links(found, github)) == []
+        assert list(broken_links(by_path, github)) == []
 
 
 def test_a_broken_link_is_found(projects: dict[str, Path]) -> None:
@@ -111,7 +111,7 @@ def test_the_navigation_names_each_page_once(project: Path) -> None:
     assert sorted(named(config["nav"])) == files
     is_core = 'parts = "core"' in (project / "pyproject.toml").read_text(encoding="utf-8")
     assert len(files) == 20 if is_core else len(files) > 50
-    sections = [each for each in config["nav"] if isinstance(each, dict)]
+    sections = [entry for entry in config["nav"] if isinstance(entry, dict)]
     assert all(content for section in sections for content in section.values())
     (code,) = config["plugins"][-1]["mkdocstrings"]["handlers"].values()
     assert (project / code["paths"][0]).is_dir()
@@ -129,9 +129,9 @@ def easy_sentences(file: Path, text: str) -> list[pages.Sentence]:
     assert pages.long_lines(text) == [], file
     words = re.sub("`[^`]*`", "", pages.prose(text))
     assert not re.search(r"\b[Rr]efus", words), f"{file}: say 'is not supported'"
-    found = pages.sentences(text)
-    assert max(found).words <= 40, (file, max(found))
-    return found
+    sentences = pages.sentences(text)
+    assert max(sentences).words <= 40, (file, max(sentences))
+    return sentences
 
 
 def assert_begins_with_what_you_get(file: Path, text: str) -> None:
@@ -173,16 +173,16 @@ PARTS = {
 def lacking(text: str) -> list[str]:
     """Return what a strategy's page does not say, or not in its place."""
     matches = {name: re.search(regex, text, re.MULTILINE) for name, regex in PARTS.items()}
-    found = [name for name, match in matches.items() if match is None]
+    problems = [name for name, match in matches.items() if match is None]
     starts = [match.start() for match in matches.values() if match]
-    found += ["order"] if starts != sorted(starts) else []
+    problems += ["order"] if starts != sorted(starts) else []
     cost = text[text.find("**Cost.**") : text.find("\n**Limits")]
-    found += [word for word in ("memory", "communication") if word not in cost.lower()]
+    problems += [word for word in ("memory", "communication") if word not in cost.lower()]
     # A figure: bytes sent, or whose page has it.
-    found += [] if re.search(r"[APK] (?:/|\(|bytes)|of\s+\[`ddp`\]", cost) else ["bytes"]
+    problems += [] if re.search(r"[APK] (?:/|\(|bytes)|of\s+\[`ddp`\]", cost) else ["bytes"]
     if not re.search(r"^\| option|^\*\*Options\*\*|^\*\*Options\.\*\*", text, re.MULTILINE):
-        found.append("options")
-    return found
+        problems.append("options")
+    return problems
 
 
 def test_a_strategy_s_page_has_all_its_parts(projects: dict[str, Path]) -> None:
@@ -193,8 +193,8 @@ def test_a_strategy_s_page_has_all_its_parts(projects: dict[str, Path]) -> None:
             file.name: [] for file in files
         }
     page = (projects["none"] / "docs" / "strategies" / "fsdp.md").read_text("utf-8")
-    for part in ("**Take it**", "**Cost.**", "ommunication", "| option", "**Limits**", "## Comp"):
-        assert lacking(page.replace(part, "")), part
+    for piece in ("**Take it**", "**Cost.**", "ommunication", "| option", "**Limits**", "## Comp"):
+        assert lacking(page.replace(piece, "")), piece
 
 
 def test_the_chooser_names_each_strategy(projects: dict[str, Path]) -> None:
@@ -206,7 +206,7 @@ def test_the_chooser_names_each_strategy(projects: dict[str, Path]) -> None:
         re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| \[(.*?)\]", everything, re.MULTILINE)))
     )
     assert len(names) > 20
-    named = {part: set(re.findall(r"`(\w+)`", part)) for part in (chosen, costs)}
+    named = {section: set(re.findall(r"`(\w+)`", section)) for section in (chosen, costs)}
     assert {name for name in names if name not in named[costs] and not name.startswith("_")} <= {
         # Names of the same, presets of one that is there, and `dp` inside of `ddp`.
         *("ddp_notebook", "ddp2", "pipeline", "deepspeed", "deepspeed_stage_2_offload"),
@@ -234,12 +234,12 @@ def fields() -> set[str]:
 def strategy_arguments() -> set[str]:
     """Return the names of all arguments of strategies."""
     (folder,) = TEMPLATE.glob("src/*_trainer/strategies")
-    found: set[str] = set()
+    names: set[str] = set()
     for file in folder.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef) and node.name in ("__init__", "make"):
-                found |= {each.arg for each in (*node.args.args, *node.args.kwonlyargs)}
-    return found
+                names |= {argument.arg for argument in (*node.args.args, *node.args.kwonlyargs)}
+    return names
 
 
 def wrong_make(command: str, makefile: str) -> str | None:
@@ -258,7 +258,7 @@ def wrong_options(command: str, project: Path) -> Iterator[str]:
     """Yield the options of a command of the trainer that are not there, and configs."""
     words = command.split()
     tool = next((project / "src").glob("*_trainer")) / "tools" / (words[0] if words else "")
-    own = "".join(path.read_text(encoding="utf-8") for path in tool.glob("*.py"))
+    source = "".join(path.read_text(encoding="utf-8") for path in tool.glob("*.py"))
     for word, value in zip(words, [*words[1:], ""], strict=False):
         name, *inside = word.removeprefix("--").partition("=")[0].split(".")
         if word == "--config" and not EXAMPLES.search(value) and not (project / value).is_file():
@@ -269,30 +269,30 @@ def wrong_options(command: str, project: Path) -> Iterator[str]:
             yield f"no option {word}"
         if name == "trainer" and inside[:1] == ["strategy_options"]:
             shown = re.search(r"strategy_options '(\{.*?\})'", command)
-            given = yaml.safe_load(shown[1]) if shown else dict.fromkeys(inside[1:2])
-            yield from (f"no argument {each}" for each in given if each not in strategy_arguments())
-        if not inside and name not in OPTIONS and not re.search(rf"['\"](--)?{name}['\"]", own):
+            options = yaml.safe_load(shown[1]) if shown else dict.fromkeys(inside[1:2])
+            yield from (f"no argument {key}" for key in options if key not in strategy_arguments())
+        if not inside and name not in OPTIONS and not re.search(rf"['\"](--)?{name}['\"]", source):
             yield f"no option {word}"
 
 
 def wrong(command: str, project: Path, makefile: str) -> list[str]:
     """Return what is wrong with a command of a page."""
     package = next((project / "src").glob("*_trainer")).name.removesuffix("_trainer")
-    found: list[str] = []
+    problems: list[str] = []
     command = re.sub(r"^([A-Z_]+=\S+ )+", "", command)
     if command.startswith("make ") and "…" not in command:
-        found += filter(None, [wrong_make(command, makefile)])
+        problems += filter(None, [wrong_make(command, makefile)])
     if script := re.match(r"(?:bash|sbatch) (?:--\S+ )*(\S+\.sh)", command):
-        found += [] if (project / script[1]).is_file() else [f"no script {script[1]}"]
+        problems += [] if (project / script[1]).is_file() else [f"no script {script[1]}"]
     if match := re.search(rf"-m(?:odule)? {package}(?= |$)(.*)", command):
         rest = match[1].split()
         tools = {path.name for path in (project / "src").glob("*_trainer/tools/*")}
         if rest and rest[0] not in COMMANDS | tools | {"…"}:
-            found.append(f"no command {rest[0]}")
-        found += wrong_options(match[1], project)
+            problems.append(f"no command {rest[0]}")
+        problems += wrong_options(match[1], project)
     names = re.findall(r"--trainer\.(\w+)", command)
-    found += [f"no option --trainer.{name}" for name in names if name not in fields() | {"NAME"}]
-    return found
+    problems += [f"no option --trainer.{name}" for name in names if name not in fields() | {"NAME"}]
+    return problems
 
 
 def test_commands_on_the_pages_are_there(project: Path) -> None:
@@ -364,7 +364,7 @@ def test_the_site_is_built_without_warnings_and_needs_no_network(project: Path) 
         reference = (site / "reference" / "trainer.html").read_text(encoding="utf-8")
         assert all(name in reference for name in ("accumulate_grad_batches", "find_batch_size"))
     index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
-    loops = any("LoopedBFS" in each["text"] for each in index["docs"])
+    loops = any("LoopedBFS" in entry["text"] for entry in index["docs"])
     assert loops == (docs / "strategies" / "model_parallel").is_dir()
 
 

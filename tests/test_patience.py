@@ -35,7 +35,7 @@ def named(node: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
         case ast.arguments(defaults=defaults, kwonlyargs=only, kw_defaults=given):
             every = [*node.posonlyargs, *node.args]
             last = every[len(every) - len(defaults) :]
-            names = (each.arg for each in chain(last, only))
+            names = (argument.arg for argument in chain(last, only))
             yield from zip(names, [*defaults, *given], strict=True)
         case ast.Assign(targets=[ast.Name(id=name)], value=value):
             yield name, value
@@ -54,7 +54,7 @@ def number(node: ast.expr | None) -> float | None:
 def waits(tree: ast.Module) -> Iterator[tuple[int, float]]:
     """Yield the line and the seconds of each wait in a file, also of those that have a name."""
     pairs = (pair for statement in tree.body for pair in named(statement))
-    constants = {name: found for name, value in pairs if (found := number(value)) is not None}
+    constants = {name: limit for name, value in pairs if (limit := number(value)) is not None}
     for node in ast.walk(tree):
         for name, value in named(node):
             seconds = number(value) or constants.get(getattr(value, "id", ""))

@@ -152,13 +152,13 @@ def test_a_commit_with_an_error_is_stopped(tmp_path: Path) -> None:
 
 def test_vs_code_debugs_one_process_and_two(project: Path) -> None:
     launch = read(project / ".vscode" / "launch.json")
-    found = {each["name"]: each for each in launch["configurations"]}
-    assert tuple(found) == DEBUGGED
-    for each in found.values():
-        assert (each["type"], each["request"], each["module"]) == ("debugpy", "launch", "night")
-        arguments = dict(zip(each["args"][1::2], each["args"][2::2], strict=True))
+    by_name = {configuration["name"]: configuration for configuration in launch["configurations"]}
+    assert tuple(by_name) == DEBUGGED
+    for entry in by_name.values():
+        assert (entry["type"], entry["request"], entry["module"]) == ("debugpy", "launch", "night")
+        arguments = dict(zip(entry["args"][1::2], entry["args"][2::2], strict=True))
         assert (project / arguments["--config"]).is_file()
-    assert found["fit: two processes"]["subProcess"] is True
+    assert by_name["fit: two processes"]["subProcess"] is True
     settings = read(project / ".vscode" / "settings.json")
     assert settings["python.defaultInterpreterPath"] == "${workspaceFolder}/.venv/bin/python"
 
@@ -169,14 +169,14 @@ def test_what_vs_code_starts_trains(name: str, project: Path) -> None:
     if not PYTHON.exists():
         missing("no project is installed: make project")
     launch = read(project / ".vscode" / "launch.json")
-    (each,) = [each for each in launch["configurations"] if each["name"] == name]
+    (configuration,) = [entry for entry in launch["configurations"] if entry["name"] == name]
     done = ran(
-        [PYTHON, "-m", each["module"], *each["args"], "--trainer.max_steps", "2"],
+        [PYTHON, "-m", configuration["module"], *configuration["args"], "--trainer.max_steps", "2"],
         cwd=project,
         env=os.environ | {"PYTHONPATH": str(project / "src"), "CUDA_VISIBLE_DEVICES": ""},
     )
     assert done.returncode == 0, done.stderr
-    count = each["args"][each["args"].index("--trainer.devices") + 1]
+    count = configuration["args"][configuration["args"].index("--trainer.devices") + 1]
     assert f"{count} process" in done.stdout + done.stderr
     shutil.rmtree(project / "runs")
 

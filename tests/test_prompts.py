@@ -100,13 +100,13 @@ def test_a_default_that_is_refused_is_not_offered_again(tmp_path: Path) -> None:
 def test_three_answers_and_enter_give_the_core(tmp_path: Path) -> None:
     """The answers about parts follow the third one; one of them is given all the same."""
     assert list(PROMPTS)[:3] == ["project_name", "author_name", "parts"]
-    given = {"project_name": "Night Train", "author_name": "Zoë", "parts": "core"}
+    answers = {"project_name": "Night Train", "author_name": "Zoë", "parts": "core"}
     with Terminal(*COOKIECUTTER, cwd=tmp_path) as terminal:
-        answer_all(terminal, {name: [answer] for name, answer in given.items()})
+        answer_all(terminal, {name: [answer] for name, answer in answers.items()})
         code, _ = terminal.end()
     names = {"project_slug": "night-train", "package_name": "night_train"}
     assert code == 0
-    check_works(tmp_path / "night-train", DEFAULTS | CORE | given | names)
+    check_works(tmp_path / "night-train", DEFAULTS | CORE | answers | names)
     done = command("--no-input", "parts=2", "deepspeed=yes", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     check_works(tmp_path / "my-project", DEFAULTS | CORE | {"deepspeed": "yes"})
@@ -157,14 +157,14 @@ def test_a_choice_is_given_by_its_number(tmp_path: Path) -> None:
 def test_names_beyond_ascii_are_taken_in_any_locale(tmp_path: Path) -> None:
     """Where Python takes the command line and the terminal for ASCII, bytes come as surrogates."""
     environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0"}
-    given = subprocess.run(
+    done = subprocess.run(
         [*COOKIECUTTER, "--no-input", "author_name=Zoë", "project_name=Größe: 5 Äpfel"],
         cwd=tmp_path,
         env=environment,
         capture_output=True,
         timeout=600,
     )
-    assert (given.returncode, given.stderr) == (0, b"")
+    assert (done.returncode, done.stderr) == (0, b"")
     names = {"project_slug": "grosse-5-apfel", "package_name": "grosse_5_apfel"}
     names |= {"project_name": "Größe: 5 Äpfel", "author_name": "Zoë"}
     check_works(tmp_path / "grosse-5-apfel", DEFAULTS | names)

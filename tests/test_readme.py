@@ -25,9 +25,9 @@ def section(heading: str) -> str:
 def test_it_is_short_and_easy_to_read() -> None:
     assert README.count("\n") <= 130
     assert pages.long_lines(README) == []
-    found = pages.sentences(README)
-    assert pages.average(found) <= 20
-    assert max(found).words <= 40, max(found)
+    sentences = pages.sentences(README)
+    assert pages.average(sentences) <= 20
+    assert max(sentences).words <= 40, max(sentences)
 
 
 def test_it_names_each_strategy() -> None:
@@ -50,9 +50,9 @@ def test_its_numbers_are_those_of_the_evidence() -> None:
     assert f"at most {max(numbers):.1e} apart" in section("Evidence")
     reliability = (TEMPLATE / "docs" / "reliability.md").read_text(encoding="utf-8")
     (inputs,) = re.findall(r"\[(\d+) bad inputs\]", README)
-    (found, tried) = re.findall(r"\[(\d+) of (\d+)\]", README)[0]
+    (refused, tried) = re.findall(r"\[(\d+) of (\d+)\]", README)[0]
     assert f"| **total** | **{inputs}** |" in reliability
-    assert f"| **total** | **{tried}** | **0** | **{found}** |" in reliability
+    assert f"| **total** | **{tried}** | **0** | **{refused}** |" in reliability
     benchmarks = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
     for number, contestant in (
         (r"\[([\d.]+) ms a step\]", r"\*\*bundled trainer\*\*, its defaults"),
@@ -66,15 +66,15 @@ def test_its_numbers_are_those_of_the_evidence() -> None:
 
 def test_its_badges_say_what_the_files_say() -> None:
     badge = r"!\[(\w+): ([^\]]+)\]\(https://img\.shields\.io/badge/(\w+)-([^)-]+)-blue\)"
-    found = re.findall(badge, README)
-    assert len(found) == README.count("shields.io")
-    for name, value, drawn_name, drawn in found:
+    badges = re.findall(badge, README)
+    assert len(badges) == README.count("shields.io")
+    for name, value, drawn_name, drawn in badges:
         assert (name, value) == (drawn_name, urllib.parse.unquote(drawn))
     assert (ROOT / "LICENSE").read_text(encoding="utf-8").startswith("MIT License\n")
     project = (TEMPLATE / "pyproject.toml").read_text(encoding="utf-8")
     assert f'requires-python = ">={lock.PYTHONS[0]}"' in project
     (torch,) = re.findall(r'"torch>=([\d.]+)"', project)
-    assert [(name, value) for name, value, *_ in found] == [
+    assert [(name, value) for name, value, *_ in badges] == [
         ("License", "MIT"),
         ("Python", f"{lock.PYTHONS[0]} to {lock.PYTHONS[-1]}"),
         ("PyTorch", f"{torch} or newer"),
@@ -113,11 +113,11 @@ def test_a_terminal_is_drawn_as_it_was() -> None:
     ]
     assert terminal_pictures.at_a_moment(said, 0.4)[-1] == frames[1]
     assert "val_loss &lt;1&gt;" in terminal_pictures.svg(last, "A run")
-    found = terminal_pictures.runs(bar)
-    assert [(run.column, run.text) for run in found] == [
+    runs = terminal_pictures.runs(bar)
+    assert [(run.column, run.text) for run in runs] == [
         (0, "epoch 1/2 "),
         (10, "━━"),
         (12, " "),
         (13, "1/2"),
     ]
-    assert found[1].color == terminal_pictures.COLORS["38;5;197"]
+    assert runs[1].color == terminal_pictures.COLORS["38;5;197"]

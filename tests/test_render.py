@@ -149,9 +149,9 @@ def test_a_user_s_tests_are_few_and_no_file_of_tests_is_long(project: Path) -> N
     def lines(files: Iterable[Path]) -> dict[str, int]:
         return {str(file): len(file.read_text("utf-8").splitlines()) for file in files}
 
-    own = lines((project / "tests").rglob("*.py"))
-    assert sum(own.values()) <= 4000
-    both = own | lines((ROOT / "tests").rglob("*.py"))
+    project_tests = lines((project / "tests").rglob("*.py"))
+    assert sum(project_tests.values()) <= 4000
+    both = project_tests | lines((ROOT / "tests").rglob("*.py"))
     long = {name: count for name, count in both.items() if count > 400}
     assert long == {}
 

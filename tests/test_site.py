@@ -47,24 +47,24 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 def wider(browser: Browser, width: int) -> list[str]:
     """Return elements that make the page wider than the window, or the page's own width."""
-    found = browser.run(WIDER.replace("WIDTH", str(width)))
+    elements = browser.run(WIDER.replace("WIDTH", str(width)))
     scrolls = browser.run("document.documentElement.scrollWidth")
-    return [*found, *([f"{scrolls} pixels"] if scrolls > width else [])]
+    return [*elements, *([f"{scrolls} pixels"] if scrolls > width else [])]
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_no_page_is_wider_than_the_window(browser: Browser, site: Path, size: str) -> None:
     pages = sorted(page for page in site.rglob("*.html") if page.name != "404.html")
     assert len(pages) > 60
-    found = {}
+    wide_pages = {}
     for page in pages:
         browser.open(page, *SIZES[size])
         if wide := wider(browser, SIZES[size][0]):
-            found[str(page.relative_to(site))] = wide
+            wide_pages[str(page.relative_to(site))] = wide
         assert browser.requests() == [] or all(
             url.startswith("file:") for url in browser.requests()
         )
-    assert found == {}
+    assert wide_pages == {}
 
 
 def test_a_page_that_is_too_wide_is_found(browser: Browser, site: Path, tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_page_that_is_too_wide_is_found(browser: Browser, site: Path, tmp_path
     try:
         for width, height in SIZES.values():
             browser.open(page, width, height)
-            assert any("1500px" in each for each in wider(browser, width))
+            assert any("1500px" in element for element in wider(browser, width))
     finally:
         page.unlink()
 

@@ -45,8 +45,8 @@ def write(path: Path, files: dict[str, str]) -> Version:
 
 def test_what_a_version_lacks_is_found_in_its_files(tmp_path: Path) -> None:
     versions = [write(tmp_path / "old", FILES), write(tmp_path / "new", FILES | NEWER)]
-    found = missing([ast.parse(TRAINER)], versions)
-    assert found == [{"pinned", "torch.full", "_added", "torch.nn.Extra", "torch.nn.new"}, set()]
+    lacking = missing([ast.parse(TRAINER)], versions)
+    assert lacking == [{"pinned", "torch.full", "_added", "torch.nn.Extra", "torch.nn.new"}, set()]
 
 
 def test_versions_are_all_from_the_oldest_to_the_locked_one() -> None:

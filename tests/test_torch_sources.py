@@ -162,8 +162,8 @@ def test_an_index_that_refuses_or_never_answers_is_passed_over(place: Place) -> 
     # Of the whole look, however pip's own timeouts add up; shorter, for a test.
     place.change("LONGEST_LOOK = 30.0", "LONGEST_LOOK = 3.0")
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        own = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        place.change(f"{place.address}/pytorch-", own)
+        index = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        place.change(f"{place.address}/pytorch-", index)
         place.variables["TORCH_INDEX"] = "http://127.0.0.1:9"
         code, lines = place.install()
     assert code == 0

@@ -121,18 +121,18 @@ def test_what_does_not_vary_is_compared(shown: str, printed: str) -> None:
 
 def test_each_stage_of_the_tutorial_is_followed_somewhere() -> None:
     page = (TEMPLATE / "docs" / "tutorial.md").read_text(encoding="utf-8")
-    found = list(tutorial.blocks(page))
+    blocks = list(tutorial.blocks(page))
     stages = ["setup", "files", "local", "docker", "slurm"]
-    assert list(dict.fromkeys(block.stage for block in found)) == stages
-    assert [block.path for block in found if block.path] == [
+    assert list(dict.fromkeys(block.stage for block in blocks)) == stages
+    assert [block.path for block in blocks if block.path] == [
         "src/my_project/tasks/houses.py",
         "configs/houses.yaml",
         "sweeps/houses.yaml",
         "predict.py",
     ]
-    outputs = [block for block in found if block.language == "text" and not block.path]
-    commands = [block for block in found if not block.language]
+    outputs = [block for block in blocks if block.language == "text" and not block.path]
+    commands = [block for block in blocks if not block.language]
     assert len(outputs) == len(commands) >= 8  # each step shows what is printed
-    assert {block.language for block in found} == {"", "text", "python", "yaml"}
+    assert {block.language for block in blocks} == {"", "text", "python", "yaml"}
     lines = [line for block in outputs for line in block.text.splitlines()]
     assert len([line for line in lines if line != "…"]) > 25

@@ -64,8 +64,8 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def start(template: Path, folder: Path, commit: str, **more: str) -> Path:
     """Start a project at a commit of the template, as its user does, with more answers."""
-    given = ("--extra-context", json.dumps(GIVEN | more), "--no-input")
-    cruft("create", str(template), "--checkout", commit, *given, cwd=folder)
+    options = ("--extra-context", json.dumps(GIVEN | more), "--no-input")
+    cruft("create", str(template), "--checkout", commit, *options, cwd=folder)
     project = folder / "my-project"
     if (project / "requirements" / "repository.sh").exists():
         make_repository(project)  # `make setup`; earlier hooks did it, without .cruft.json
@@ -183,13 +183,13 @@ def test_a_project_of_before_there_were_parts_keeps_its_answers(
 ) -> None:
     search = ("log", "-1", "--format=%H", "-S", '"__checked_parts"', "--", "cookiecutter.json")
     added = git(ROOT, *search).strip()
-    given = {"horovod": "no", "legacy": "no"}
+    parts = {"horovod": "no", "legacy": "no"}
     (tmp_path / "old").mkdir()
-    project = start(template, tmp_path / "old", f"{added}~1" if added else "HEAD~2", **given)
+    project = start(template, tmp_path / "old", f"{added}~1" if added else "HEAD~2", **parts)
     edit(project)
     cruft("update", "--skip-apply-ask", cwd=project)
-    assert files(project) == files_of_new(template, tmp_path / "new", **given)
-    assert answers(project) == DEFAULTS | GIVEN | given | {QUESTION: "green"}
+    assert files(project) == files_of_new(template, tmp_path / "new", **parts)
+    assert answers(project) == DEFAULTS | GIVEN | parts | {QUESTION: "green"}
 
 
 def test_an_edit_of_a_file_that_became_a_folder_is_named(template: Path, tmp_path: Path) -> None:
@@ -295,9 +295,9 @@ def test_an_updated_project_trains(template: Path, tmp_path: Path) -> None:
     done = ran([PYTHON, *fit, *options], cwd=project, env=os.environ | {"PYTHONPATH": "src"})
     assert done.returncode == 0, done.stdout + done.stderr
     record = json.loads((project / "runs" / "updated" / "run.json").read_text(encoding="utf-8"))
-    found = record["attempts"][-1]["git"]
+    state = record["attempts"][-1]["git"]
     # The update is not committed yet.
-    assert (found["commit"], found["dirty"]) == (git(project, "rev-parse", "HEAD").strip(), True)
-    assert found["diff"].startswith("diff --git a/")
+    assert (state["commit"], state["dirty"]) == (git(project, "rev-parse", "HEAD").strip(), True)
+    assert state["diff"].startswith("diff --git a/")
     metrics = (project / "runs" / "updated" / "metrics.csv").read_text(encoding="utf-8")
     assert "val_accuracy" in metrics

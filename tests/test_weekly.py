@@ -34,4 +34,4 @@ def test_what_runs_once_a_week_is_there() -> None:
         file, _, test = line.partition("::")
         text = (ROOT / "tests" / file).read_text(encoding="utf-8")
         assert re.search(rf"^def {test.partition('[')[0]}\w*\(", text, re.MULTILINE), line
-        assert [each for each in named() if line.startswith(each)] == [line]
+        assert [name for name in named() if line.startswith(name)] == [line]

@@ -50,9 +50,9 @@ def test_the_wheel_has_the_files_of_the_sources(project: Path, tmp_path: Path) -
         content = {name: archive.read(name) for name in archive.namelist()}
     [metadata] = [name for name in content if name.endswith("/METADATA")]
     described = metadata.removesuffix("/METADATA")
-    own = {name: content[name] for name in content if not name.startswith(described)}
+    packed = {name: content[name] for name in content if not name.startswith(described)}
     files = [path for path in source.glob("my_project_trainer/**/*") if path.is_file()]
-    assert own == {path.relative_to(source).as_posix(): path.read_bytes() for path in files}
+    assert packed == {path.relative_to(source).as_posix(): path.read_bytes() for path in files}
     listed = list(csv.reader(content.pop(f"{described}/RECORD").decode().splitlines()))
     assert [name for name, hashed, _ in listed if not hashed] == [f"{described}/RECORD"]
     for name, hashed, size in listed[:-1]:
@@ -66,8 +66,8 @@ def test_a_project_with_a_wheel_is_small(project: Path) -> None:
     names = {name for name in tree(project) if name.endswith(".py")}
     assert not [name for name in names if "_trainer" in name or "conformance" in name]
     lines = {name: len((project / name).read_text("utf-8").splitlines()) for name in names}
-    own = {name: lines[name] for name in lines if name.startswith(("src/", "tests/", "sweeps/"))}
-    assert sum(own.values()) <= 1500, own
+    counts = {name: lines[name] for name in lines if name.startswith(("src/", "tests/", "sweeps/"))}
+    assert sum(counts.values()) <= 1500, counts
     [lock] = re.findall(r"^\./(\S+) --hash=sha256:(\w+)$", lock_of(project), re.MULTILINE)
     assert lock[0] == f"wheels/{wheel_of(project).name}"
     assert lock[1] == hashlib.sha256(wheel_of(project).read_bytes()).hexdigest()
@@ -79,9 +79,9 @@ def lock_of(project: Path) -> str:
 
 def test_an_update_replaces_one_file(tmp_path: Path) -> None:
     template = clone_with_working_tree(tmp_path)
-    given = ("--extra-context", json.dumps(WHEEL), "--no-input")
+    options = ("--extra-context", json.dumps(WHEEL), "--no-input")
     (tmp_path / "projects").mkdir()
-    cruft("create", str(template), *given, cwd=tmp_path / "projects")
+    cruft("create", str(template), *options, cwd=tmp_path / "projects")
     project = tmp_path / "projects" / "my-project"
     make_repository(project)
     before = wheel_of(project).name

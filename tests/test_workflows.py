@@ -84,8 +84,8 @@ def uses(job: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def makes(job: dict[str, Any]) -> list[str]:
-    found = [re.search(r"\bmake [^\"$]*", line) for line in commands(job)]
-    return [line[0] for line in found if line]
+    matches = [re.search(r"\bmake [^\"$]*", line) for line in commands(job)]
+    return [line[0] for line in matches if line]
 
 
 def assert_targets_exist(line: str, makefile: Path) -> None:
@@ -104,8 +104,8 @@ def test_each_service_has_its_files_and_no_others(
     service: str, projects: dict[str, Path], project: Path
 ) -> None:
     def files(folder: Path) -> set[str]:
-        found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-        return {name for name in found if not name.startswith(".git/")}
+        paths = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+        return {name for name in paths if not name.startswith(".git/")}
 
     check_works(projects[service], DEFAULTS | {"ci": service})
     common = files(project) - FILES["github"]
@@ -241,12 +241,12 @@ def test_every_job_ends_by_itself(workflow: Path) -> None:
 
 def test_strangers_code_stays_off_machines_of_one_s_own(workflow: Path) -> None:
     hosted = {"ubuntu-24.04"}
-    own = {
+    jobs = {
         name: job for name, job in read(workflow)["jobs"].items() if job["runs-on"] not in hosted
     }
-    assert list(own) == ["gpu"]
-    assert own["gpu"]["runs-on"] == "${{ vars.GPU_RUNNER }}"
-    assert own["gpu"]["if"] == (
+    assert list(jobs) == ["gpu"]
+    assert jobs["gpu"]["runs-on"] == "${{ vars.GPU_RUNNER }}"
+    assert jobs["gpu"]["if"] == (
         "vars.GPU_RUNNER != '' && (github.event_name != 'pull_request' || "
         "github.event.pull_request.head.repo.full_name == github.repository)"
     )
@@ -305,7 +305,7 @@ def assert_same_commands(github: dict[str, Any], gitlab: dict[str, Any]) -> None
     assert {renamed.get(name, name): makes(job) for name, job in github.items()} == expected
 
 
-@pytest.mark.parametrize("engine", [each for each in ENGINES if each not in APART])
+@pytest.mark.parametrize("engine", [engine for engine in ENGINES if engine not in APART])
 def test_both_install_the_engines_that_are_included(engine: str, tmp_path: Path) -> None:
     answers = dict.fromkeys(ENGINES, "no") | {engine: "yes"}
     jobs = {}

@@ -106,17 +106,17 @@ class Engine:
 
     def search(self, image: str, words: Iterable[bytes]) -> set[bytes]:
         """Return which words stand in an image as it is saved: all layers, history and settings."""
-        found: set[bytes] = set()
+        words_found: set[bytes] = set()
         with subprocess.Popen([self.docker, "save", image], stdout=subprocess.PIPE) as saving:
             assert saving.stdout is not None
             with tarfile.open(fileobj=saving.stdout, mode="r|") as archive:
                 for member in archive:
                     file = archive.extractfile(member)
                     if isinstance(file, io.BufferedReader):
-                        found |= _search(file, words)
+                        words_found |= _search(file, words)
             saving.stdout.read()
         assert saving.returncode == 0
-        return found
+        return words_found
 
 
 def _run(
@@ -140,13 +140,13 @@ def _search(file: io.BufferedReader, words: Iterable[bytes]) -> set[bytes]:
     """Return which words stand in a file, which is unpacked if it is a gzip."""
     stream: Any = gzip.GzipFile(fileobj=file) if file.peek(2)[:2] == b"\x1f\x8b" else file
     longest = max(map(len, words))
-    found: set[bytes] = set()
+    matches: set[bytes] = set()
     tail = b""
     while chunk := stream.read(1 << 22):
         text = tail + chunk
-        found |= {word for word in words if word in text}
+        matches |= {word for word in words if word in text}
         tail = text[-longest:]
-    return found
+    return matches
 
 
 def until(condition: Callable[[], bool], timeout: float = 600) -> None:

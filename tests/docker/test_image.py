@@ -65,8 +65,8 @@ def test_there_are_no_build_tools_and_nothing_that_builds_leave(
 def test_only_what_trains_is_in_it(engine: Engine, built: Built) -> None:
     # The record of a run says the version of the template, and which locks were installed.
     records = ["pyproject.toml", "requirements"]
-    found = engine.shell(built.image, "ls -A /app").split()
-    assert found == ["configs", *records, "runs", "src"]
+    entries = engine.shell(built.image, "ls -A /app").split()
+    assert entries == ["configs", *records, "runs", "src"]
     assert engine.shell(built.image, "ls -A /app/src").split() == [
         "my_project",
         "my_project_trainer",

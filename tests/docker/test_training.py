@@ -31,7 +31,7 @@ def volume(engine: Engine) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def whole(
+def reference(
     engine: Engine, built: Built, volume: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     """Return a run to the end, copied out of its volume, and beside it what it printed."""
@@ -58,32 +58,32 @@ def record(run: Path) -> dict[str, Any]:
     return read
 
 
-def test_two_ranks_learn(whole: Path) -> None:
-    step, accuracy = metrics(whole, "val_accuracy")[-1]
+def test_two_ranks_learn(reference: Path) -> None:
+    step, accuracy = metrics(reference, "val_accuracy")[-1]
     assert step == STEPS
     assert accuracy > 0.95
-    assert record(whole)["layout"]["world_size"] == 2
+    assert record(reference)["layout"]["world_size"] == 2
 
 
-def test_the_run_knows_its_commit(built: Built, whole: Path) -> None:
+def test_the_run_knows_its_commit(built: Built, reference: Path) -> None:
     commit = git(built.project, "rev-parse", "HEAD").strip()
-    assert record(whole)["git"] == {"commit": commit, "dirty": False}
+    assert record(reference)["git"] == {"commit": commit, "dirty": False}
 
 
 def test_the_run_knows_its_template_and_locks_and_is_reproduced(
-    engine: Engine, built: Built, volume: str, whole: Path
+    engine: Engine, built: Built, volume: str, reference: Path
 ) -> None:
-    found = record(whole)
-    assert found["template"]["version"] == "0.1.0"
-    assert {"cpu.txt", "torch.txt"} <= found["locks"].keys()
+    attempt = record(reference)
+    assert attempt["template"]["version"] == "0.1.0"
+    assert {"cpu.txt", "torch.txt"} <= attempt["locks"].keys()
     mounted = ("--rm", *HARDENED, "--volume", f"{volume}:/app/runs")
     printed = engine("run", *mounted, built.image, "reproduce", "runs/whole", "--at", "22").stdout
     assert "reproduce: nothing differs from the record" in printed
     assert "reproduce: bit-equal: 5 steps, 2 ranks, up to step 16" in printed
 
 
-def test_no_secret_of_its_environment_is_written(whole: Path) -> None:
-    files = [path for path in whole.parent.rglob("*") if path.is_file()]
+def test_no_secret_of_its_environment_is_written(reference: Path) -> None:
+    files = [path for path in reference.parent.rglob("*") if path.is_file()]
     names = {path.name for path in files}
     assert {"run.json", "config.yaml", "metrics.csv", "printed", "rank-1.log"} <= names
     assert [path for path in files if path.suffix == ".safetensors"]
@@ -91,7 +91,7 @@ def test_no_secret_of_its_environment_is_written(whole: Path) -> None:
 
 
 def test_stopped_by_docker_it_saves_and_goes_on_to_the_same_end(
-    engine: Engine, built: Built, volume: str, whole: Path, tmp_path: Path
+    engine: Engine, built: Built, volume: str, reference: Path, tmp_path: Path
 ) -> None:
     mounted = ("--volume", f"{volume}:/app/runs", "--env", "TRAINER_OUTCOME=/app/runs/outcome")
     command = (*mounted, built.image, *FIT, "--trainer.run_name", "cut")
@@ -114,7 +114,7 @@ def test_stopped_by_docker_it_saves_and_goes_on_to_the_same_end(
     with engine.container(*command) as container:
         assert engine.wait(container) == 0, engine.logs(container)
         engine("cp", f"{container}:/app/runs/cut", tmp_path / "after")
-    assert (tmp_path / "after/metrics.csv").read_bytes() == (whole / "metrics.csv").read_bytes()
+    assert (tmp_path / "after/metrics.csv").read_bytes() == (reference / "metrics.csv").read_bytes()
 
 
 def test_any_user_may_train(engine: Engine, built: Built) -> None:

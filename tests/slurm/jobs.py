@@ -162,9 +162,9 @@ class Job:
     def ask(self, name: str) -> str:
         """Return a fact that scontrol knows of it, such as JobState."""
         facts = self.project.cluster.slurm("scontrol", "--oneliner", "show", "job", self.id)
-        found = re.search(rf"(?:^| ){name}=(\S*)", facts)
-        assert found, (name, facts)
-        return found.group(1)
+        match = re.search(rf"(?:^| ){name}=(\S*)", facts)
+        assert match, (name, facts)
+        return match.group(1)
 
     def finish(self, timeout: float = 600) -> str:
         """Wait for its end, and return in which state it is and how often it was requeued."""

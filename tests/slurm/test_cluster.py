@@ -14,8 +14,8 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1800)]
 
 def traces(folder: Path) -> list[str]:
     """Return what is there of a cluster of that folder, outside it too."""
-    found = [str(path) for path in folder.parent.glob(folder.name)]
-    found += [str(link) for link in Path("/run").glob("slurm-*") if link.resolve() == folder]
+    lines = [str(path) for path in folder.parent.glob(folder.name)]
+    lines += [str(link) for link in Path("/run").glob("slurm-*") if link.resolve() == folder]
     for status in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = status.read_bytes().replace(b"\0", b" ").decode(errors="replace")
@@ -23,10 +23,10 @@ def traces(folder: Path) -> list[str]:
         except OSError:
             continue
         if str(folder) in words or (names(folder)[0] in environment and "slurm" in words):
-            found.append(words)
+            lines.append(words)
     listed = ran(["ip", "netns", "list"]).stdout
     cards = ran(["ip", "link"]).stdout
-    return found + [text for text in names(folder) if text in listed + cards]
+    return lines + [text for text in names(folder) if text in listed + cards]
 
 
 def names(folder: Path) -> list[str]:

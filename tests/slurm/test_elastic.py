@@ -29,12 +29,12 @@ FIT = (
 def etcd(on_cluster: Project, tmp_path: Path) -> Iterator[str]:
     """Return host and port of a server of etcd that the nodes can reach."""
     conf = on_cluster.cluster.slurm("scontrol", "show", "config")
-    found = re.search(r"SlurmctldHost\[0\]\s*= controller\(([0-9.]+)\.253\)", conf)
-    assert found, conf
-    host = f"{found.group(1)}.254"
+    match = re.search(r"SlurmctldHost\[0\]\s*= controller\(([0-9.]+)\.253\)", conf)
+    assert match, conf
+    host = f"{match.group(1)}.254"
     with socket.socket() as one, socket.socket() as other:
-        for each in one, other:
-            each.bind((host, 0))
+        for listener in one, other:
+            listener.bind((host, 0))
         port, peer = one.getsockname()[1], other.getsockname()[1]
     url = f"http://{host}:{port}"
     command = ["etcd", "--enable-v2", "--data-dir", str(tmp_path / "etcd"), "--log-level=error"]

@@ -26,7 +26,7 @@ def undisturbed(on_cluster: Project) -> Job:
 
 
 def assert_same(job: Job, other: Job) -> None:
-    ours, theirs = ((each.run / "metrics.csv").read_bytes() for each in (job, other))
+    ours, theirs = ((one.run / "metrics.csv").read_bytes() for one in (job, other))
     assert ours == theirs
     assert ours.count(b",loss,") == 66
     runs = {path.name for path in job.run.parent.glob(f"{job.run.name}*")}

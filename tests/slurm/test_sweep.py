@@ -64,7 +64,7 @@ def test_each_line_of_the_grid_is_a_run(on_cluster: Project) -> None:
     # Tasks that begin later are not led astray by a file that has changed.
     grid.write_text("--model.width 99\n")
     array = printed.split()[-1]
-    found: dict[str, tuple[object, object]] = {}
+    settings: dict[str, tuple[object, object]] = {}
     for task in "123":
         job = Job(on_cluster, f"{array}_{task}")
         assert job.ask("ArrayTaskThrottle") == "2"
@@ -72,11 +72,11 @@ def test_each_line_of_the_grid_is_a_run(on_cluster: Project) -> None:
         if task == "3":
             moved = job.run.parent / "two words" / job.run.name
             moved.rename(job.run)
-        given = config(job)["model"]["init_args"]
-        assert isinstance(given, dict)
-        found[task] = (given["width"], given["learning_rate"])
+        init_args = config(job)["model"]["init_args"]
+        assert isinstance(init_args, dict)
+        settings[task] = (init_args["width"], init_args["learning_rate"])
         assert read_metrics(job.run)[-1][0] == "22"
-    assert found == {"1": (4, 0.001), "2": (4, 0.01), "3": (12, 0.5)}
+    assert settings == {"1": (4, 0.001), "2": (4, 0.01), "3": (12, 0.5)}
 
 
 def test_tasks_share_a_study(on_cluster: Project) -> None:

@@ -162,5 +162,5 @@ class Hosts:
             for name, value in os.environ.items()
             if not name.startswith(("SLURM_", "PYTEST_", "TRAINER_"))
         }
-        own = {"VENV": str(PYTHON.parent.parent), "OMP_NUM_THREADS": "1"}
-        return inherited | own | {"SSH_OPTIONS": f"-F {self.folder}/ssh_config"} | extra
+        variables = {"VENV": str(PYTHON.parent.parent), "OMP_NUM_THREADS": "1"}
+        return inherited | variables | {"SSH_OPTIONS": f"-F {self.folder}/ssh_config"} | extra

@@ -68,7 +68,7 @@ def test_a_run_that_is_stopped_saves_and_resumes(
     again = project.start(BOTH, name, *NOISY)
     assert again.end() == 0, again.said
     assert "resumed from" in again.said
-    ours, theirs = ((each.directory / "metrics.csv").read_bytes() for each in (again, undisturbed))
+    ours, theirs = ((one.directory / "metrics.csv").read_bytes() for one in (again, undisturbed))
     assert ours == theirs
 
 

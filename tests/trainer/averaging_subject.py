@@ -94,9 +94,9 @@ def counted_state(fit: Any) -> dict[str, Any]:
     """What a checkpoint contains, and how many bytes of it are copies."""
     with Live() as live:
         live.begin()
-        found = _state(fit)
+        state = _state(fit)
         SAVES.append(live.added())
-    return found
+    return state
 
 
 def fit(strategy: str, devices: int, steps: int, name: str, **options: Any) -> Records:

@@ -76,7 +76,7 @@ class Manual(Model):
         self.optimizers()[1].zero_grad()
 
     def configure_optimizers(self) -> Any:
-        return [torch.optim.AdamW(each.parameters(), lr=0.01) for each in (self.first, self.second)]
+        return [torch.optim.AdamW(net.parameters(), lr=0.01) for net in (self.first, self.second)]
 
 
 CASES: dict[str, tuple[type[Model], dict[str, Any]]] = {
@@ -92,9 +92,9 @@ CASES: dict[str, tuple[type[Model], dict[str, Any]]] = {
 def main(folder: Path, devices: int, strategy: str, cases: list[str]) -> None:
     write = Checkpoints._write
 
-    def late(*given: Any) -> None:
+    def late(*arguments: Any) -> None:
         time.sleep(0.05)
-        write(*given)
+        write(*arguments)
 
     Checkpoints._write = late  # type: ignore[method-assign]
     options = {"fsdp": {"unit_parameters": 1}}.get(strategy, {})

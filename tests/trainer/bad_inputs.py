@@ -200,7 +200,7 @@ WORDS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("a key twice", (OF_STRATEGY, "{a: 1, a: 2}"), (OF_STRATEGY,)),
     ("a number for the trainer", ("--trainer", "5"), ("trainer:",)),
     *(
-        (" ".join(words), tuple(f"--trainer.{each}" for each in words), named)
+        (" ".join(words), tuple(f"--trainer.{word}" for word in words), named)
         for words, named in (
             (("strategy=ddp", "devices=3", "global_batch_size=8"), ("global_batch_size=8",)),
             (("strategy=single_device", "devices=2"), ("strategy='single_device'",)),

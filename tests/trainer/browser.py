@@ -27,8 +27,8 @@ class Browser:
         self._session: dict[str, str] = {}
         self.events: list[tuple[str, dict[str, Any]]] = []
         target = self.send("Target.createTarget", url="about:blank")["targetId"]
-        found = self.send("Target.attachToTarget", targetId=target, flatten=True)
-        self._session = {"sessionId": found["sessionId"]}
+        attached = self.send("Target.attachToTarget", targetId=target, flatten=True)
+        self._session = {"sessionId": attached["sessionId"]}
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.send(f"{domain}.enable")
 
@@ -56,9 +56,9 @@ class Browser:
     def _read(self) -> dict[str, Any]:
         while b"\0" not in self._rest:
             ready = select.select([self._answers], [], [], PATIENCE)[0]
-            part = os.read(self._answers, 1 << 20) if ready else b""
-            assert part, "the browser has ended, or does not answer"
-            self._rest += part
+            chunk = os.read(self._answers, 1 << 20) if ready else b""
+            assert chunk, "the browser has ended, or does not answer"
+            self._rest += chunk
         first, _, self._rest = self._rest.partition(b"\0")
         message: dict[str, Any] = json.loads(first)
         return message
@@ -83,9 +83,9 @@ class Browser:
             "look(); });"
         )
         asked = {"expression": helper + expression, "awaitPromise": True, "returnByValue": True}
-        found = self.send("Runtime.evaluate", **asked)
-        assert "exceptionDetails" not in found, found
-        return found["result"].get("value")
+        response = self.send("Runtime.evaluate", **asked)
+        assert "exceptionDetails" not in response, response
+        return response["result"].get("value")
 
     def press(self, key: str) -> None:
         for kind in ("keyDown", "keyUp"):
@@ -102,19 +102,19 @@ class Browser:
 
     def problems(self) -> list[str]:
         """Errors and warnings of the console since the page was opened."""
-        found = []
-        for method, given in self.events:
-            if method == "Runtime.consoleAPICalled" and given["type"] in ("error", "warning"):
-                found.append(json.dumps(given["args"]))
+        problems = []
+        for method, parameters in self.events:
+            if method == "Runtime.consoleAPICalled" and parameters["type"] in ("error", "warning"):
+                problems.append(json.dumps(parameters["args"]))
             if method == "Runtime.exceptionThrown":
-                found.append(json.dumps(given["exceptionDetails"]))
+                problems.append(json.dumps(parameters["exceptionDetails"]))
             if method == "Log.entryAdded":
-                found.append(given["entry"]["text"])
-        return found
+                problems.append(parameters["entry"]["text"])
+        return problems
 
     def requests(self) -> list[str]:
         """Addresses that were asked for since the page was opened, without the page's own."""
-        asked = [given["request"]["url"] for method, given in self.events if "request" in given]
+        asked = [params["request"]["url"] for method, params in self.events if "request" in params]
         return [url for url in asked[1:] if not url.startswith("data:")]
 
 

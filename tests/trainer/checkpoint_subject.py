@@ -24,10 +24,10 @@ def save(directory: Path, step: int = 1, state: Any = None, **options: Any) -> P
 
 def read(path: Path) -> Any:
     """Everything that can be read of a checkpoint."""
-    found = Checkpoint(path)
-    found.check_contents()
-    found.rank_local_state(0)
-    return found.state()
+    checkpoint = Checkpoint(path)
+    checkpoint.check_contents()
+    checkpoint.rank_local_state(0)
+    return checkpoint.state()
 
 
 def rewrite(path: Path, change: Callable[[Any], Any]) -> None:

@@ -70,7 +70,7 @@ class _Stream:
         self.rank = rank
         numbered = enumerate(operations)
         grouped = groupby(numbered, lambda each: (each[1].batch, each[1].batch is None and each[0]))
-        self._rest = [[each for _, each in batch] for _, batch in grouped][::-1]
+        self._rest = [[operation for _, operation in batch] for _, batch in grouped][::-1]
         self.waiting: list[Operation] = []
         self.advance()
 
@@ -85,34 +85,34 @@ def stuck(ranks: Ranks) -> list[str]:
     streams = [
         _Stream(rank, [operation for operation in operations if operation.thread == thread])
         for rank, operations in ranks.items()
-        for thread in dict.fromkeys(each.thread for each in operations)
+        for thread in dict.fromkeys(operation.thread for operation in operations)
     ]
     while any(_ends(streams, stream) for stream in streams):
         pass
-    return [f"rank {stream.rank} waits in {each}" for stream in streams for each in stream.waiting]
+    return [f"rank {stream.rank} waits in {op}" for stream in streams for op in stream.waiting]
 
 
 def _ends(streams: Sequence[_Stream], stream: _Stream) -> bool:
     """End an operation of a stream, on all of its ranks, if all of them have come to it."""
     for operation in stream.waiting:
-        found = [_at(streams, *each) for each in _parts(stream.rank, operation)]
-        if all(found):
-            for each, part in filter(None, found):
-                each.waiting.remove(part)
-                each.advance()
+        places = [_at(streams, *place) for place in _parts(stream.rank, operation)]
+        if all(places):
+            for other, started in filter(None, places):
+                other.waiting.remove(started)
+                other.advance()
             return True
     return False
 
 
 def _parts(rank: int, operation: Operation) -> Iterator[tuple[int, Operation]]:
     """The ranks of an operation, and what each of them starts for it."""
-    own = operation
-    if own.peer is None:
-        yield from ((each, own) for each in own.group)
+    ours = operation
+    if ours.peer is None:
+        yield from ((member, ours) for member in ours.group)
     else:
-        other = {"send": "recv_", "recv_": "send"}[own.kind]
-        yield rank, own
-        yield own.peer, Operation(other, own.group, own.name, own.sizes, rank)
+        other = {"send": "recv_", "recv_": "send"}[ours.kind]
+        yield rank, ours
+        yield ours.peer, Operation(other, ours.group, ours.name, ours.sizes, rank)
 
 
 def _at(
@@ -120,9 +120,9 @@ def _at(
 ) -> tuple[_Stream, Operation] | None:
     """Where a rank waits in an operation."""
     for stream in streams:
-        for each in stream.waiting if stream.rank == rank else ():
-            if _same(each, operation):
-                return stream, each
+        for waiting in stream.waiting if stream.rank == rank else ():
+            if _same(waiting, operation):
+                return stream, waiting
     return None
 
 

@@ -42,17 +42,17 @@ class Records:
 
     def note(self, kind: str, group: Any, sizes: Any, peer: int | None = None) -> None:
         """Add an operation; ``sizes`` must be equal on all its ranks, ``peer`` is a rank in it."""
-        found: Any = distributed_c10d._resolve_process_group(group) if _is_name(group) else group
-        ranks = dist.get_process_group_ranks(found)
+        resolved: Any = distributed_c10d._resolve_process_group(group) if _is_name(group) else group
+        ranks = dist.get_process_group_ranks(resolved)
         self.operations.append(
             {
                 "kind": kind,
                 "group": ranks,
-                "name": found.group_name,
+                "name": resolved.group_name,
                 "sizes": sizes,
                 "peer": None if peer is None else ranks[peer],
                 "batch": self.batch,
-                "is_host": found.group_name in self._hosts,
+                "is_host": resolved.group_name in self._hosts,
                 "thread": _thread(),
                 "where": _where(),
             }
@@ -83,7 +83,7 @@ class _Mode(TorchDispatchMode):
         self.records = records
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(each, DTensor | AsyncCollectiveTensor) for each in types):
+        if any(issubclass(cls, DTensor | AsyncCollectiveTensor) for cls in types):
             return NotImplemented  # they call operators on their own tensors, which come here
         namespace, _, kind = func._schema.name.partition("::")
         if namespace in ("c10d", "_c10d_functional"):

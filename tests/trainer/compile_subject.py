@@ -74,8 +74,8 @@ class Gather(nn.Module):
     """Gathers shards: in backward each rank takes its slice of the gradient."""
 
     def forward(self, x: Any) -> Tensor:
-        whole: Tensor = x.redistribute(placements=[Replicate()]).to_local()
-        return whole * torch.arange(4.0)
+        full: Tensor = x.redistribute(placements=[Replicate()]).to_local()
+        return full * torch.arange(4.0)
 
 
 class Sliced(Descends):
@@ -132,7 +132,7 @@ def train(folder: Path, devices: int, strategy: str, way: str, options: dict[str
     return {
         "losses": module.losses,
         "validated": run.metrics.get("val_loss"),
-        "weights": [float(each.double().norm()) for each in saved(run.run_directory).values()],
+        "weights": [float(weight.double().norm()) for weight in saved(run.run_directory).values()],
         "graphs": compilation._graphs() - before if WAYS[way] else 0,
         "loaded": torch._dynamo.utils.counters["aot_autograd"]["autograd_cache_hit"],
     }
@@ -141,10 +141,10 @@ def train(folder: Path, devices: int, strategy: str, way: str, options: dict[str
 def main(folder: str, devices: str, strategy: str, options: str, backend: str, *ways: str) -> None:
     if backend != "inductor":
         use_backend(backend)
-    given = json.loads(options)
-    found = {way: train(Path(folder), int(devices), strategy, way, given) for way in ways}
-    if found[ways[0]] is not None:
-        print(json.dumps(found))
+    settings = json.loads(options)
+    results = {way: train(Path(folder), int(devices), strategy, way, settings) for way in ways}
+    if results[ways[0]] is not None:
+        print(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -54,9 +54,9 @@ def read(*arguments: str | Path, command: str = "fit") -> Any:
     return configuration.read_work("program", command, list(map(str, arguments)))
 
 
-def resolved(found: Any) -> dict[str, Any]:
+def resolved(work: Any) -> dict[str, Any]:
     """The configuration that a run records."""
-    content: dict[str, Any] = yaml.safe_load(found.trainer.configuration)
+    content: dict[str, Any] = yaml.safe_load(work.trainer.configuration)
     return content
 
 

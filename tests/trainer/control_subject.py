@@ -147,9 +147,9 @@ def main(folder: Path) -> None:
         run = Trainer(**shared | named | LIMITS | options)
         rate = run.find_learning_rate(Net(), **SWEEP) if name == "ddp" else None
         run.fit(module, module.train_dataloader(), named_loaders(module))
-        found = {"steps": run.global_step, "metrics": run.metrics, "rate": rate}
-        found |= module.seen | {"gathered": module.gathered}
-        (folder / f"{name}-{run.global_rank}.json").write_text(json.dumps(found))
+        record = {"steps": run.global_step, "metrics": run.metrics, "rate": rate}
+        record |= module.seen | {"gathered": module.gathered}
+        (folder / f"{name}-{run.global_rank}.json").write_text(json.dumps(record))
 
 
 if __name__ == "__main__":

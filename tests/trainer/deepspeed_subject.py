@@ -168,13 +168,13 @@ def main(folder: Path, processes: int, more: dict[str, Any], ways: list[str]) ->
             validate(folder, given, options, run)
 
 
-def validate(folder: Path, given: Any, options: dict[str, Any], run: Path) -> None:
+def validate(folder: Path, arguments: Any, options: dict[str, Any], run: Path) -> None:
     """Write what a run's weights reach, in a module that has not been trained."""
     options = {**options, "accelerator": "cpu", "enable_progress_bar": False}
     again = trainer.Trainer(**options)
-    found = again.validate(subject.make(**given), checkpoint=str(run))
+    metrics = again.validate(subject.make(**arguments), checkpoint=str(run))
     if again.global_rank == 0:
-        (folder / "validated.json").write_text(json.dumps(found))
+        (folder / "validated.json").write_text(json.dumps(metrics))
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def fit(root: Path, asynchronous: bool, steps: int = STEPS) -> None:
 
 def attempt(root: Path, asynchronous: bool, *fault: Any) -> tuple[int, int, str, str]:
     """Fit in a fork: its code, the operations, which failed, and what was printed."""
-    log, told = (root.parent / f"{each}-{root.name}" for each in ("log", "told"))
+    log, told = (root.parent / f"{kind}-{root.name}" for kind in ("log", "told"))
     told.unlink(missing_ok=True)
     if (child := os.fork()) == 0:
         signal.alarm(600)
@@ -77,9 +77,9 @@ def attempt(root: Path, asynchronous: bool, *fault: Any) -> tuple[int, int, str,
             code = reports.exit_code(error)
             is_told = isinstance(error, UserError)
             print(failures.describe(error)) if is_told else traceback.print_exc()
-        found = [SHIM.counted(), SHIM.failed().decode()]
+        counts = [SHIM.counted(), SHIM.failed().decode()]
         SHIM.arm(b"", 0, b"", 0)
-        told.write_text(json.dumps(found))
+        told.write_text(json.dumps(counts))
         sys.stdout.flush()
         os._exit(code)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -106,9 +106,9 @@ def main(folder: Path, asynchronous: bool, faults: list[tuple[int, str, int, int
     (folder / "0").mkdir()
     counts = {}
     for begun in (0, 2):
-        whole = shutil.copytree(folder / f"{begun}", folder / f"whole-{begun}", symlinks=True)
-        _, counts[begun], _, _ = attempt(whole, asynchronous, -1, b"", 0)
-        expected = result(whole)
+        reference = shutil.copytree(folder / f"{begun}", folder / f"whole-{begun}", symlinks=True)
+        _, counts[begun], _, _ = attempt(reference, asynchronous, -1, b"", 0)
+        expected = result(reference)
         print(json.dumps({"begun": begun, "operations": counts[begun], "files": expected}))
     for number, kinds, code, begun in faults:
         if number > counts[begun]:
@@ -117,14 +117,14 @@ def main(folder: Path, asynchronous: bool, faults: list[tuple[int, str, int, int
         shutil.copytree(folder / f"{begun}", root, symlinks=True)
         ended, _, failed, said = attempt(root, asynchronous, number, kinds.encode(), code)
         again = attempt(root, asynchronous, -1, b"", 0)
-        found = {}
+        files = {}
         with contextlib.suppress(OSError):
-            found = result(root)
+            files = result(root)
         hidden = [path.name for path in root.rglob(".*") if path.name != ".lock"]
         fault = [number, kinds, code, begun]
         line = {"fault": fault, "failed": failed, "code": ended, "said": said}
         line |= {"again": again[0], "told": again[3], "hidden": hidden}
-        line |= {"differs": sorted(k for k in expected if found.get(k) != expected[k])}
+        line |= {"differs": sorted(k for k in expected if files.get(k) != expected[k])}
         print(json.dumps(line), flush=True)
         shutil.rmtree(root)
 

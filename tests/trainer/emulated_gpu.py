@@ -56,12 +56,12 @@ class Stream:
     """A stream of the device: what it computes is there for another once that has waited for it."""
 
     def __init__(self, device: object = None) -> None:
-        self.given = 0
+        self.issued = 0
         self._waited: dict[Stream, int] = {}
 
     def wait_stream(self, other: "Stream") -> None:
         """Have what follows on this stream wait for all on another so far."""
-        self._waited[other] = other.given
+        self._waited[other] = other.issued
 
     def check(self, tensor: "EmulatedTensor") -> None:
         """Raise if a tensor that is used on this stream may not be there yet, or no longer."""
@@ -97,8 +97,8 @@ class EmulatedTensor(Tensor):
         )
         made.elem = elem
         made.stream = _module.stream_now
-        made.stream.given += 1
-        made.number, made.recorded = made.stream.given, set()
+        made.stream.issued += 1
+        made.number, made.recorded = made.stream.issued, set()
         return made
 
     # With these, `Module.to` keeps the parameters the objects that they are, as it does for CUDA.
@@ -275,10 +275,10 @@ def _run(func: Any, *args: Any, **kwargs: Any) -> Any:
     leaves = _pytree.tree_leaves((args, kwargs))
     emulated = [leaf for leaf in leaves if isinstance(leaf, EmulatedTensor)]
     plain = [
-        each for each in leaves if isinstance(each, Tensor) and not isinstance(each, EmulatedTensor)
+        leaf for leaf in leaves if isinstance(leaf, Tensor) and not isinstance(leaf, EmulatedTensor)
     ]
-    for each in emulated:
-        _module.stream_now.check(each)
+    for tensor in emulated:
+        _module.stream_now.check(tensor)
     target = kwargs.get("device")
     if func in _COPIES:
         device = _copied_to(func, args, kwargs)
@@ -297,7 +297,7 @@ def _run(func: Any, *args: Any, **kwargs: Any) -> Any:
         kwargs["device"] = torch.device("cpu")
     kwargs.pop("pin_memory", None)
     args, kwargs = _pytree.tree_map(_numbers, (args, kwargs))
-    count = max((each.numel() for each in emulated), default=1)
+    count = max((tensor.numel() for tensor in emulated), default=1)
     with _drawing(func, count) if device is not None else contextlib.nullcontext():
         result = func(*args, **kwargs)
     return _wrapped(result, emulated, plain, device)
@@ -310,8 +310,8 @@ def _numbers(value: Any) -> Any:
 def _wrapped(
     result: Any, emulated: Sequence[EmulatedTensor], plain: Sequence[Tensor], device: Any
 ) -> Any:
-    known: dict[int, Tensor] = {id(each): each for each in plain}
-    known |= {id(each.elem): each for each in emulated}
+    known: dict[int, Tensor] = {id(tensor): tensor for tensor in plain}
+    known |= {id(tensor.elem): tensor for tensor in emulated}
     is_here = device is not None and device.type == NAME
 
     def wrap(value: Any) -> Any:
@@ -329,11 +329,11 @@ def _check_devices(func: Any, emulated: Sequence[Tensor], plain: Sequence[Tensor
     if func.namespace != "aten" or func in _INDEXES:
         return
     takes_numbers = not func.__name__.startswith(("_fused_", "_amp_"))
-    others = [each for each in plain if each.dim() or not takes_numbers]
-    found = sorted({str(each.device) for each in (*emulated, *others)})
-    if len(found) > 1:
+    others = [tensor for tensor in plain if tensor.dim() or not takes_numbers]
+    devices = sorted({str(tensor.device) for tensor in (*emulated, *others)})
+    if len(devices) > 1:
         raise RuntimeError(
-            f"Expected all tensors to be on the same device, but found {' and '.join(found)} "
+            f"Expected all tensors to be on the same device, but found {' and '.join(devices)} "
             f"in {func}"
         )
 
@@ -344,16 +344,16 @@ def _drawing(func: Any, count: int) -> Iterator[None]:
     if torch.Tag.nondeterministic_seeded not in func.tags:
         yield
         return
-    host, own = torch.default_generator.get_state(), _module.generator
-    is_philox = isinstance(own, Philox)
-    torch.default_generator.set_state(own.begin() if is_philox else own.get_state())
+    host, generator = torch.default_generator.get_state(), _module.generator
+    is_philox = isinstance(generator, Philox)
+    torch.default_generator.set_state(generator.begin() if is_philox else generator.get_state())
     try:
         yield
     finally:
         if is_philox:
-            own.end(count)
+            generator.end(count)
         else:
-            own.set_state(torch.default_generator.get_state())
+            generator.set_state(torch.default_generator.get_state())
         torch.default_generator.set_state(host)
 
 

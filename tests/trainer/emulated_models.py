@@ -62,7 +62,7 @@ class Model(trainer.TrainingModule):
         x, labels = batch
         loss = cross_entropy(self.network(x), labels)
         self.work(x, loss)
-        self.devices |= {str(each.device) for each in (x, loss, *self.parameters())}
+        self.devices |= {str(tensor.device) for tensor in (x, loss, *self.parameters())}
         self.log("loss", loss, on_epoch=True)
         self.log("least", float(self.global_step), on_epoch=True, reduce_fx="min")
         self.log("seen", 4.0, on_epoch=True, reduce_fx="sum")

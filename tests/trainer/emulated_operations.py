@@ -36,12 +36,12 @@ def detected() -> dict[str, Any]:
         "rows": lambda: x[rows],
         "rows by the host": lambda: x[torch.tensor([0, 1])],
     }
-    found = {}
+    costs = {}
     for name, work in works.items():
         with counting() as counts:
             work()
-        found[name] = [counts.waits.total(), counts.pageable.total()]
-    return found
+        costs[name] = [counts.waits.total(), counts.pageable.total()]
+    return costs
 
 
 def mixtures() -> dict[str, str]:
@@ -61,20 +61,20 @@ def mixtures() -> dict[str, str]:
             **{"nesterov": False, "maximize": False, "is_first_step": True, "found_inf": step},
         ),
     }
-    found = {}
+    messages = {}
     for name, work in works.items():
         try:
             work()
         except RuntimeError as error:
-            found[name] = str(error)
-    return found
+            messages[name] = str(error)
+    return messages
 
 
 def streams() -> dict[str, str]:
     """What becomes of a tensor that is copied on a stream and used on another."""
     gpu: Any = torch.get_device_module(NAME)
     device, side = torch.device(NAME, 0), gpu.Stream()
-    found = {}
+    outcomes = {}
     for waits, records in ((False, True), (True, False), (True, True)):
         with gpu.stream(side):
             tensor = torch.ones(4).to(device)
@@ -83,7 +83,7 @@ def streams() -> dict[str, str]:
         if records:
             tensor.record_stream(gpu.current_stream(device))
         try:
-            found[f"{waits} {records}"] = str((tensor + 1).tolist())
+            outcomes[f"{waits} {records}"] = str((tensor + 1).tolist())
         except RuntimeError as error:
-            found[f"{waits} {records}"] = str(error)
-    return found
+            outcomes[f"{waits} {records}"] = str(error)
+    return outcomes

@@ -103,8 +103,8 @@ def fit(folder: Path, **options: Any) -> tuple[Any, Model]:
 
 def drawn(module: Model) -> list[dict[str, list[bool]]]:
     """The masks that this rank has drawn."""
-    found: list[dict[str, list[bool]]] = module.sequential_module[0].drawn
-    return found
+    masks: list[dict[str, list[bool]]] = module.sequential_module[0].drawn
+    return masks
 
 
 def weights(module: Model) -> list[Tensor]:
@@ -113,23 +113,23 @@ def weights(module: Model) -> list[Tensor]:
 
 def mesh(folder: Path) -> None:
     """Write what this rank has drawn."""
-    found: dict[str, Any] = {"broadcasts": 0}
+    record: dict[str, Any] = {"broadcasts": 0}
     broadcast = dist.broadcast
 
     def count(tensor: Tensor, *arguments: Any, **named: Any) -> Any:
-        found["broadcasts"] += tensor.dtype == torch.uint8  # the state of a generator
+        record["broadcasts"] += tensor.dtype == torch.uint8  # the state of a generator
         return broadcast(tensor, *arguments, **named)
 
     with mock.patch.object(dist, "broadcast", count), counting() as counts:
         run, module = fit(folder, run_name="replicas")
         saved = run.run_directory / "checkpoints" / f"step-{SAVED:08d}"
         _, resumed = fit(folder, resume=str(saved))
-    found["replicas"], found["resumed"] = drawn(module), drawn(resumed)
+    record["replicas"], record["resumed"] = drawn(module), drawn(resumed)
     pairs = zip(weights(module), weights(resumed), strict=True)
-    found["equal"] = all(one.equal(other) for one, other in pairs)
-    found["operators"] = sorted(counts.operators)
-    found["left"] = str(_random._rng_tracker)
-    (folder / f"{run.global_rank}.json").write_text(json.dumps(found))
+    record["equal"] = all(one.equal(other) for one, other in pairs)
+    record["operators"] = sorted(counts.operators)
+    record["left"] = str(_random._rng_tracker)
+    (folder / f"{run.global_rank}.json").write_text(json.dumps(record))
 
 
 def main(folder: Path) -> None:

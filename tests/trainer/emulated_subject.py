@@ -109,8 +109,8 @@ def trained(fit: Fit, folder: Path, accelerator: str = "gpu", **more: Any) -> tu
 
 def saved(running: Any) -> Path:
     """The checkpoint within a fit."""
-    found: Path = running.run_directory / "checkpoints" / f"step-{SAVED:08d}"
-    return found
+    checkpoint: Path = running.run_directory / "checkpoints" / f"step-{SAVED:08d}"
+    return checkpoint
 
 
 def seen(fit: Fit, folder: Path) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def seen(fit: Fit, folder: Path) -> dict[str, Any]:
 
 
 def _numbers(model: nn.Module) -> dict[str, Tensor]:
-    return {name: each.cpu() for name, each in model.state_dict().items()}
+    return {name: value.cpu() for name, value in model.state_dict().items()}
 
 
 def _difference(one: nn.Module, other: nn.Module) -> float:
@@ -150,43 +150,43 @@ def evaluations(folder: Path) -> dict[str, Any]:
     running, model = trained(_of(), folder / "trained")
     on_cpu = make_trainer(folder, "cpu")
     again = Model()
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name in ("validate", "test"):
         ours = getattr(running, name)(model, data())
         theirs = getattr(on_cpu, name)(again, data(), checkpoint=str(running.run_directory))
-        found[name] = [ours, theirs]
+        results[name] = [ours, theirs]
     ours = running.predict(model, data())
     theirs = on_cpu.predict(again, data())
-    tensors = [each for output in ours for each in (output["scores"], *output["of"][:1])]
-    found["types"] = sorted({type(tensor).__name__ for tensor in tensors})
+    tensors = [tensor for output in ours for tensor in (output["scores"], *output["of"][:1])]
+    results["types"] = sorted({type(tensor).__name__ for tensor in tensors})
     pairs = zip(ours, theirs, strict=True)
-    found["equal"] = all(torch.allclose(a["scores"], b["scores"], atol=1e-6) for a, b in pairs)
-    return found
+    results["equal"] = all(torch.allclose(a["scores"], b["scores"], atol=1e-6) for a, b in pairs)
+    return results
 
 
 def batch_sizes(folder: Path) -> dict[str, int]:
     """What the search finds: all there is, for memory does not end."""
-    found = {}
+    sizes = {}
     for name, make in (("automatic", Model), ("manual", Manual)):
         model = make()
         model.network[1] = nn.LayerNorm(16)  # BatchNorm takes no batch of one sample
         searching = make_trainer(folder, "gpu", precision="16-mixed")
-        found[name] = searching.find_batch_size(model, data())
-    return found
+        sizes[name] = searching.find_batch_size(model, data())
+    return sizes
 
 
 def planted(folder: Path) -> dict[str, Any]:
     """What is seen of faults that were planted."""
-    found: dict[str, Any] = {}
+    outcomes: dict[str, Any] = {}
     for name, work in PLANTED.items():
         model = Model(work=work)
         try:
             make_trainer(folder / name, "gpu").fit(model, data())
         except RuntimeError as error:
-            found[name] = str(error)
+            outcomes[name] = str(error)
         else:
             counts = model.window.counts
-            found[name] = {"waits": counts.waits, "pageable": counts.pageable}
+            outcomes[name] = {"waits": counts.waits, "pageable": counts.pageable}
     with (
         mock.patch.object(moving, "copy_stream", return_value=None),
         mock.patch.object(moving, "to", lambda tensor, device, dtype: tensor),
@@ -194,8 +194,8 @@ def planted(folder: Path) -> dict[str, Any]:
         try:
             make_trainer(folder / "unmoved", "gpu").fit(Model(), data())
         except RuntimeError as error:
-            found["unmoved"] = str(error)
-    return found
+            outcomes["unmoved"] = str(error)
+    return outcomes
 
 
 @contextmanager
@@ -214,14 +214,14 @@ def on_emulated_gpu() -> Iterator[None]:
 
 def crossings(folder: Path) -> dict[str, float]:
     """What a fit that is resumed on the other device differs by, without dropout."""
-    found = {}
+    differences = {}
     for name, make in (("default", ADAMW), ("fused", partial(ADAMW, fused=True))):
         for first, second in (("cpu", "gpu"), ("gpu", "cpu")):
             fit, place = _of(partial(_without_dropout, make)), folder / name / first
-            running, whole = trained(fit, place / "whole", first)
+            running, uninterrupted = trained(fit, place / "whole", first)
             _, resumed = trained(fit, place / "resumed", second, resume=str(saved(running)))
-            found[f"{name}, {first} to {second}"] = _difference(whole, resumed)
-    return found
+            differences[f"{name}, {first} to {second}"] = _difference(uninterrupted, resumed)
+    return differences
 
 
 def _without_dropout(make: Callable[..., Optimizer]) -> Model:
@@ -240,7 +240,7 @@ def attempted(work: Callable[..., Any], *arguments: Any) -> Any:
 
 def main(folder: Path) -> None:
     with on_emulated_gpu():
-        found = {
+        results = {
             "detected": attempted(emulated_operations.detected),
             "streams": attempted(emulated_operations.streams),
             "mixtures": attempted(emulated_operations.mixtures),
@@ -250,7 +250,7 @@ def main(folder: Path) -> None:
             "batch sizes": attempted(batch_sizes, folder / "sizes"),
             "planted": attempted(planted, folder / "planted"),
         }
-    print(json.dumps(found))
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

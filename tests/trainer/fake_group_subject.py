@@ -122,16 +122,16 @@ def measure(case: Case, world: int) -> dict[str, Any]:
         if isinstance(strategy, ddp.DDP):  # the fake group's work has no result
             strategy.wrapped.register_comm_hook(None, _unchanged)
         module.trainer_state = replace(module.trainer_state, run=run)  # type: ignore[arg-type]
-        found: dict[str, Any] = {}
+        held: dict[str, Any] = {}
         for number in range(2):
             batch = torch.ones(8, WIDTH)
             strategy.forward_backward(batch, number, weight=1.0, synchronize=True)
-            found["before"] = _held(live, module, optimization)
+            held["before"] = _held(live, module, optimization)
             strategy.step(optimization)
             del batch
-            found["after"] = _held(live, module, optimization)
+            held["after"] = _held(live, module, optimization)
         module.trainer_state = replace(module.trainer_state, run=None)
-    return found
+    return held
 
 
 def _unchanged(_: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
@@ -143,7 +143,7 @@ def _unchanged(_: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
 def _held(live: Live, module: nn.Module, optimization: Any) -> dict[str, int]:
     parameters = storages(module.parameters())
     gradients = storages(parameter.grad for parameter in module.parameters())
-    steps = [getattr(each, "optim", each) for each in optimization.optimizers]
+    steps = [getattr(o, "optim", o) for o in optimization.optimizers]
     states = [state for step in steps for state in step.state.values()]
     optimizer = storages(
         value for state in states for value in state.values() if isinstance(value, Tensor)
@@ -162,10 +162,10 @@ def main(*cases: str) -> None:
     for case in cases:
         name, _, world = case.rpartition("/")
         try:
-            found = measure(CASES[name], int(world))
+            held = measure(CASES[name], int(world))
         except Exception:
-            found = {"error": traceback.format_exc()[-1200:]}
-        print(json.dumps({"name": name, "world": int(world), **found}), flush=True)
+            held = {"error": traceback.format_exc()[-1200:]}
+        print(json.dumps({"name": name, "world": int(world), **held}), flush=True)
 
 
 if __name__ == "__main__":

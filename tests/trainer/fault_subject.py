@@ -139,8 +139,8 @@ def raises_and_ends_late() -> None:
 
 
 FAULTS = {
-    each.__name__: each
-    for each in (
+    fault.__name__: fault
+    for fault in (
         *(is_killed, is_stopped, loops, holds_the_interpreter, faults, aborts, exits, exits_with_3),
         *(leaves, changes_the_directory, raises, raises_and_ends_late),
     )

@@ -90,11 +90,11 @@ def logged(run_directory: Any, name: str) -> list[float]:
         return [float(row["value"]) for row in csv.DictReader(file) if row["name"] == name]
 
 
-def assert_close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+def assert_close(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
     """Two models are the same but for rounding."""
-    assert found.keys() == expected.keys()
+    assert weights.keys() == expected.keys()
     for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, atol=ROUNDING, rtol=0, msg=name)
+        torch.testing.assert_close(weights[name], value, atol=ROUNDING, rtol=0, msg=name)
 
 
 def main(folder: Path, runs: list[dict[str, Any]]) -> None:

@@ -32,12 +32,12 @@ def run_ranks(subject: str, processes: int, folder: Path, timeout: float = PATIE
     ranks = [start([*arguments, str(rank), str(processes), folder]) for rank in range(processes)]
     try:
         deadline = time.monotonic() + timeout
-        ended = [each.communicate(timeout=deadline - time.monotonic()) for each in ranks]
+        ended = [process.communicate(timeout=deadline - time.monotonic()) for process in ranks]
     finally:
-        for each in ranks:
-            if each.poll() is None:
-                os.killpg(each.pid, signal.SIGKILL)
-                each.communicate()
+        for process in ranks:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
     assert [each.returncode for each in ranks] == [0] * processes, [error for _, error in ended]
     return [output for output, _ in ended]
 
@@ -73,20 +73,20 @@ class Case:
                 parameter.copy_(torch.linspace(0.5, 2, FEATURES))
         return module
 
-    def train(self, module: nn.Module, part: slice) -> dict[str, Tensor]:
+    def train(self, module: nn.Module, share: slice) -> dict[str, Tensor]:
         """What a part of each batch gives, in training and then in evaluation."""
-        found = {}
-        for step, (whole, gradients) in enumerate(self.batches()):
-            inputs = whole[part].clone().requires_grad_()
+        tensors = {}
+        for step, (inputs_, gradients) in enumerate(self.batches()):
+            inputs = inputs_[share].clone().requires_grad_()
             output = module(inputs)
-            (output * gradients[part]).sum().backward()
+            (output * gradients[share]).sum().backward()
             assert inputs.grad is not None
-            found |= {f"output{step}": output.detach(), f"input_gradient{step}": inputs.grad}
-            found |= {f"buffer.{step}.{name}": each for name, each in copies(module.buffers())}
+            tensors |= {f"output{step}": output.detach(), f"input_gradient{step}": inputs.grad}
+            tensors |= {f"buffer.{step}.{name}": value for name, value in copies(module.buffers())}
         if self.options.get("track_running_stats", True):  # else each part has its own
-            found["evaluated"] = module.eval()(next(self.batches())[0][part]).detach()
+            tensors["evaluated"] = module.eval()(next(self.batches())[0][share]).detach()
         gradients = [(name, parameter.grad) for name, parameter in module.named_parameters()]
-        return found | {f"gradient.{name}": each for name, each in gradients if each is not None}
+        return tensors | {f"gradient.{name}": each for name, each in gradients if each is not None}
 
 
 def copies(tensors: Iterator[Tensor]) -> Iterator[tuple[int, Tensor]]:
@@ -133,8 +133,8 @@ def train_cases(rank: int, processes: int, folder: Path) -> None:
         case = sizes[processes]
         bounds = [0, *itertools.accumulate(case.parts)]
         module = sync_batchnorm.convert(case.make(), "cpu")
-        found = case.train(module, slice(bounds[rank], bounds[rank + 1]))
-        tensors = {key: each.contiguous() for key, each in found.items()}
+        tensors_ = case.train(module, slice(bounds[rank], bounds[rank + 1]))
+        tensors = {key: tensor.contiguous() for key, tensor in tensors_.items()}
         save_file(tensors, folder / f"{name}.{rank}")
 
 
@@ -182,19 +182,19 @@ def step_one_bit_adam(rank: int, processes: int, folder: Path) -> None:
 
     parameters = {name: nn.Parameter(draw(name, -1, 0)) for name in SHAPES}
     optimizer = onebit.OneBitAdam(parameters.values(), freeze_step=FREEZE_STEP, **ADAM)
-    found = {}
+    tensors = {}
     for step in range(ADAM_STEPS):
         ranks = [rank] if optimizer.compresses else range(processes)
         for name, parameter in parameters.items():
-            parameter.grad = torch.stack([draw(name, step, each) for each in ranks]).mean(0)
+            parameter.grad = torch.stack([draw(name, step, number) for number in ranks]).mean(0)
         optimizer.step()
         for name, parameter in parameters.items():
-            found[f"{step}.{name}"] = parameter.detach().clone()
-            found[f"{step}.{name}.momentum"] = optimizer.state[parameter]["exp_avg"].clone()
-            for part, value in vars(optimizer.errors.get(parameter, object)).items():
+            tensors[f"{step}.{name}"] = parameter.detach().clone()
+            tensors[f"{step}.{name}.momentum"] = optimizer.state[parameter]["exp_avg"].clone()
+            for key, value in vars(optimizer.errors.get(parameter, object)).items():
                 if isinstance(value, Tensor):
-                    found[f"{step}.{name}.{part}"] = value.clone()
-    save_file(found, folder / f"{rank}.safetensors")
+                    tensors[f"{step}.{name}.{key}"] = value.clone()
+    save_file(tensors, folder / f"{rank}.safetensors")
 
 
 def main(subject: str, rank: int, processes: int, folder: Path) -> None:
@@ -203,7 +203,7 @@ def main(subject: str, rank: int, processes: int, folder: Path) -> None:
     store = dist.FileStore(str(folder / "store"), processes)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=processes)
     subjects = (train_cases, find_batch_size, too_large_a_start, step_one_bit_adam)
-    next(each for each in subjects if each.__name__ == subject)(rank, processes, folder)
+    next(function for function in subjects if function.__name__ == subject)(rank, processes, folder)
     dist.destroy_process_group()
 
 

@@ -47,5 +47,5 @@ class Teacher(Adapted):
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         teacher, student = self.sequential_module[0], self.sequential_module[3]
-        for mine, own in zip(teacher.parameters(), student.parameters(), strict=True):
-            mine.data.lerp_(own.data, 0.1)
+        for mine, theirs in zip(teacher.parameters(), student.parameters(), strict=True):
+            mine.data.lerp_(theirs.data, 0.1)

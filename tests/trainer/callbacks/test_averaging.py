@@ -76,19 +76,19 @@ def saved(name: str) -> dict[str, Any]:
 
 
 def average_of(state: dict[str, Any]) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = state["callbacks"][STATE]["average"]
-    return found
+    average: dict[str, Tensor] = state["callbacks"][STATE]["average"]
+    return average
 
 
 def check(name: str, expected: Reference, validations: slice = slice(None)) -> None:
     """Compare a run with one process by hand."""
     state = saved(name)
-    trained = {each for each in expected.average if not each.startswith("sequential_module.3")}
+    trained = {key for key in expected.average if not key.startswith("sequential_module.3")}
     assert average_of(state).keys() == trained
-    for each, value in average_of(state).items():
-        torch.testing.assert_close(value, expected.average[each], atol=ROUNDING, rtol=0)
-    for each, value in state["model"].items():
-        torch.testing.assert_close(value, expected.model[each], atol=ROUNDING, rtol=0)
+    for weight, value in average_of(state).items():
+        torch.testing.assert_close(value, expected.average[weight], atol=ROUNDING, rtol=0)
+    for weight, value in state["model"].items():
+        torch.testing.assert_close(value, expected.model[weight], atol=ROUNDING, rtol=0)
     losses = json.loads(Path(f"{name}.json").read_text())
     assert losses == pytest.approx(expected.losses[validations], abs=ROUNDING)
 
@@ -109,8 +109,8 @@ def test_what_uses_a_checkpoint_uses_the_average_as_validations_do(batches, caps
         assert [text.count(USED) for text in capsys.readouterr()] == [0, 2 * averaged]
         assert (loss == pytest.approx(expected.losses[-1], abs=ROUNDING)) is averaged
         for name, value in weights.items():
-            for each in (tested, loaded):
-                torch.testing.assert_close(each.state_dict()[name], value, atol=ROUNDING, rtol=0)
+            for model in (tested, loaded):
+                torch.testing.assert_close(model.state_dict()[name], value, atol=ROUNDING, rtol=0)
     with pytest.raises(trainer.ConfigurationError, match="averaged=False: only for a checkpoint"):
         made.test(subject.Net(), averaged=False)
 
@@ -141,14 +141,14 @@ def test_the_mean_of_the_last_epochs_is_torch_s_and_resumes_exactly() -> None:
     assert len(expected) == 3
     assert records.losses == pytest.approx(expected, abs=ROUNDING)
 
-    whole, rest, ends = (StochasticWeightAveraging(1) for _ in range(3))
+    full, rest, ends = (StochasticWeightAveraging(1) for _ in range(3))
     one, other = subject.Net(), subject.Net()
     epochs = {"max_steps": None, "resume": "auto"}
-    fit(one, whole, max_epochs=4, run_name="whole", **epochs)
+    fit(one, full, max_epochs=4, run_name="whole", **epochs)
     fit(other, ends, max_epochs=3, run_name="rest", **epochs)
     fit(other, rest, max_epochs=4, run_name="rest", **epochs)
-    assert whole.count == rest.count == 3
-    assert all(torch.equal(whole.average[name], rest.average[name]) for name in whole.average)
+    assert full.count == rest.count == 3
+    assert all(torch.equal(full.average[name], rest.average[name]) for name in full.average)
 
 
 def test_training_is_the_same_as_without_an_average(batches: list[Any]) -> None:
@@ -213,13 +213,13 @@ def train(*words: str) -> None:
     run(["-m", "averaging_subject", "2", *words], cwd=Path.cwd())
 
 
-def check_exact(whole: str, resumed: str) -> None:
+def check_exact(uninterrupted: str, resumed: str) -> None:
     """Compare a run and a resumed one bit by bit."""
-    one, other = saved(whole), saved(resumed)
-    for part in (lambda state: state["model"], average_of):
-        assert part(one).keys() == part(other).keys()
-        for name, value in part(one).items():
-            assert torch.equal(value, part(other)[name])
+    one, other = saved(uninterrupted), saved(resumed)
+    for weights_of in (lambda state: state["model"], average_of):
+        assert weights_of(one).keys() == weights_of(other).keys()
+        for name, value in weights_of(one).items():
+            assert torch.equal(value, weights_of(other)[name])
 
 
 def test_a_checkpoint_of_ddp_resumes_under_fsdp_exactly(batches: list[Any]) -> None:
@@ -247,9 +247,9 @@ def test_a_checkpoint_of_ddp_resumes_under_fsdp_exactly(batches: list[Any]) -> N
 def test_each_strategy_averages_like_one_process_and_resumes_exactly(strategies, batches):
     expected = by_hand(batches)
     train(
-        *(word for each in strategies for word in (f"{each}:{STEPS}:{each}", f"{each}:5:5-{each}"))
+        *(word for name in strategies for word in (f"{name}:{STEPS}:{name}", f"{name}:5:5-{name}"))
     )
-    train(*(f"{each}:{STEPS}:5-{each}" for each in strategies))
+    train(*(f"{name}:{STEPS}:5-{name}" for name in strategies))
     for strategy in strategies:
         check(strategy, expected)
         check_exact(strategy, f"5-{strategy}")

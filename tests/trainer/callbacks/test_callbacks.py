@@ -32,14 +32,14 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_hooks_are_called_in_this_order() -> None:
     records = subject.Records()
-    own: list[str] = []
+    calls: list[str] = []
 
     class Model(subject.Net):
         def on_after_optimizer_step(self) -> None:
-            own.append(f"{self.global_step} {records.calls[-1]}")
+            calls.append(f"{self.global_step} {records.calls[-1]}")
 
         def on_fit_end(self) -> None:
-            own.append("end")
+            calls.append("end")
 
     fit(Model(), records, max_steps=3, accumulate_grad_batches=2, gradient_clip_val=0.1)
     assert records.calls == [
@@ -54,19 +54,19 @@ def test_hooks_are_called_in_this_order() -> None:
         *("after_step 3", "batch_end 1 3"),
         *("validation_start 3", "validation_end 3", "fit_end 3"),
     ]
-    assert own == ["1 after_step 1", "2 after_step 2", "3 after_step 3", "end"]
+    assert calls == ["1 after_step 1", "2 after_step 2", "3 after_step 3", "end"]
 
 
 def test_a_resume_with_a_stateful_callback_is_exact() -> None:
-    whole, half, rest = (subject.Net() for _ in range(3))
-    for each in (half, rest):
-        each.load_state_dict(whole.state_dict())
-    fit(whole, subject.Average(), max_steps=7, run_name="whole")
+    uninterrupted, half, rest = (subject.Net() for _ in range(3))
+    for model in (half, rest):
+        model.load_state_dict(uninterrupted.state_dict())
+    fit(uninterrupted, subject.Average(), max_steps=7, run_name="whole")
     fit(half, subject.Average(), max_steps=3, run_name="half")
     average = subject.Average()
     fit(rest, average, max_steps=7, run_name="half", resume="auto")
     assert average.steps == 7
-    assert torch.equal(rest.layer.weight, whole.layer.weight)
+    assert torch.equal(rest.layer.weight, uninterrupted.layer.weight)
 
 
 def test_states_without_a_callback_are_said(capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,14 +157,14 @@ def test_two_callbacks_of_one_class_have_their_own_states() -> None:
 
 
 def test_a_run_that_a_callback_stops_can_be_resumed(capsys: pytest.CaptureFixture[str]) -> None:
-    whole, rest = subject.Net(), subject.Net()
-    rest.load_state_dict(whole.state_dict())
-    fit(whole, max_epochs=2, run_name="whole")
+    uninterrupted, rest = subject.Net(), subject.Net()
+    rest.load_state_dict(uninterrupted.state_dict())
+    fit(uninterrupted, max_epochs=2, run_name="whole")
     options = {"max_epochs": 2, "run_name": "run"}
     assert fit(rest, subject.Stops(at=3), **options).global_step == 3
     assert "note: stop requested in step 3: enough" in capsys.readouterr().err
     assert fit(rest, resume="auto", **options).global_step == 8
-    assert torch.equal(rest.layer.weight, whole.layer.weight)
+    assert torch.equal(rest.layer.weight, uninterrupted.layer.weight)
 
 
 def test_ranks_decide_together(tmp_path: Path) -> None:
@@ -250,8 +250,8 @@ def test_mistakes_are_said_before_anything_starts(callbacks: Any, lines: list[st
     with pytest.raises(trainer.ConfigurationError) as caught:
         trainer.Trainer(accelerator="cpu", callbacks=callbacks)
     assert len(caught.value.problems) == len(lines)
-    for found, line in zip(caught.value.problems, lines, strict=True):
-        assert found.startswith(line)
+    for problem, line in zip(caught.value.problems, lines, strict=True):
+        assert problem.startswith(line)
 
 
 class OwnAverage(trainer.Callback):
@@ -260,11 +260,11 @@ class OwnAverage(trainer.Callback):
 
 def test_validations_use_one_average() -> None:
     swa = StochasticWeightAveraging(start_epoch=0)
-    for given in (["EMA", swa], ["EMA", OwnAverage()]):
+    for callbacks in (["EMA", swa], ["EMA", OwnAverage()]):
         with pytest.raises(trainer.ConfigurationError, match="validations use one average"):
-            trainer.Trainer(callbacks=given)
+            trainer.Trainer(callbacks=callbacks)
 
 
 def test_callbacks_by_class_path_are_created() -> None:
-    given = {"class_path": "callback_subject.Stops", "init_args": {"at": 2}}
-    assert fit(subject.Net(), given, max_steps=5).global_step == 2
+    callback = {"class_path": "callback_subject.Stops", "init_args": {"at": 2}}
+    assert fit(subject.Net(), callback, max_steps=5).global_step == 2

@@ -27,8 +27,8 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make(**options: Any) -> trainer.Trainer:
-    given = {"accelerator": "cpu", "devices": 1, "enable_progress_bar": False, "sanity_check": 0}
-    return trainer.Trainer(**given | options)
+    defaults = {"accelerator": "cpu", "devices": 1, "enable_progress_bar": False, "sanity_check": 0}
+    return trainer.Trainer(**defaults | options)
 
 
 def fit(model: trainer.TrainingModule, **options: Any) -> trainer.Trainer:
@@ -52,14 +52,14 @@ def logged(name: str) -> list[tuple[str, ...]]:
 
 
 def test_epochs_end_after_the_limit() -> None:
-    whole, limited = subject.Net(), subject.Net()
-    fit(whole, max_epochs=2, limit_val_batches=0)
+    full, limited = subject.Net(), subject.Net()
+    fit(full, max_epochs=2, limit_val_batches=0)
     limits = {"limit_train_batches": 4, "limit_val_batches": 3}
     made = fit(limited, max_epochs=2, accumulate_grad_batches=2, run_name="run", **limits)
     # Of 10 batches; the order of samples is that of whole epochs.
-    assert limited.seen["training"] == whole.seen["training"][:4] + whole.seen["training"][10:14]
+    assert limited.seen["training"] == full.seen["training"][:4] + full.seen["training"][10:14]
     assert limited.seen["validation"] == 2 * [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
-    assert whole.seen["validation"] == []
+    assert full.seen["validation"] == []
     assert (made.global_step, limited.total_steps) == (4, 4)
     assert made.metrics["count"] == 12
     steps = [(step, epoch) for step, epoch, name, _ in logged("run") if name == "loss_step"]
@@ -87,17 +87,17 @@ def test_a_limit_holds_for_a_loader_that_drops_its_last_batch() -> None:
 
 
 def test_a_resume_within_a_limited_epoch_is_exact() -> None:
-    whole, half, rest = subject.Net(True), subject.Net(True), subject.Net(True)
+    uninterrupted, half, rest = subject.Net(True), subject.Net(True), subject.Net(True)
     options = {"limit_train_batches": 4, "limit_val_batches": 1}
     for model, limit, more in (
-        (whole, 11, {"run_name": "whole"}),
+        (uninterrupted, 11, {"run_name": "whole"}),
         (half, 6, {"run_name": "run"}),
         (rest, 11, {"run_name": "run", "resume": "auto"}),
     ):
         torch.manual_seed(0)
         fit(model, max_steps=limit, **options, **more)
-    assert half.seen["training"] + rest.seen["training"] == whole.seen["training"]
-    assert_same(whole, rest)
+    assert half.seen["training"] + rest.seen["training"] == uninterrupted.seen["training"]
+    assert_same(uninterrupted, rest)
 
 
 def test_fractions_are_of_steps_and_of_batches(capsys: Any) -> None:
@@ -152,8 +152,8 @@ def test_overfit_batches_repeat_and_are_validated() -> None:
 
 
 def test_max_time_ends_a_fit_and_counts_earlier_attempts(capsys):
-    whole, model = subject.Net(), subject.Net()
-    fit(whole, max_epochs=2, run_name="whole")
+    uninterrupted, model = subject.Net(), subject.Net()
+    fit(uninterrupted, max_epochs=2, run_name="whole")
     options = {"max_epochs": 2, "run_name": "run", "resume": "auto"}
     passes = [subject.HourPasses(after=3)]
     made = fit(model, max_time={"minutes": 30}, callbacks=passes, **options)
@@ -164,7 +164,7 @@ def test_max_time_ends_a_fit_and_counts_earlier_attempts(capsys):
     assert 3600 <= saved["seconds"] < 4200
     assert fit(model, max_time="00:01:00:00", **options).global_step == 3
     assert fit(model, max_time="01:00:00:00", **options).global_step == 20
-    assert_same(whole, model)
+    assert_same(uninterrupted, model)
 
 
 def test_max_time_alone_is_an_end() -> None:
@@ -274,8 +274,8 @@ MAX_TIME = "give 'DD:HH:MM:SS', or one or more of weeks"
 def test_contradictions_are_refused_at_once(options: dict[str, Any], line: str) -> None:
     with pytest.raises(trainer.ConfigurationError) as caught:
         trainer.Trainer(accelerator="cpu", **options)
-    for found, expected in zip(caught.value.problems, line.split("\n"), strict=True):
-        assert found.startswith(expected)
+    for problem, expected in zip(caught.value.problems, line.split("\n"), strict=True):
+        assert problem.startswith(expected)
 
 
 class Fails(trainer.Callback):
@@ -285,24 +285,24 @@ class Fails(trainer.Callback):
 
 
 def test_checkpoints_of_some_epochs_resume_to_the_last_bit() -> None:
-    def train(**given: Any) -> subject.Net:
+    def train(**overrides: Any) -> subject.Net:
         torch.manual_seed(0)
         model = subject.Net(is_random=True, batch_size=20)
         shared: dict[str, Any] = {"max_epochs": 3, "loggers": ["csv"]}
-        fit(model, **shared | {"keep_checkpoints": 9} | given)
+        fit(model, **shared | {"keep_checkpoints": 9} | overrides)
         return model
 
-    whole = train(run_name="whole")
+    uninterrupted = train(run_name="whole")
     options: dict[str, Any] = {"checkpoint_every_n_epochs": 2, "run_name": "run"}
     train(**options, max_epochs=1)
-    assert_same(whole, train(**options, resume="auto"))
+    assert_same(uninterrupted, train(**options, resume="auto"))
     assert logged("run") == logged("whole")
     assert saved("run") == [2, 4, 6]
     options |= {"run_name": "failed", "callbacks": [BestCheckpoint("val_loss")]}
     with pytest.raises(LookupError, match="planted"):
         train(**options | {"callbacks": [*options["callbacks"], Fails()]})
     assert saved("failed") == [2]  # by BestCheckpoint, after the validation
-    assert_same(whole, train(**options, resume="auto"))
+    assert_same(uninterrupted, train(**options, resume="auto"))
     assert logged("failed") == logged("whole")
 
 
@@ -324,15 +324,15 @@ def test_two_processes_read_the_same_samples(tmp_path: Path) -> None:
     for name in subject.RUNS:
         ranks = [json.loads((tmp_path / f"{name}-{rank}.json").read_text()) for rank in (0, 1)]
         assert ranks[0]["steps"] == ranks[1]["steps"]
-        for each in ranks:
-            assert each["gathered"][:3] == [[0, 0], [1, 2], [0, 1]]
+        for record in ranks:
+            assert record["gathered"][:3] == [[0, 0], [1, 2], [0, 1]]
             reason = "shapes differ between ranks (0: (0,)"
-            assert each["gathered"][3].startswith(f"all_gather: {reason}")
+            assert record["gathered"][3].startswith(f"all_gather: {reason}")
         # 5 batches of 4 of one loader, on any number of processes, and one sample of the other.
         assert ranks[0]["metrics"]["count/many"] == 20
         assert ranks[1]["metrics"]["count/one"] == 1
         if name == "ddp":
-            assert [each["rate"] for each in ranks] == [rate, rate]
+            assert [rank["rate"] for rank in ranks] == [rate, rate]
         if name == "time":  # of which only rank 1 knows that it is over
             assert 2 <= ranks[0]["steps"] < 1000
             continue
@@ -341,7 +341,7 @@ def test_two_processes_read_the_same_samples(tmp_path: Path) -> None:
             continue
         assert ranks[0]["steps"] == made.global_step == 4
         if name != "pipeline":  # whose processes read the same batches
-            assert sorted(flat(flat(each["training"] for each in ranks))) == trained
+            assert sorted(flat(flat(rank["training"] for rank in ranks))) == trained
         if name != "server":  # which steps with each worker's gradient
             assert ranks[0]["metrics"] == pytest.approx(made.metrics, abs=1e-5)
 

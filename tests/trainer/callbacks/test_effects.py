@@ -39,31 +39,31 @@ class Net(TrainingModule):
     ) -> None:
         super().__init__()
         self.layer, self.second = nn.Linear(2, 1), nn.Linear(2, 1)
-        self.given = optimizers, loss, validation
+        self.functions = optimizers, loss, validation
         self.loose = [nn.Parameter(torch.ones(3, 4))]
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return self.given[1](self, batch[0])
+        return self.functions[1](self, batch[0])
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.log("val_loss", 1.0)
 
     def configure_optimizers(self) -> Any:
-        return self.given[0](self)
+        return self.functions[0](self)
 
     def train_dataloader(self) -> Any:
         return DataLoader(TensorDataset(torch.ones(4, 2)), batch_size=2)
 
     def val_dataloader(self) -> Any:
-        return self.given[2] or []
+        return self.functions[2] or []
 
 
 LOADER: Any = DataLoader(TensorDataset(torch.ones(2, 2)))
 
 
 def fit(folder: Path, module: Net, validation: Any = None, **options: Any) -> Trainer:
-    given = {**STEP, "loggers": [], "default_root_dir": folder, **options}
-    made = Trainer(**given)
+    defaults = {**STEP, "loggers": [], "default_root_dir": folder, **options}
+    made = Trainer(**defaults)
     made.fit(module, module.train_dataloader(), validation)
     return made
 
@@ -111,8 +111,8 @@ def test_options_of_a_validation_are_refused_without_one(tmp_path: Path) -> None
     ]
     for more in ({}, {"limit_val_batches": 0}):
         validation = LOADER if more else None
-        given = {**options, **more, "callbacks": callbacks}
-        lines = refused(lambda g=given, v=validation: fit(tmp_path, Net(), v, **g))
+        settings = {**options, **more, "callbacks": callbacks}
+        lines = refused(lambda g=settings, v=validation: fit(tmp_path, Net(), v, **g))
         assert sorted(lines) == sorted(expected)
     fit(tmp_path, Net(), LOADER, **options, callbacks=callbacks)
     fit(tmp_path, Net(), sanity_check=0)
@@ -126,9 +126,9 @@ def test_join_is_refused_for_a_loader_in_the_trainer_s_order(tmp_path: Path) -> 
 
 
 def test_a_global_batch_is_refused_for_a_loader_that_is_read_as_it_is(tmp_path: Path) -> None:
-    given = {"global_batch_size": 4, "use_distributed_sampler": False}
+    settings = {"global_batch_size": 4, "use_distributed_sampler": False}
     line = "global_batch_size=4 has no effect: the training loader is read as it is; leave it out"
-    assert refused(lambda: fit(tmp_path, Net(), **given)) == [line]
+    assert refused(lambda: fit(tmp_path, Net(), **settings)) == [line]
 
 
 def test_a_monitored_value_that_validation_never_logs_is_refused(tmp_path, capsys):
@@ -219,8 +219,8 @@ def engine(name: str) -> list[pytest.MarkDecorator]:
     ],
 )
 def test_a_loss_that_no_parameter_reaches_is_refused_on_each_rank(tmp_path, names, by, how):
-    found = fits(tmp_path, [unreached(name) for name in names.split()], by=by, engine=how)
-    assert found == [dict.fromkeys(names.split(), UNREACHED)] * 2
+    outcomes = fits(tmp_path, [unreached(name) for name in names.split()], by=by, engine=how)
+    assert outcomes == [dict.fromkeys(names.split(), UNREACHED)] * 2
 
 
 @pytest.mark.slow
@@ -256,8 +256,8 @@ def test_numbers_that_yaml_reads_otherwise_are_refused_in_files(tmp_path, text, 
 def test_such_numbers_are_text_on_the_command_line() -> None:
     for text in ("12:30:45", "017"):
         assert config_files.word("--trainer.default_root_dir", text) == text
-        found = read(*DIGITS, *CPU, f"--trainer.default_root_dir={text}")
-        assert found.trainer._plan.options.default_root_dir == text
+        configured = read(*DIGITS, *CPU, f"--trainer.default_root_dir={text}")
+        assert configured.trainer._plan.options.default_root_dir == text
     with pytest.raises(ConfigurationError, match="line 1: 017 would be read as 15"):
         config_files.word("--model.sizes", "[1, 017]")
     for text, value in (("10", 10), ("0", 0), ("0x1F", 31), ("00:30", "00:30"), ("0.5", 0.5)):

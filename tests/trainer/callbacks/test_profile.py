@@ -34,7 +34,7 @@ def test_the_steps_of_the_schedule_are_recorded_and_no_others() -> None:
     fit(Profile(wait=1, warmup=1, active=2, repeat=2), steps=12)
     first, second = sorted(Path("runs/run/profile").iterdir())
     assert all(
-        re.fullmatch(r"rank-00000\.\d+\.pt\.trace\.json", each.name) for each in (first, second)
+        re.fullmatch(r"rank-00000\.\d+\.pt\.trace\.json", path.name) for path in (first, second)
     )
     assert steps_in(first) == {"ProfilerStep#2", "ProfilerStep#3"}
     assert steps_in(second) == {"ProfilerStep#6", "ProfilerStep#7"}

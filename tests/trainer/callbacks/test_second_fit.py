@@ -57,11 +57,11 @@ def test_two_best_checkpoints_keep_their_own_and_resume_by_identity(
     links = {path.name: path.resolve().name for path in Path("runs/run").glob("best*")}
     first, second = "step-00000004", "step-00000008"
     assert links == {"best": first, "best-loss-all": first, "best-gain": second}
-    assert {each.name for each in Path("runs/run/checkpoints/best").iterdir()} == {first, second}
+    assert {path.name for path in Path("runs/run/checkpoints/best").iterdir()} == {first, second}
     assert made.validate(Model(1.0), data(), checkpoint="best-gain")["val"] == 4.0
     swapped = BestCheckpoint("gain"), BestCheckpoint("loss/all")
     make(*swapped, **options | {"max_epochs": 4}).fit(Model(1.0, 3.0, 2.0, 2.0), data(), data())
-    assert [each.kept[0][1] for each in swapped] == [8, 4]
+    assert [callback.kept[0][1] for callback in swapped] == [8, 4]
     assert "the best loss/all" not in capsys.readouterr().err
     other = BestCheckpoint("loss/all")
     elsewhere = {"resume": "runs/run", "run_name": "other", "max_epochs": 5}
@@ -84,7 +84,7 @@ def test_a_second_fit_starts_fresh() -> None:
     stop, best, counts = EarlyStopping("loss/all", patience=2), BestCheckpoint("gain"), Counts()
     made = make(stop, best, counts, max_epochs=5)
     for start in (1.0, 5.0):
-        made.fit(Model(*(start + each for each in range(5))), data(), data())
+        made.fit(Model(*(start + offset for offset in range(5))), data(), data())
         assert (made.global_step, stop.best, counts.count) == (3 * STEPS, start, 3 * STEPS)
         assert (made.run_directory / "best").resolve().name == "step-00000012"  # type: ignore[operator]
 

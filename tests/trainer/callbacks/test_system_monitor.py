@@ -51,11 +51,11 @@ def test_values_are_not_read_again_before_their_time(tmp_path, monkeypatch):
     monkeypatch.setattr(measuring.time, "monotonic", lambda: now[0])
     monitor = SystemMonitor(10.0)
     monitor._readers = {"system/one": lambda: 1.0}
-    found = []
+    values = []
     for now[0] in (0.0, 9.9, 10.0, 19.9, 25.0, 34.9):
-        found.append(monitor._read())
+        values.append(monitor._read())
     one = {"system/one": 1.0}
-    assert found == [one, {}, one, {}, one, {}]
+    assert values == [one, {}, one, {}, one, {}]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="its values can be read")

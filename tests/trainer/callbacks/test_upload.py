@@ -50,9 +50,9 @@ def test_a_download_is_resumed_to_the_same_end(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "store" / "run").iterdir()) == names
     assert not list((run / "checkpoints").glob(".*"))
     resumed = fit(resume=f"{tmp_path}/store/run/step-00000004", run_name="resumed").run_directory
-    expected, found = (saved(checkpoint.resolve(each)) for each in (run, resumed))
-    assert expected.keys() == found.keys()
-    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    expected, weights = (saved(checkpoint.resolve(directory)) for directory in (run, resumed))
+    assert expected.keys() == weights.keys()
+    assert all(torch.equal(expected[name], weights[name]) for name in expected)
 
 
 def test_a_store_that_fails_does_not_end_training(tmp_path, capsys):

@@ -36,10 +36,10 @@ from checkpoint_subject import OWN, names, read, save
     ],
 )
 def test_a_value_comes_back(tmp_path: Path, value: Any) -> None:
-    found = read(save(tmp_path, state={"value": value}))["value"]
-    assert found == value
-    assert type(found) is type(value)
-    assert repr(found) == repr(value)
+    restored = read(save(tmp_path, state={"value": value}))["value"]
+    assert restored == value
+    assert type(restored) is type(value)
+    assert repr(restored) == repr(value)
 
 
 keys = st.text(max_size=5) | st.integers()
@@ -84,20 +84,20 @@ TENSORS = {
 @pytest.mark.parametrize("name", TENSORS)
 def test_a_tensor_comes_back(tmp_path: Path, name: str, asynchronous: bool) -> None:
     tensor = TENSORS[name]
-    found = read(save(tmp_path, state={"value": tensor}, asynchronous=asynchronous))["value"]
-    assert found.dtype is tensor.dtype
-    assert found.shape == tensor.shape
-    assert torch.equal(found.nan_to_num(7), tensor.nan_to_num(7))
-    assert not found.requires_grad
+    restored = read(save(tmp_path, state={"value": tensor}, asynchronous=asynchronous))["value"]
+    assert restored.dtype is tensor.dtype
+    assert restored.shape == tensor.shape
+    assert torch.equal(restored.nan_to_num(7), tensor.nan_to_num(7))
+    assert not restored.requires_grad
     if tensor.is_floating_point():
-        assert torch.equal(found.signbit(), tensor.signbit())
+        assert torch.equal(restored.signbit(), tensor.signbit())
 
 
 def test_tensors_that_share_memory_come_back(tmp_path: Path) -> None:
     tied = torch.arange(4.0)
-    found = read(save(tmp_path, state={"embedding": tied, "head": tied, "half": tied[:2]}))
-    assert found["embedding"].tolist() == found["head"].tolist() == [0, 1, 2, 3]
-    assert found["half"].tolist() == [0, 1]
+    restored = read(save(tmp_path, state={"embedding": tied, "head": tied, "half": tied[:2]}))
+    assert restored["embedding"].tolist() == restored["head"].tolist() == [0, 1, 2, 3]
+    assert restored["half"].tolist() == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -114,12 +114,12 @@ def test_tensors_are_not_mixed_up_by_their_names(tmp_path: Path, state: Any) -> 
 
 
 def test_each_process_has_its_own_tensors(tmp_path: Path) -> None:
-    found = Checkpoint(save(tmp_path))
-    assert found.world_size == 1
-    own = found.rank_local_state(0)
-    assert list(own) == ["random/torch"]
-    assert torch.equal(own["random/torch"], OWN["random/torch"])
-    assert found.rank_local_state(1) == {}
+    checkpoint = Checkpoint(save(tmp_path))
+    assert checkpoint.world_size == 1
+    rank_local = checkpoint.rank_local_state(0)
+    assert list(rank_local) == ["random/torch"]
+    assert torch.equal(rank_local["random/torch"], OWN["random/torch"])
+    assert checkpoint.rank_local_state(1) == {}
 
 
 def test_an_ordered_dict_comes_back_as_a_dict(tmp_path: Path) -> None:
@@ -192,10 +192,10 @@ def test_asynchronous_writing_does_not_see_later_changes(tmp_path: Path) -> None
     writer.close()
     for step in (2, 3):
         path = tmp_path / f"step-{step:08d}"
-        found = read(path)
-        assert found["tensor"].unique().tolist() == [step - 1]
+        restored = read(path)
+        assert restored["tensor"].unique().tolist() == [step - 1]
         assert Checkpoint(path).rank_local_state(0)["own"].unique().tolist() == [step - 1]
-        assert len(found["numbers"]) == step
+        assert len(restored["numbers"]) == step
 
 
 def test_resolve(tmp_path: Path) -> None:

@@ -187,8 +187,8 @@ def flip(file: Path, bit: int) -> None:
 def test_no_flipped_bit_is_read(tmp_path: Path) -> None:
     path = save(tmp_path)
     for file in sorted(path.iterdir()):
-        whole = file.read_bytes()
-        for byte in range(len(whole)):
+        content = file.read_bytes()
+        for byte in range(len(content)):
             bit = 8 * byte + byte % 8
             flip(file, bit)
             with pytest.raises(CheckpointError) as raised:
@@ -196,7 +196,7 @@ def test_no_flipped_bit_is_read(tmp_path: Path) -> None:
             (line,) = raised.value.problems
             assert line.startswith(str(path)), bit
             assert "\n" not in line
-            file.write_bytes(whole)
+            file.write_bytes(content)
         Checkpoint(path).check_contents()
 
 

@@ -72,14 +72,14 @@ def test_a_rank_holds_its_shards_and_one_tensor(noted, strategy, ranks):
     folder = noted(ranks, ENGINES.get(strategy, "torch"))
     of_model, of_moments = (share(ranks) for share in SHARES[strategy])
     for rank in range(ranks):
-        found = json.loads((folder / f"{strategy}-{rank}.json").read_text())
-        resume = found["resume"]
+        record = json.loads((folder / f"{strategy}-{rank}.json").read_text())
+        resume = record["resume"]
         # Parameters are there before.
         assert MOMENTS // of_moments <= resume["held"] <= MOMENTS // of_moments + TENSOR + SMALL
         share = MODEL // of_model + MOMENTS // of_moments
         assert share <= resume["read"] <= share + SMALL
         written = (folder / f"{strategy}-second").rglob(f"rank-{rank:05d}.safetensors")
-        assert found["save"]["held"] <= max(each.stat().st_size for each in written) + TENSOR
+        assert record["save"]["held"] <= max(path.stat().st_size for path in written) + TENSOR
 
 
 @pytest.mark.filterwarnings("ignore:for layers:UserWarning")  # that nothing is copied
@@ -105,16 +105,16 @@ def test_asynchronous_saves_reuse_the_memory_of_their_copies(tmp_path: Path) -> 
     counts = []
     for step, shape in enumerate([(3,), (3,), (2,), (5,)]):
         state = {"changes": torch.full(shape, step), "stays": torch.full((2, 2), float(step)).t()}
-        own = {"own": torch.full((5,), step)}
+        rank_local = {"own": torch.full((5,), step)}
         checkpoints.wait()
         with Counting() as counting:
-            checkpoints.save(step, state, own)
+            checkpoints.save(step, state, rank_local)
         counts.append(counting.new)
     checkpoints.close()
     assert counts == [1, 0, 0, 1]
-    found = read(tmp_path / "step-00000003")
-    assert found["changes"].tolist() == [3] * 5
-    assert found["stays"].tolist() == [[3.0, 3.0]] * 2
+    restored = read(tmp_path / "step-00000003")
+    assert restored["changes"].tolist() == [3] * 5
+    assert restored["stays"].tolist() == [[3.0, 3.0]] * 2
 
 
 class OfGPU(torch.Tensor):
@@ -149,17 +149,17 @@ def test_copies_of_a_gpu_s_tensors_have_arrived_and_pin_no_more_memory_than_they
 
 @pytest.mark.parametrize("rows", [1, 3])
 def test_elements_of_a_flattened_tensor_are_read_from_shards(tmp_path: Path, rows: int) -> None:
-    whole = torch.arange(24.0).view(4, 3, 2)
+    tensor = torch.arange(24.0).view(4, 3, 2)
     for start in range(0, 4, rows):
-        part, file = whole[start : start + rows], tmp_path / f"{start}.safetensors"
+        shard, file = tensor[start : start + rows], tmp_path / f"{start}.safetensors"
         offsets = json.dumps({"a": {"saved_offsets": [start, 0, 0]}})
-        tensor_files.write(file, {"a": part}, {tensor_files.SHARDING: offsets})
+        tensor_files.write(file, {"a": shard}, {tensor_files.SHARDING: offsets})
     stored = stored_tensors.find_tensors(tmp_path)["a"]
     for start in range(25):
         for length in {0, 1, 7, 24 - start} & set(range(25 - start)):
             with Counting() as counting:
-                found = stored.read_flat(start, length)
-            assert found.tolist() == list(range(start, start + length))
+                values = stored.read_flat(start, length)
+            assert values.tolist() == list(range(start, start + length))
             # The rest of two rows of 24 bytes; safetensors looks at a byte of each file.
             assert counting.read <= 4 * length + 40 + 4
 
@@ -169,14 +169,14 @@ def test_a_file_is_mapped_once_and_read_tensors_leave_memory(tmp_path, monkeypat
     fake = SimpleNamespace(**vars(mmap))
     fake.mmap = lambda file, *size, **how: maps.append(file) or real(file, *size, **how)
     monkeypatch.setattr(stored_tensors, "mmap", fake)
-    tensors = {str(each): torch.full((2**18,), float(each)) for each in range(8)}
+    tensors = {str(number): torch.full((2**18,), float(number)) for number in range(8)}
     tensor_files.write(tmp_path / "a.safetensors", tensors, {})
-    found = stored_tensors.find_tensors(tmp_path)
+    stored = stored_tensors.find_tensors(tmp_path)
     assert maps == []
-    assert all(torch.equal(each.read(), tensors[name]) for name, each in found.items())
+    assert all(torch.equal(tensor.read(), tensors[name]) for name, tensor in stored.items())
     assert len(maps) == 1
     (tmp_path / "a.safetensors").unlink()  # as of a checkpoint that is not kept
-    assert torch.equal(found["3"].read(), tensors["3"])
+    assert torch.equal(stored["3"].read(), tensors["3"])
     assert len(maps) == 1
     _, mapped = Path("/proc/self/smaps").read_text().split(f"{tmp_path}/a.safetensors")
     assert int(re.search(r"Rss: +(\d+) kB", mapped)[1]) <= 2**10
@@ -211,7 +211,7 @@ def test_what_a_save_and_an_opening_do_does_not_grow_with_the_number_of_tensors(
         *((ThreadPoolExecutor, "submit"), (torch, "frombuffer")),
     ):
         counted(owner, name)
-    found = []
+    counts = []
     for count in (3, 3000):
         state = {"model": {str(index): torch.full((2,), index) for index in range(count)}}
         calls.clear()
@@ -219,11 +219,11 @@ def test_what_a_save_and_an_opening_do_does_not_grow_with_the_number_of_tensors(
         saving = dict(calls)
         calls.clear()
         assert len(stored_tensors.find_tensors(tmp_path / str(count) / "step-00000001")) == count
-        found.append((saving, dict(calls)))
-    assert found[0] == found[1]
+        counts.append((saving, dict(calls)))
+    assert counts[0] == counts[1]
     # The beginning of the checksum, and the sum; the file, state.json and what was renamed.
-    assert found[0][0] == {"open": 2, "submit": 2, "fsync": 5}
-    assert found[0][1] == {"open": 1, "safe_open": 1, "loads": 2}
+    assert counts[0][0] == {"open": 2, "submit": 2, "fsync": 5}
+    assert counts[0][1] == {"open": 1, "safe_open": 1, "loads": 2}
 
 
 def test_the_table_of_many_tensors_is_read_without_garbage_collections(tmp_path: Path) -> None:
@@ -231,9 +231,9 @@ def test_the_table_of_many_tensors_is_read_without_garbage_collections(tmp_path:
     collections: list[str] = []
     gc.callbacks.append(collect := lambda phase, _: collections.append(phase))
     try:
-        found = stored_tensors.find_tensors(tmp_path / "step-00000001")
+        stored = stored_tensors.find_tensors(tmp_path / "step-00000001")
     finally:
         gc.callbacks.remove(collect)
-    assert len(found) == 3000
+    assert len(stored) == 3000
     assert len(collections) <= 2  # the start and the stop of one, when they are enabled again
     assert gc.isenabled()

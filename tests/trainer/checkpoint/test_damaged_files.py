@@ -79,8 +79,8 @@ def mutated(content: bytes, draw: random.Random) -> bytes:
         begin = draw.randrange(len(content) + 1)
         end = min(len(content), begin + draw.choice((0, 1, 1, 4, 30)))
         parts = (draw.choice(ODD), bytes([draw.randrange(256)]), content[end : end + 20])
-        part = draw.choice(parts)
-        content = draw.choice((content[:begin] + part + content[end:], content[:begin]))
+        replacement = draw.choice(parts)
+        content = draw.choice((content[:begin] + replacement + content[end:], content[:begin]))
     return content
 
 
@@ -98,15 +98,15 @@ def _replaced(value: Any, draw: random.Random) -> Any:
 
 def use(run: Path, with_page: bool) -> None:
     """Do with a run what report, reproduce, a resume and a configuration do with its files."""
-    found = reading.read(run)
+    record = reading.read(run)
     if with_page:
-        page.written([found]).encode(errors="replace")
-    checks.check(found)
-    page.curves({"a": found.metrics})
-    page._times([found])
-    for attempt in found.attempts[-1:]:
+        page.written([record]).encode(errors="replace")
+    checks.check(record)
+    page.curves({"a": record.metrics})
+    page._times([record])
+    for attempt in record.attempts[-1:]:
         with contextlib.suppress(TypeError, ValueError, LookupError, AttributeError):
-            list(compare.of_run(run, found.attempts))
+            list(compare.of_run(run, record.attempts))
             list(compare.differences(attempt, ATTEMPT))
             list(compare.data(attempt))
     compare.compare(run, run, 8)
@@ -199,27 +199,27 @@ def test_other_kinds_of_files_are_read_within_bounds(kind: str, tmp_path: Path) 
 
 def test_a_cut_record_keeps_its_whole_attempts_and_itself(tmp_path: Path) -> None:
     run = filled(tmp_path / "run")
-    whole = (run / "run.json").read_text()
-    (run / "run.json").write_text(whole[: len(whole) - 100])
+    content = (run / "run.json").read_text()
+    (run / "run.json").write_text(content[: len(content) - 100])
     said = run_directory.write_record(run, {"seed": 2})
     assert said == "run.json: damaged; 1 attempt of it can be read; kept as run.damaged.json"
     first, second = run_directory.attempts(run)
     assert first == ATTEMPT
     assert second["seed"] == 2
-    assert (run / "run.damaged.json").read_text() == whole[: len(whole) - 100]
+    assert (run / "run.damaged.json").read_text() == content[: len(content) - 100]
     assert run_directory.write_record(run, {}) is None
     # While a run writes to it, facts are not added to another attempt.
-    (run / "run.json").write_text(whole[: len(whole) - 100])
+    (run / "run.json").write_text(content[: len(content) - 100])
     run_directory.record_end(run, "finished", {})
-    assert (run / "run.json").read_text() == whole[: len(whole) - 100]
+    assert (run / "run.json").read_text() == content[: len(content) - 100]
 
 
 def test_a_row_that_was_cut_is_left_out_wherever_it_was_cut(tmp_path: Path) -> None:
     run = filled(tmp_path / "run")
-    whole = "step,epoch,name,value\n1,0,loss,0.125\n"
+    rows = "step,epoch,name,value\n1,0,loss,0.125\n"
     for length in range(len("2,0,late,0.25") + 1):
-        (run / "metrics.csv").write_text(whole + "2,0,late,0.25"[:length])
-        found = reading.read(run)
-        assert found.metrics == {"loss": [(1, 0.125)]}
+        (run / "metrics.csv").write_text(rows + "2,0,late,0.25"[:length])
+        record = reading.read(run)
+        assert record.metrics == {"loss": [(1, 0.125)]}
         said = ["metrics.csv: 1 damaged row left out, first in line 3"] * (length > 0)
-        assert [note for note in found.notes if note.startswith("metrics")] == said
+        assert [note for note in record.notes if note.startswith("metrics")] == said

@@ -52,7 +52,7 @@ def fits(tmp_path: Path) -> Fit:
 def test_each_operation_that_fails_is_one_line_or_none_and_a_resume_is_exact(
     fits: Fit, every: int, asynchronous: bool
 ) -> None:
-    numbers = [(each, begun) for begun in (0, 2) for each in range(1, 500, every)]
+    numbers = [(number, begun) for begun in (0, 2) for number in range(1, 500, every)]
     cases = [(number, "", error, begun) for number, begun in numbers for error in ERRORS]
     if every > 1:  # the errors take turns
         n = len(ERRORS)
@@ -60,7 +60,7 @@ def test_each_operation_that_fails_is_one_line_or_none_and_a_resume_is_exact(
     lines = fits(asynchronous, cases)
     assert len(lines) > len(cases) // 2
     for line in lines:
-        said = [each for each in line["said"].splitlines() if not each.startswith("note: ")]
+        said = [text for text in line["said"].splitlines() if not text.startswith("note: ")]
         assert "Traceback" not in line["said"] + line["told"], line
         if line["fault"][2] == KILLED:
             assert line["code"] in (-9, 0), line  # a process that ends later is not killed
@@ -71,7 +71,7 @@ def test_each_operation_that_fails_is_one_line_or_none_and_a_resume_is_exact(
             assert len(said) == 1, line
             assert said[0].startswith("error: "), line
         else:
-            assert [each for each in said if not each.startswith("warning: ")] == [], line
+            assert [text for text in said if not text.startswith("warning: ")] == [], line
         # A log that cannot be written is left out, with a warning.
         is_left_out = "logger 'csv' is not used any more" in line["said"] + line["told"]
         assert line["differs"] in [[], ["metrics.csv"] * is_left_out], line

@@ -196,5 +196,5 @@ def test_the_asynchronous_writer_has_a_separate_process_group(tmp_path, monkeypa
     checkpoints.save(1, {"model": {"weight": torch.ones(3)}}, {})
     checkpoints.close()
     assert len(used) == 2
-    assert all(isinstance(each, dist.ProcessGroup) for each in used)
+    assert all(isinstance(group, dist.ProcessGroup) for group in used)
     assert dist.group.WORLD not in used

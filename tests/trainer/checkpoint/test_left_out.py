@@ -27,7 +27,7 @@ def make(folder: Path, run_name: str, **options: Any) -> Any:
 
 def saved(run_directory: Path) -> dict[str, Tensor]:
     model = Checkpoint(resolve(run_directory)).state()["model"]
-    return {name: each for name, each in model.items() if isinstance(each, Tensor)}
+    return {name: value for name, value in model.items() if isinstance(value, Tensor)}
 
 
 def trained(run_directory: Path) -> dict[str, Tensor]:
@@ -57,11 +57,11 @@ def test_a_resume_is_exact(tmp_path: Path, strategy: str, ranks: int) -> None:
     assert fits(tmp_path, runs) == [dict.fromkeys((run["name"] for run in runs), "")] * ranks
     for kind in kinds:
         runs = [tmp_path / f"{kind}-whole", tmp_path / f"{kind}-resumed"]
-        whole, resumed = map(trained, runs)
-        assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+        full, resumed = map(trained, runs)
+        assert all(torch.equal(full[name], resumed[name]) for name in full)
         start = Adapted().state_dict()
         # What is frozen at the start and in the end is saved if any code has changed it.
-        changed = {name for name in whole if not torch.equal(whole[name], start[name])}
+        changed = {name for name in full if not torch.equal(full[name], start[name])}
         assert {name.split(".")[1] for name in changed} == LAYERS[kind]
         assert [saved(run).keys() - {"seen"} for run in runs] == [changed] * 2
     size = sum(file.stat().st_size for file in resolve(tmp_path / "Adapted-whole").iterdir())

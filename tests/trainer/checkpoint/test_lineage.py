@@ -116,9 +116,9 @@ def test_attempts_are_told_with_what_they_resumed_from(root: Path) -> None:
     train(root, resume="auto", max_steps=7)
     train(root, resume="auto", max_steps=8)
     attempts = json.loads((root / "run" / "run.json").read_text())["attempts"]
-    found = [attempt["resumed_from"] for attempt in attempts]
+    sources = [attempt["resumed_from"] for attempt in attempts]
     checkpoints = root / "run" / "checkpoints"
-    assert found == [None, str(checkpoints / "step-00000006"), str(checkpoints / "step-00000007")]
+    assert sources == [None, str(checkpoints / "step-00000006"), str(checkpoints / "step-00000007")]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_a_logger_that_the_checkpoint_does_not_know_keeps_what_it_had(tmp_path: 
 
 
 def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_resumed(root, capsys):
-    whole = (root / "run" / "metrics.csv").read_bytes()
+    metrics = (root / "run" / "metrics.csv").read_bytes()
     newest = root / "run" / "checkpoints" / "step-00000006"
     file = newest / "rank-00000.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
@@ -155,7 +155,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_resumed(root, c
     assert said[0].startswith(f"note: damaged, and not used: {newest}: {file.name} has ") or size
     assert f"note: resumed from {newest.with_name('step-00000005')}" in said
     assert steps(root / "run" / "checkpoints")[-2:] == [5, 6]
-    assert (root / "run" / "metrics.csv").read_bytes() == whole
+    assert (root / "run" / "metrics.csv").read_bytes() == metrics
 
 
 def test_values_that_cannot_be_are_refused(root: Path) -> None:
@@ -183,11 +183,11 @@ def test_values_that_cannot_be_are_refused(root: Path) -> None:
         (newest / "state.json").write_text(whole)
     # Gradients are for manual optimization alone; earlier checkpoints have none of the others.
     optional = {"gradients", "callbacks", "configured", "frozen", "fresh"}
-    for part in json.loads(whole)["content"]["state"].keys() - optional:
+    for original in json.loads(whole)["content"]["state"].keys() - optional:
 
-        def drop(found: Any, part: str = part) -> Any:
-            del found["state"][part]
-            return found
+        def drop(record: Any, field: str = original) -> Any:
+            del record["state"][field]
+            return record
 
         rewrite(newest, drop)
         with pytest.raises(errors.CheckpointError, match="does not match this model"):

@@ -56,8 +56,8 @@ def root(tmp_path: Path) -> Path:
 
 
 def relative(run: Path) -> dict[str, bytes]:
-    found = {str(Path(name).relative_to(run)): each for name, (each, _) in content(run).items()}
-    return {name: each for name, each in found.items() if not name.startswith("overwritten")}
+    files = {str(Path(name).relative_to(run)): digest for name, (digest, _) in content(run).items()}
+    return {name: digest for name, digest in files.items() if not name.startswith("overwritten")}
 
 
 @pytest.mark.parametrize(

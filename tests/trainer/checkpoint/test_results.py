@@ -31,16 +31,16 @@ def test_results_go_into_the_run_of_the_checkpoint(trained: Path, capsys: Any) -
     command("test", "--checkpoint", str(trained))
     path = trained / "test-step-00000003.json"
     assert capsys.readouterr().out.splitlines()[-1] == f"test results written to {path}"
-    found = json.loads(path.read_text())
-    assert found["step"] == 3
-    assert found["checkpoint"] == "runs/mine/checkpoints/step-00000003"
-    assert 0 <= found["metrics"]["test_accuracy"] <= 1
+    results = json.loads(path.read_text())
+    assert results["step"] == 3
+    assert results["checkpoint"] == "runs/mine/checkpoints/step-00000003"
+    assert 0 <= results["metrics"]["test_accuracy"] <= 1
     command("predict", "--checkpoint", str(trained))
     path = trained / "predictions-step-00000003.safetensors"
     assert capsys.readouterr().out.splitlines()[-1] == f"224 predictions written to {path}"
     assert load_file(path)["predictions"].shape == (224,)
-    assert [each.name for each in Path().iterdir()] == ["runs"]
-    assert [each.name for each in Path("runs").iterdir()] == ["mine"]
+    assert [entry.name for entry in Path().iterdir()] == ["runs"]
+    assert [entry.name for entry in Path("runs").iterdir()] == ["mine"]
 
 
 def test_another_checkpoint_has_a_file_of_its_own_and_replacing_is_said(trained, capsys):

@@ -42,8 +42,8 @@ def choose(root: Path, name: str | None, resume: str | None, **more: Any) -> Any
 def refused(root: Path, name: str | None, resume: str | None, **more: Any) -> list[str]:
     with pytest.raises(errors.UserError) as raised:
         choose(root, name, resume, **more)
-    found: list[str] = raised.value.problems
-    return found
+    problems: list[str] = raised.value.problems
+    return problems
 
 
 def damage(path: Path) -> Path:
@@ -99,8 +99,8 @@ def test_it_begins_with_it_again_until_it_has_saved_itself(tmp_path: Path) -> No
     other.mkdir()
     run_directory.write_record(other, {"resumed_from": str(newest)})
     assert choose(tmp_path, "other", "auto") == choice.Selection(other, newest, False)
-    own = save(other, 4)
-    assert choose(tmp_path, "other", "auto") == choice.Selection(other, own, True)
+    saved = save(other, 4)
+    assert choose(tmp_path, "other", "auto") == choice.Selection(other, saved, True)
 
 
 def test_a_checkpoint_that_was_copied_belongs_to_no_run(tmp_path: Path) -> None:

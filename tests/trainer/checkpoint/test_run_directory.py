@@ -75,8 +75,8 @@ def test_attempts_are_appended_and_their_configurations_kept(tmp_path: Path) -> 
         runs.write_record(tmp_path, {"index": index}, text)
     record = json.loads((tmp_path / "run.json").read_text())
     assert [attempt["index"] for attempt in record["attempts"]] == [0, 1, 2, 3]
-    found = {path.name: path.read_text() for path in tmp_path.glob("config*")}
-    assert found == {"config.yaml": "a: 3\n", "config.2.yaml": "a: 1\n", "config.3.yaml": "a: 2\n"}
+    texts = {path.name: path.read_text() for path in tmp_path.glob("config*")}
+    assert texts == {"config.yaml": "a: 3\n", "config.2.yaml": "a: 1\n", "config.3.yaml": "a: 2\n"}
 
 
 @pytest.mark.parametrize("text", ["", "[]", "5", "{}", '{"attempts": 5}', '{"attempts": [5]}'])

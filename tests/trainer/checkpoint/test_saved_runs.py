@@ -37,8 +37,8 @@ def trained(apart: None, capsys: pytest.CaptureFixture[str]) -> Path:
 
 
 def results(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
 
 
 def test_a_checkpoint_needs_no_configuration(trained: Path, capsys: Any) -> None:

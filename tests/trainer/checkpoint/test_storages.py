@@ -44,9 +44,9 @@ GATHERED = {
 
 def marks(group: str) -> list[pytest.MarkDecorator]:
     """Of what is counted of a group's cases."""
-    found = [pytest.mark.needs(group)] if group in ENGINES else []
-    found += [] if group == "torch" else [pytest.mark.slow]
-    return found
+    marks_ = [pytest.mark.needs(group)] if group in ENGINES else []
+    marks_ += [] if group == "torch" else [pytest.mark.slow]
+    return marks_
 
 
 @pytest.fixture(scope="module")
@@ -60,11 +60,11 @@ def counted(tmp_path_factory: pytest.TempPathFactory):
         succeed(["-m", "storages_subject", path, group], **how)
         return path
 
-    def found(group: str, name: str) -> dict[str, Any]:
+    def of_case(group: str, name: str) -> dict[str, Any]:
         counts: dict[str, Any] = json.loads((folder(group) / f"{name}.json").read_text())
         return counts
 
-    return found
+    return of_case
 
 
 def test_the_cases_are_those_of_the_tables() -> None:
@@ -82,13 +82,13 @@ def test_the_cases_are_those_of_the_tables() -> None:
     ],
 )
 def test_nothing_is_held_that_is_not_needed(counted, group: str, name: str, kind: str) -> None:
-    found = counted(group, name)[kind]
+    count = counted(group, name)[kind]
     if kind == "casts":
-        assert found <= CASTS.get(name, ALL)
+        assert count <= CASTS.get(name, ALL)
     elif kind == "copies" and name in GATHERED:
-        assert GATHERED[name] <= found <= GATHERED[name] + 2
+        assert GATHERED[name] <= count <= GATHERED[name] + 2
     elif kind == "copies":
         # An asynchronous save copies small tensors into the same memory.
-        assert found == pytest.approx(COPIES.get(name, 0), rel=0.02)
+        assert count == pytest.approx(COPIES.get(name, 0), rel=0.02)
     else:
-        assert found == [0, 0]  # in the last two steps
+        assert count == [0, 0]  # in the last two steps

@@ -15,29 +15,29 @@ OBJECTS = re.compile(r"(?<!parse)(?<!_is)_object(_list)?$|^broadcast_optimizer_s
 
 def suspicious(tree: ast.AST) -> list[str]:
     """What in a source could run what it reads."""
-    found = []
+    calls = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found += [name.name for name in node.names if name.name in UNPICKLERS]
+            calls += [name.name for name in node.names if name.name in UNPICKLERS]
         elif isinstance(node, ast.ImportFrom):
-            found += [node.module] if node.module in UNPICKLERS else []
-            found += [each.name for each in node.names if OBJECTS.search(each.name)]
+            calls += [node.module] if node.module in UNPICKLERS else []
+            calls += [alias.name for alias in node.names if OBJECTS.search(alias.name)]
         elif isinstance(node, ast.Call):
             called = ast.unparse(node.func)
             keywords = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
             safe = called == "torch.load" and keywords.get("weights_only") == "True"
             bad = OBJECTS.search(called.split(".")[-1]) or called in RUNNERS | LOADERS
-            found += [called] if bad and not safe else []
-    return found
+            calls += [called] if bad and not safe else []
+    return calls
 
 
 def test_nothing_in_the_sources_unpickles_or_runs_what_it_reads() -> None:
     sources = sorted((ROOT / "src").rglob("*.py"))
     assert len(sources) > 20
-    found = {
+    calls_of = {
         str(path.relative_to(ROOT)): suspicious(ast.parse(path.read_text())) for path in sources
     }
-    assert {path: calls for path, calls in found.items() if calls} == {
+    assert {path: calls for path, calls in calls_of.items() if calls} == {
         # What a process has pickled itself for those that it starts, and what they send back.
         f"src/{PACKAGE}_trainer/launch/start.py": ["pickle"],
         # Writes only, to find out what cannot be.
@@ -46,7 +46,7 @@ def test_nothing_in_the_sources_unpickles_or_runs_what_it_reads() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "found"),
+    ("source", "names"),
     [
         ("import pickle", ["pickle"]),
         ("from dill import loads", ["dill"]),
@@ -60,5 +60,5 @@ def test_nothing_in_the_sources_unpickles_or_runs_what_it_reads() -> None:
         ("parser.parse_object(a)", []),
     ],
 )
-def test_the_search_finds(source: str, found: list[str]) -> None:
-    assert suspicious(ast.parse(source)) == found
+def test_the_search_finds(source: str, names: list[str]) -> None:
+    assert suspicious(ast.parse(source)) == names

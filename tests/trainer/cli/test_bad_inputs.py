@@ -211,8 +211,8 @@ _UNHURRIED = settings(
 def test_whatever_value_is_taken_or_refused_in_a_line(name: str, value: Any) -> None:
     if name in ("compile", "deterministic") and value is True:
         return  # a switch of the whole process
-    given = {"max_epochs": 1, "accelerator": "cpu", name: value}
-    assert_lines(lambda: trainer.Trainer(**given))
+    options = {"max_epochs": 1, "accelerator": "cpu", name: value}
+    assert_lines(lambda: trainer.Trainer(**options))
 
 
 @_UNHURRIED
@@ -258,8 +258,8 @@ def test_a_path_in_the_home_directory_and_in_a_variable(tmp_path, monkeypatch):
     monkeypatch.setenv("WORK", str(tmp_path / "work"))
     (tmp_path / "c.yaml").write_text("trainer: {max_epochs: 1, default_root_dir: $WORK/r}")
     for word in ("--config=~/c.yaml", "--config=$HOME/c.yaml"):
-        found = configuration.read_work("program", "fit", [*MODEL, word])
-        assert found.trainer.default_root_dir == tmp_path / "work" / "r"
+        work = configuration.read_work("program", "fit", [*MODEL, word])
+        assert work.trainer.default_root_dir == tmp_path / "work" / "r"
     (tmp_path / "earlier").mkdir()
     made = trainer.Trainer(max_epochs=1, default_root_dir=Path("~/mine"), resume="~/earlier")
     assert made.default_root_dir == tmp_path / "mine"
@@ -290,8 +290,8 @@ def test_a_path_in_the_home_directory_and_in_a_variable(tmp_path, monkeypatch):
     ],
 )
 def test_a_class_that_refuses_its_arguments_is_named_with_them(name, words, line, capsys):
-    (found,) = refused(capsys, *RIGHT[2:], "--model", f"{__name__}.{name}", *words)
-    assert re.fullmatch(line, found), found
+    (message,) = refused(capsys, *RIGHT[2:], "--model", f"{__name__}.{name}", *words)
+    assert re.fullmatch(line, message), message
 
 
 def test_an_oserror_without_a_number_says_its_text(capsys: pytest.CaptureFixture[str]) -> None:

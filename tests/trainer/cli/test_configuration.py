@@ -76,13 +76,13 @@ def test_the_seed_fixes_the_weights() -> None:
 
 
 def test_a_class_that_replaces_another_one_keeps_the_arguments_that_it_takes(tmp_path):
-    given = {"class_path": f"{PACKAGE}.tasks.text.TextFiles", "init_args": {"path": str(tmp_path)}}
-    later = write(tmp_path / "later.yaml", {"data": given})
+    config = {"class_path": f"{PACKAGE}.tasks.text.TextFiles", "init_args": {"path": str(tmp_path)}}
+    later = write(tmp_path / "later.yaml", {"data": config})
     (tmp_path / "words.py").write_text("a" * 20000)
     options = ("--data.batch_size=8", f"--data={PACKAGE}.tasks.digits.Digits")
-    found = resolved(read(*DIGITS, "--config", later))["data"]["init_args"]
-    assert (found["batch_size"], found["path"]) == (64, str(tmp_path))
-    assert "shift" not in found
+    arguments = resolved(read(*DIGITS, "--config", later))["data"]["init_args"]
+    assert (arguments["batch_size"], arguments["path"]) == (64, str(tmp_path))
+    assert "shift" not in arguments
     again = resolved(read(*DIGITS, "--config", later, *options))["data"]["init_args"]
     assert again == {"batch_size": 8, "shift": 0, "num_workers": 0}
 
@@ -96,19 +96,19 @@ def test_an_option_does_not_change_what_an_alias_repeats() -> None:
 def test_values_of_the_command_line_extend_lists_and_are_expanded_in_paths(tmp_path, monkeypatch):
     monkeypatch.setenv("USED", "used")
     stopping = {"class_path": "EarlyStopping", "init_args": {"monitor": "val_loss"}}
-    given = write(tmp_path / "given.yaml", {"trainer": {"callbacks": ["EMA"]}})
+    config = write(tmp_path / "given.yaml", {"trainer": {"callbacks": ["EMA"]}})
     words = [
         f"--trainer.callbacks+={json.dumps(stopping)}",
         "--trainer.loggers+=logger_subject.Bare",
     ]
-    content = resolved(read(*DIGITS, *CPU, "--config", given, *words))["trainer"]
+    content = resolved(read(*DIGITS, *CPU, "--config", config, *words))["trainer"]
     assert content["callbacks"] == ["EMA", stopping]
     assert content["loggers"] == ["csv", "tensorboard", "logger_subject.Bare"]
     assert resolved(read(*DIGITS, "--trainer.callbacks+=EMA"))["trainer"]["callbacks"] == ["EMA"]
-    own = ["--trainer.max_epochs", "1", "--model", "configuration_subject.HasTags"]
-    assert read(*CPU, *own, "--model.tags+=y").model.tags == ["x", "y"]
-    assert read(*CPU, *own, "--model.tags", "[z]", "--model.tags+=y").model.tags == ["z", "y"]
-    assert read(*CPU, *own, "--model.file", "~/$USED/x").model.file == Path.home() / "used/x"
+    options_ = ["--trainer.max_epochs", "1", "--model", "configuration_subject.HasTags"]
+    assert read(*CPU, *options_, "--model.tags+=y").model.tags == ["x", "y"]
+    assert read(*CPU, *options_, "--model.tags", "[z]", "--model.tags+=y").model.tags == ["z", "y"]
+    assert read(*CPU, *options_, "--model.file", "~/$USED/x").model.file == Path.home() / "used/x"
     lines = mistakes(*DIGITS, "--trainer.callbacks+=EMA", *words, "--trainer.seeds=1")
     assert [line.split(":")[0] for line in lines] == ["trainer.seeds"]
 
@@ -123,7 +123,7 @@ def test_print_config(capsys: pytest.CaptureFixture[str], recwarn: pytest.Warnin
     assert list(printed) == ["trainer", "model", "data"]
     with pytest.raises(SystemExit):
         cli.main(["fit", "--help"])
-    assert not [each for each in recwarn if "failing import" in str(each.message)]
+    assert not [warning for warning in recwarn if "failing import" in str(warning.message)]
     (about,) = re.findall(r"\n  --print_config (.*?)\n  -", capsys.readouterr().out, re.DOTALL)
     assert "=unchecked: " in " ".join(about.split())  # none of the flags of jsonargparse
 

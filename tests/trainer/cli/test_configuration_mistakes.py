@@ -131,26 +131,26 @@ def test_yaml_cannot_make_python_objects(tmp_path: Path) -> None:
 def test_mistakes_in_every_part_are_reported_together() -> None:
     words = "--trainer.max_epoch 3 --trainer.log_every_n_steps often --trainer.strategy dpd"
     words += " --trainer.devices 1,1 --trainer.seed -1 --model.widht 3 --model.dropout much"
-    found = mistakes(*DIGITS, *CPU, *words.split(), "--data.batch_size=x", "--optimizer.lr=1")
-    assert sorted(re.split("[:=]", line)[0] for line in found) == [
+    lines = mistakes(*DIGITS, *CPU, *words.split(), "--data.batch_size=x", "--optimizer.lr=1")
+    assert sorted(re.split("[:=]", line)[0] for line in lines) == [
         "data.batch_size", "devices", "model.dropout", "model.widht", "optimizer", "strategy",
         "trainer.log_every_n_steps", "trainer.max_epoch", "trainer.seed",
     ]  # fmt: skip
 
 
 def test_mistakes_that_only_making_finds_are_reported_together() -> None:
-    found = mistakes(
+    lines = mistakes(
         *CPU,
         *("--trainer.limit_val_batches", "2.5", "--trainer.precision", "8"),
         *("--model", "configuration_subject.FailsByItself"),
         *("--data", f"{TASKS}.text.TextFiles", "--data.path", "/gone"),
     )
-    assert len(found) == 4
+    assert len(lines) == 4
 
 
 def test_a_misspelt_option_does_not_hide_missing_data() -> None:
-    found = mistakes(
+    lines = mistakes(
         *(*DIGITS, *CPU, "--trainer.max_epoch", "3"),
         *("--data", f"{TASKS}.text.TextFiles", "--data.path", "/gone"),
     )
-    assert len(found) == 2
+    assert len(lines) == 2

@@ -156,8 +156,8 @@ def test_any_value_of_a_file_is_that_value(tmp_path_factory: pytest.TempPathFact
     @for_all(ARGUMENTS)
     def check(values: dict[str, Any]) -> None:
         folder = tmp_path_factory.mktemp("any")
-        found = both_ways(folder, *in_file(folder, values))
-        assert repr({name: found[name] for name in values}) == repr(values)
+        arguments = both_ways(folder, *in_file(folder, values))
+        assert repr({name: arguments[name] for name in values}) == repr(values)
 
     check()
 
@@ -169,8 +169,8 @@ def test_any_word_for_a_string_is_that_word(tmp_path_factory: pytest.TempPathFac
     @for_all(words, words, words.filter(lambda word: not {*word} & {*"\0[]{}$~"}))
     def check(text: str, maybe: str, path: str) -> None:
         options = f"--model.text={text}", f"--model.maybe={maybe}", f"--model.path={path}"
-        found = both_ways(tmp_path_factory.mktemp("any"), *options)
-        assert (found["text"], found["maybe"], found["path"]) == (text, maybe, Path(path))
+        recorded = both_ways(tmp_path_factory.mktemp("any"), *options)
+        assert (recorded["text"], recorded["maybe"], recorded["path"]) == (text, maybe, Path(path))
 
     check()
 
@@ -214,22 +214,22 @@ def test_a_type_reads_text(tmp_path: Path, name: str, text: str, value: Any) -> 
 
 def test_options_change_a_part_of_what_a_file_says(tmp_path: Path) -> None:
     class_path = f"{__name__}.Encoder"
-    part = f"{{class_path: {class_path}, init_args: {{width: 4, activation: relu, heads: 2}}}}"
-    file = in_file(tmp_path, f"{{nested: {{a: {{x: 1, y: 2}}, b: {{x: 5}}}}, part: {part}}}")
+    encoder = f"{{class_path: {class_path}, init_args: {{width: 4, activation: relu, heads: 2}}}}"
+    file = in_file(tmp_path, f"{{nested: {{a: {{x: 1, y: 2}}, b: {{x: 5}}}}, part: {encoder}}}")
     words = ["--model.nested.a.x=9", "--model.options.k.p", "3", "--model.fields.name=b"]
-    found = both_ways(tmp_path, *file, *words, "--model.part.width=8", "--model.listed+=a")
-    assert found["nested"] == {"a": {"x": 9, "y": 2}, "b": {"x": 5}}
-    assert (found["options"], found["listed"]) == ({"k": {"p": 3}}, ["a"])
-    assert asdict(found["fields"]) == {"rate": 0.25, "name": "b"}
-    assert found["part"].given == {"width": 8, "activation": "relu", "heads": 2}
+    arguments = both_ways(tmp_path, *file, *words, "--model.part.width=8", "--model.listed+=a")
+    assert arguments["nested"] == {"a": {"x": 9, "y": 2}, "b": {"x": 5}}
+    assert (arguments["options"], arguments["listed"]) == ({"k": {"p": 3}}, ["a"])
+    assert asdict(arguments["fields"]) == {"rate": 0.25, "name": "b"}
+    assert arguments["part"].given == {"width": 8, "activation": "relu", "heads": 2}
     other = both_ways(tmp_path, *file, f"--model.part={__name__}.Decoder")["part"]
     assert other.given == {"width": 4}
 
 
 def test_a_callable_has_its_arguments(tmp_path: Path) -> None:
     make = "{class_path: torch.optim.AdamW, init_args: {lr: 1e-4}}"
-    found = both_ways(tmp_path, f"--model.make={make}", "--model.make.weight_decay=0.3")["make"]
-    made = found([nn.Parameter(torch.ones(1))])
+    factory = both_ways(tmp_path, f"--model.make={make}", "--model.make.weight_decay=0.3")["make"]
+    made = factory([nn.Parameter(torch.ones(1))])
     assert (made.defaults["lr"], made.defaults["weight_decay"]) == (1e-4, 0.3)
 
 
@@ -248,9 +248,9 @@ def test_a_default_that_a_class_passes_on_stays() -> None:
     ],
 )
 def test_what_jsonargparse_says_of_a_part_is_shown(words: list[str], line: str) -> None:
-    whole = ["--model", f"{__name__}.Takes", f"--model.part={__name__}.Encoder", *FIT]
-    (found,) = mistakes(*whole, *words)
-    assert found.endswith(f"{line})"), found
+    options = ["--model", f"{__name__}.Takes", f"--model.part={__name__}.Encoder", *FIT]
+    (message,) = mistakes(*options, *words)
+    assert message.endswith(f"{line})"), message
 
 
 def test_a_part_that_fails_says_why() -> None:
@@ -259,8 +259,8 @@ def test_a_part_that_fails_says_why() -> None:
 
 
 def test_a_quoted_number_is_no_number_and_members_are_listed(tmp_path: Path) -> None:
-    given = "{whole: '7', mode: fast, nested: {a: {x: '1'}}}"
-    assert mistakes(*FIT, *in_file(tmp_path, given)) == [
+    model = "{whole: '7', mode: fast, nested: {a: {x: '1'}}}"
+    assert mistakes(*FIT, *in_file(tmp_path, model)) == [
         "model.whole='7': expected int | None",
         "model.mode='fast': expected Mode (FAST, SLOW)",
         "model.nested={'a': {'x': '1'}}: expected dict[str, dict[str, int]] | None",
@@ -280,8 +280,8 @@ def test_a_quoted_number_is_no_number_and_members_are_listed(tmp_path: Path) -> 
 )
 def test_an_option_extends_the_default(words: list[str], name: str, value: Any) -> None:
     for cls in ("Lists", "PassesOn"):
-        given = read("--model", f"{__name__}.{cls}", *FIT, *words).model.given
-        assert repr(given[name]) == repr(value)
+        arguments = read("--model", f"{__name__}.{cls}", *FIT, *words).model.given
+        assert repr(arguments[name]) == repr(value)
 
 
 def test_an_option_cannot_extend_a_list_of_an_object() -> None:

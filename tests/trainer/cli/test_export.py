@@ -235,7 +235,7 @@ INPUTS = "give a tensor, a tuple of tensors, or a dict of them by argument of fo
 def test_a_module_that_cannot_be_exported(cls: type[Model], line: str, capsys: Any) -> None:
     _, directory = save(cls)
     lines = refused(capsys, directory, "--format", "torch_export")
-    assert [each for each in lines if each.startswith(line)] == lines[-1:]
+    assert [text for text in lines if text.startswith(line)] == lines[-1:]
     export(directory, "--format", "safetensors")
 
 
@@ -287,9 +287,9 @@ WEIGHTS = "--format safetensors"
 def test_arguments_are_refused_together(arguments: str, lines: list[str], capsys: Any) -> None:
     save(Two)
     Path("made.safetensors").mkdir()
-    found = refused(capsys, *arguments.split())
-    assert len(found) == len(lines), found
-    assert all(part in line for part, line in zip(lines, found, strict=True)), found
+    messages = refused(capsys, *arguments.split())
+    assert len(messages) == len(lines), messages
+    assert all(text in line for text, line in zip(lines, messages, strict=True)), messages
 
 
 def test_a_damaged_checkpoint_is_not_exported(capsys: Any) -> None:

@@ -29,8 +29,8 @@ def opened(file: Path | str) -> Any:
 
 def computed(file: Path | str, *inputs: Tensor) -> Tensor:
     session = opened(file)
-    names = [each.name for each in session.get_inputs()]
-    named = {name: each.numpy() for name, each in zip(names, inputs, strict=True)}
+    names = [entry.name for entry in session.get_inputs()]
+    named = {name: tensor.numpy() for name, tensor in zip(names, inputs, strict=True)}
     [result] = session.run(None, named)
     return torch.from_numpy(result)
 
@@ -62,8 +62,8 @@ def test_a_sharded_run_with_and_without_its_average(tmp_path: Path, capsys: Any)
         module = load_module(folder, averaged=averaged)
         for size in (1, 2, 7):  # dropout is off
             images = torch.rand(size, 1, 8, 8)
-            found = computed(written, images)
-            torch.testing.assert_close(found, module(images), atol=ROUNDING, rtol=0)
+            outputs = computed(written, images)
+            torch.testing.assert_close(outputs, module(images), atol=ROUNDING, rtol=0)
         results.append(computed(written, torch.ones(1, 1, 8, 8)))
     assert not torch.allclose(*results, atol=1e-6, rtol=0)
 
@@ -83,7 +83,7 @@ def test_arguments_by_name() -> None:
     module, directory = save(ByName)
     export(*FORMAT, directory, "--output", "model.onnx")
     session = opened("model.onnx")
-    assert {each.name for each in session.get_inputs()} == {"x", "factor"}
+    assert {entry.name for entry in session.get_inputs()} == {"x", "factor"}
     x, factor = torch.rand(5, 3), torch.rand(5, 1)
     [result] = session.run(None, {"x": x.numpy(), "factor": factor.numpy()})
     torch.testing.assert_close(torch.from_numpy(result), module(x, factor), atol=ROUNDING, rtol=0)
@@ -99,8 +99,8 @@ def test_arguments_by_name() -> None:
 )
 def test_a_module_that_cannot_be_exported(cls: Any, line: str, capsys: Any) -> None:
     _, directory = save(cls)
-    found = refused(capsys, directory, *FORMAT)[-1]
-    assert found.startswith(line), found
+    message = refused(capsys, directory, *FORMAT)[-1]
+    assert message.startswith(line), message
 
 
 @needs_onnx

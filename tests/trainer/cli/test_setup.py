@@ -13,7 +13,7 @@ import setup_subject as subject
 from fitting import quiet
 
 
-def found(folder: Path, strategy: str, rank: int = 0) -> dict[str, Any]:
+def record(folder: Path, strategy: str, rank: int = 0) -> dict[str, Any]:
     return json.loads((folder / f"{strategy}-{rank}.json").read_text())
 
 
@@ -24,11 +24,11 @@ def make(folder: Path, **options: Any) -> trainer.Trainer:
 def test_one_rank_prepares_and_all_set_up_before_the_loaders(tmp_path: Path) -> None:
     done = succeed(["-m", "setup_subject", tmp_path, "ddp", "2"])
     subject.main(tmp_path, "single_device", 1, False)
-    own = ["setup fit", "teardown fit", "setup test", "teardown test"]
-    prepared = ["prepare_data", *own[:2], "prepare_data", *own[2:]]
-    first, second = (found(tmp_path, "ddp", rank) for rank in range(2))
-    alone = found(tmp_path, "single_device")
-    assert [first["calls"], second["calls"], alone["calls"]] == [prepared, own, prepared]
+    hooks = ["setup fit", "teardown fit", "setup test", "teardown test"]
+    prepared = ["prepare_data", *hooks[:2], "prepare_data", *hooks[2:]]
+    first, second = (record(tmp_path, "ddp", rank) for rank in range(2))
+    alone = record(tmp_path, "single_device")
+    assert [first["calls"], second["calls"], alone["calls"]] == [prepared, hooks, prepared]
     assert first["facts"] == [["fit", 0, 2, True], ["test", 0, 2, True]]
     assert second["facts"] == [["fit", 1, 2, False], ["test", 1, 2, False]]
     assert done.stdout.count("set up for fit\n") == 1

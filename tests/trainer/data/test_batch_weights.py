@@ -43,7 +43,7 @@ def test_samples_of_ragged_batches(batches: list[Any], samples: list[int]) -> No
 
 def test_what_told_the_samples_of_a_flat_batch_tells_that_one_has_a_single_sample() -> None:
     counter = Counter(Share(0, 1, 7))  # tokens, offsets of texts in them, and labels
-    batches = [tuple(map(torch.ones, each)) for each in [(9, 2, 2), (5, 1, 1), (12, 4, 4)]]
+    batches = [tuple(map(torch.ones, sizes)) for sizes in [(9, 2, 2), (5, 1, 1), (12, 4, 4)]]
     assert [counter.count(batch, None).samples for batch in batches] == [2, 1, 4]
 
 
@@ -95,9 +95,9 @@ def test_each_step_is_the_mean_over_what_it_contains(in_global_order: bool, weig
         if batch.ends_step and not batch.ends_epoch:
             steps.append([])
     for step in steps:
-        total = sum(each.counted for each in step)
-        assert [each.weight for each in step] == pytest.approx([e.counted / total for e in step])
-    assert sum(each.samples for step in steps for each in step) == 10
+        total = sum(micro.counted for micro in step)
+        assert [micro.weight for micro in step] == pytest.approx([e.counted / total for e in step])
+    assert sum(micro.samples for step in steps for micro in step) == 10
 
 
 def test_a_weight_that_a_step_returns_is_not_ignored() -> None:

@@ -128,11 +128,11 @@ def write_samples(data: str) -> None:
         return
     for folder in ("shards", "rows"):
         Path(folder).mkdir()
-    for part in range(4):
-        points = [(x / 1000, 3 * x / 1000 + 1) for x in range(25 * part, 25 * part + 25)]
+    for shard in range(4):
+        points = [(x / 1000, 3 * x / 1000 + 1) for x in range(25 * shard, 25 * shard + 25)]
         lines = [json.dumps({"x": x, "y": y}) for x, y in points]
-        Path("rows", f"{part}.jsonl").write_text("\n".join(lines))
-        with tarfile.open(f"shards/{part}.tar", "w") as tar:
+        Path("rows", f"{shard}.jsonl").write_text("\n".join(lines))
+        with tarfile.open(f"shards/{shard}.tar", "w") as tar:
             for number, point in enumerate(points):
                 for name, value in zip(("x.npy", "y.npy"), point, strict=True):
                     content = BytesIO()
@@ -162,7 +162,7 @@ def test_streamed_samples_are_read_once_and_a_resume_is_exact(data, workers, res
     words += ("--trainer.log_every_n_steps", "1", "--trainer.run_name")
     fit(*words, "whole")
     seen = [Path(f"seen-{index}.txt").read_text().split() for index in (0, 1)]
-    assert [len(each) for each in seen] == [100, 100]
+    assert [len(numbers) for numbers in seen] == [100, 100]
     assert sorted(map(int, seen[0] + seen[1])) == sorted([*range(100)] * 2)
     for epoch in (slice(0, 50), slice(50, 100)):
         assert sorted(map(int, seen[0][epoch] + seen[1][epoch])) == [*range(100)]
@@ -173,8 +173,8 @@ def test_streamed_samples_are_read_once_and_a_resume_is_exact(data, workers, res
     fit(*words, "cut", "--trainer.resume", "auto")
     metrics = [Path("runs", name, "metrics.csv").read_text() for name in ("whole", "cut")]
     assert metrics[0] == metrics[1]
-    whole, cut = saved("runs/whole"), saved("runs/cut")
-    assert all(torch.equal(value, cut[name]) for name, value in whole.items())
+    uninterrupted, cut = saved("runs/whole"), saved("runs/cut")
+    assert all(torch.equal(value, cut[name]) for name, value in uninterrupted.items())
 
 
 @pytest.mark.parametrize("data", ["tars.Tars", "rows.Rows", "samples.Samples"])
@@ -186,9 +186,9 @@ def test_ranks_exchange_nothing_per_micro_batch(data: str, packages: None) -> No
     fit(*words, "--trainer.max_epochs", "1", "--trainer.run_name", "run")
     for index in (0, 1):
         lines = Path(f"exchanges-{index}.txt").read_text().splitlines()
-        found = [tuple(map(int, line.split())) for line in lines]
-        assert [batch for batch, _ in found] == [*range(50)]
+        pairs = [tuple(map(int, line.split())) for line in lines]
+        assert [batch for batch, _ in pairs] == [*range(50)]
         # The micro-batches of a step are weighed ahead, and their weights exchanged at once.
-        assert all(count == before for (_, before), (batch, count) in pairwise(found) if batch % 10)
-        steps = pairwise([count for batch, count in found if batch % 10 == 9][1:])
+        assert all(count == before for (_, before), (batch, count) in pairwise(pairs) if batch % 10)
+        steps = pairwise([count for batch, count in pairs if batch % 10 == 9][1:])
         assert all(1 <= later - earlier <= 2 for earlier, later in steps)

@@ -141,8 +141,8 @@ def test_move_reaches_every_tensor_and_keeps_every_container() -> None:
     assert right[1][1] == "text"
     assert moved["ordered"]["second"] is None
     assert moved[3][1] == 7
-    found = (left, right[0], right[1][0], moved["ordered"]["first"], moved[3][0]["deep"][0])
-    assert [each.device for each in found] == [META] * 5
+    tensors = (left, right[0], right[1][0], moved["ordered"]["first"], moved[3][0]["deep"][0])
+    assert [leaf.device for leaf in tensors] == [META] * 5
     assert tensor.device.type == "cpu"
 
 
@@ -160,8 +160,8 @@ def test_move_takes_a_dataclass() -> None:
     batch.sizes["width"] = torch.ones(2)
     moved = moving.move([batch], META, torch.float16)[0]
     assert (type(moved), moved.names) == (Images, ["a", "b"])
-    found = [moved.pixels, moved.sizes["width"]]
-    assert [(each.device, each.dtype) for each in found] == [(META, torch.float16)] * 2
+    tensors = [moved.pixels, moved.sizes["width"]]
+    assert [(tensor.device, tensor.dtype) for tensor in tensors] == [(META, torch.float16)] * 2
     assert batch.pixels.device.type == batch.sizes["width"].device.type == "cpu"
     assert moving.move(Images, META) is Images
 
@@ -187,10 +187,10 @@ def test_move_casts_floating_point_numbers_and_no_others() -> None:
     batch = [plain, {"mask": torch.ones(2) > 0, "signal": torch.ones(2) * 1j}, packed, words]
     for device in (META, torch.device("cpu")):
         half, rest, sequence, text = moving.move(batch, device, torch.float16)
-        assert [each.dtype for each in half] == [torch.float16, torch.float16, torch.int64]
-        assert [each.dtype for each in rest.values()] == [torch.bool, torch.complex64]
+        assert [tensor.dtype for tensor in half] == [torch.float16, torch.float16, torch.int64]
+        assert [tensor.dtype for tensor in rest.values()] == [torch.bool, torch.complex64]
         assert (sequence.data.dtype, text.data.dtype) == (torch.float16, torch.int64)
-        assert {each.device for each in (*half, *rest.values(), sequence.data)} == {device}
+        assert {tensor.device for tensor in (*half, *rest.values(), sequence.data)} == {device}
 
 
 def test_move_uses_an_object_s_own_to() -> None:

@@ -115,7 +115,7 @@ def test_workers_of_a_stream_are_told_and_draw_as_new_ones(tmp_path: Path, capsy
 def test_the_sampler_in_a_batch_sampler_is_told(tmp_path: Path) -> None:
     loader = DataLoader(Data(), batch_sampler=BatchSampler(Order(), 4, drop_last=False))
     rows = fit(tmp_path, loader).rows
-    assert [[row[0] for row in each[:2]] for each in rows] == [[0, 1], [1, 2], [2, 3]]
+    assert [[row[0] for row in batches[:2]] for batches in rows] == [[0, 1], [1, 2], [2, 3]]
 
 
 def test_validation_of_the_same_data_leaves_training_its_epoch(tmp_path: Path) -> None:
@@ -136,5 +136,5 @@ def _open(worker: int) -> None:
 def test_a_worker_has_the_user_s_dataset(tmp_path: Path, options: Any) -> None:
     loader = DataLoader(Data(), 4, worker_init_fn=_open, **{"num_workers": 2, **options})
     model = fit(tmp_path, loader, loader)
-    rows = [row for each in model.rows + model.validated for row in each]
+    rows = [row for epoch in model.rows + model.validated for row in epoch]
     assert {row[2] for row in rows} == {5.0, 6.0}

@@ -146,18 +146,18 @@ def test_weights_make_the_mean_of_the_global_batch(more, batch_size, replicas, a
 
 @KINDS
 def test_starting_in_the_middle_gives_the_tail(kind: str) -> None:
-    whole = data_of(training(LOADERS[kind]()).epoch(1, 0))
+    uninterrupted = data_of(training(LOADERS[kind]()).epoch(1, 0))
     torch.rand(7), np.random.rand(3), random.random()
     fresh = training(LOADERS[kind]())
-    assert data_of(fresh.epoch(1, 2)) == whole[2:]
-    assert data_of(fresh.epoch(1, len(whole) - 1)) == whole[-1:]
+    assert data_of(fresh.epoch(1, 2)) == uninterrupted[2:]
+    assert data_of(fresh.epoch(1, len(uninterrupted) - 1)) == uninterrupted[-1:]
 
 
 def test_starting_in_the_middle_keeps_numbers_and_ends() -> None:
     for loader in (tensors(9, 2), [torch.ones(2)] * 5):
-        whole = list(training(loader, accumulate=2).epoch(0, 0))
+        batches = list(training(loader, accumulate=2).epoch(0, 0))
         rest = list(training(loader, accumulate=2).epoch(0, 3))
-        assert [batch[1:] for batch in rest] == [batch[1:] for batch in whole[3:]]
+        assert [batch[1:] for batch in rest] == [batch[1:] for batch in batches[3:]]
 
 
 def test_a_later_epoch_is_the_same_for_who_starts_there_with_a_generator_of_their_own() -> None:
@@ -168,8 +168,8 @@ def test_a_later_epoch_is_the_same_for_who_starts_there_with_a_generator_of_thei
 
     uninterrupted = training(loader(), in_global_order=False)
     list(uninterrupted.epoch(0, 0))
-    whole = data_of(uninterrupted.epoch(1, 0))
-    assert data_of(training(loader(), in_global_order=False).epoch(1, 2)) == whole[2:]
+    batches = data_of(uninterrupted.epoch(1, 0))
+    assert data_of(training(loader(), in_global_order=False).epoch(1, 2)) == batches[2:]
 
 
 @pytest.mark.parametrize("kind", ["ordered", "iterable", "own sampler", "generated"])
@@ -198,11 +198,11 @@ def test_reading_leaves_the_global_generators_alone(kind: str, in_global_order: 
     before = randomness.Snapshot().state()
     for _ in training(LOADERS[kind](), in_global_order=in_global_order).epoch(0, 1):
         after = randomness.Snapshot().state()
-        assert all(torch.equal(after[part], before[part]) for part in before)
+        assert all(torch.equal(after[generator], before[generator]) for generator in before)
     feed = feed_creation.feed_evaluation(LOADERS[kind](), ALONE, in_global_order=in_global_order)
     assert list(feed.epoch(0, 0))
     after = randomness.Snapshot().state()
-    assert all(torch.equal(after[part], before[part]) for part in before)
+    assert all(torch.equal(after[generator], before[generator]) for generator in before)
 
 
 @KINDS
@@ -217,11 +217,11 @@ def test_what_a_step_draws_does_not_change_what_is_read(kind: str) -> None:
 
 def test_a_global_batch_size_replaces_the_loader_s() -> None:
     loader = tensors(100, 7)
-    for replicas, accumulate, each in [(1, 1, 24), (2, 1, 12), (3, 4, 2), (1, 8, 3)]:
+    for replicas, accumulate, size in [(1, 1, 24), (2, 1, 12), (3, 4, 2), (1, 8, 3)]:
         feed = training(loader, Share(0, replicas, 0), accumulate=accumulate, global_batch_size=24)
         assert feed.samples_per_step == 24
         assert feed.steps == 5
-        assert next(feed.epoch(0, 0)).samples == each
+        assert next(feed.epoch(0, 0)).samples == size
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
@@ -278,4 +278,4 @@ def test_evaluation_gives_each_sample_once(replicas: int, drop_last: bool, used:
 
 def test_what_has_no_samples_counts_as_one() -> None:
     """Of batches that have some, test_samples.py splits each kind."""
-    assert {batch_length(each) for each in (torch.tensor(1.0), "text", None, [])} == {1}
+    assert {batch_length(batch) for batch in (torch.tensor(1.0), "text", None, [])} == {1}

@@ -20,11 +20,11 @@ X = torch.arange(6.0).reshape(2, 3)
 def gathering(monkeypatch: pytest.MonkeyPatch, *others: tuple[int, Any]) -> list[int]:
     """Fake peers, each with a replica and a first batch; returns a list of this rank's calls."""
     calls: list[int] = []
-    peers = [torch.tensor([each, int(digest(batch), 16) >> 1]) for each, batch in others]
+    peers = [torch.tensor([number, int(digest(batch), 16) >> 1]) for number, batch in others]
 
-    def gathered(own: torch.Tensor) -> list[torch.Tensor]:
-        calls.append(int(own[0]))
-        return [own, *peers]
+    def gathered(local: torch.Tensor) -> list[torch.Tensor]:
+        calls.append(int(local[0]))
+        return [local, *peers]
 
     monkeypatch.setattr(collectives, "is_active", lambda: True)
     monkeypatch.setattr(collectives, "world_size", lambda: 1 + len(others))
@@ -55,7 +55,7 @@ def test_tells_if_replicas_read_the_same(tmp_path: Path) -> None:
         name: done.stderr[done.stderr.index(f"{name} begins") : done.stderr.index(f"{name} ends")]
         for name in names
     }
-    notes = {name: re.findall("^note: .*", part, re.MULTILINE) for name, part in parts.items()}
+    notes = {name: re.findall("^note: .*", text, re.MULTILINE) for name, text in parts.items()}
     (note,) = notes.pop("ddp:whole")
     assert note == (
         "note: ranks 0 and 1 have read the same first batch: the loader is read as it is, and each "

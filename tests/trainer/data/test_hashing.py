@@ -65,34 +65,34 @@ def test_any_value_has_a_hash(value: Any) -> None:
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 def test_quantized_values_have_hashes() -> None:
-    one, other = (torch.quantize_per_tensor(X + each, 0.1, 0, torch.qint8) for each in (0, 1))
+    one, other = (torch.quantize_per_tensor(X + offset, 0.1, 0, torch.qint8) for offset in (0, 1))
     assert digest(one) == digest(one) != digest(other)
 
 
 def test_every_bit_and_place_counts() -> None:
     before = torch.get_rng_state()
     piece = hashing._WORDS
-    given = torch.linspace(-1, 1, piece * 3 + 5)
-    found = {digest(given)}
+    tensor = torch.linspace(-1, 1, piece * 3 + 5)
+    digests = {digest(tensor)}
     for place in (0, 1, piece, -1):
         for bit in (0, 15, 31):
-            changed = given.clone()
+            changed = tensor.clone()
             changed.view(torch.int32)[place] ^= -(1 << 31) if bit == 31 else 1 << bit
-            found.add(digest(changed))
+            digests.add(digest(changed))
     # Both signs, which a sum that is not of 64 bits would not see.
-    changed = given.clone()
+    changed = tensor.clone()
     changed[:2] *= -1
-    swapped = given.clone()
+    swapped = tensor.clone()
     swapped[[0, -1]] = swapped[[-1, 0]]
     # Two pieces in another order, and two values at the same place in them.
-    pieces = torch.cat([given[piece : 2 * piece], given[:piece], given[2 * piece :]])
-    across = given.clone()
+    pieces = torch.cat([tensor[piece : 2 * piece], tensor[:piece], tensor[2 * piece :]])
+    across = tensor.clone()
     across[[7, piece + 7]] = across[[piece + 7, 7]]
-    others = (changed, swapped, pieces, across, given[:-1], given.view(1, -1))
-    found |= {digest(other) for other in others}
-    found |= {digest([given, None]), digest([given[:5], given[5:]])}
-    found.add(digest(given.view(torch.int32)))
-    assert len(found) == 1 + 12 + 6 + 2 + 1
+    others = (changed, swapped, pieces, across, tensor[:-1], tensor.view(1, -1))
+    digests |= {digest(other) for other in others}
+    digests |= {digest([tensor, None]), digest([tensor[:5], tensor[5:]])}
+    digests.add(digest(tensor.view(torch.int32)))
+    assert len(digests) == 1 + 12 + 6 + 2 + 1
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -117,10 +117,10 @@ def test_other_layouts_have_hashes() -> None:
 
 def test_hashes_need_at_most_one_mebibyte() -> None:
     """Of a tensor of 12 MiB, and with the numbers, which are made for the first one."""
-    given = torch.ones(3 * 2**20)
+    tensor = torch.ones(3 * 2**20)
     hashing._numbers.cache_clear()
     with Live() as live:
         live.begin()
-        digest([given, given[:5]])
+        digest([tensor, tensor[:5]])
     assert live.most >= 3 * hashing._WORDS * 4
-    assert live.most + hashing._numbers(given.device).nbytes <= 2**20
+    assert live.most + hashing._numbers(tensor.device).nbytes <= 2**20

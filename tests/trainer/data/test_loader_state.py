@@ -60,9 +60,9 @@ PLAIN = LOADERS["dataset"]
 def read(feed: Feed, start: int = 0) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
     """The batches of an epoch, and the state after each."""
     batches, states = [], []
-    for each in feed.epoch(1, start):
-        batches.append(each.data)
-        states.append(feed.state(each.number + 1, ends_epoch=False))
+    for batch in feed.epoch(1, start):
+        batches.append(batch.data)
+        states.append(feed.state(batch.number + 1, ends_epoch=False))
     return batches, states
 
 
@@ -79,22 +79,22 @@ def test_it_goes_on_from_any_batch_without_reading_earlier_ones(monkeypatch, kin
         return replay.ReplayFeed(LOADERS[kind](dataset), share, 1, most=most)
 
     has_workers = "workers" in kind  # each reads the whole stream, with its own random numbers
-    whole, states = read(feed(Noisy()))
-    assert len(whole) == (SAMPLES * (1 + has_workers) // SIZE if most is None else 5)
-    for start in range(1, len(whole), 3 if has_workers else 1):
+    batches, states = read(feed(Noisy()))
+    assert len(batches) == (SAMPLES * (1 + has_workers) // SIZE if most is None else 5)
+    for start in range(1, len(batches), 3 if has_workers else 1):
         dataset = Noisy()
         resumed = feed(dataset)
         assert len(resumed.load_state(states[start - 1], start)) == has_workers
         rest, later = read(resumed, start)
         columns = slice(1 if has_workers else None)
-        for one, other in zip(rest, whole[start:], strict=True):
+        for one, other in zip(rest, batches[start:], strict=True):
             assert torch.equal(one[:, columns], other[:, columns])
         if kind == "dataset" and most is None:
             assert dataset.reads == SAMPLES - start * SIZE
         expected = [state["tree"].tolist() for state in states[start:]]
-        assert [each["tree"].tolist() for each in later] == expected
+        assert [state["tree"].tolist() for state in later] == expected
         if most is None:  # the next epoch is read from its beginning
-            assert len(read(resumed)[0]) == len(whole)
+            assert len(read(resumed)[0]) == len(batches)
 
 
 class Told(Sampler[int]):
@@ -129,10 +129,10 @@ def test_the_state_of_a_sampler_is_not_saved_and_said_so(told: bool) -> None:
         feed = replay.ReplayFeed(loader, Share(replica=0, replicas=1, seed=3), 1)
         expected = ["the state_dict of Told is not saved"] * told
         assert [remark.split(":")[0] for remark in feed.remarks] == expected
-        whole, states = read(feed)
+        batches, states = read(feed)
         assert states[2] == {}
         rest, _ = read(feed, 3)
-        for one, other in zip(rest, whole[3:], strict=True):
+        for one, other in zip(rest, batches[3:], strict=True):
             assert torch.equal(one[0], other[0])
 
 
@@ -166,13 +166,13 @@ def fit(folder: Path, module: Net, **options: Any) -> dict[str, Tensor]:
 )
 def test_a_fit_resumes_exactly_and_reads_only_the_rest(tmp_path, limit, stop, rest):
     limited = {"limit_train_batches": limit}
-    whole = fit(tmp_path, Net(Noisy()), run_name="whole", **limited)
+    uninterrupted = fit(tmp_path, Net(Noisy()), run_name="whole", **limited)
     fit(tmp_path, Net(Noisy()), run_name="run", max_steps=stop, **limited)
     dataset = Noisy()
     resumed = fit(tmp_path, Net(dataset), run_name="run", resume="auto", **limited)
     assert dataset.reads == rest
-    assert whole.keys() == resumed.keys()
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    assert uninterrupted.keys() == resumed.keys()
+    assert all(torch.equal(uninterrupted[name], resumed[name]) for name in uninterrupted)
 
 
 @pytest.mark.usefixtures("apart")

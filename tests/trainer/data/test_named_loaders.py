@@ -76,8 +76,8 @@ def test_values_are_logged_by_name_over_their_own_loader(tmp_path: Path) -> None
     trainer = make(tmp_path, callbacks=[EarlyStopping("val_loss/noisy", patience=1), best])
     trainer.fit(module)
     checked = [("clean", 0, [1, 2]), ("noisy", 0, [10, 20])]
-    whole = [checked[0], ("clean", 1, [3]), checked[1], ("noisy", 1, [30, 40]), ("noisy", 2, [50])]
-    assert module.seen == checked + 2 * whole  # the second validation is no better, and stops
+    full = [checked[0], ("clean", 1, [3]), checked[1], ("noisy", 1, [30, 40]), ("noisy", 2, [50])]
+    assert module.seen == checked + 2 * full  # the second validation is no better, and stops
     expected = {
         **{"val_loss/clean": 2, "largest/clean": 3, "sum/clean": 6},
         **{"val_loss/noisy": 30, "largest/noisy": 50, "sum/noisy": 150},
@@ -101,7 +101,7 @@ def test_validate_test_and_predict(tmp_path: Path) -> None:
     assert trainer.test(module) == {"test_loss/clean": 2, "test_loss/noisy": 30}
     assert trainer.validate(module, {"only": loader(4, 8)})["val_loss/only"] == 6
     predicted = trainer.predict(module)
-    assert {name: torch.cat(each).tolist() for name, each in predicted.items()} == {
+    assert {name: torch.cat(outputs).tolist() for name, outputs in predicted.items()} == {
         "clean": [6, 7, 8],
         "noisy": [15, 25, 35, 45, 55],
     }
@@ -109,7 +109,7 @@ def test_validate_test_and_predict(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "line"),
+    ("loaders", "line"),
     [
         ({}, "the trainer was given an empty dict: give one loader, or a dict of them by name"),
         ({1: LOADERS["clean"]}, "the trainer was given a loader named 1: give each a name"),
@@ -119,9 +119,9 @@ def test_validate_test_and_predict(tmp_path: Path) -> None:
     ],
     ids=["empty", "number", "unnamed", "no-loader", "nested"],
 )
-def test_refusals(tmp_path: Path, given: Any, line: str) -> None:
+def test_refusals(tmp_path: Path, loaders: Any, line: str) -> None:
     with pytest.raises(UserError, match=line):
-        make(tmp_path).validate(Net(), given)
+        make(tmp_path).validate(Net(), loaders)
 
 
 def test_lightnings_index_of_a_loader_is_that_of_a_list(tmp_path: Path) -> None:
@@ -137,8 +137,8 @@ def test_lightnings_index_of_a_loader_is_that_of_a_list(tmp_path: Path) -> None:
             super().validation_step(batch, batch_idx, dataloader_idx)
 
     for kind in (Needed, WithDefault):
-        found = make(tmp_path).validate(kind(), [loader(1), loader(2)])
-        assert found["val_loss/dataloader_idx_0"] == 1
+        metrics = make(tmp_path).validate(kind(), [loader(1), loader(2)])
+        assert metrics["val_loss/dataloader_idx_0"] == 1
         assert [*dict.fromkeys(seen)] == [0, 1]
         seen.clear()
         assert make(tmp_path).validate(kind(), loader(1))["val_loss"] == 1

@@ -38,13 +38,13 @@ def records(tmp_path_factory: pytest.TempPathFactory):
         path = tmp_path_factory.mktemp("order-")
         how = {"engine": launch} if launch in ENGINES else {}
         done = run_nodes(["-m", "order_subject", path, launch], NODES.get(launch, 1), **how)
-        return path, "".join(each.stderr for each in done if each.returncode)
+        return path, "".join(process.stderr for process in done if process.returncode)
 
     def ranks(launch: str, name: str) -> Ranks:
         path, error = trained(launch)
-        found = read(path / name)
-        assert len(found) == NODES.get(launch, LAUNCHES[launch][0]), error[-3000:]
-        return found
+        ranks_read = read(path / name)
+        assert len(ranks_read) == NODES.get(launch, LAUNCHES[launch][0]), error[-3000:]
+        return ranks_read
 
     return ranks
 
@@ -65,8 +65,8 @@ def test_ranks_exchange_in_one_order(records, launch: str, name: str) -> None:
     assert stuck(ranks) == []
     # Another thread runs beside the step: what it sends must not go through NCCL.
     beside = [each for operations in ranks.values() for each in operations if each.thread]
-    assert [str(each) for each in beside if not each.is_host] == []
-    assert {each.thread.partition("_")[0] for each in beside} == {"checkpoint"}
+    assert [str(operation) for operation in beside if not operation.is_host] == []
+    assert {operation.thread.partition("_")[0] for operation in beside} == {"checkpoint"}
 
 
 def test_a_planted_strategy_that_gloo_forgives_is_found(records) -> None:

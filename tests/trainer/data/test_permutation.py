@@ -32,10 +32,10 @@ def test_a_position_alone_has_the_same_number(count: int, key: int, data: st.Dat
 
 def test_each_permutation_of_four_is_as_frequent() -> None:
     draws = 24 * 250
-    found = Counter(tuple(permuted(range(4), 4, key)) for key in range(draws))
-    assert len(found) == 24
+    counts = Counter(tuple(permuted(range(4), 4, key)) for key in range(draws))
+    assert len(counts) == 24
     # Chi-squared with 23 degrees of freedom is below 60 but for one of 30,000 sets of keys.
-    assert sum((each - 250) ** 2 / 250 for each in found.values()) < 60
+    assert sum((frequency - 250) ** 2 / 250 for frequency in counts.values()) < 60
 
 
 def test_positions_and_numbers_are_not_correlated() -> None:
@@ -55,24 +55,24 @@ def order(samples: int, replica: int, replicas: int, epoch: int = 0, start: int 
 
 
 def test_a_billion_samples_need_no_memory() -> None:
-    whole = list(islice(order(BILLION, 0, 1), 300))
+    batches = list(islice(order(BILLION, 0, 1), 300))
     tracemalloc.start()
     tail = list(islice(order(BILLION, 0, 1, start=100), 200))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert tail == whole[100:]
-    assert len({index for batch in whole for index in batch}) == 300 * 32
+    assert tail == batches[100:]
+    assert len({index for batch in batches for index in batch}) == 300 * 32
     assert peak < 2**20
-    assert next(iter(order(BILLION, 0, 1, epoch=1))) != whole[0]
+    assert next(iter(order(BILLION, 0, 1, epoch=1))) != batches[0]
     assert len(list(order(BILLION, 0, 1, start=BILLION // 32 - 1))) == 1
 
 
 @given(st.integers(1, 90), st.sampled_from([1, 2, 4]))
 def test_replicas_divide_the_same_order(samples: int, replicas: int) -> None:
     alone = list(order(samples, 0, 1))
-    shared = [list(order(samples, each, replicas)) for each in range(replicas)]
+    shared = [list(order(samples, replica, replicas)) for replica in range(replicas)]
     for number, batch in enumerate(alone):
-        shares = [each[number] for each in shared][: len(batch)]
+        shares = [replica_batches[number] for replica_batches in shared][: len(batch)]
         assert list(chain.from_iterable(shares)) == batch
 
 
@@ -80,7 +80,7 @@ def test_replicas_divide_the_same_order(samples: int, replicas: int) -> None:
 def test_which_orders_are_held(more: int) -> None:
     dataset = TensorDataset(torch.empty(sampling.MOST_HELD + more, 0))
     share = feed_creation.Share(0, 1, 0)
-    given: dict[str, Any] = {"accumulate": 1, "global_batch_size": None, "in_global_order": True}
-    feed = feed_creation.feed_training(DataLoader(dataset, batch_size=8), share, **given)
+    options: dict[str, Any] = {"accumulate": 1, "global_batch_size": None, "in_global_order": True}
+    feed = feed_creation.feed_training(DataLoader(dataset, batch_size=8), share, **options)
     assert isinstance(feed, OrderedFeed)
     assert feed._order.is_held == (not more)

@@ -58,7 +58,7 @@ def values(batch: Any) -> Any:
     if isinstance(batch, dict):
         return {key: values(value) for key, value in batch.items()}
     if isinstance(batch, list | tuple):
-        return type(batch)(values(each) for each in batch) if type(batch) is not Pair else batch
+        return type(batch)(values(field) for field in batch) if type(batch) is not Pair else batch
     return batch.sizes if isinstance(batch, Graphs) else batch
 
 
@@ -116,8 +116,8 @@ def test_splits_a_dataclass() -> None:
     batch.sizes["width"] = X + 1
     pieces = Splitter().split(batch, [3, 2])
     assert [piece.pixels.tolist() for piece in pieces] == [[0, 1, 2], [3, 4]]
-    assert [each.sizes["width"].tolist() for each in pieces] == [[1, 2, 3], [4, 5]]
-    assert [each.names for each in pieces] == [["a", "b"]] * 2
+    assert [piece.sizes["width"].tolist() for piece in pieces] == [[1, 2, 3], [4, 5]]
+    assert [piece.names for piece in pieces] == [["a", "b"]] * 2
 
 
 def test_a_list_of_images_stays_one_when_it_is_as_long_as_its_channels() -> None:
@@ -167,7 +167,7 @@ class Detector(Descends):
         self.sequential_module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        means = torch.stack([each.mean((1, 2)) for each in batch])
+        means = torch.stack([image.mean((1, 2)) for image in batch])
         return self.sequential_module(means).square().mean()
 
     def train_dataloader(self) -> Any:

@@ -79,8 +79,8 @@ def steps_of(plan: Any, epoch: int = 0) -> list[list[int]]:
         orders.append([next(batches) if end > begin else [] for begin, end in parts])
     steps: list[list[int]] = [[] for _ in range(-(-plan.batches // plan.accumulate))]
     for batch, parts in enumerate(zip(*orders, strict=True)):
-        for part in parts:
-            steps[batch // plan.accumulate] += part
+        for indices in parts:
+            steps[batch // plan.accumulate] += indices
     return steps
 
 
@@ -181,9 +181,9 @@ def test_samples_are_the_same_on_any_number_of_replicas(dataset: Dataset[Tensor]
 
 def test_batches_made_at_once_are_the_same_from_the_middle() -> None:
     for dataset in (DrawingBatches(), Subset(DrawingBatches(), range(12))):
-        whole = read(DataLoader(dataset))
+        batches = read(DataLoader(dataset))
         torch.rand(5)
-        assert torch.equal(read(DataLoader(dataset), start=1), whole[1:])
+        assert torch.equal(read(DataLoader(dataset), start=1), batches[1:])
 
 
 class Stream(IterableDataset[int]):

@@ -48,7 +48,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> list[Stream]:
     made: list[Stream] = []
 
     def pinned(tensor: Tensor) -> Tensor:
-        assert sum(each.is_copying for each in made) == 1
+        assert sum(stream.is_copying for stream in made) == 1
         return tensor.clone()
 
     def copy_stream(device: torch.device) -> Stream:
@@ -111,12 +111,12 @@ def test_each_batch_is_copied_before_the_one_ahead_of_it_is_computed(streams):
 
 def test_batches_are_those_of_the_feed_and_all_handed_over(streams):
     feed = ordered(Squares([]), 4)
-    expected, found = list(feed.epoch(0, 0)), read(feed)
-    assert len(found) == 2
-    assert [each.data.tolist() for each in found] == [each.data.tolist() for each in expected]
-    assert [each[1:] for each in found] == [each[1:] for each in expected]
-    assert [id(each.data) for each in found] == list(map(id, streams[0].handed_over))
-    assert [each.number for each in moving.ahead(feed.epoch(0, 1), [CPU], None)] == [1]
+    expected, batches = list(feed.epoch(0, 0)), read(feed)
+    assert len(batches) == 2
+    assert [batch.data.tolist() for batch in batches] == [batch.data.tolist() for batch in expected]
+    assert [batch[1:] for batch in batches] == [batch[1:] for batch in expected]
+    assert [id(batch.data) for batch in batches] == list(map(id, streams[0].handed_over))
+    assert [batch.number for batch in moving.ahead(feed.epoch(0, 1), [CPU], None)] == [1]
 
 
 def test_tensors_are_moved_and_cast_wherever_they_are_and_nothing_else(streams):
@@ -132,18 +132,18 @@ def test_tensors_are_moved_and_cast_wherever_they_are_and_nothing_else(streams):
     moved = defaultdict(list, half=torch.ones(2), whole=[(torch.arange(2),)], packed=packed)
     (batch,) = read(replay.ReplayFeed([{"left": left, "moved": moved}], SHARE, 1), META, torch.half)
     assert all(one is other for one, other in zip(batch.data["left"], left, strict=True))
-    found = batch.data["moved"]
-    assert type(found) is defaultdict
-    assert (found["half"].device, found["half"].dtype) == (META, torch.half)
-    assert (found["whole"][0][0].device, found["whole"][0][0].dtype) == (META, torch.int64)
-    sequence = found["packed"]
+    container = batch.data["moved"]
+    assert type(container) is defaultdict
+    assert (container["half"].device, container["half"].dtype) == (META, torch.half)
+    assert (container["whole"][0][0].device, container["whole"][0][0].dtype) == (META, torch.int64)
+    sequence = container["packed"]
     assert type(sequence) is PackedSequence
     assert (sequence.data.device, sequence.data.dtype) == (META, torch.half)
     assert sequence.batch_sizes is packed.batch_sizes  # where torch wants it
     assert (sequence.sorted_indices.device, sequence.sorted_indices.dtype) == (META, torch.int64)
     handed_over = set(map(id, streams[0].handed_over))
     assert len(handed_over) == 5
-    assert {id(found["half"]), id(sequence.data), id(sequence.unsorted_indices)} < handed_over
+    assert {id(container["half"]), id(sequence.data), id(sequence.unsorted_indices)} < handed_over
 
 
 class Fields(dict[str, Tensor]):
@@ -170,8 +170,8 @@ def test_a_batch_of_a_class_with_arguments_of_its_own_keeps_its_attributes(kind:
     batch = kind(torch.ones(2), "images")
     moved = moving.move(batch, CPU, torch.float64)
     assert (type(moved), vars(moved)) == (kind, {"kind": "images"})
-    assert {each.dtype for each in moving.leaves(moved)} == {torch.float64}
-    assert {each.dtype for each in moving.leaves(batch)} == {torch.float32}
+    assert {tensor.dtype for tensor in moving.leaves(moved)} == {torch.float64}
+    assert {tensor.dtype for tensor in moving.leaves(batch)} == {torch.float32}
 
 
 def test_containers_that_cannot_be_changed_are_made_by_their_class() -> None:

@@ -39,16 +39,16 @@ def joined(lists: Iterable[list[int]]) -> list[int]:
 
 
 def numbers(data: Any) -> list[int]:
-    found: list[int] = data[0].tolist()
-    return found
+    indices: list[int] = data[0].tolist()
+    return indices
 
 
 def trained(loader: Any, replicas: int, epoch: int = 0, start: int = 0) -> list[list[int]]:
     """The global batches of an epoch; each replica has its part of them."""
     shares = [feeds.Share(replica, replicas, 7) for replica in range(replicas)]
-    given = GIVEN | {"global_batch_size": 12}
-    made = [feed_creation.feed_training(loader, share, **given) for share in shares]
-    read = [[numbers(each.data) for each in feed.epoch(epoch, start)] for feed in made]
+    options = GIVEN | {"global_batch_size": 12}
+    made = [feed_creation.feed_training(loader, share, **options) for share in shares]
+    read = [[numbers(batch.data) for batch in feed.epoch(epoch, start)] for feed in made]
     return [joined(parts) for parts in zip(*read, strict=True)]
 
 
@@ -77,12 +77,12 @@ def test_what_a_sampler_draws_is_its_own() -> None:
 
 def evaluated(loader: Any, replicas: int) -> list[list[int]]:
     """The batches of an evaluation, in their order over the replicas."""
-    found = []
+    batches = []
     for replica in range(replicas):
         share = feeds.Share(replica, replicas, 7)
         feed = feed_creation.feed_evaluation(loader, share, in_global_order=True)
-        found += [(each.number, replica, numbers(each.data)) for each in feed.epoch(0, 0)]
-    return [batch for *_, batch in sorted(found)]
+        batches += [(batch.number, replica, numbers(batch.data)) for batch in feed.epoch(0, 0)]
+    return [batch for *_, batch in sorted(batches)]
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
@@ -99,7 +99,7 @@ def test_an_evaluation_reads_the_same_batches_on_any_number_of_replicas(name: st
 def test_a_batch_sampler_that_is_given_keeps_its_size_and_its_last_batch() -> None:
     loader = DataLoader(DATA, batch_sampler=BatchSampler(RandomSampler(DATA), 8, drop_last=True))
     feed = feed_creation.feed_training(loader, ALONE, **GIVEN)
-    assert [each.samples for each in feed.epoch(0, 0)] == [8, 8, 8]
+    assert [batch.samples for batch in feed.epoch(0, 0)] == [8, 8, 8]
 
 
 def test_a_generator_that_is_not_used_is_said() -> None:
@@ -118,20 +118,20 @@ class Seeded(Drawing):
 
 
 def test_a_generator_that_a_resume_does_not_restore_is_said() -> None:
-    def remarks(sampler: Any, **own: Any) -> list[str]:
-        vars(sampler).update(own)
+    def remarks(sampler: Any, **attributes: Any) -> list[str]:
+        vars(sampler).update(attributes)
         return ReplayFeed(DataLoader(DATA, 2, sampler=sampler), ALONE, 1).remarks
 
-    for each in (np.random.default_rng(5), random.Random(5), torch.Generator()):
-        (line,) = remarks(Drawing(DATA), rng=each)
+    for generator in (np.random.default_rng(5), random.Random(5), torch.Generator()):
+        (line,) = remarks(Drawing(DATA), rng=generator)
         assert line.startswith("Drawing.rng draws from its beginning again after a resume")
-        assert remarks(Seeded(DATA), rng=each) == []
+        assert remarks(Seeded(DATA), rng=generator) == []
     assert remarks(Drawing(DATA), generator=torch.Generator()) == []
 
 
 class Doubled(DataLoader[Any]):
     def __iter__(self) -> Any:
-        return ([each[0] * 2] for each in super().__iter__())
+        return ([batch[0] * 2] for batch in super().__iter__())
 
 
 class Ahead(DataLoader[Any]):
@@ -139,7 +139,7 @@ class Ahead(DataLoader[Any]):
 
     def _get_iterator(self) -> Any:
         inner: Iterator[Any] = super()._get_iterator()
-        return ([each[0] * 2] for each in inner)
+        return ([batch[0] * 2] for batch in inner)
 
 
 class Collating(DataLoader[Any]):
@@ -158,7 +158,7 @@ def test_a_loader_with_iteration_of_its_own_is_read_as_it_is(kind: Any) -> None:
     loader = kind(DATA, batch_size=6, shuffle=True)
     feed = feed_creation.feed_evaluation(loader, ALONE, in_global_order=True)
     assert isinstance(feed, ReplayFeed)
-    read = [numbers(each.data) for each in feed.epoch(0, 0)]
+    read = [numbers(batch.data) for batch in feed.epoch(0, 0)]
     assert sorted(joined(read)) == list(range(0, 60, 2))
 
 

@@ -28,10 +28,10 @@ SHARDED = ("fsdp", "hsdp", "mesh", "mesh, units", "fsdp, offload")
 )
 def test_each_strategy_fits_with_each_precision(tmp_path, devices, names):
     done = succeed(["-m", "fake_gpu.fits", str(devices), *names], cwd=tmp_path, fresh=True)
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"name"')]
+    peaks = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"name"')]
     asked = [(name, precision) for name in names for precision in fits.PRECISIONS]
-    assert [(each["name"], each["precision"]) for each in found] == asked
-    assert all(each["peak"] > 0 for each in found)
+    assert [(record["name"], record["precision"]) for record in peaks] == asked
+    assert all(record["peak"] > 0 for record in peaks)
 
 
 COUNTS_THEN_FORKS = """

@@ -46,7 +46,7 @@ def test_the_driver_s_uuid_is_torch_s(nvml, record_property):
     indices = range(torch.cuda.device_count())
     seen = [nvml.nvmlDeviceGetUUID(torch.cuda._get_pynvml_handler(index)) for index in indices]
     properties = map(torch.cuda.get_device_properties, indices)
-    assert seen == [f"GPU-{each.uuid}" for each in properties]
+    assert seen == [f"GPU-{gpu.uuid}" for gpu in properties]
     record_property("found", f"{len(seen)} of {len(uuids)} GPUs are visible")
 
 

@@ -124,14 +124,14 @@ def test_the_largest_batch_that_fits_is_found(tmp_path, record_property, precisi
     with device.memory_limited_to(512 * MIB):
         place = {"accelerator": device.ACCELERATOR, "default_root_dir": tmp_path}
         run = quiet(**place, precision=precision)
-        found = run.find_batch_size(Hungry())
-        record_property("found", f"{found} samples in 512 MiB")
-        fit(found * 4 // 5)  # what else a process holds may differ a little
+        size = run.find_batch_size(Hungry())
+        record_property("found", f"{size} samples in 512 MiB")
+        fit(size * 4 // 5)  # what else a process holds may differ a little
         with pytest.raises(torch.OutOfMemoryError):
-            fit(2 * found)
-    assert 1 < found < Hungry.SAMPLES
+            fit(2 * size)
+    assert 1 < size < Hungry.SAMPLES
     if not device.IS_GPU:
-        assert found == Hungry.MOST
+        assert size == Hungry.MOST
 
 
 def test_activations_are_computed_again_in_less_memory(record_property):

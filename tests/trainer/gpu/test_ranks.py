@@ -28,8 +28,8 @@ def test_several_ranks_equal_one_process(tmp_path, reference, record_property, n
     saved = reading.resolve(tmp_path / "run")
     assert saved.name == f"step-{STEPS:08}"
     weights = reading.Checkpoint(saved).state()["model"]
-    found = distance(
+    difference = distance(
         Trained(weights, losses(tmp_path / "run" / "metrics.csv"), tmp_path / "run"), reference
     )
-    record_property("found", f"{found:.1e} (bound {BOUNDS['32-true']:.0e})")
-    assert found <= BOUNDS["32-true"]
+    record_property("found", f"{difference:.1e} (bound {BOUNDS['32-true']:.0e})")
+    assert difference <= BOUNDS["32-true"]

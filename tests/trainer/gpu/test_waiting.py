@@ -56,8 +56,8 @@ def test_a_step_does_not_wait(tmp_path, strategy, precision, clip):
 
 def test_a_step_with_scaled_gradients_does_not_wait(tmp_path):
     """Only a fused optimizer can leave out a step by itself; for others the scaler must wait."""
-    given = (tmp_path, "run", Unwaiting(optimizer="fused"))
-    train(*given, precision="16-mixed", max_steps=STEPS, log_every_n_steps=1000)
+    arguments = (tmp_path, "run", Unwaiting(optimizer="fused"))
+    train(*arguments, precision="16-mixed", max_steps=STEPS, log_every_n_steps=1000)
     device.only_a_gpu_shows("what waits")
 
 

@@ -49,8 +49,8 @@ def measured(kind: str, folder: Path) -> dict[str, Any]:
     environment = {**os.environ, **ENVIRONMENT}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    record: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return record
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -94,5 +94,5 @@ def test_a_machine_without_semaphores_is_named(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(synchronize.SemLock, "_make_name", staticmethod(lambda: "x" * 300))
     with pytest.raises(OSError, match="Invalid argument") as raised:
         synchronize.Lock(ctx=multiprocessing.get_context("fork"))
-    found = failures.failure_of_machine(raised.value, Path()) or ""
-    assert found.startswith("Invalid argument: no semaphore can be made in /dev/shm (in Docker")
+    message = failures.failure_of_machine(raised.value, Path()) or ""
+    assert message.startswith("Invalid argument: no semaphore can be made in /dev/shm (in Docker")

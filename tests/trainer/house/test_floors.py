@@ -31,18 +31,18 @@ FLOORS = [
 
 def modules() -> dict[str, Path]:
     """The trainer's modules and packages by their dotted names; its own ``__init__`` is ``""``."""
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     for path in sorted(TRAINER.rglob("*.py")):
         parts = path.relative_to(TRAINER).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+        paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return paths
 
 
 def imports(name: str, path: Path, known: dict[str, Path]) -> set[str]:
     """Modules of the trainer that a file imports, at whatever place, for types alone too."""
     package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
-    package = [part for part in package if part]
-    found: set[str] = set()
+    package = [word for word in package if word]
+    imported: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if not isinstance(node, ast.ImportFrom) or not 0 < node.level <= len(package) + 1:
             continue
@@ -50,8 +50,8 @@ def imports(name: str, path: Path, known: dict[str, Path]) -> set[str]:
         base += node.module.split(".") if node.module else []
         for alias in node.names:
             inside = ".".join([*base, alias.name])
-            found.add(inside if inside in known else ".".join(base))
-    return found - {name}
+            imported.add(inside if inside in known else ".".join(base))
+    return imported - {name}
 
 
 def graph() -> dict[str, set[str]]:

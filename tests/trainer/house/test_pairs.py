@@ -49,7 +49,7 @@ def refused_together(*together: dict[str, int]) -> Callable[[Row], tuple[int, li
     """Refuses a row that has all of some values, in a line that names them."""
 
     def ask(row: Row) -> tuple[int, list[str]]:
-        return 0, [str(each) for each in together if each.items() <= row.items()]
+        return 0, [str(pair) for pair in together if pair.items() <= row.items()]
 
     return ask
 
@@ -91,9 +91,9 @@ def array(folder: Path) -> Found:
     # In a fixed order of sets, on which it depends how many rows are needed.
     command = ["-m", "pairs_subject", "array", folder]
     succeed(command, extra={"PYTHONHASHSEED": "0"}, fresh=True, timeout=SECONDS)
-    found = json.loads((folder / "array.json").read_text())
-    refused = {frozenset(map(tuple, atoms)): line for atoms, line in found["refused"]}
-    return Found(found["rows"], refused)
+    content = json.loads((folder / "array.json").read_text())
+    refused = {frozenset(map(tuple, atoms)): line for atoms, line in content["refused"]}
+    return Found(content["rows"], refused)
 
 
 @pytest.mark.slow
@@ -137,10 +137,10 @@ def train(folder: Path, strategy: str, requests: list[Request]) -> dict[str, str
         failures |= {
             name: str(result["refused"]) for name, result in results.items() if "refused" in result
         }
-        left = [each for each in requests if each["name"] not in results]
+        left = [request for request in requests if request["name"] not in results]
         if left:
             failures[left[0]["name"]] = output[-3000:]
-        requests = [each for each in left[1:] if each.get("half_of") not in failures]
+        requests = [request for request in left[1:] if request.get("half_of") not in failures]
     return failures
 
 
@@ -148,9 +148,9 @@ def train_rows(folder: Path, rows: dict[str, Row], strategy: str) -> dict[str, s
     """Train rows uninterrupted, stopped, resumed by other processes, and in one process."""
     options = {number: keywords(row, folder) for number, row in rows.items()}
     first: list[Request] = []
-    for number, given in options.items():
-        first.append({"name": f"{number}-whole", "options": given})
-        first.append({"name": f"{number}-cut", "options": given, "half_of": f"{number}-whole"})
+    for number, arguments in options.items():
+        first.append({"name": f"{number}-whole", "options": arguments})
+        first.append({"name": f"{number}-cut", "options": arguments, "half_of": f"{number}-whole"})
     failures = train(folder, strategy, first)
     trained = [
         number for number in rows if not {f"{number}-whole", f"{number}-cut"} & failures.keys()
@@ -158,8 +158,8 @@ def train_rows(folder: Path, rows: dict[str, Row], strategy: str) -> dict[str, s
     again: list[Request] = []
     for number in trained:
         (folder / f"{number}-cut.json").unlink()
-        given = {**options[number], "resume": "auto"}
-        again.append({"name": f"{number}-cut", "options": given})
+        arguments = {**options[number], "resume": "auto"}
+        again.append({"name": f"{number}-cut", "options": arguments})
     failures |= train(folder, strategy, again)
     alone = [in_one_process(folder, number, options[number]) for number in trained]
     return failures | train(folder, "single_device", alone)
@@ -186,8 +186,8 @@ def values(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Each value in a tree, with its path."""
     if isinstance(tree, Mapping | list | tuple):
         items = tree.items() if isinstance(tree, Mapping) else enumerate(tree)
-        for key, each in items:
-            yield from values(each, f"{path}/{key}")
+        for key, child in items:
+            yield from values(child, f"{path}/{key}")
     else:
         yield path, tree
 
@@ -213,17 +213,17 @@ def metrics(run_directory: Path) -> dict[str, float]:
 
 def difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[float, str]:
     """The largest of any value that both have, and of which; of values above 1 the relative one."""
-    found = [(0.0, "")]
+    gaps = [(0.0, "")]
     for key in sorted(one.keys() & other.keys()):
         if isinstance(one[key], Tensor | float):
-            ours, theirs = (torch.as_tensor(each).double() for each in (one[key], other[key]))
+            ours, theirs = (torch.as_tensor(value).double() for value in (one[key], other[key]))
             assert ours.shape == theirs.shape, key
             gap = (ours - theirs).abs() / theirs.abs().clamp(min=1)
             gap[(ours == theirs) | (ours.isnan() & theirs.isnan())] = 0.0
-            found.append((float(gap.nan_to_num(torch.inf).max()) if gap.numel() else 0.0, key))
+            gaps.append((float(gap.nan_to_num(torch.inf).max()) if gap.numel() else 0.0, key))
         elif one[key] != other[key]:
-            found.append((torch.inf, key))
-    return max(found)
+            gaps.append((torch.inf, key))
+    return max(gaps)
 
 
 def inexact(options: Mapping[str, Any]) -> str:
@@ -263,8 +263,8 @@ def test_rows_train_resume_and_equal_one_process(folder, array, record_property,
         if {*names} & failures.keys():
             continue
         options = keywords(row, folder)
-        whole, cut, alone = (folder / number / name for name in names)
-        ours, logged = saved(whole), metrics(whole)
+        uninterrupted, cut, alone = (folder / number / name for name in names)
+        ours, logged = saved(uninterrupted), metrics(uninterrupted)
         resumed = saved(cut)
         assert ours.keys() == resumed.keys(), number
         # A run that is stopped has also logged its last step.

@@ -138,9 +138,9 @@ def used(tree: ast.AST) -> Iterator[str]:
             case ast.Attribute() if is_private(node.attr):
                 yield node.attr
             case ast.ImportFrom(level=0, module=str(module)):
-                for each in node.names:
-                    name = f"{module}.{each.name}"
-                    if any(is_private(part) for part in name.split(".")):
+                for alias in node.names:
+                    name = f"{module}.{alias.name}"
+                    if any(is_private(word) for word in name.split(".")):
                         yield name
 
 
@@ -153,20 +153,20 @@ def test_each_private_name_of_others_is_listed(trees: dict[Path, ast.AST]) -> No
     listed = {name for _, _, name, _ in TORCH + OTHERS} | IMPORTED | PUBLIC
     present = [names for folder, names in OF_FOLDERS.items() if (TRAINER / folder).is_dir()]
     listed |= set().union(*present)
-    found = {name for tree in trees.values() for name in used(tree)}
-    own = {name for tree in trees.values() for name in defined(tree)}
-    assert found - own - listed == set()
-    assert listed - found == set()
+    private = {name for tree in trees.values() for name in used(tree)}
+    ours = {name for tree in trees.values() for name in defined(tree)}
+    assert private - ours - listed == set()
+    assert listed - private == set()
 
 
 @pytest.mark.parametrize(("module", "owner", "name", "why"), TORCH + OTHERS)
 def test_it_exists(module: str, owner: str, name: str, why: str) -> None:
-    found: Any = importlib.import_module(module)
+    owner_: Any = importlib.import_module(module)
     attribute, is_made, argument = owner.partition("(")
-    found = operator.attrgetter(attribute)(found) if owner else found
+    owner_ = operator.attrgetter(attribute)(owner_) if owner else owner_
     if is_made:
-        found = found(*map(int, filter(None, [argument.rstrip(")")])))
-    assert hasattr(found, name), f"without it breaks: {why}"
+        owner_ = owner_(*map(int, filter(None, [argument.rstrip(")")])))
+    assert hasattr(owner_, name), f"without it breaks: {why}"
 
 
 @pytest.mark.parametrize("name", sorted(IMPORTED))

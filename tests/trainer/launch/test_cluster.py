@@ -84,15 +84,15 @@ def test_srun_wins_over_hydra_where_it_has_started_the_ranks() -> None:
 @pytest.mark.parametrize("count", ["NUM_NODES", "NNODES", "num_nodes"])
 def test_a_command_that_is_started_once_on_each_node(count: str) -> None:
     environment = {name: ON_EACH_NODE[name] for name in ON_EACH_NODE if name != "NUM_NODES"}
-    given = 2 if count == "num_nodes" else None
-    environment |= {} if given else {count: "2"}
-    layout = cluster.detect(environment, num_nodes=given)
+    num_nodes = 2 if count == "num_nodes" else None
+    environment |= {} if num_nodes else {count: "2"}
+    layout = cluster.detect(environment, num_nodes=num_nodes)
     place = {"rank": 1, "world_size": 2, "node_rank": 1, "num_nodes": 2}
     assert layout == Layout(**place, main_address="node-a", main_port=29500, source="nodes")
     assert not layout.started_outside
     ranks = {"RANK": "1", "WORLD_SIZE": "2"}
-    assert cluster.detect(environment | ranks, num_nodes=given).source == "environment"
-    assert cluster.detect(environment | TORCHRUN, num_nodes=given).source == "torchelastic"
+    assert cluster.detect(environment | ranks, num_nodes=num_nodes).source == "environment"
+    assert cluster.detect(environment | TORCHRUN, num_nodes=num_nodes).source == "torchelastic"
 
 
 def test_one_node_alone_is_no_launch() -> None:

@@ -37,9 +37,9 @@ def srun(monkeypatch: pytest.MonkeyPatch) -> Any:
     return step
 
 
-def own(**given: Any) -> torch.device:
+def chosen_device(**options: Any) -> torch.device:
     """The device of this process."""
-    checked = trainer.Trainer(max_steps=1, accelerator="gpu", **given)._plan
+    checked = trainer.Trainer(max_steps=1, accelerator="gpu", **options)._plan
     assert len(checked.node_devices) == 4
     device: torch.device = checked.device
     return device
@@ -50,21 +50,21 @@ def own(**given: Any) -> torch.device:
 def test_a_task_that_sees_its_own_gpu_alone_takes_it(gpus, srun, value, task):
     gpus(1)
     srun(task, 4)
-    assert own(devices=value) == torch.device("cuda", 0)
+    assert chosen_device(devices=value) == torch.device("cuda", 0)
 
 
 @pytest.mark.parametrize("value", ["auto", 4, -1, [0, 1, 2, 3]])
 def test_a_task_that_sees_all_gpus_takes_the_one_of_its_place(gpus, srun, value):
     gpus(4)
     srun(3, 4)
-    assert own(devices=value) == torch.device("cuda", 3)
+    assert chosen_device(devices=value) == torch.device("cuda", 3)
 
 
-def problems(**given: Any) -> list[str]:
+def problems(**options: Any) -> list[str]:
     with pytest.raises(errors.ConfigurationError) as raised:
-        trainer.Trainer(max_steps=1, **{"accelerator": "gpu", **given})
-    found: list[str] = raised.value.problems
-    return found
+        trainer.Trainer(max_steps=1, **{"accelerator": "gpu", **options})
+    lines: list[str] = raised.value.problems
+    return lines
 
 
 def test_indices_mean_nothing_to_a_task_that_sees_its_own_gpu_alone(gpus: Any, srun: Any) -> None:

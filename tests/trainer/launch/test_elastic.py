@@ -41,7 +41,7 @@ def slow_fit(folder: Path, *more: str) -> list[str | Path]:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The log of a run that nothing has disturbed."""
     folder = tmp_path_factory.mktemp("whole")
     arguments = [*torchrun(0), *slow_fit(folder, "--trainer.run_name", "whole")]

@@ -57,8 +57,8 @@ class Ended(NamedTuple):
 
 def fail(launcher, fault, folder, rank=1, processes=2, model="Fails", more=()) -> Ended:
     """Have a rank fail in its third step; nothing may be left of the run."""
-    given = ["--model", f"{SUBJECT}.{model}", "--model.fault", fault, "--model.rank", str(rank)]
-    arguments = command(launcher, folder, *given, *more, processes=processes)
+    options = ["--model", f"{SUBJECT}.{model}", "--model.fault", fault, "--model.rank", str(rank)]
+    arguments = command(launcher, folder, *options, *more, processes=processes)
     done = run(arguments, cwd=folder, extra=at_root())
     seconds = time.time() - float((folder / "struck").read_text())
     assert_nothing_left(folder)
@@ -113,7 +113,7 @@ def assert_accused(ended: Ended, fault: str, rank: int, processes: int) -> None:
         assert "training_step" in calls
     else:
         assert calls[-2:] == ["training_step", fault]
-    others = " and ".join(str(each) for each in range(processes) if each != rank)
+    others = " and ".join(str(other) for other in range(processes) if other != rank)
     names = f"ranks {others}" if processes > 2 else f"rank {others}"
     assert ended.last.startswith(f"rank {rank} hangs: {names} timed out (Timed out waiting 5000ms ")
     for word in others.split(" and "):
@@ -171,7 +171,7 @@ def test_a_rank_that_came_late_to_where_all_wait_is_not_accused(tmp_path):
     "launcher", [pytest.param("ddp_spawn", marks=pytest.mark.exhaustive), *("ours", "ddp_fork")]
 )
 @pytest.mark.parametrize(
-    "seconds", [0.5, *(pytest.param(each, marks=pytest.mark.exhaustive) for each in (0.0, 1.1))]
+    "seconds", [0.5, *(pytest.param(delay, marks=pytest.mark.exhaustive) for delay in (0.0, 1.1))]
 )
 def test_a_rank_that_is_stopped_at_any_moment_is_named(tmp_path, launcher, seconds):
     never = ["--model.fault", "loops", "--model.step", "1000000000", "--trainer.max_epochs", "1000"]

@@ -29,9 +29,9 @@ print(json.dumps({
 def test_it_is_what_a_fresh_interpreter_would_be(tmp_path, kind):
     (tmp_path / "report.py").write_text(REPORT)
     command = {"module": ["-m", "report"], "script": ["report.py"], "code": ["-c", REPORT]}[kind]
-    given = {"cwd": tmp_path, "extra": {"ONLY_HERE": "yes"}}
-    done = [run([*command, "1"], fresh=fresh, **given) for fresh in (True, False)]
-    reports = [json.loads(each.stdout) for each in done]
+    options = {"cwd": tmp_path, "extra": {"ONLY_HERE": "yes"}}
+    done = [run([*command, "1"], fresh=fresh, **options) for fresh in (True, False)]
+    reports = [json.loads(result.stdout) for result in done]
     assert [report.pop("torch") for report in reports] == [False, True]
     assert reports[0] == reports[1]
     assert reports[1]["variables"] == {"ONLY_HERE": "yes", "OMP_NUM_THREADS": "1"}
@@ -65,11 +65,11 @@ sys.exit(3)
 
 
 def test_what_is_done_and_written_at_its_exit_is_the_same():
-    fresh, forked = (run(["-c", ENDS], fresh=each) for each in (True, False))
+    fresh, forked = (run(["-c", ENDS], fresh=is_fresh) for is_fresh in (True, False))
     assert fresh.returncode == forked.returncode == 3
     assert fresh.stderr == forked.stderr == ""
-    for each in (fresh, forked):
-        assert sorted(each.stdout.split()) == ["handler", "library", "object", "printed"]
+    for process in (fresh, forked):
+        assert sorted(process.stdout.split()) == ["handler", "library", "object", "printed"]
 
 
 def test_a_project_elsewhere_is_imported_from_there(tmp_path):
@@ -90,7 +90,7 @@ def test_ranks_hash_differently():
 
 def test_numbers_drawn_without_a_seed_differ():
     draw = "import random, numpy; print(random.random(), numpy.random.rand())"
-    assert len({part for _ in range(2) for part in run(["-c", draw]).stdout.split()}) == 4
+    assert len({number for _ in range(2) for number in run(["-c", draw]).stdout.split()}) == 4
 
 
 LAUNCHER = """
@@ -148,12 +148,12 @@ def test_a_timeout_tells_where_each_process_stands(tmp_path, monkeypatch):
         assert process.stdout.read(4 * len("here ")) == 4 * "here "
         missing = {"launcher", "rank", "worker", "thread"}
         for _ in range(20):  # they write to one pipe, on a busy machine at once
-            found = stacks_of(process)
-            missing -= {each for each in missing if f"in {each}\n" in found}
+            stacks = stacks_of(process)
+            missing -= {name for name in missing if f"in {name}\n" in stacks}
             if not missing:
                 break
         process.kill()
-    assert not missing, found
+    assert not missing, stacks
     monkeypatch.setattr("tests.project._SECONDS_TO_PRINT", 0.1)
     with pytest.raises(subprocess.TimeoutExpired) as raised:
         run(["-c", "import time; time.sleep(1000)"], timeout=0.1)  # expires

@@ -53,12 +53,12 @@ def unchanged() -> Any:
 def test_on_gpus_it_is_set_and_put_back(options, precision, benchmark):
     before = settings()
     with devices.backends_set("cuda", Options(**options)):
-        found = settings()
-        assert (found[0], found[3]) == (precision, benchmark)
+        values = settings()
+        assert (values[0], values[3]) == (precision, benchmark)
         assert torch.backends.cuda.matmul.allow_tf32 is (precision != "highest")
-        assert found[4] == before[4]  # convolutions stay as torch has them
+        assert values[4] == before[4]  # convolutions stay as torch has them
         if precision == "highest":  # the same in both of torch's interfaces
-            assert found[1] == "ieee"
+            assert values[1] == "ieee"
     assert settings() == before
 
 
@@ -80,17 +80,17 @@ def test_what_the_program_has_set_itself_stays_unless_the_option_says_otherwise(
     assert settings() == before
 
 
-@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("before", [False, True])
 @pytest.mark.parametrize("option", [None, False, True])
-def test_cudnn_tunes_only_where_the_option_or_the_program_says_so(monkeypatch, own, option):
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", own)
+def test_cudnn_tunes_only_where_the_option_or_the_program_says_so(monkeypatch, before, option):
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", before)
     with devices.backends_set("cuda", Options(cudnn_benchmark=option)):
-        assert torch.backends.cudnn.benchmark is (own if option is None else option)
-    assert torch.backends.cudnn.benchmark is own
+        assert torch.backends.cudnn.benchmark is (before if option is None else option)
+    assert torch.backends.cudnn.benchmark is before
 
 
 @pytest.mark.parametrize(
-    ("built_for", "given", "settings"),
+    ("built_for", "variables", "settings"),
     [
         ("13.0", {}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
         ("13.0", {"PYTORCH_ALLOC_CONF": "roundup_power2_divisions:4"}, None),
@@ -99,20 +99,20 @@ def test_cudnn_tunes_only_where_the_option_or_the_program_says_so(monkeypatch, o
     ],
 )
 def test_memory_of_gpus_grows_in_segments_unless_the_user_says_otherwise(
-    monkeypatch, built_for, given, settings
+    monkeypatch, built_for, variables, settings
 ):
     names = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
     for name in names:
         # Not delenv alone: it would not restore a variable that was not set.
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
-    for name, value in given.items():
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(torch.version, "cuda", built_for)
     spec = importlib.util.find_spec(devices.__name__)
     spec.loader.exec_module(importlib.util.module_from_spec(spec))  # as each process imports it
-    found = {name: os.environ[name] for name in names if name in os.environ}
-    assert found == (given if settings is None else settings)
+    environment = {name: os.environ[name] for name in names if name in os.environ}
+    assert environment == (variables if settings is None else settings)
 
 
 def test_the_older_interface_counts_too():
@@ -135,12 +135,12 @@ def test_less_than_float32_is_said_on_gpus_alone():
 def test_a_run_on_cpus_changes_nothing(tmp_path):
     class Looks(test_lineage.Model):
         def on_fit_start(self) -> None:
-            found.append(settings())
+            seen.append(settings())
 
-    found: list[Any] = []
+    seen: list[Any] = []
     before = settings()
     quiet(max_steps=1, default_root_dir=tmp_path, matmul_precision="medium").fit(Looks())
-    assert found == [before]
+    assert seen == [before]
 
 
 def test_a_run_is_within_what_its_arguments_say(tmp_path, monkeypatch):
@@ -153,12 +153,12 @@ def test_a_run_is_within_what_its_arguments_say(tmp_path, monkeypatch):
 
     class Looks(test_lineage.Model):
         def on_fit_start(self) -> None:
-            found.append((torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark))
+            seen.append((torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark))
 
-    found: list[Any] = []
+    seen: list[Any] = []
     monkeypatch.setattr(trainer.trainer, "backends_set", as_on_a_gpu)
     quiet(max_steps=1, default_root_dir=tmp_path).fit(Looks())
-    assert (asked, found) == (["cpu"], [("high", False)])
+    assert (asked, seen) == (["cpu"], [("high", False)])
 
 
 @pytest.mark.parametrize(

@@ -12,14 +12,14 @@ from processes import at_root
 CODE = f"from {PACKAGE}_trainer.cli import main; main([]); import json, own; print(json, own)"
 
 
-@pytest.mark.parametrize("given", [[], [""], ["HERE"]])
-def test_the_working_directory_comes_last(tmp_path, monkeypatch, given):
+@pytest.mark.parametrize("folders", [[], [""], ["HERE"]])
+def test_the_working_directory_comes_last(tmp_path, monkeypatch, folders):
     """As a console script finds it, or where Python itself has it already."""
     monkeypatch.chdir(tmp_path)
-    given = [str(tmp_path) if each == "HERE" else each for each in given]
-    monkeypatch.setattr(sys, "path", [*given, "/somewhere"])
+    folders = [str(tmp_path) if folder == "HERE" else folder for folder in folders]
+    monkeypatch.setattr(sys, "path", [*folders, "/somewhere"])
     cli.main([])
-    assert sys.path == ([*given, "/somewhere"] if given else ["/somewhere", str(tmp_path)])
+    assert sys.path == ([*folders, "/somewhere"] if folders else ["/somewhere", str(tmp_path)])
 
 
 @pytest.mark.slow

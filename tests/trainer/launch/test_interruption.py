@@ -33,8 +33,8 @@ def interrupt(arguments: Arguments, folder: Path, *when: Callable[[], Any]) -> t
     A terminal sends it to all processes of its group.
     """
     with running(arguments, folder, extra=told_in(folder)) as process:
-        for each in when:
-            wait_for(each, process)
+        for condition in when:
+            wait_for(condition, process)
             os.killpg(process.pid, signal.SIGINT)
         _, error = process.communicate(timeout=PATIENCE)
     assert_nothing_left(folder)
@@ -55,13 +55,13 @@ def test_the_first_one_saves_and_says_how_to_resume(tmp_path, devices):
     code, error = interrupt(arguments, tmp_path, lambda: len(steps_of(tmp_path)) > 3)
     assert code == 130
     resume = "resume with: the same command and --trainer.resume runs/run\n"
-    found = re.fullmatch(rf"interrupted: saved after step (\d+); {resume}", error)
-    assert found, error
-    step = int(found[1])
+    match = re.fullmatch(rf"interrupted: saved after step (\d+); {resume}", error)
+    assert match, error
+    step = int(match[1])
     assert (tmp_path / "outcome").read_text() == f"preempted SIGINT step {step}\n"
     two_more = ["--trainer.resume", "runs/run", "--trainer.max_steps", str(step + 2)]
     succeed([*arguments, *two_more], cwd=tmp_path, extra=at_root())
-    assert [each.step for each in steps_of(tmp_path)] == [*range(step), step, step + 1]
+    assert [row.step for row in steps_of(tmp_path)] == [*range(step), step, step + 1]
 
 
 @pytest.mark.parametrize(
@@ -134,8 +134,8 @@ def test_a_script_ends_with_the_line_and_no_traceback(tmp_path, devices):
     code, error = interrupt([script, str(devices)], tmp_path, lambda: len(steps_of(tmp_path)) > 2)
     assert code == 130
     resume = r"resume with: Trainer\(resume='runs/run'\)\n"
-    found = re.fullmatch(rf"interrupted: saved after step (\d+); {resume}", error)
-    assert found, error
-    state = tmp_path / "runs/run/checkpoints" / f"step-{int(found[1]):08d}/state.json"
+    match = re.fullmatch(rf"interrupted: saved after step (\d+); {resume}", error)
+    assert match, error
+    state = tmp_path / "runs/run/checkpoints" / f"step-{int(match[1]):08d}/state.json"
     position = json.loads(state.read_text())["content"]["state"]["position"]
-    assert position["global_step"] == int(found[1])
+    assert position["global_step"] == int(match[1])

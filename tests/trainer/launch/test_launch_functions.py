@@ -280,8 +280,8 @@ def test_what_cannot_be_pickled_is_named(tmp_path):
     assert done.returncode == 0, done.stderr
     *pickled, predicted = done.stdout.splitlines()
     assert predicted.startswith("predict_step returned a function, ")
-    found = [line.partition(", which cannot be pickled; ")[0] for line in pickled]
-    assert [re.sub(r" \S*<lambda>$", " a lambda", line) for line in found] == [
+    texts = [line.partition(", which cannot be pickled; ")[0] for line in pickled]
+    assert [re.sub(r" \S*<lambda>$", " a lambda", line) for line in texts] == [
         "model.head.activation is a lambda",
         "data.file is of type _io.TextIOWrapper",
         "data.collate_fn is a lambda",

@@ -121,5 +121,5 @@ def test_ranks_that_are_still_importing_end_too(tmp_path, number):
 def both_importing(parent: int) -> list[psutil.Process]:
     """The two children of a process that are spawned, once they are there."""
     children = psutil.Process(parent).children()
-    found = [child for child in children if "spawn_main" in " ".join(child.cmdline())]
-    return found if len(found) == 2 else []
+    spawned = [child for child in children if "spawn_main" in " ".join(child.cmdline())]
+    return spawned if len(spawned) == 2 else []

@@ -61,8 +61,8 @@ def test_a_collective_that_does_not_complete_is_told_with_the_rank_that_hangs(tm
     problem = f"rank {rank} hangs: rank {1 - rank} timed out (no batch ended in time"
     advice = "the strategy's timeout_seconds sets how long); see docs/trouble.md#a-rank-hangs"
     assert done.stderr.splitlines()[-1] == f"{problem}; {advice}"
-    found = re.findall(r"^rank (\d) .*at:\n(?:  File .*\n)*  File .* in (\w+)$", done.stderr, re.M)
-    assert sorted(found) == sorted([(str(rank), "wait_for_ever"), (str(1 - rank), "all_reduce")])
+    calls = re.findall(r"^rank (\d) .*at:\n(?:  File .*\n)*  File .* in (\w+)$", done.stderr, re.M)
+    assert sorted(calls) == sorted([(str(rank), "wait_for_ever"), (str(1 - rank), "all_reduce")])
     assert "Traceback" not in done.stderr
     assert_nothing_left(tmp_path)
 
@@ -91,7 +91,7 @@ def test_a_failure_that_was_caught_is_not_shown_later(tmp_path, monkeypatch):
     monkeypatch.setenv("TRAINER_RANK_PID", "1")
     monkeypatch.setattr(failures.signals, "hide_traceback", lambda is_hidden: None)
     failures.report_failure(ArithmeticError("caught"))
-    [found] = failures.failures(tmp_path)
-    assert found.message.endswith("rank 1: ArithmeticError: caught")
+    [failure] = failures.failures(tmp_path)
+    assert failure.message.endswith("rank 1: ArithmeticError: caught")
     reports.report_start()
     assert failures.failures(tmp_path) == []

@@ -153,13 +153,13 @@ def test_an_interrupt_saves_and_gives_the_session_back(tmp_path):
         shown = interrupted.outputs[-1]
         assert shown.ename == "Interrupted"
         line = r"interrupted: saved after step (\d+); resume with: Trainer\(resume='(.*)'\)"
-        found = re.fullmatch(line, shown.evalue)
-        assert found, shown.evalue
-        assert found[2] == f"runs/run{devices}"
+        match = re.fullmatch(line, shown.evalue)
+        assert match, shown.evalue
+        assert match[2] == f"runs/run{devices}"
         assert [each.get("evalue") for each in resumed.outputs if each.output_type == "error"] == []
-        saved = f"runs/run{devices}/checkpoints/step-{int(found[1]):08d}"
+        saved = f"runs/run{devices}/checkpoints/step-{int(match[1]):08d}"
         assert f"resumed from {saved}" in text(resumed)
-        assert f"done after {int(found[1]) + 1} steps" in text(resumed)
+        assert f"done after {int(match[1]) + 1} steps" in text(resumed)
 
 
 def test_a_script_that_only_imports_the_kernel_is_no_notebook():

@@ -67,7 +67,7 @@ KINDS = [
     (lambda: lambda: 0, f"is {__name__}.<lambda>.<locals>.<lambda>", TO_DEFINE),
     (local_class, f"is {__name__}.local_class.<locals>.Inner", TO_DEFINE),
     (local_object, f"is of type {__name__}.local_class.<locals>.Inner", TO_DEFINE),
-    (lambda: (each for each in [1]), "is of type builtins.generator", TO_START),
+    (lambda: (number for number in [1]), "is of type builtins.generator", TO_START),
     (threading.Lock, "is of type _thread.lock", TO_START),
     (Refuses, f"is of type {__name__}.Refuses", TO_START),
     (lambda: {lambda: 0}, "is of type builtins.set", TO_START),  # its elements have no path

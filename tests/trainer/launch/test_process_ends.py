@@ -147,18 +147,18 @@ def test_a_terminal_that_is_closed_lets_the_run_save(tmp_path):
         *("--trainer.devices", "1", "--trainer.accelerator", "cpu", "--trainer.loggers", "[]"),
         *("--trainer.max_steps", "1000000"),
     )
-    terminal, own = pty.openpty()
+    terminal, follower = pty.openpty()
     told = tmp_path / "outcome"
     process = subprocess.Popen(
         [sys.executable, *map(str, arguments)],
         cwd=tmp_path,
         env=environment(at_root() | {reports.OUTCOME: str(told), "TERM": "xterm"}),
-        stdin=own,
-        stdout=own,
-        stderr=own,
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
         start_new_session=True,
     )
-    os.close(own)
+    os.close(follower)
     try:
         deadline = time.monotonic() + PATIENCE
         os.set_blocking(terminal, False)
@@ -235,8 +235,8 @@ def test_a_second_ctrl_c_within_a_save_leaves_a_part_that_is_ignored(tmp_path):
     done = run([script], cwd=tmp_path, extra=at_root())
     assert done.returncode == -signal.SIGINT
     checkpoints = tmp_path / "runs" / "run" / "checkpoints"
-    (part,) = checkpoints.iterdir()
-    assert re.fullmatch(r"\.step-00000004\.1-[0-9a-f]+\.partial", part.name)
+    (folder,) = checkpoints.iterdir()
+    assert re.fullmatch(r"\.step-00000004\.1-[0-9a-f]+\.partial", folder.name)
     done = run([script], cwd=tmp_path, extra=at_root())
     assert (done.returncode, done.stdout) == (0, "20\n"), done.stderr
-    assert not part.exists()
+    assert not folder.exists()

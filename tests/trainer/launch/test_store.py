@@ -74,11 +74,11 @@ def test_folders_of_killed_launches_are_removed(tmp_path, monkeypatch):
     (tmp_path / "precious" / ".lock").write_text("")
     for name in strange:
         (tmp_path / name).symlink_to(tmp_path / "precious")
-    with held_folders.private_folder("trainer-launch-") as own:
+    with held_folders.private_folder("trainer-launch-") as folder:
         assert not (tmp_path / left[0]).exists()
         assert (tmp_path / left[1]).exists()
         rendezvous._private_file(layout(0, "x"))  # type: ignore[arg-type]
-        assert own.exists()
+        assert folder.exists()
     assert {path.name for path in tmp_path.iterdir()} == {*held, *strange, f"{store}x", "precious"}
     assert (tmp_path / "precious" / ".lock").exists()
     for descriptor in descriptors:

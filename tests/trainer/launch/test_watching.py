@@ -95,30 +95,30 @@ sys.exit(128 + 15)
 SAVED = FAILS.replace("exit(3)", "exit(128 + 15)")
 
 
-@pytest.mark.parametrize(("takes", "given", "code"), [(25, "1", -15), (2, "25", 143)])
+@pytest.mark.parametrize(("takes", "seconds", "code"), [(25, "1", -15), (2, "25", 143)])
 def test_a_rank_has_its_time_to_save_after_the_others_have_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, takes: float, given: str, code: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, takes: float, seconds: str, code: int
 ) -> None:
-    monkeypatch.setenv("TRAINER_SAVE_SECONDS", given)
+    monkeypatch.setenv("TRAINER_SAVE_SECONDS", seconds)
     failure, ended = watched(tmp_path, SAVED, SAVES, argument=takes)
     assert failure.code == 143
     assert ended == [143, code]
 
 
-@pytest.mark.parametrize("own", [None, "", "7"])
-def test_ranks_share_the_cores_unless_omp_num_threads_is_set(tmp_path, monkeypatch, own):
-    given: list[dict[str, str]] = []
+@pytest.mark.parametrize("threads", [None, "", "7"])
+def test_ranks_share_the_cores_unless_omp_num_threads_is_set(tmp_path, monkeypatch, threads):
+    environments: list[dict[str, str]] = []
 
     class Started:
         def __init__(self, command: list[str], env: dict[str, str], **options: Any) -> None:
-            given.append(env)
+            environments.append(env)
 
     monkeypatch.setattr(start.subprocess, "Popen", Started)
     monkeypatch.setattr(os, "cpu_count", lambda: 13)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    if own is not None:
-        monkeypatch.setenv("OMP_NUM_THREADS", own)
+    if threads is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
     list(start._start_copies(NodeLaunch(3, tmp_path, Layout()), tmp_path))
-    assert [each["OMP_NUM_THREADS"] for each in given] == [own or "4"] * 3
-    assert [each["RANK"] for each in given] == ["0", "1", "2"]
+    assert [environment["OMP_NUM_THREADS"] for environment in environments] == [threads or "4"] * 3
+    assert [environment["RANK"] for environment in environments] == ["0", "1", "2"]
     assert start.threads_each(99) == 1

@@ -76,17 +76,17 @@ def test_hyperparameters_are_recorded() -> None:
         def __init__(self, depth: int = 3) -> None:
             super().__init__(rate=0.25, width=2, api_token="secret")  # noqa: S106
 
-    module, own = Sub(), made(seed=None, max_steps=-1)
+    module, run = Sub(), made(seed=None, max_steps=-1)
     assert module.hparams == {"rate": 0.25, "api_token": "secret", "depth": 3}
     assert module.hparams.rate == 0.25  # type: ignore[attr-defined]
-    own.fit(module, datamodule=Data())  # type: ignore[call-arg]
-    assert own.run_directory is not None
-    found = json.loads((own.run_directory / "run.json").read_text())
-    attempts = found if isinstance(found, list) else found["attempts"]
+    run.fit(module, datamodule=Data())  # type: ignore[call-arg]
+    assert run.run_directory is not None
+    record = json.loads((run.run_directory / "run.json").read_text())
+    attempts = record if isinstance(record, list) else record["attempts"]
     recorded = attempts[0]["hyperparameters"]
     assert (recorded["rate"], recorded["depth"]) == (0.25, 3)
     assert recorded["api_token"] != "secret"  # noqa: S105
-    state = next(own.run_directory.glob("checkpoints/step-*/state.json")).read_text()
+    state = next(run.run_directory.glob("checkpoints/step-*/state.json")).read_text()
     assert '"depth"' in state
     assert "secret" not in state
     assert module.seen == [4, 4, 4, 4]
@@ -97,13 +97,13 @@ def test_hyperparameters_are_recorded() -> None:
 
 def test_keywords_of_lightning() -> None:
     stopping = EarlyStopping("val_loss/dataloader_idx_0", verbose=True, strict=False)
-    module, own = Module(), made(callbacks=[stopping])
-    own.fit(module, train_dataloaders=loader(8), val_dataloaders=[loader(), loader(4)])  # type: ignore[call-arg]
+    module, run = Module(), made(callbacks=[stopping])
+    run.fit(module, train_dataloaders=loader(8), val_dataloaders=[loader(), loader(4)])  # type: ignore[call-arg]
     assert module.seen == [4, 4]  # validation data is never trained on
-    assert {"val_loss/dataloader_idx_0", "val_loss/dataloader_idx_1"} <= own.metrics.keys()
-    expected = own.test(module, loader(8))
-    assert own.test(model=module, dataloaders=loader(8), ckpt_path=None) == expected  # type: ignore[call-arg]
-    assert own.test(module, datamodule=Data(), ckpt_path="last") == expected  # type: ignore[call-arg]
+    assert {"val_loss/dataloader_idx_0", "val_loss/dataloader_idx_1"} <= run.metrics.keys()
+    expected = run.test(module, loader(8))
+    assert run.test(model=module, dataloaders=loader(8), ckpt_path=None) == expected  # type: ignore[call-arg]
+    assert run.test(module, datamodule=Data(), ckpt_path="last") == expected  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(
@@ -146,8 +146,8 @@ def test_attributes_say_what_to_use() -> None:
         advice = "use self.log; for images and text, self.logger.experiment in a fit"
         assert line.endswith(f"has no attribute 'logger'; {advice}")
     assert not hasattr(Module(), "_nothing")
-    own: Any = made()
-    assert one_line(AttributeError, lambda: own.logged_metrics).endswith("; use metrics")
+    run: Any = made()
+    assert one_line(AttributeError, lambda: run.logged_metrics).endswith("; use metrics")
     line = one_line(AttributeError, lambda: Module.load_from_checkpoint)  # type: ignore[attr-defined]
     assert line.endswith("create the module, and use cli.load_weights(module, 'runs/RUN/best')")
     with pytest.raises(ImportError, match="there is no Accelerator; use Trainer"):
@@ -156,12 +156,12 @@ def test_attributes_say_what_to_use() -> None:
         Module().log("loss", 1.0, nothing=True)
 
 
-def logs(**given: Any) -> Callable[..., Any]:
+def logs(**options: Any) -> Callable[..., Any]:
     """A training step that logs so."""
 
     def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
         loss = self.layer(batch[0]).pow(2).mean()
-        self.log("loss", loss, **given)
+        self.log("loss", loss, **options)
         return {"loss": loss}
 
     return training_step
@@ -216,22 +216,22 @@ IDIOMS: dict[str, tuple[dict[str, Any], dict[str, Any], list[Any], set[str]]] = 
 @pytest.mark.parametrize("idiom", IDIOMS)
 def test_everyday_code_works(idiom: str) -> None:
     methods, options, loaders, logged = IDIOMS[idiom]
-    own = fitted(type("Own", (Module,), methods), *loaders, **options)
-    assert own.global_step == STEPS
-    assert logged <= own.metrics.keys()
+    run = fitted(type("Own", (Module,), methods), *loaders, **options)
+    assert run.global_step == STEPS
+    assert logged <= run.metrics.keys()
 
 
 def test_the_last_line_names_the_best(capsys: pytest.CaptureFixture[str]) -> None:
-    own = made(enable_progress_bar=True, max_epochs=2, callbacks=[BestCheckpoint("val_loss")])
-    own.fit(Module(), loader(8), loader())
-    value = own.metrics["val_loss"]
+    run = made(enable_progress_bar=True, max_epochs=2, callbacks=[BestCheckpoint("val_loss")])
+    run.fit(Module(), loader(8), loader())
+    value = run.metrics["val_loss"]
     assert f"; best val_loss {value:.4g} at step 4, epoch 1" in capsys.readouterr().out
 
 
 def fitted(kind: type[Module], *loaders: Any, **options: Any) -> trainer.Trainer:
-    own, module = made(**options), kind()
-    own.fit(module, *(loaders or (loader(), loader())))
-    return own
+    run, module = made(**options), kind()
+    run.fit(module, *(loaders or (loader(), loader())))
+    return run
 
 
 def scheduled(outside: Any = None, /, **beside: Any) -> type[Module]:
@@ -240,16 +240,16 @@ def scheduled(outside: Any = None, /, **beside: Any) -> type[Module]:
             optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
             plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, "max", patience=0)
             entry = {"scheduler": plateau, **beside}
-            found = {"optimizer": optimizer, "lr_scheduler": entry, "monitor": "val_loss"}
-            return found | (outside or {})
+            configured = {"optimizer": optimizer, "lr_scheduler": entry, "monitor": "val_loss"}
+            return configured | (outside or {})
 
     return Scheduled
 
 
 def test_monitor_may_stand_beside_an_optimizer() -> None:
-    own = made(max_epochs=3)
-    own.fit(scheduled(frequency=1, strict=True)(), loader(8), loader())
-    assert own.metrics["lr"] == pytest.approx(0.01)  # the loss falls, and was to rise
+    run = made(max_epochs=3)
+    run.fit(scheduled(frequency=1, strict=True)(), loader(8), loader())
+    assert run.metrics["lr"] == pytest.approx(0.01)  # the loss falls, and was to rise
 
 
 def test_an_optimizer_is_toggled() -> None:
@@ -263,13 +263,13 @@ def test_an_optimizer_is_toggled() -> None:
 
         def training_step(self, batch: Any) -> None:  # type: ignore[override]
             first, second = self.optimizers()
-            for each in (first, second):
-                self.toggle_optimizer(each)
+            for optimizer in (first, second):
+                self.toggle_optimizer(optimizer)
                 self.states.append([p.requires_grad for p in self.parameters()])
                 self.manual_backward(self.other(self.layer(batch[0])).pow(2).mean())
-                each.step()
-                each.zero_grad()
-                self.untoggle_optimizer(each)
+                optimizer.step()
+                optimizer.zero_grad()
+                self.untoggle_optimizer(optimizer)
             self.states.append([p.requires_grad for p in self.parameters()])
 
     module = Two()

@@ -35,9 +35,9 @@ def refused(line: str, work: Callable[[], Any]) -> None:
     """It raises one line that begins so."""
     with pytest.raises(trainer.UserError) as caught:
         work()
-    [found] = caught.value.problems
-    assert found.startswith(line)
-    assert len(found.splitlines()) == 1
+    [problem] = caught.value.problems
+    assert problem.startswith(line)
+    assert len(problem.splitlines()) == 1
 
 
 def with_method(name: str, method: Callable[..., Any]) -> trainer.TrainingModule:

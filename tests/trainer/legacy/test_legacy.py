@@ -26,23 +26,23 @@ class Model(trainer.TrainingModule):
 OBJECT = SingleDevice()  # a strategy object, which plugins accepts
 
 
-def translate(**given: Any) -> dict[str, Any]:
-    translated: dict[str, Any] = NEWER | legacy.translate(given)
+def translate(**options: Any) -> dict[str, Any]:
+    translated: dict[str, Any] = NEWER | legacy.translate(options)
     assert translated.keys() == NEWER.keys()
     return translated
 
 
-def layout(**given: Any) -> tuple[str, list[int], Any, int | None]:
+def layout(**options: Any) -> tuple[str, list[int], Any, int | None]:
     """Accelerator, device indices, strategy and nodes, on a machine with 8 GPUs."""
-    translated = translate(**given)
+    translated = translate(**options)
     available = None if translated["accelerator"] == "cpu" else GPUS
     indices = parse_devices(translated["devices"], available)
     return translated["accelerator"], indices, translated["strategy"], translated["num_nodes"]
 
 
-def refusal(**given: Any) -> list[str]:
+def refusal(**options: Any) -> list[str]:
     with pytest.raises(ConfigurationError) as raised:
-        legacy.translate(given)
+        legacy.translate(options)
     problems: list[str] = raised.value.problems
     return problems
 
@@ -51,7 +51,7 @@ ALL = list(range(GPUS))
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("options", "expected"),
     [
         # What the documents' snippets say; newer spellings pass untouched, as is tested below.
         ({"gpus": 2, "accelerator": "dp"}, ("gpu", [0, 1], "dp", None)),
@@ -85,8 +85,8 @@ ALL = list(range(GPUS))
         ({"gpus": 2, "plugins": ["ddp_sharded"]}, ("gpu", [0, 1], "ddp_sharded", None)),
     ],
 )
-def test_an_older_spelling_means_its_layout(given: Any, expected: Any) -> None:
-    assert layout(**given) == expected
+def test_an_older_spelling_means_its_layout(options: Any, expected: Any) -> None:
+    assert layout(**options) == expected
 
 
 def test_a_logger_of_the_documents_that_is_not_here_says_why() -> None:
@@ -113,12 +113,12 @@ def test_a_logger_of_the_documents_that_is_not_here_says_why() -> None:
     ],
 )
 def test_the_command_line_tells_given_from_not_given(words, expected, monkeypatch):
-    given = [f"--trainer.{word[2:]}" if word.startswith("--") else word for word in words]
+    arguments = [f"--trainer.{word[2:]}" if word.startswith("--") else word for word in words]
     made: list[dict[str, Any]] = []
     noting = mock.Mock(side_effect=lambda **options: made.append(options))
     monkeypatch.setattr(configuration, "Trainer", noting)
     with contextlib.suppress(AttributeError):
-        configuration.read_work("program", "fit", ["--model", "test_legacy.Model", *given])
+        configuration.read_work("program", "fit", ["--model", "test_legacy.Model", *arguments])
     assert layout(**made[0]) == expected
 
 
@@ -153,7 +153,7 @@ def test_an_unknown_accelerator_is_left_to_who_looks_for_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("options", "expected"),
     [
         ({"replace_sampler_ddp": True}, {"use_distributed_sampler": True}),
         ({"precision": 16, "amp_backend": "native"}, {"precision": "16-mixed"}),
@@ -168,12 +168,12 @@ def test_an_unknown_accelerator_is_left_to_who_looks_for_it() -> None:
         ({"num_sanity_val_steps": 0}, {"sanity_check": 0}),
     ],
 )
-def test_a_renamed_argument_keeps_its_value(given: Any, expected: Any) -> None:
-    assert expected.items() <= translate(**given).items()
+def test_a_renamed_argument_keeps_its_value(options: Any, expected: Any) -> None:
+    assert expected.items() <= translate(**options).items()
 
 
 def test_newer_values_pass_untouched() -> None:
-    given = NEWER | {
+    options = NEWER | {
         "accelerator": "gpu",
         "devices": [0, 3],
         "num_nodes": 2,
@@ -183,7 +183,7 @@ def test_newer_values_pass_untouched() -> None:
         "resume": "auto",
         "loggers": ["csv"],
     }
-    assert legacy.translate(given) == given
+    assert legacy.translate(options) == options
     assert legacy.translate(NEWER) == NEWER
     assert legacy.translate({"accelerator": "gpu"}) == {"accelerator": "gpu"}
     nothing = dict.fromkeys(name for name in legacy.TYPES if name != "gpus")
@@ -196,7 +196,7 @@ SPELLINGS = "are two spellings of one option; give only"
 
 
 @pytest.mark.parametrize(
-    ("given", "rest"),
+    ("options", "rest"),
     [
         ({"gpus": 8, "devices": 4}, "each select devices; give only devices"),
         ({"accelerator": "cpu", "gpus": 2}, ONE_DEVICE),
@@ -213,10 +213,10 @@ SPELLINGS = "are two spellings of one option; give only"
         ({"logger": False, "loggers": ["csv"]}, SPELLINGS),
     ],
 )
-def test_a_contradiction_is_refused_in_one_line(given: dict[str, Any], rest: str) -> None:
-    said = " and ".join(f"{name}={value!r}" for name, value in given.items())
-    newer = f" {list(given)[1]}" if rest == SPELLINGS else ""
-    assert refusal(**given) == [f"{said} {rest}{newer}"]
+def test_a_contradiction_is_refused_in_one_line(options: dict[str, Any], rest: str) -> None:
+    said = " and ".join(f"{name}={value!r}" for name, value in options.items())
+    newer = f" {list(options)[1]}" if rest == SPELLINGS else ""
+    assert refusal(**options) == [f"{said} {rest}{newer}"]
 
 
 @pytest.mark.parametrize(

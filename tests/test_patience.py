@@ -32,15 +32,15 @@ def named(node: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
                 yield from (("timeout", argument) for argument in arguments)
         case ast.Dict(keys=keys, values=values):
             yield from zip((getattr(key, "value", "") for key in keys), values, strict=True)
-        case ast.arguments(defaults=defaults, kwonlyargs=only, kw_defaults=given):
+        case ast.arguments(defaults=defaults, kwonlyargs=only, kw_defaults=only_defaults):
             every = [*node.posonlyargs, *node.args]
             last = every[len(every) - len(defaults) :]
             names = (argument.arg for argument in chain(last, only))
-            yield from zip(names, [*defaults, *given], strict=True)
+            yield from zip(names, [*defaults, *only_defaults], strict=True)
         case ast.Assign(targets=[ast.Name(id=name)], value=value):
             yield name, value
-        case ast.AnnAssign(target=ast.Name(id=name), value=given):
-            yield name, given
+        case ast.AnnAssign(target=ast.Name(id=name), value=annotated):
+            yield name, annotated
         case ast.BinOp(left=ast.Call(func=ast.Attribute(attr="monotonic" | "time")), right=value):
             yield "deadline", value
 

@@ -41,8 +41,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     if not shutil.which("chromium"):
         missing("there is no chromium")
-    with opened(tmp_path_factory.mktemp("browser")) as found:
-        yield found
+    with opened(tmp_path_factory.mktemp("browser")) as chromium:
+        yield chromium
 
 
 def wider(browser: Browser, width: int) -> list[str]:

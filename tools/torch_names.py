@@ -33,8 +33,8 @@ def bound(node: ast.AST, package: list[str]) -> Iterator[tuple[str, str]]:
             case ast.ImportFrom(module=module, names=names, level=level):
                 above = package[: len(package) + 1 - level] if level else []
                 path = ".".join([*above, *filter(None, [module])])
-                for each in names:
-                    yield each.asname or each.name.replace("*", f"{path}.*"), f"{path}.{each.name}"
+                for one in names:
+                    yield one.asname or one.name.replace("*", f"{path}.*"), f"{path}.{one.name}"
             case ast.alias(name=name, asname=asname):
                 yield asname or name.partition(".")[0], name if asname else name.partition(".")[0]
             case _:

@@ -91,19 +91,19 @@ class _Mode(TorchDispatchMode):
             self._note(kind, dict(zip(names, args, strict=False)) | (kwargs or {}))
         return func(*args, **(kwargs or {}))
 
-    def _note(self, kind: str, given: dict[str, Any]) -> None:
-        group = given.get("process_group", given.get("group_name"))
+    def _note(self, kind: str, inputs: dict[str, Any]) -> None:
+        group = inputs.get("process_group", inputs.get("group_name"))
         if group is None:
             return  # it waits for an operation, or wraps its result
         if not _is_name(group):
             group = dist.ProcessGroup.unbox(group)
-        tensors = [leaf for leaf in tree_leaves(list(given.values())) if isinstance(leaf, Tensor)]
+        tensors = [leaf for leaf in tree_leaves(list(inputs.values())) if isinstance(leaf, Tensor)]
         sizes: list[Any] = [[tensor.numel(), str(tensor.dtype)[6:]] for tensor in tensors]
-        peer = given.get(_PEERS.get(kind, ""))
+        peer = inputs.get(_PEERS.get(kind, ""))
         if kind in _OWN_SIZES:
             sizes = []
         elif peer is None:
-            values = (given.get(name) for name in ("root_rank", "reduce_op"))
+            values = (inputs.get(name) for name in ("root_rank", "reduce_op"))
             sizes += [value for value in values if isinstance(value, int | str)]
         self.records.note(kind, group, sizes, peer)
 

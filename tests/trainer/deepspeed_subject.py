@@ -152,20 +152,20 @@ GROUPED = "grouped deepspeed_stage_3"
 def main(folder: Path, processes: int, more: dict[str, Any], ways: list[str]) -> None:
     """Train in some ways; those of RESUMED also with a stop and a resume."""
     for way in ways:
-        given, options = WAYS[way]
+        kwargs, options = WAYS[way]
         if processes == 0:
-            given = ALONE.get(way, given)
+            kwargs = ALONE.get(way, kwargs)
             options = {key: option for key, option in options.items() if "strategy" not in key}
         name = way.replace(" ", "-")
         options = {**options, "devices": max(processes, 1), "run_name": name, **more}
-        run = train(folder / f"{way}.safetensors", given, options)
+        run = train(folder / f"{way}.safetensors", kwargs, options)
         if processes and way in RESUMED:
             options["run_name"] += "-interrupted"
             stop = {"max_steps": 2 * STOP, "checkpoint_every_n_steps": 1}
-            stopped = train(folder / f"{way}-stopped.safetensors", given, options | stop)
-            train(folder / f"{way}-resumed.safetensors", given, options | {"resume": str(stopped)})
+            stopped = train(folder / f"{way}-stopped.safetensors", kwargs, options | stop)
+            train(folder / f"{way}-resumed.safetensors", kwargs, options | {"resume": str(stopped)})
         if processes and way == GROUPED and not more:
-            validate(folder, given, options, run)
+            validate(folder, kwargs, options, run)
 
 
 def validate(folder: Path, arguments: Any, options: dict[str, Any], run: Path) -> None:

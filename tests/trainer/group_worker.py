@@ -38,7 +38,7 @@ def run_ranks(subject: str, processes: int, folder: Path, timeout: float = PATIE
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.communicate()
-    assert [each.returncode for each in ranks] == [0] * processes, [error for _, error in ended]
+    assert [rank.returncode for rank in ranks] == [0] * processes, [error for _, error in ended]
     return [output for output, _ in ended]
 
 
@@ -76,8 +76,8 @@ class Case:
     def train(self, module: nn.Module, share: slice) -> dict[str, Tensor]:
         """What a part of each batch gives, in training and then in evaluation."""
         tensors = {}
-        for step, (inputs_, gradients) in enumerate(self.batches()):
-            inputs = inputs_[share].clone().requires_grad_()
+        for step, (batch, gradients) in enumerate(self.batches()):
+            inputs = batch[share].clone().requires_grad_()
             output = module(inputs)
             (output * gradients[share]).sum().backward()
             assert inputs.grad is not None
@@ -86,7 +86,7 @@ class Case:
         if self.options.get("track_running_stats", True):  # else each part has its own
             tensors["evaluated"] = module.eval()(next(self.batches())[0][share]).detach()
         gradients = [(name, parameter.grad) for name, parameter in module.named_parameters()]
-        return tensors | {f"gradient.{name}": each for name, each in gradients if each is not None}
+        return tensors | {f"gradient.{name}": grad for name, grad in gradients if grad is not None}
 
 
 def copies(tensors: Iterator[Tensor]) -> Iterator[tuple[int, Tensor]]:
@@ -133,8 +133,8 @@ def train_cases(rank: int, processes: int, folder: Path) -> None:
         case = sizes[processes]
         bounds = [0, *itertools.accumulate(case.parts)]
         module = sync_batchnorm.convert(case.make(), "cpu")
-        tensors_ = case.train(module, slice(bounds[rank], bounds[rank + 1]))
-        tensors = {key: tensor.contiguous() for key, tensor in tensors_.items()}
+        trained = case.train(module, slice(bounds[rank], bounds[rank + 1]))
+        tensors = {key: tensor.contiguous() for key, tensor in trained.items()}
         save_file(tensors, folder / f"{name}.{rank}")
 
 

@@ -22,8 +22,8 @@ class Adapted(Descends, by=torch.optim.AdamW, lr=0.01):
             nn.init.normal_(layer.weight, std=0.1, generator=generator)
             nn.init.zeros_(layer.bias)
         self.sequential_module = nn.Sequential(*layers, nn.Linear(WIDTH, 1))
-        for each in layers[:-1]:
-            each.requires_grad_(False)
+        for frozen in layers[:-1]:
+            frozen.requires_grad_(False)
         self.register_buffer("seen", torch.zeros(()))
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:

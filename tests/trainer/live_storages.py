@@ -25,13 +25,13 @@ class Live(TorchDispatchMode):
         self._is_counting = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(each, DTensor) for each in types):
+        if any(issubclass(cls, DTensor) for cls in types):
             return NotImplemented  # it calls operators on its own tensors, which come here
         for leaf in tree_leaves((args, kwargs)):
             if isinstance(leaf, Tensor) and self._note(leaf):  # made before, or elsewhere
                 self._before.add(leaf.untyped_storage()._cdata)
         outputs = func(*args, **(kwargs or {}))
-        is_new = [self._note(each) for each in tree_leaves(outputs) if isinstance(each, Tensor)]
+        is_new = [self._note(value) for value in tree_leaves(outputs) if isinstance(value, Tensor)]
         if self._is_counting and any(is_new):
             self.most = max(self.most, self.added())
         return outputs
@@ -48,14 +48,14 @@ class Live(TorchDispatchMode):
 
     def sizes(self, dtype: torch.dtype | None = None) -> dict[int, int]:
         """Bytes of each storage that is alive, by its address; of one data type, or of all."""
-        found = {}
-        for address, (weak, own) in list(self._noted.items()):
+        live = {}
+        for address, (weak, stored_type) in list(self._noted.items()):
             size = _bytes(weak)
             if size is None:
                 del self._noted[address]
-            elif size >= self._smallest and dtype in (None, own):
-                found[address] = size
-        return found
+            elif size >= self._smallest and dtype in (None, stored_type):
+                live[address] = size
+        return live
 
     def begin(self) -> None:
         """Count from here what is added."""
@@ -96,9 +96,9 @@ class Pair(nn.Module):
 
 def storages(tensors: Iterable[Tensor | None]) -> dict[int, int]:
     """Bytes of each storage of tensors, or of their local shards, by its address."""
-    found = {}
+    sizes = {}
     for tensor in tensors:
         if tensor is not None and tensor.dim():
             storage = dtensors.local(tensor.detach()).untyped_storage()
-            found[storage._cdata] = storage.nbytes()
-    return found
+            sizes[storage._cdata] = storage.nbytes()
+    return sizes

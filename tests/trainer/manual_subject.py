@@ -108,7 +108,7 @@ class Watches(ByHand):
                 optimizer.zero_grad()
 
     def configure_optimizers(self) -> Any:
-        return [SGD(each.parameters(), lr=0.1) for each in (self.network, self.other)]
+        return [SGD(module.parameters(), lr=0.1) for module in (self.network, self.other)]
 
 
 class Unused(ByHand):
@@ -127,10 +127,10 @@ class Unused(ByHand):
         ranks, synchronizes = self.PLAN[batch_idx]
         loss = self.loss(batch)
         if self.global_rank in ranks:
-            own = self.part(x).square().mean()
-            (alone,) = torch.autograd.grad(own, [self.part.weight], retain_graph=True)
+            own_loss = self.part(x).square().mean()
+            (alone,) = torch.autograd.grad(own_loss, [self.part.weight], retain_graph=True)
             self.see(f"{batch_idx}.alone", alone)
-            loss = loss + own
+            loss = loss + own_loss
         with optimizer.toggle_model(sync_grad=synchronizes):
             self.manual_backward(loss)
         self.see(f"{batch_idx}.part", self.part.weight.grad)
@@ -157,17 +157,17 @@ MODELS = (Accumulates, Watches, Unused, Frozen, Clips)
 def main(processes: int, folder: Path, *options: str) -> None:
     """Train every model once, or the one that ``--only`` names."""
     folder.mkdir(exist_ok=True)
-    given = dict(zip(options[::2], options[1::2], strict=True))
-    only = given.pop("--only", None)
+    arguments = dict(zip(options[::2], options[1::2], strict=True))
+    only = arguments.pop("--only", None)
     for model in MODELS:
         if only not in (None, model.__name__):
             continue
-        options = {name.removeprefix("--"): _value(value) for name, value in given.items()}
+        options = {name.removeprefix("--"): _value(value) for name, value in arguments.items()}
         shared = {"max_epochs": 1, "default_root_dir": folder / model.__name__}
         run = quiet(devices=processes, **shared | options)
         module = model()
         run.fit(module)
-        tensors = {name: local(each).contiguous() for name, each in module.state_dict().items()}
+        tensors = {name: local(tensor).contiguous() for name, tensor in module.state_dict().items()}
         save_file(tensors | module.seen, folder / f"{model.__name__}.{run.global_rank}")
 
 

@@ -36,28 +36,28 @@ class Counting(TorchDispatchMode):
         self._known: dict[int, tuple[StorageWeakRef, bool]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        given = {each.data_ptr(): each for each in storages((args, kwargs))}
-        for pointer, each in {each.data_ptr(): each for each in storages(found)}.items():
-            if pointer not in given and each.nbytes():
-                self._live[pointer] = StorageWeakRef(each), each.nbytes()
+        result = func(*args, **(kwargs or {}))
+        inputs = {block.data_ptr(): block for block in storages((args, kwargs))}
+        for pointer, made in {block.data_ptr(): block for block in storages(result)}.items():
+            if pointer not in inputs and made.nbytes():
+                self._live[pointer] = StorageWeakRef(made), made.nbytes()
                 self.new += 1
-        self._live = {key: each for key, each in self._live.items() if not each[0].expired()}
+        self._live = {key: entry for key, entry in self._live.items() if not entry[0].expired()}
         self.held = max(self.held, sum(size for _, size in self._live.values()))
-        kept = {each.data_ptr() for each in storages(found)}
+        kept = {block.data_ptr() for block in storages(result)}
         for tensor in tensors((args, kwargs)):
             storage = local(tensor).untyped_storage()
             if storage.data_ptr() not in kept and self._is_file(storage):  # not a view
                 self.read += tensor.nbytes
-        return found
+        return result
 
     def _is_file(self, storage: torch.UntypedStorage) -> bool:
         """Ask once for each storage: the table of what is mapped is long."""
-        found = self._known.get(storage.data_ptr())
-        if found is None or found[0].expired():
-            found = StorageWeakRef(storage), is_file(storage)
-            self._known[storage.data_ptr()] = found
-        return found[1]
+        known = self._known.get(storage.data_ptr())
+        if known is None or known[0].expired():
+            known = StorageWeakRef(storage), is_file(storage)
+            self._known[storage.data_ptr()] = known
+        return known[1]
 
 
 def tensors(tree: Any) -> Iterator[Tensor]:
@@ -89,9 +89,9 @@ def is_file(storage: torch.UntypedStorage) -> bool:
 def counted(call: Callable[..., Any], noted: dict[str, int]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         with Counting() as counting:
-            found = call(*args, **kwargs)
+            result = call(*args, **kwargs)
         noted.update(held=counting.held, read=counting.read)
-        return found
+        return result
 
     return run
 

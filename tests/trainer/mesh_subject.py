@@ -75,7 +75,7 @@ class Drawing(Descends):
         again = checkpoint(self.inside, ones, use_reentrant=False)
         (computed_again,) = torch.autograd.grad(again.sum(), ones)
         drawn |= {"again": again, "computed again": computed_again, "end": torch.rand(4)}
-        self.drawn |= {f"{batch_idx} {name}": each.detach() for name, each in drawn.items()}
+        self.drawn |= {f"{batch_idx} {name}": tensor.detach() for name, tensor in drawn.items()}
         return self.down(self.up(self.norm(self.first(batch))).tanh()).square().mean()
 
     def validation_step(self, batch: Tensor, batch_idx: int) -> None:
@@ -146,8 +146,8 @@ class Ordered(GPT):
 
 def order(folder: Path, options: str) -> None:
     """Write the operations of the last backward."""
-    given = {"strategy_options": json.loads(options), "gradient_clip_val": None, "max_steps": 2}
-    run, module = make_trainer(folder, "order", "mesh", 2, **given), Ordered()
+    arguments = {"strategy_options": json.loads(options), "gradient_clip_val": None, "max_steps": 2}
+    run, module = make_trainer(folder, "order", "mesh", 2, **arguments), Ordered()
     run.fit(module)
     (folder / f"order-{run.global_rank}.json").write_text(json.dumps(module.operations.names))
 
@@ -167,10 +167,10 @@ def write(folder: Path, name: str, run: Any, values: dict[str, Any]) -> None:
     (optimizer,) = state["optimizers"]
     states = {
         f"{parameter}/{key}": value
-        for parameter, own in optimizer["state"].items()
-        for key, value in own.items()
+        for parameter, slots in optimizer["state"].items()
+        for key, value in slots.items()
     }
-    tensors = {key: each.contiguous().clone() for key, each in {**state["model"], **states}.items()}
+    tensors = {key: leaf.contiguous().clone() for key, leaf in {**state["model"], **states}.items()}
     save_file(tensors, folder / f"{name}.safetensors")
     (folder / f"{name}.json").write_text(json.dumps(values))
 
@@ -191,11 +191,11 @@ def train(folder: Path, name: str, make: Any, **model: Any) -> None:
 
 
 def main(folder: str, name: str, devices: str, strategy: str, options: str, *sources: str) -> None:
-    root, given = Path(folder), json.loads(options)
-    model = given.pop("model", {})
+    root, arguments = Path(folder), json.loads(options)
+    model = arguments.pop("model", {})
 
     def make(run_name: str, **more: Any) -> Any:
-        return make_trainer(root, run_name, strategy, int(devices), **given, **more)
+        return make_trainer(root, run_name, strategy, int(devices), **arguments, **more)
 
     train(root, name, make, **model)
     for source in sources:

@@ -36,7 +36,7 @@ def serving(folder: Path) -> Iterator[Server]:
             [PYTHON, "-m", "mlflow", "server", *where, *stored],
             cwd=folder,
             # The environment of the tests has other packages.
-            env={name: each for name, each in os.environ.items() if name != "PYTHONPATH"},
+            env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,

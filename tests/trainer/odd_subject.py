@@ -56,15 +56,15 @@ class Noting(torch.optim.Adam):
     module: nn.Module
 
     def step(self, closure: Any = None) -> Any:
-        own = [parameter for group in self.param_groups for parameter in group["params"]]
+        ours = [parameter for group in self.param_groups for parameter in group["params"]]
         gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
         state = [value for values in self.state.values() for value in values.values()]
         NOTES.append(
             {
-                "parameters": sum(each.numel() for each in self.module.parameters()),
+                "parameters": sum(parameter.numel() for parameter in self.module.parameters()),
                 "gradients": sum(gradient.numel() for gradient in gradients),
-                "state": sum(each.numel() for each in state if each.ndim > 0),
-                "norm": math.sqrt(sum(float(full(p.grad.double().square().sum())) for p in own)),
+                "state": sum(tensor.numel() for tensor in state if tensor.ndim > 0),
+                "norm": math.sqrt(sum(float(full(p.grad.double().square().sum())) for p in ours)),
             }
         )
         return super().step(closure)
@@ -121,8 +121,8 @@ class Odd(Base):
         blocks = set(self.blocks.parameters())
         rest = [parameter for parameter in self.parameters() if parameter not in blocks]
         groups = [
-            {"params": [each for each in rest if each.ndim > 1], "weight_decay": 0.5},
-            {"params": [each for each in rest if each.ndim <= 1], "weight_decay": 0.0},
+            {"params": [weight for weight in rest if weight.ndim > 1], "weight_decay": 0.5},
+            {"params": [weight for weight in rest if weight.ndim <= 1], "weight_decay": 0.0},
         ]
         return [
             # Not Adam: it makes steps of the zeros that some gradients of attention are.
@@ -244,8 +244,8 @@ class Recalled(Even):
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         counted = CountedStore
-        own = {"set": sorted(counted.keys), "deleted": sorted(counted.deleted)}
-        NOTES[-1] |= {"operations": counted.operations, "keys": own}
+        keys = {"set": sorted(counted.keys), "deleted": sorted(counted.deleted)}
+        NOTES[-1] |= {"operations": counted.operations, "keys": keys}
 
 
 class CountedStore(dist.PrefixStore):

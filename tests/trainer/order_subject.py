@@ -178,7 +178,7 @@ FOUR = {
     "mesh, shards": Case(options={**UNITS, "data": 1, "shard": 2, "tensor": 2}),
     "mesh, skipped": skipped(tensor=2),
     "sequential, two pipelines": Case(options={"stages": 2}),
-    **{f"sequential, {each}": Case(options={"schedule": each}) for each in ("gpipe", "1f1b")},
+    **{f"sequential, {name}": Case(options={"schedule": name}) for name in ("gpipe", "1f1b")},
 }
 FAIRSCALE = {
     "ddp_sharded": Case(),

@@ -54,17 +54,17 @@ class Array:
             for name in sorted(self.sizes.keys() - row.keys(), key=lambda each: -self.sizes[each]):
                 taken = frozenset(row.items())
                 values = range(self.sizes[name])
-                found = {value: self._conflicts(taken | {(name, value)}) for value in values}
-                allowed = [value for value, conflicts in found.items() if not conflicts]
+                conflicts_of = {value: self._conflicts(taken | {(name, value)}) for value in values}
+                allowed = [value for value, conflicts in conflicts_of.items() if not conflicts]
                 if not allowed:  # what has excluded all values of this factor excludes itself
-                    parts = [conflicts[0] for conflicts in found.values()]
-                    learned = frozenset().union(*parts) - {(name, value) for value in found}
+                    parts = [conflicts[0] for conflicts in conflicts_of.values()]
+                    learned = frozenset().union(*parts) - {(name, value) for value in conflicts_of}
                     self.refused[learned] = self.refused[parts[-1]]
                     break
                 row[name] = max(
                     allowed,
                     key=lambda value: sum(
-                        frozenset((each, (name, value))) in missing for each in taken
+                        frozenset((atom, (name, value))) in missing for atom in taken
                     ),
                 )
             else:
@@ -72,7 +72,7 @@ class Array:
         return None
 
     def _conflicts(self, atoms: frozenset[Atom]) -> list[frozenset[Atom]]:
-        return [each for each in self.refused if each <= atoms]
+        return [refused for refused in self.refused if refused <= atoms]
 
     def _blamed(self, row: Row, line: str) -> frozenset[Atom]:
         """The values of a row without any of which a line is not there."""

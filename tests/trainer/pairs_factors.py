@@ -96,7 +96,7 @@ EXEMPT = {
 FACTORS = OPTIONS | dict.fromkeys(CALLBACKS, (False, True))
 SIZES = {name: len(values) for name, values in FACTORS.items()}
 OTHERS = {"Callback", "HookCalls"}
-BUILT_IN = {each for each in callbacks.__all__ if each[0].isupper()} - OTHERS
+BUILT_IN = {name for name in callbacks.__all__ if name[0].isupper()} - OTHERS
 REGISTERED = {*strategies.names()}
 
 

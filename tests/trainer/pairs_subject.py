@@ -93,14 +93,14 @@ class Subject(trainer.TrainingModule):
         self.sequential_module = nn.Sequential(*layers)
         torch.manual_seed(options["seed"])
         for name, layer in self.named_modules():
-            own = [*layer.parameters(recurse=False)]
-            if own and not own[0].is_meta:
+            parameters = [*layer.parameters(recurse=False)]
+            if parameters and not parameters[0].is_meta:
                 self.initialize(name, layer)
 
     def initialize(self, name: str, layer: nn.Module) -> None:
         if isinstance(layer, nn.Linear):
-            for each in (layer.weight, layer.bias):
-                nn.init.normal_(each, std=0.4 * self.scale)
+            for parameter in (layer.weight, layer.bias):
+                nn.init.normal_(parameter, std=0.4 * self.scale)
         else:
             layer.reset_parameters()
 
@@ -154,12 +154,12 @@ def refusals(options: Mapping[str, Any]) -> tuple[int, list[str]]:
     """
     check = 0
     try:
-        own = plan.make(Options(**options), Problems())
+        planned = plan.make(Options(**options), Problems())
         check = 1
         module = _module(**{name: options[name] for name in SHAPING})
-        plan.check_module(own, module)
+        plan.check_module(planned, module)
         check = 2
-        _read_loaders(own, module)
+        _read_loaders(planned, module)
     except trainer.UserError as error:
         return check, list(error.problems)
     return 3, []
@@ -185,18 +185,18 @@ class _Rank(RankRun):
         return self.strategy.replicas(len(self.plan.node_devices), 1), 0
 
 
-def _read_loaders(own: plan.Plan, module: Subject) -> None:
+def _read_loaders(made: plan.Plan, module: Subject) -> None:
     """What each rank checks when it has its loaders."""
-    rank = _Rank(own, None, False)
+    rank = _Rank(made, None, False)
     module.trainer_state = replace(module.trainer_state, run=rank)
     rank._module = module
     feed = rank.training_feed(module.train_dataloader())
     size = feed.samples_per_step  # each option that needs it is refused when the loop is made
-    if size is None and own.options.peak_flops is not None:
+    if size is None and made.options.peak_flops is not None:
         raise trainer.UserError("peak_flops: the loader has no batch_size; leave peak_flops out")
     shares = rank.data_replicas * feed.accumulate
-    scaled_rate(own.options, size, None if size is None else size // shares)
-    plan.check_loaders(own, validates=bool(own.options.limit_val_batches), orders=feed.has_plan)
+    scaled_rate(made.options, size, None if size is None else size // shares)
+    plan.check_loaders(made, validates=bool(made.options.limit_val_batches), orders=feed.has_plan)
 
 
 # What horovodrun tells a process.
@@ -213,8 +213,8 @@ def make_array(folder: Path) -> Array:
     @cache
     def asked(row: tuple[tuple[str, int], ...]) -> tuple[int, list[str]]:
         options = {**keywords(dict(row), folder), "enable_progress_bar": False}
-        named = [(each["class_path"], each["init_args"]) for each in options["callbacks"]]
-        options["callbacks"] = [getattr(callbacks, name)(**given) for name, given in named]
+        named = [(entry["class_path"], entry["init_args"]) for entry in options["callbacks"]]
+        options["callbacks"] = [getattr(callbacks, name)(**arguments) for name, arguments in named]
         with mock.patch.dict(os.environ, LAUNCHED if options["strategy"] == "horovod" else {}):
             return refusals(options)
 
@@ -225,10 +225,10 @@ def make_array(folder: Path) -> Array:
 
 def write_weights(folder: Path) -> None:
     """Weights to start from, whole and in part, with a BatchNorm and without, and small ones."""
-    given = {name: values[0] for name, values in FACTORS.items()}
+    defaults = {name: values[0] for name, values in FACTORS.items()}
     for norm, precision in itertools.product((False, True), ("32-true", "16-mixed")):
-        own = {"sync_batchnorm": norm, "precision": precision, "seed": 3}
-        weights = Subject({**given, **own}).state_dict()
+        options = {"sync_batchnorm": norm, "precision": precision, "seed": 3}
+        weights = Subject({**defaults, **options}).state_dict()
         kind = "small-" * (precision == "16-mixed") + "norm-" * norm
         save_file(weights, folder / f"{kind}weights.safetensors")
         del weights["sequential_module.4.bias"]
@@ -247,13 +247,13 @@ def train(folder: Path, name: str, options: Mapping[str, Any], **subject: Any) -
             module = Subject(options, **subject)
         run.fit(module)
     except trainer.UserError as error:
-        found: dict[str, Any] = {"refused": list(error.problems)}
+        result: dict[str, Any] = {"refused": list(error.problems)}
         run = None
     else:
-        found = {"step": run.global_step, "metrics": dict(run.metrics)}
+        result = {"step": run.global_step, "metrics": dict(run.metrics)}
     if run is None or run.global_rank == 0:
-        (folder / f"{name}.json").write_text(json.dumps(found))
-    return found.get("step", 0)
+        (folder / f"{name}.json").write_text(json.dumps(result))
+    return result.get("step", 0)
 
 
 def train_all(folder: Path, requests: list[dict[str, Any]]) -> None:

@@ -101,7 +101,7 @@ class Subject(trainer.TrainingModule):
             sgd = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
             return [sgd], [torch.optim.lr_scheduler.ExponentialLR(sgd, 0.9)]
         matrices = [parameter for parameter in self.named_parameters() if parameter[1].ndim > 1]
-        vectors = [each for each in self.named_parameters() if each[1].ndim == 1]
+        vectors = [pair for pair in self.named_parameters() if pair[1].ndim == 1]
         groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors}]
         return torch.optim.AdamW(groups, lr=0.01, fused=True)
 
@@ -203,9 +203,9 @@ def train(folder: Path, name: str, case: Case, **more: Any) -> Path:
     run.fit(Subject(**case.subject))
     if run.global_rank == 0:
         weights = saved(run.run_directory).items()
-        found = {name: weight.contiguous() for name, weight in weights}
-        found |= {f"logged/{name}": each for name, each in logged(run.run_directory).items()}
-        save_file(found, folder / f"{dashed(name)}.safetensors")
+        tensors = {name: weight.contiguous() for name, weight in weights}
+        tensors |= {f"logged/{name}": value for name, value in logged(run.run_directory).items()}
+        save_file(tensors, folder / f"{dashed(name)}.safetensors")
     return run.run_directory
 
 
@@ -215,17 +215,17 @@ def evaluate(folder: Path, name: str, case: Case, checkpoint: Path, **more: Any)
     metrics = run.test(Subject(**case.subject), checkpoint=str(checkpoint))
     predictions = run.predict(Subject(**case.subject), checkpoint=str(checkpoint))
     if run.global_rank == 0:
-        found = {"test": torch.tensor(metrics["test_loss"]), "predictions": torch.cat(predictions)}
-        save_file(found, folder / f"{dashed(name)}-evaluated.safetensors")
+        values = {"test": torch.tensor(metrics["test_loss"]), "predictions": torch.cat(predictions)}
+        save_file(values, folder / f"{dashed(name)}-evaluated.safetensors")
 
 
 def logged(directory: Path) -> dict[str, Tensor]:
     """Everything that was logged."""
-    found: dict[str, list[float]] = {}
+    by_name: dict[str, list[float]] = {}
     with (directory / "metrics.csv").open() as file:
         for row in csv.DictReader(file):
-            found.setdefault(row["name"], []).append(float(row["value"]))
-    return {name: torch.tensor(values, dtype=torch.float64) for name, values in found.items()}
+            by_name.setdefault(row["name"], []).append(float(row["value"]))
+    return {name: torch.tensor(values, dtype=torch.float64) for name, values in by_name.items()}
 
 
 def main(folder: Path, names: list[str]) -> None:
@@ -241,10 +241,10 @@ def main(folder: Path, names: list[str]) -> None:
 
 def alone(folder: Path, names: list[str]) -> None:
     """Train cases in one process, without a pipeline."""
-    own = {"strategy": "single_device", "strategy_options": {}, "devices": 1}
+    single = {"strategy": "single_device", "strategy_options": {}, "devices": 1}
     for name in names:
-        trained = train(folder, f"{name} alone", CASES[name], **own)
-        evaluate(folder, f"{name} alone", CASES[name], trained, **own)
+        trained = train(folder, f"{name} alone", CASES[name], **single)
+        evaluate(folder, f"{name} alone", CASES[name], trained, **single)
 
 
 def ported(folder: Path, name: str) -> None:
@@ -289,7 +289,7 @@ class Seen(TorchDispatchMode):
 
     def note(self, layer: Any, *_: Any) -> None:
         """Note what is in memory."""
-        self.counts.append(sum(not each.expired() for each in self.made))
+        self.counts.append(sum(not reference.expired() for reference in self.made))
         self.weights.add((str(layer.weight.dtype), str(getattr(layer.weight.grad, "dtype", None))))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -305,8 +305,8 @@ class Seen(TorchDispatchMode):
 
     def write(self, path: Path) -> None:
         """Write all of it as JSON."""
-        found = [max(self.counts), sorted(self.weights)]
-        record = [*found, list(self.before.items()), list(self.messages.items())]
+        in_memory = [max(self.counts), sorted(self.weights)]
+        record = [*in_memory, list(self.before.items()), list(self.messages.items())]
         path.write_text(json.dumps(record))
 
 
@@ -350,8 +350,8 @@ def failing(folder: Path, kind: str) -> None:
 
 if __name__ == "__main__":
     if sys.argv[2] == "seen":
-        for each, options in SEEN.items():
-            seen(Path(sys.argv[1]), each, Case(options))
+        for name, options in SEEN.items():
+            seen(Path(sys.argv[1]), name, Case(options))
     elif sys.argv[2] == "failing":
         failing(Path(sys.argv[1]), sys.argv[3])
     elif sys.argv[2] == "ported":

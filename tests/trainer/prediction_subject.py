@@ -50,12 +50,12 @@ class Nested(TrainingModule):
         if self.kind == "rows":
             return x * self.weight
         if self.kind == "table":
-            names = [f"«{int(each)}»" + ", 7" * (each == 7) for each in x]
+            names = [f"«{int(number)}»" + ", 7" * (number == 7) for number in x]
             return {"name": names, "value": x * self.weight, "near": x < 3}
         ragged = x[:, None].expand(-1, 1 + first % 3) * self.weight
         return OrderedDict(
             ragged=ragged,
-            boxes=[Box(each, f"«{int(each)}»") for each in x],
+            boxes=[Box(number, f"«{int(number)}»") for number in x],
             answer=Answer([str(first)], np.float32(first / 3)),
             array=x.numpy() * 2,
             flags=(first % 4 == 0, None, torch.zeros(0, 3), ragged.bfloat16(), first == x),
@@ -68,9 +68,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, Tensor | np.ndarray):
         return [type(value).__name__, str(value.dtype), list(value.shape), value.tolist()]
     if isinstance(value, dict):
-        return [type(value).__name__, [[plain(key), plain(each)] for key, each in value.items()]]
+        return [type(value).__name__, [[plain(key), plain(child)] for key, child in value.items()]]
     if isinstance(value, list | tuple):
-        return [type(value).__name__, [plain(each) for each in value]]
+        return [type(value).__name__, [plain(element) for element in value]]
     if isinstance(value, Answer):
         return ["Answer", plain(value.text), float(value.score)]
     return value

@@ -45,18 +45,18 @@ def running(
 def wait_for(is_there: Callable[[], T], process: "subprocess.Popen[str]") -> T:
     """What is there at last, while a process runs."""
     deadline = time.monotonic() + PATIENCE
-    while not (found := is_there()):
+    while not (value := is_there()):
         assert process.poll() is None, process.communicate()[1][-3000:]
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.02)
-    return found
+    return value
 
 
 def assert_nothing_left(folder: Path) -> None:
     """No process still has a folder as its working directory, after a moment."""
     deadline = time.monotonic() + PATIENCE
     while left := [
-        each for each in psutil.process_iter(["cwd"]) if each.info["cwd"] == str(folder)
+        child for child in psutil.process_iter(["cwd"]) if child.info["cwd"] == str(folder)
     ]:
         assert time.monotonic() < deadline, left
         time.sleep(0.1)

@@ -24,12 +24,12 @@ class Unequal(Descends, by=torch.optim.Adam, lr=0.0):
     def __init__(self, manual: bool) -> None:
         super().__init__()
         self.automatic_optimization = not manual
-        own = float(os.environ.get("RANK") or os.environ.get("HOROVOD_RANK") or 0) + 1
+        weight = float(os.environ.get("RANK") or os.environ.get("HOROVOD_RANK") or 0) + 1
         self.first = nn.Linear(2, 4)
         self.last = nn.Linear(4, 2)
         for parameter in self.parameters():
-            parameter.data.fill_(own)
-        self.register_buffer("scale", torch.full((3,), own))
+            parameter.data.fill_(weight)
+        self.register_buffer("scale", torch.full((3,), weight))
         self.samples = SumMetric()
         self.seen: dict[str, Any] = {"evaluated": []}
 
@@ -38,20 +38,20 @@ class Unequal(Descends, by=torch.optim.Adam, lr=0.0):
             print(f"printed by rank {self.global_rank}", flush=True)
             self.seen["drawn"] = torch.rand(3).tolist()
             started = (self.scale, self.first.weight, self.last.bias)
-            values = torch.cat([each.flatten() for each in started])
+            values = torch.cat([tensor.flatten() for tensor in started])
             self.seen["started with"] = values.unique().tolist()
-        own = self.global_rank + 1.0
-        self.log("low", own, on_epoch=True, reduce_fx="min")
-        self.log("high", own, on_epoch=True, reduce_fx="max")
+        number = self.global_rank + 1.0
+        self.log("low", number, on_epoch=True, reduce_fx="min")
+        self.log("high", number, on_epoch=True, reduce_fx="max")
         count = float(len(batch[0]))
         self.samples.update(count)
         self.log("metric", self.samples)
         self.log("sum", count, on_step=False, on_epoch=True, reduce_fx="sum")
-        self.log("mean", own, on_step=False, on_epoch=True, batch_size=len(batch[0]))
-        self.scale.fill_(own)  # like BatchNorm's statistics, which differ between ranks
+        self.log("mean", number, on_step=False, on_epoch=True, batch_size=len(batch[0]))
+        self.scale.fill_(number)  # like BatchNorm's statistics, which differ between ranks
         values = self.last(self.first(batch[0]))
         loss = values.square().mean()
-        outputs = {"loss": loss, "preds": values + own, "names": ["a"]}
+        outputs = {"loss": loss, "preds": values + number, "names": ["a"]}
         if self.automatic_optimization:
             return outputs
         optimizer = self.optimizers()
@@ -91,8 +91,8 @@ def main(folder: Path, names: list[str]) -> None:
             **{"max_epochs": 1, "sanity_check": 0},
         )
         run.fit(module)
-        found = module.seen | {"interface": os.environ.get("GLOO_SOCKET_IFNAME")}
-        (folder / f"{name}-{run.global_rank}.json").write_text(json.dumps(found))
+        record = module.seen | {"interface": os.environ.get("GLOO_SOCKET_IFNAME")}
+        (folder / f"{name}-{run.global_rank}.json").write_text(json.dumps(record))
 
 
 if __name__ == "__main__":

@@ -71,9 +71,9 @@ class Model(trainer.TrainingModule):
 
 def main(processes: int, loader_workers: int, folder: Path) -> None:
     """Compare every resumed run with the uninterrupted one."""
-    whole, steps = train(processes, loader_workers, folder, "whole", keep_checkpoints=100)
-    weights, metrics = result(whole)
-    if is_main(whole):
+    run, steps = train(processes, loader_workers, folder, "whole", keep_checkpoints=100)
+    weights, metrics = result(run)
+    if is_main(run):
         save_file(weights, folder / "weights.safetensors")
         (folder / "metrics.csv").write_text("\n".join(metrics))
     checkpoints = sorted((folder / "whole" / "checkpoints").iterdir())
@@ -81,10 +81,10 @@ def main(processes: int, loader_workers: int, folder: Path) -> None:
     for step, checkpoint in enumerate(checkpoints[:-1], start=1):
         resume = {"resume": str(checkpoint), "run_name": f"from-{step}"}
         again, _ = train(processes, loader_workers, folder, **resume)
-        found, logged = result(again)
+        resumed, logged = result(again)
         if is_main(again):
-            same = all(torch.equal(weights[key], found[key]) for key in weights)
-            told = {"step": step, "weights": same, "metrics": logged == tail(whole, checkpoint)}
+            same = all(torch.equal(weights[key], resumed[key]) for key in weights)
+            told = {"step": step, "weights": same, "metrics": logged == tail(run, checkpoint)}
             print(json.dumps(told))
 
 

@@ -73,8 +73,8 @@ def main(folder: Path, strategy: str, devices: int, fails: bool) -> None:
     run = quiet(devices=devices, **shared)
     run.fit(module, data)
     tested = run.test(module, data)
-    found = {"calls": data.calls, "facts": module.facts, **tested}
-    (folder / f"{strategy}-{run.global_rank}.json").write_text(json.dumps(found))
+    record = {"calls": data.calls, "facts": module.facts, **tested}
+    (folder / f"{strategy}-{run.global_rank}.json").write_text(json.dumps(record))
 
 
 if __name__ == "__main__":

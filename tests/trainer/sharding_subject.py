@@ -90,7 +90,7 @@ class Tied(trainer.TrainingModule):
 
     def on_train_epoch_end(self) -> None:
         """Write down how many elements lie in this process."""
-        states = (each for state in self.optimizer.state.values() for each in state.values())
+        states = (value for state in self.optimizer.state.values() for value in state.values())
         held = {"parameters": elements(self.parameters()), "states": elements(states)}
         (self.folder / f"held-{self.global_rank}.json").write_text(json.dumps(held))
 
@@ -150,8 +150,8 @@ def main(folder: str, strategy: str, devices: str, *words: str) -> None:
     threads = [(path / "comm").read_text() for path in Path("/proc/self/task").iterdir()]
     (Path(folder) / f"threads-{run.global_rank}").write_text("".join(threads))
     if run.global_rank == 0:
-        found = {key: each.clone() for key, each in saved(directory).items()}
-        save_file(found | {"predictions": predictions}, Path(folder) / "weights.safetensors")
+        weights = {key: value.clone() for key, value in saved(directory).items()}
+        save_file(weights | {"predictions": predictions}, Path(folder) / "weights.safetensors")
         (Path(folder) / "values.json").write_text(json.dumps(metrics))
 
 

@@ -58,11 +58,11 @@ class Deep(Descends, by=torch.optim.Adam, lr=0.01):
 
     def steady(self) -> int:
         """Bytes of bfloat16 tensors, after gloo's threads have released their send buffers."""
-        found = [sum(self.live.sizes(torch.bfloat16).values())]
-        while len(found) < 4 or len({*found[-4:]}) > 1:
+        sizes = [sum(self.live.sizes(torch.bfloat16).values())]
+        while len(sizes) < 4 or len({*sizes[-4:]}) > 1:
             time.sleep(0.005)
-            found.append(sum(self.live.sizes(torch.bfloat16).values()))
-        return found[-1]
+            sizes.append(sum(self.live.sizes(torch.bfloat16).values()))
+        return sizes[-1]
 
     def train_dataloader(self) -> DataLoader[Any]:
         return DataLoader(TensorDataset(torch.ones(4 * STEPS, self.case.width)), batch_size=2)
@@ -166,8 +166,8 @@ def fit(folder: Path, name: str, case: Case, devices: int) -> None:
     if run.global_rank == 0:
         asked = [after - before for before, after in pairwise(module.asked)]
         casts, largest = max(module.casts), max(copies) / case.weight
-        found = {"casts": casts, "copies": largest, "asks": asked[-2:]}
-        (folder / f"{name}.json").write_text(json.dumps(found))
+        record = {"casts": casts, "copies": largest, "asks": asked[-2:]}
+        (folder / f"{name}.json").write_text(json.dumps(record))
 
 
 def main(folder: Path, group: str, *names: str) -> None:

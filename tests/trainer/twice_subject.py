@@ -49,7 +49,7 @@ def fit(folder: Path, name: str) -> None:
     run = fitting.fit(Model(), folder, devices=2, strategy="ddp", max_epochs=1, run_name=name)
     left = [name for path in TASKS.iterdir() if "gloo" in (name := (path / "comm").read_text())]
     if run.global_rank == 0:
-        print("left:", *{each.strip() for each in left}, flush=True)
+        print("left:", *{line.strip() for line in left}, flush=True)
 
 
 if __name__ == "__main__":

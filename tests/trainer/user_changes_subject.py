@@ -45,8 +45,8 @@ class Plain(Descends, lr=0.1, momentum=0.5):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         features = self.sequential_module(batch[0])
-        found, taught = self.head(features) + features @ self.turned, self.teacher(features)
-        return (found - batch[1]).square().mean() + functional.mse_loss(found, taught.detach())
+        output, taught = self.head(features) + features @ self.turned, self.teacher(features)
+        return (output - batch[1]).square().mean() + functional.mse_loss(output, taught.detach())
 
     def train_dataloader(self) -> DataLoader[Any]:
         torch.manual_seed(5)
@@ -72,9 +72,9 @@ class ShrinkHeadInStep(Plain):
 
 
 class Constrained(nn.Linear):
-    def forward(self, given: Tensor) -> Tensor:
+    def forward(self, inputs: Tensor) -> Tensor:
         self.weight.data = torch.renorm(self.weight.data, 2, 0, 0.2)
-        return super().forward(given)
+        return super().forward(inputs)
 
 
 class HalvesHeadInStep(Plain):
@@ -218,8 +218,8 @@ class Anchored(torch.optim.SGD):
     def __init__(self, params: Any, lr: float = 0.1, pull: float = 0.9) -> None:
         super().__init__(params, lr)
         self.pull, self.last = pull, dict[Tensor, Any]()
-        groups = [own["params"] for own in self.param_groups]
-        self.start = [[each.detach().clone() for each in own] for own in groups]
+        groups = [group["params"] for group in self.param_groups]
+        self.start = [[p.detach().clone() for p in tensors] for tensors in groups]
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
@@ -233,7 +233,7 @@ class Anchored(torch.optim.SGD):
 
 class Anchors(Plain):
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return Anchored([each for each in self.parameters() if each.requires_grad], pull=0.3)
+        return Anchored([weight for weight in self.parameters() if weight.requires_grad], pull=0.3)
 
 
 class ClipGroups(Plain):
@@ -261,20 +261,20 @@ class KeepsParameters(Plain):
 
     def __init__(self) -> None:
         super().__init__()
-        self.clamped = {"all": [each for each in self.parameters() if each.ndim == 2]}
+        self.clamped = {"all": [weight for weight in self.parameters() if weight.ndim == 2]}
         self.head.weight.decays = False
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         decays: dict[bool, list[Any]] = {True: [], False: []}
         for parameter in self.parameters():
             decays[getattr(parameter, "decays", True)].append(parameter)
-        groups = [{"params": own, "weight_decay": 0.5 * decay} for decay, own in decays.items()]
+        groups = [{"params": group, "weight_decay": 0.5 * decay} for decay, group in decays.items()]
         return torch.optim.SGD(groups, 0.1)
 
     @torch.no_grad()
     def on_after_optimizer_step(self) -> None:
-        for each in self.clamped["all"]:
-            each.clamp_(-0.25, 0.25)
+        for parameter in self.clamped["all"]:
+            parameter.clamp_(-0.25, 0.25)
 
 
 class HooksGradient(Plain):
@@ -286,7 +286,7 @@ class HooksGradient(Plain):
 
 class ReadsNorms(Plain):
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        norm = sum(each.grad.norm().item() for each in self.sequential_module.parameters())
+        norm = sum(weight.grad.norm().item() for weight in self.sequential_module.parameters())
         self.log("norm", norm)
 
 
@@ -307,8 +307,8 @@ class Attends(Plain):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         mask = torch.zeros(len(batch[0]), 2, dtype=torch.bool)
         mask[1:, 1] = True
-        found = self.encoder(batch[0][:, :4].unsqueeze(1).expand(-1, 2, -1), None, mask)
-        return super().training_step(batch, batch_idx) + found[:, 0, 0].square().mean()
+        encoded = self.encoder(batch[0][:, :4].unsqueeze(1).expand(-1, 2, -1), None, mask)
+        return super().training_step(batch, batch_idx) + encoded[:, 0, 0].square().mean()
 
     validation_step = ClampValidated.validation_step
     val_dataloader = ClampValidated.val_dataloader
@@ -343,8 +343,8 @@ class Two(nn.Linear):
         super().__init__(5, 5)
         self.detaches, self.beside = detaches, nn.Linear(5, 5)
 
-    def forward(self, given: Any) -> tuple[Tensor, Tensor]:
-        x = given[0] if isinstance(given, tuple) else given
+    def forward(self, inputs: Any) -> tuple[Tensor, Tensor]:
+        x = inputs[0] if isinstance(inputs, tuple) else inputs
         x = x.detach() if self.detaches else x
         return super().forward(x).tanh(), self.beside(x)
 
@@ -382,6 +382,6 @@ def fitted(module: TrainingModule, folder: Path, options: dict[str, Any]) -> flo
 if __name__ == "__main__":
     folder, runs = Path(sys.argv[1]), json.loads(sys.argv[2])
     kinds = {name: globals()[name.partition(" ")[0]] for name in runs}
-    found = {name: fitted(kinds[name](), folder / name, runs[name]) for name in runs}
+    losses = {name: fitted(kinds[name](), folder / name, runs[name]) for name in runs}
     if int(os.environ.get("RANK", os.environ.get("HOROVOD_RANK", "0"))) == 0:
-        (folder / "found.json").write_text(json.dumps(found))
+        (folder / "found.json").write_text(json.dumps(losses))

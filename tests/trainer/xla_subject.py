@@ -44,8 +44,8 @@ class Net(trainer.TrainingModule):
         from torch_xla.debug import metrics
 
         names = ("CompileTime", "TransferFromDeviceTime")
-        found = [metrics.metric_data(name) for name in names]
-        self.counts.append([each[0] if each else 0 for each in found])
+        counters = [metrics.metric_data(name) for name in names]
+        self.counts.append([metric[0] if metric else 0 for metric in counters])
         x, y = batch
         loss = mse_loss(self.layers(x), y)
         self.log("loss", loss)
@@ -59,8 +59,8 @@ class Net(trainer.TrainingModule):
 
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
         x, _ = batch
-        found: Tensor = self.layers(x)
-        return found
+        predictions: Tensor = self.layers(x)
+        return predictions
 
     def configure_optimizers(self) -> Any:
         adam = torch.optim.Adam(self.parameters(), lr=0.01)
@@ -77,9 +77,7 @@ def made(folder: str, devices: int, **options: Any) -> trainer.Trainer:
 
 
 def weights(module: nn.Module) -> list[float]:
-    return [
-        value for each in module.parameters() for value in each.detach().cpu().flatten().tolist()
-    ]
+    return [value for p in module.parameters() for value in p.detach().cpu().flatten().tolist()]
 
 
 def steps(folder: str, devices: int) -> Any:
@@ -99,22 +97,22 @@ def accumulated(folder: str, devices: int) -> Any:
 
 def resumed(folder: str, devices: int) -> Any:
     """Weights of a run with dropout, and of one that was stopped and resumed."""
-    whole, other = Net(), Net()
-    made(folder, devices, run_name="whole").fit(whole, data())
+    uninterrupted, other = Net(), Net()
+    made(folder, devices, run_name="whole").fit(uninterrupted, data())
     stopped = made(folder, devices, run_name="stopped", max_steps=5)
     stopped.fit(Net(), data())
     made(folder, devices, run_name="stopped", resume=str(stopped.run_directory)).fit(other, data())
     without = Net(dropout=0.0)
     made(folder, devices, run_name="without").fit(without, data())
-    return [weights(each) for each in (whole, other, without)]
+    return [weights(net) for net in (uninterrupted, other, without)]
 
 
 def evaluated(folder: str, devices: int) -> Any:
     """Metrics and predictions of samples that do not divide by the processes."""
     net, rest = Net(), data(30)
-    found = made(folder, devices)
-    values = found.validate(net, rest)
-    predictions = found.predict(net, rest)
+    fitting = made(folder, devices)
+    values = fitting.validate(net, rest)
+    predictions = fitting.predict(net, rest)
     predicted = torch.cat([prediction.cpu() for prediction in predictions])[:, 0]
     return [values["error"], values["val_loss"], predicted.tolist()]
 
@@ -145,7 +143,7 @@ def refused(folder: str, devices: int) -> Any:
 
 
 ALL = (steps, accumulated, resumed, evaluated, refused)
-COMMANDS = {each.__name__: each for each in ALL}
+COMMANDS = {command.__name__: command for command in ALL}
 
 if __name__ == "__main__":
     name, folder, devices = sys.argv[1:]

@@ -189,8 +189,8 @@ def _job(attempt: Attempt) -> Job:
 
 def _named(attempt: Attempt, name: str) -> list[int]:
     """Processes whose command has a name."""
-    found = [(process, process.cmdline()) for process in processes_in(attempt.folder)]
-    return [pid.pid for pid, words in found if any(name in Path(word).name for word in words[:2])]
+    pairs = [(process, process.cmdline()) for process in processes_in(attempt.folder)]
+    return [pid.pid for pid, words in pairs if any(name in Path(word).name for word in words[:2])]
 
 
 # --- faults --------------------------------------------------------------------------------------

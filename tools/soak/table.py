@@ -26,7 +26,7 @@ def _summary(journal: Journal) -> str:
     count = Counter(entry.outcome for entry in journal.entries)
     lines = [
         f"{len(journal.entries)} faults of {len({entry.fault for entry in journal.entries})} kinds "
-        f"in {len(journal.journeys)} runs under {len({each.way for each in journal.journeys})} "
+        f"in {len(journal.journeys)} runs under {len({run.way for run in journal.journeys})} "
         "combinations",
         f"of strategy and launcher: {count['lost']} lost, {count['hung']} hung, "
         f"{count['leftover']} with processes left, {count['differs']} with other results.",

@@ -160,7 +160,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_resumed(root, c
 
 def test_values_that_cannot_be_are_refused(root: Path) -> None:
     newest = root / "run" / "checkpoints" / "step-00000006"
-    whole = (newest / "state.json").read_text()
+    state_text = (newest / "state.json").read_text()
     for name, value, told in [
         ("epoch", -1, "epoch is -1, not a whole number from 0 to"),
         ("epoch", 10**30, "epoch is 1000"),
@@ -171,28 +171,28 @@ def test_values_that_cannot_be_are_refused(root: Path) -> None:
         ("validated_at", 7, "validated_at is 7"),
     ]:
 
-        def change(found: Any, name: str = name, value: object = value) -> Any:
-            found["state"]["position"][name] = value
-            return found
+        def change(content_: Any, name: str = name, value: object = value) -> Any:
+            content_["state"]["position"][name] = value
+            return content_
 
         rewrite(newest, change)
         with pytest.raises(errors.CheckpointError) as raised:
             train(root, resume=str(newest))
         (line,) = raised.value.problems
         assert line.startswith(f"{newest}: does not match this model (ValueError: {told}")
-        (newest / "state.json").write_text(whole)
+        (newest / "state.json").write_text(state_text)
     # Gradients are for manual optimization alone; earlier checkpoints have none of the others.
     optional = {"gradients", "callbacks", "configured", "frozen", "fresh"}
-    for original in json.loads(whole)["content"]["state"].keys() - optional:
+    for name in json.loads(state_text)["content"]["state"].keys() - optional:
 
-        def drop(record: Any, field: str = original) -> Any:
-            del record["state"][field]
+        def drop(record: Any, name: str = name) -> Any:
+            del record["state"][name]
             return record
 
         rewrite(newest, drop)
         with pytest.raises(errors.CheckpointError, match="does not match this model"):
             train(root, resume=str(newest))
-        (newest / "state.json").write_text(whole)
+        (newest / "state.json").write_text(state_text)
 
 
 @pytest.mark.parametrize(

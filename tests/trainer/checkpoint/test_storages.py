@@ -44,9 +44,9 @@ GATHERED = {
 
 def marks(group: str) -> list[pytest.MarkDecorator]:
     """Of what is counted of a group's cases."""
-    marks_ = [pytest.mark.needs(group)] if group in ENGINES else []
-    marks_ += [] if group == "torch" else [pytest.mark.slow]
-    return marks_
+    decorators = [pytest.mark.needs(group)] if group in ENGINES else []
+    decorators += [] if group == "torch" else [pytest.mark.slow]
+    return decorators
 
 
 @pytest.fixture(scope="module")

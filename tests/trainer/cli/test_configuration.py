@@ -105,10 +105,10 @@ def test_values_of_the_command_line_extend_lists_and_are_expanded_in_paths(tmp_p
     assert content["callbacks"] == ["EMA", stopping]
     assert content["loggers"] == ["csv", "tensorboard", "logger_subject.Bare"]
     assert resolved(read(*DIGITS, "--trainer.callbacks+=EMA"))["trainer"]["callbacks"] == ["EMA"]
-    options_ = ["--trainer.max_epochs", "1", "--model", "configuration_subject.HasTags"]
-    assert read(*CPU, *options_, "--model.tags+=y").model.tags == ["x", "y"]
-    assert read(*CPU, *options_, "--model.tags", "[z]", "--model.tags+=y").model.tags == ["z", "y"]
-    assert read(*CPU, *options_, "--model.file", "~/$USED/x").model.file == Path.home() / "used/x"
+    base = ["--trainer.max_epochs", "1", "--model", "configuration_subject.HasTags"]
+    assert read(*CPU, *base, "--model.tags+=y").model.tags == ["x", "y"]
+    assert read(*CPU, *base, "--model.tags", "[z]", "--model.tags+=y").model.tags == ["z", "y"]
+    assert read(*CPU, *base, "--model.file", "~/$USED/x").model.file == Path.home() / "used/x"
     lines = mistakes(*DIGITS, "--trainer.callbacks+=EMA", *words, "--trainer.seeds=1")
     assert [line.split(":")[0] for line in lines] == ["trainer.seeds"]
 

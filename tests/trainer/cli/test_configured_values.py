@@ -100,7 +100,7 @@ class PassesOn(Lists):
         super().__init__(**arguments)
 
 
-def given(model: TrainingModule) -> Any:
+def arguments_of(model: TrainingModule) -> Any:
     """The arguments, in a form that can be compared with their types."""
     parts = {"part": getattr(model.given["part"], "given", None), "make": None, "__class__": None}
     return repr(model.given | parts)
@@ -110,7 +110,7 @@ def both_ways(tmp_path: Path, *words: str) -> Any:
     """A model's arguments; those of its recorded configuration are the same."""
     work = read("--model", f"{__name__}.Takes", *FIT, *words)
     recorded = write(tmp_path / "recorded.yaml", work.trainer.configuration)
-    assert given(read("--config", recorded).model) == given(work.model)
+    assert arguments_of(read("--config", recorded).model) == arguments_of(work.model)
     return work.model.given
 
 

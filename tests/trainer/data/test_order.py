@@ -64,7 +64,7 @@ def test_ranks_exchange_in_one_order(records, launch: str, name: str) -> None:
     assert all(len(operations) > 20 for operations in ranks.values())
     assert stuck(ranks) == []
     # Another thread runs beside the step: what it sends must not go through NCCL.
-    beside = [each for operations in ranks.values() for each in operations if each.thread]
+    beside = [op for operations in ranks.values() for op in operations if op.thread]
     assert [str(operation) for operation in beside if not operation.is_host] == []
     assert {operation.thread.partition("_")[0] for operation in beside} == {"checkpoint"}
 

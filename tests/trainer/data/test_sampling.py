@@ -220,7 +220,7 @@ def test_tensors_alone_need_no_keys() -> None:
 
 
 def test_an_ordered_loader_keeps_the_user_s_options() -> None:
-    given = DataLoader(Drawing(), 4, collate_fn=list, num_workers=1, prefetch_factor=3, timeout=900)
-    made = sampling.order_globally(given, make_order(BatchPlan(12, 4), keyed=True))
+    plain = DataLoader(Drawing(), 4, collate_fn=list, num_workers=1, prefetch_factor=3, timeout=900)
+    made = sampling.order_globally(plain, make_order(BatchPlan(12, 4), keyed=True))
     for option in ("collate_fn", "num_workers", "prefetch_factor", "timeout", "pin_memory"):
-        assert getattr(made, option) == getattr(given, option)
+        assert getattr(made, option) == getattr(plain, option)

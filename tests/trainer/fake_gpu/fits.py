@@ -90,7 +90,7 @@ def fit(name: str, precision: str, devices: int) -> int:
 
 if __name__ == "__main__":
     for strategy in sys.argv[2:]:
-        for each in PRECISIONS:
-            peak = fit(strategy, each, int(sys.argv[1]))
+        for mode in PRECISIONS:
+            peak = fit(strategy, mode, int(sys.argv[1]))
             if os.environ.get("RANK", "0") == "0":
-                print(json.dumps({"name": strategy, "precision": each, "peak": peak}), flush=True)
+                print(json.dumps({"name": strategy, "precision": mode, "peak": peak}), flush=True)

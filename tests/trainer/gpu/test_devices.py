@@ -52,8 +52,8 @@ def test_the_driver_and_torch_see_the_same_gpus():
     device.only_a_gpu_shows("what its driver says")
     gpus = idle_gpus.read_gpus()
     assert [gpu.index for gpu in gpus] == list(range(torch.cuda.device_count()))
-    for each in gpus:
-        properties = torch.cuda.get_device_properties(each.index)
-        assert each.name == properties.name
-        assert 0 <= each.free_bytes <= properties.total_memory * 1.1  # NVML's total is larger
-        assert each.processes >= 0
+    for gpu in gpus:
+        properties = torch.cuda.get_device_properties(gpu.index)
+        assert gpu.name == properties.name
+        assert 0 <= gpu.free_bytes <= properties.total_memory * 1.1  # NVML's total is larger
+        assert gpu.processes >= 0

@@ -161,12 +161,12 @@ def test_each_private_name_of_others_is_listed(trees: dict[Path, ast.AST]) -> No
 
 @pytest.mark.parametrize(("module", "owner", "name", "why"), TORCH + OTHERS)
 def test_it_exists(module: str, owner: str, name: str, why: str) -> None:
-    owner_: Any = importlib.import_module(module)
+    holder: Any = importlib.import_module(module)
     attribute, is_made, argument = owner.partition("(")
-    owner_ = operator.attrgetter(attribute)(owner_) if owner else owner_
+    holder = operator.attrgetter(attribute)(holder) if owner else holder
     if is_made:
-        owner_ = owner_(*map(int, filter(None, [argument.rstrip(")")])))
-    assert hasattr(owner_, name), f"without it breaks: {why}"
+        holder = holder(*map(int, filter(None, [argument.rstrip(")")])))
+    assert hasattr(holder, name), f"without it breaks: {why}"
 
 
 @pytest.mark.parametrize("name", sorted(IMPORTED))

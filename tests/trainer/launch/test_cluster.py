@@ -343,7 +343,7 @@ INCOMPLETE: list[tuple[Variables, str]] = [
 
 
 @pytest.mark.parametrize(
-    ("environment", "line"), [*((each, f"{line}; {ADVICE}") for each, line in BROKEN), *INCOMPLETE]
+    ("environment", "line"), [*((env, f"{line}; {ADVICE}") for env, line in BROKEN), *INCOMPLETE]
 )
 def test_a_broken_environment_is_one_line(environment: Variables, line: str) -> None:
     with pytest.raises(ConfigurationError) as raised:

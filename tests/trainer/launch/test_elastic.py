@@ -41,7 +41,7 @@ def slow_fit(folder: Path, *more: str) -> list[str | Path]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+def wanted(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The log of a run that nothing has disturbed."""
     folder = tmp_path_factory.mktemp("whole")
     arguments = [*torchrun(0), *slow_fit(folder, "--trainer.run_name", "whole")]
@@ -56,7 +56,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
         *(pytest.param(number, marks=[slow, pytest.mark.exhaustive]) for number in (1, 2, 3)),
     ],
 )
-def test_a_killed_rank_costs_at_most_the_steps_since_the_last_checkpoint(tmp_path, whole, attempt):
+def test_a_killed_rank_costs_at_most_the_steps_since_the_last_checkpoint(tmp_path, wanted, attempt):
     store = {UNSHARED: "1"} if attempt % 2 else {}
     overwrite = "false" if attempt % 2 else "true"  # which is of the first attempt only
     arguments = [*torchrun(2), *slow_fit(tmp_path, "--trainer.overwrite", overwrite)]
@@ -72,7 +72,7 @@ def test_a_killed_rank_costs_at_most_the_steps_since_the_last_checkpoint(tmp_pat
     print(f"next step {others[0][0].time - killed:.1f} s after the fault")
     assert 0 <= first[-1].step + 1 - others[0][0].step <= EVERY
     [log] = tmp_path.glob("torchrun-*/metrics.csv")
-    assert log.read_text() == whole
+    assert log.read_text() == wanted
     assert_nothing_left(tmp_path)
 
 
@@ -88,8 +88,8 @@ def test_ranks_of_a_killed_agent_end(tmp_path):
             process.kill()
             gone, alive = psutil.wait_procs(ranks, timeout=PATIENCE)
     finally:
-        for each in alive:
-            each.kill()
+        for child in alive:
+            child.kill()
     assert (len(gone), alive) == (2, [])
 
 

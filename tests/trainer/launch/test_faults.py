@@ -208,7 +208,7 @@ def test_a_rank_that_never_comes_is_named(tmp_path, launcher, rank):
     [
         ("ddp_fork", 1),
         pytest.param("ours", 0, marks=slow),
-        *(pytest.param(each, 0, marks=[slow, pytest.mark.exhaustive]) for each in LAUNCHERS[1:]),
+        *(pytest.param(name, 0, marks=[slow, pytest.mark.exhaustive]) for name in LAUNCHERS[1:]),
     ],
 )
 def test_a_rank_that_leaves_without_an_error_ends_all(tmp_path, launcher, rank):
@@ -282,7 +282,7 @@ UNEVEN = ["--data", f"{SUBJECT}.UnevenBatches", "--trainer.global_batch_size", "
     "launcher",
     [
         pytest.param("ours", marks=slow),
-        *(pytest.param(each, marks=[slow, pytest.mark.exhaustive]) for each in LAUNCHERS[1:-1]),
+        *(pytest.param(name, marks=[slow, pytest.mark.exhaustive]) for name in LAUNCHERS[1:-1]),
         LAUNCHERS[-1],
     ],
 )

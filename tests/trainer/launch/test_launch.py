@@ -94,8 +94,8 @@ def test_a_launcher_that_is_ended_takes_its_ranks_along(tmp_path, number):
 def test_a_run_on_one_node_listens_on_loopback_only(tmp_path):
     with running(launched("ours", *model("Sleeps", tmp_path)), tmp_path) as process:
         family = [psutil.Process(process.pid), *wait_for_ranks(tmp_path, process)]
-        found = [connection for member in family for connection in member.net_connections("inet")]
-        listening = [each.laddr.ip for each in found if each.status == psutil.CONN_LISTEN]
+        sockets = [connection for member in family for connection in member.net_connections("inet")]
+        listening = [socket.laddr.ip for socket in sockets if socket.status == psutil.CONN_LISTEN]
         assert listening
         assert set(listening) <= {"127.0.0.1", "::1"}
 

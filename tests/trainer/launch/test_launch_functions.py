@@ -101,7 +101,7 @@ def test_everything_comes_back_as_under_ddp(tmp_path, by_ddp, strategy):
         assert losses(tmp_path / "runs" / name) == losses(by_ddp / "runs" / name)
         weights = saved(tmp_path / "runs" / name)
         assert all(torch.equal(ours[key], weights[key]) for key in weights)
-    report, theirs = (json.loads((each / "report.json").read_text()) for each in (tmp_path, by_ddp))
+    report, theirs = (json.loads((path / "report.json").read_text()) for path in (tmp_path, by_ddp))
     assert report == theirs
     assert report["directory"] == "runs/first"
     assert report["steps"] == 10

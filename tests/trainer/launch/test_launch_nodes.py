@@ -95,7 +95,7 @@ def test_a_rank_ends_though_that_with_the_store_is_stopped(tmp_path: Path) -> No
     assert line.startswith("rank 1 lost a peer (Timed out waiting 3000ms for ")
     assert line.endswith("; see docs/trouble.md#a-peer-was-lost")
     assert "Traceback" not in done.stderr
-    assert all(each.startswith("  File ") for each in stack), done.stderr
+    assert all(frame.startswith("  File ") for frame in stack), done.stderr
 
 
 @pytest.mark.slow

@@ -156,7 +156,7 @@ def test_an_interrupt_saves_and_gives_the_session_back(tmp_path):
         match = re.fullmatch(line, shown.evalue)
         assert match, shown.evalue
         assert match[2] == f"runs/run{devices}"
-        assert [each.get("evalue") for each in resumed.outputs if each.output_type == "error"] == []
+        assert [out.get("evalue") for out in resumed.outputs if out.output_type == "error"] == []
         saved = f"runs/run{devices}/checkpoints/step-{int(match[1]):08d}"
         assert f"resumed from {saved}" in text(resumed)
         assert f"done after {int(match[1]) + 1} steps" in text(resumed)

@@ -30,7 +30,7 @@ def test_the_store_of_our_launcher_is_a_file_that_is_removed(tmp_path: Path) -> 
         assert stat.S_IMODE(store.parent.stat().st_mode) == 0o700
         assert {rank.environ()["TRAINER_STORE"] for rank in ranks} == {str(store)}
         connections = psutil.Process(process.pid).net_connections("inet")
-        assert [each for each in connections if each.status == psutil.CONN_LISTEN] == []
+        assert [endpoint for endpoint in connections if endpoint.status == psutil.CONN_LISTEN] == []
     finally:
         process.terminate()
         process.communicate()

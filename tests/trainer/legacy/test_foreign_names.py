@@ -259,7 +259,7 @@ def test_an_optimizer_is_toggled() -> None:
 
         def configure_optimizers(self) -> Any:
             self.other = self.other
-            return [torch.optim.SGD(each.parameters(), lr=0.1) for each in (self.layer, self.other)]
+            return [torch.optim.SGD(net.parameters(), lr=0.1) for net in (self.layer, self.other)]
 
         def training_step(self, batch: Any) -> None:  # type: ignore[override]
             first, second = self.optimizers()
@@ -284,7 +284,7 @@ def test_an_optimizer_is_toggled() -> None:
 
 
 def test_each_name_is_once_in_the_table_and_its_option_exists() -> None:
-    names = [(each.where, each.name) for each in rows()]
+    names = [(entry.where, entry.name) for entry in rows()]
     assert len(names) == len({*names}) > 120
     for row in rows():
         assert row.use

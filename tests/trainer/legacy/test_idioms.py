@@ -93,11 +93,11 @@ def test_what_a_step_returns_is_given_to_hooks(strategy: str, devices: int, shap
         return {"loss": loss, "preds": loss * torch.ones(1, 4), "name": "text"}
 
     callback, module = _Gets(), _Returns(change)
-    own: list[Any] = []
-    module.on_train_batch_end = lambda outputs, batch, batch_idx: own.append(outputs)
+    received: list[Any] = []
+    module.on_train_batch_end = lambda outputs, batch, batch_idx: received.append(outputs)
     fit(module, callbacks=[callback], strategy=strategy, devices=devices)
     assert len(callback.outputs) == 2
-    assert all(mine is theirs for mine, theirs in zip(own, callback.outputs, strict=True))
+    assert all(mine is theirs for mine, theirs in zip(received, callback.outputs, strict=True))
     first = callback.outputs[0]
     assert [first["loss"].shape, first["preds"].shape, first["name"]] == shapes
     assert first["preds"].reshape(-1, 4)[:, 0].equal(first["loss"].reshape(-1))

@@ -220,7 +220,7 @@ def test_a_contradiction_is_refused_in_one_line(options: dict[str, Any], rest: s
 
 
 @pytest.mark.parametrize(
-    ("given", "line"),
+    ("options", "line"),
     [
         ({"gpus": True}, "gpus=True: expected int | str | list[int] | None"),
         ({"gpus": 1.5}, "gpus=1.5: expected int | str | list[int] | None"),
@@ -243,8 +243,8 @@ def test_a_contradiction_is_refused_in_one_line(options: dict[str, Any], rest: s
         ),
     ],
 )
-def test_a_wrong_value_is_refused_and_named(given: Any, line: str) -> None:
-    assert refusal(**given) == [line]
+def test_a_wrong_value_is_refused_and_named(options: Any, line: str) -> None:
+    assert refusal(**options) == [line]
 
 
 def test_everything_wrong_is_said_at_once() -> None:

@@ -62,13 +62,11 @@ PIPELINE = {"microbatches": 8, "checkpoint": "except_last"}
     ],
 )
 def test_a_plugin_means_a_strategy_and_its_options(name, options, strategy, expected):
-    given = plugin(name, **options)
-    for way in ({"plugins": given}, {"plugins": [given]}):
+    declared = plugin(name, **options)
+    for way in ({"plugins": declared}, {"plugins": [declared]}):
         translated = translate(**way)
         assert (translated["strategy"], translated["strategy_options"]) == (strategy, expected)
-    assert all(
-        type(translated["strategy_options"][each]) is type(expected[each]) for each in expected
-    )
+    assert all(type(translated["strategy_options"][key]) is type(expected[key]) for key in expected)
 
 
 def test_the_first_argument_of_deepspeed_is_its_configuration() -> None:
@@ -93,15 +91,15 @@ def test_a_string_means_the_same_as_its_plugin() -> None:
     ],
 )
 def test_a_mode_and_a_plugin_mean_one_strategy(name: str, mode: str, strategy: str) -> None:
-    given = {"accelerator": mode, "gpus": 4, "plugins": [plugin(name)]}
-    assert layout(**given) == ("gpu", [0, 1, 2, 3], strategy, None)
+    arguments = {"accelerator": mode, "gpus": 4, "plugins": [plugin(name)]}
+    assert layout(**arguments) == ("gpu", [0, 1, 2, 3], strategy, None)
 
 
 def test_every_plugin_names_a_strategy_that_exists() -> None:
-    for name in (each for each in legacy.__all__ if each.endswith("Plugin")):
+    for name in (plugin_name for plugin_name in legacy.__all__ if plugin_name.endswith("Plugin")):
         declared = type(plugin(name))
         strategies.create(
-            *(translate(plugins=declared())[each] for each in ("strategy", "strategy_options"))
+            *(translate(plugins=declared())[option] for option in ("strategy", "strategy_options"))
         )
 
 
@@ -116,7 +114,7 @@ class Hooked(legacy.DDPPlugin):
 
 
 @pytest.mark.parametrize(
-    ("given", "lines"),
+    ("make_options", "lines"),
     [
         (
             lambda: {"plugins": legacy.DDPPlugin(), "strategy": "fsdp"},
@@ -143,8 +141,8 @@ class Hooked(legacy.DDPPlugin):
         ),
     ],
 )
-def test_what_would_have_no_effect_is_refused(given: Any, lines: list[str]) -> None:
-    assert refusal(**given()) == lines
+def test_what_would_have_no_effect_is_refused(make_options: Any, lines: list[str]) -> None:
+    assert refusal(**make_options()) == lines
 
 
 def test_the_documents_1_bit_adam_with_stage_2_is_refused_with_the_reason() -> None:
@@ -154,9 +152,9 @@ def test_the_documents_1_bit_adam_with_stage_2_is_refused_with_the_reason() -> N
         "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 100}},
         "zero_optimization": {"stage": 2, "cpu_offload": True, "reduce_bucket_size": 2e8},
     }
-    given = plugin("DeepSpeedPlugin", config)
+    declared = plugin("DeepSpeedPlugin", config)
     with pytest.raises(ConfigurationError, match=r"OneBitAdam .*ZeRO stage 2: it"):
-        Trainer(plugins=given, precision="bf16", accelerator="cpu", max_steps=1)  # type: ignore[call-arg]
+        Trainer(plugins=declared, precision="bf16", accelerator="cpu", max_steps=1)  # type: ignore[call-arg]
 
 
 def test_names_are_imported_from_where_the_documents_do() -> None:
@@ -165,8 +163,8 @@ def test_names_are_imported_from_where_the_documents_do() -> None:
     from my_project_trainer.legacy.plugins.training_type.ddp import DDPPlugin
     from my_project_trainer.legacy.plugins.training_type.rpc_sequential import RPCSequentialPlugin
 
-    found = {DeepSpeedPlugin, DDPPlugin, RPCSequentialPlugin}
-    assert found == {getattr(legacy, each.__name__) for each in found}
+    classes = {DeepSpeedPlugin, DDPPlugin, RPCSequentialPlugin}
+    assert classes == {getattr(legacy, cls.__name__) for cls in classes}
     assert issubclass(WandbLogger, Logger)
     with pytest.raises(ImportError, match="NeptuneLogger: its service closed on March 5, 2026; us"):
         from my_project_trainer.legacy.loggers import NeptuneLogger  # noqa: F401
@@ -208,10 +206,10 @@ def test_the_folder_can_be_deleted(tmp_path: Path) -> None:
 def trained(folder: Path, plugin: str | None, **options: Any) -> dict[str, torch.Tensor]:
     """Weights after a fit with a global batch of 4, on 2 processes if there is a plugin."""
     folder.mkdir()
-    given: dict[str, Any] = {"global_batch_size": 4, "gpus": 0}
+    trainer_options: dict[str, Any] = {"global_batch_size": 4, "gpus": 0}
     if plugin is not None:
-        given = {"global_batch_size": 4, "accelerator": "cpu", "devices": 2}
-    arguments = json.dumps([given, plugin, options])
+        trainer_options = {"global_batch_size": 4, "accelerator": "cpu", "devices": 2}
+    arguments = json.dumps([trainer_options, plugin, options])
     succeed(["-m", "legacy_subject", arguments], cwd=folder, extra=at_root())
     weights: dict[str, torch.Tensor] = torch.load(folder / "weights.pt")
     return weights
@@ -219,11 +217,11 @@ def trained(folder: Path, plugin: str | None, **options: Any) -> dict[str, torch
 
 def test_overridden_methods_make_the_process_group_and_the_wrapper(tmp_path: Path) -> None:
     alone = trained(tmp_path / "alone", None)
-    own = trained(tmp_path / "own", "OwnDDP")
+    overridden = trained(tmp_path / "own", "OwnDDP")
     extended = {"find_unused_parameters": True, "bucket_cap_mb": 5}
     added = trained(tmp_path / "extended", "Extended", **extended)
     for name, value in alone.items():
-        assert (value - own[name]).abs().max() < ROUNDING
+        assert (value - overridden[name]).abs().max() < ROUNDING
         assert (value - added[name]).abs().max() < ROUNDING
     for rank in (0, 1):
         for kind in ("own", "extended"):
@@ -252,6 +250,6 @@ def test_a_method_that_forgets_its_work_is_named(apart: None) -> None:
 
 
 def test_methods_are_called_in_spawned_processes_too() -> None:
-    given = {"accelerator": "ddp_spawn", "gpus": 2, "plugins": Extended()}
-    made = translate(**given)["strategy"]
+    options = {"accelerator": "ddp_spawn", "gpus": 2, "plugins": Extended()}
+    made = translate(**options)["strategy"]
     assert (made.limits.launcher, made.limits.max_nodes) == ("spawn", 1)

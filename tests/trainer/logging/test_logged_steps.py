@@ -83,8 +83,8 @@ def test_the_first_and_the_last_step_are_logged(tmp_path, capsys, options, steps
     assert losses(made) == [(step, float(step)) for step in steps]
     if "max_steps" in options and options["max_steps"] < 100:
         assert made.metrics["loss"] == steps[-1]
-    found = f"loss {made.metrics['loss']:.4g}  "
-    assert found in f"{capsys.readouterr().out.splitlines()[-2]}  "
+    text = f"loss {made.metrics['loss']:.4g}  "
+    assert text in f"{capsys.readouterr().out.splitlines()[-2]}  "
 
 
 def test_the_mean_of_each_epoch_is_logged_and_is_the_latest_value(tmp_path):
@@ -134,8 +134,8 @@ def test_the_last_step_is_logged_if_a_hook_stops_training(tmp_path, hook, accumu
     class Stops(trainer.Callback):
         pass
 
-    def stop(self: Any, trainer: Any, module: Any, *given: Any) -> None:
-        if given[-1] == 5:  # the index of the batch
+    def stop(self: Any, trainer: Any, module: Any, *arguments: Any) -> None:
+        if arguments[-1] == 5:  # the index of the batch
             trainer.stop("the sixth batch")
 
     setattr(Stops, hook, stop)
@@ -167,10 +167,10 @@ def test_the_last_step_is_logged_if_the_time_is_over(tmp_path):
 
 @pytest.mark.parametrize("shorter", [{"max_epochs": 1}, {"max_steps": 8}])
 def test_a_run_that_is_extended_logs_what_one_fit_does(tmp_path, shorter):
-    whole = fit(tmp_path, run_name="whole", max_epochs=3)
+    uninterrupted = fit(tmp_path, run_name="whole", max_epochs=3)
     first = fit(tmp_path, run_name="two", **shorter)
     assert losses(first)[-1][0] == (6 if "max_epochs" in shorter else 8)
-    assert rows(fit(tmp_path, run_name="two", resume="auto", max_epochs=3)) == rows(whole)
+    assert rows(fit(tmp_path, run_name="two", resume="auto", max_epochs=3)) == rows(uninterrupted)
 
 
 @pytest.mark.parametrize(
@@ -182,14 +182,14 @@ def test_the_umask_decides_the_permissions_of_all_that_a_run_writes(tmp_path, um
         made = fit(tmp_path / "runs", max_steps=2, loggers=["csv", "tensorboard"])
     finally:
         os.umask(before)
-    found = {path: path.stat().st_mode & 0o777 for path in made.run_directory.rglob("*")}
-    assert {path.suffix for path in found} >= {".safetensors", ".json", ".csv"}
+    modes = {path: path.stat().st_mode & 0o777 for path in made.run_directory.rglob("*")}
+    assert {path.suffix for path in modes} >= {".safetensors", ".json", ".csv"}
     # Only their user's: they may hold secrets.
     private = {"run.json"}
-    assert {found[path] for path in found if path.name in private} == {0o600}
+    assert {modes[path] for path in modes if path.name in private} == {0o600}
     wrong = {
         str(path.relative_to(tmp_path)): oct(mode)
-        for path, mode in found.items()
+        for path, mode in modes.items()
         if path.name not in private and mode != (folder if path.is_dir() else file)
     }
     assert wrong == {}
@@ -205,7 +205,7 @@ STEP_HOOKS = [
 def logging_in(hook: str, **options: Any) -> Slope:
     """A module that logs the number of its steps in a hook."""
 
-    def log(self: Any, *given: Any) -> None:
+    def log(self: Any, *arguments: Any) -> None:
         self.log("x", torch.tensor(float(self.global_step)), **options)
 
     module: Slope = type("Logs", (Validated,), {hook: log})()
@@ -247,6 +247,6 @@ def test_a_resume_logs_what_hooks_of_an_epoch_have_logged_before(tmp_path):
         module = logging_in("on_train_epoch_start", reduce_fx="sum")
         return fit(tmp_path, module, run_name=name, **options)
 
-    whole = made("whole", max_epochs=2)
+    uninterrupted = made("whole", max_epochs=2)
     made("two", max_steps=8)
-    assert rows(made("two", max_epochs=2, resume="auto")) == rows(whole)
+    assert rows(made("two", max_epochs=2, resume="auto")) == rows(uninterrupted)

@@ -42,8 +42,8 @@ def test_csv_keeps_floats_to_their_last_digit(tmp_path_factory, values):
     logger.write(1, 0, {str(index): value for index, value in enumerate(values)})
     logger.close()
     read = [float(row[3]) for row in rows(directory)[1:]]
-    for found, wanted in zip(read, values, strict=True):
-        assert found == wanted or (math.isnan(found) and math.isnan(wanted))
+    for number, wanted in zip(read, values, strict=True):
+        assert number == wanted or (math.isnan(number) and math.isnan(wanted))
 
 
 @pytest.mark.parametrize("name", ["a,b", "top 1, top 5", 'the "best"', 'a "b", c', "a\nb", "ü"])

@@ -26,8 +26,8 @@ def test_means_of_parts_are_the_mean_of_the_whole(parts: list[tuple[int, float]]
     for samples, value in parts:
         recorder.context = recorder.context._replace(counted=samples)
         recorder.log("x", value, on_step=False, on_epoch=True)
-    whole = [value for samples, value in parts for _ in range(samples)]
-    assert recorder.take_epoch()["x"] == pytest.approx(sum(whole) / len(whole), abs=1e-9)
+    repeated = [value for samples, value in parts for _ in range(samples)]
+    assert recorder.take_epoch()["x"] == pytest.approx(sum(repeated) / len(repeated), abs=1e-9)
 
 
 @pytest.mark.parametrize("how", ["mean", "sum", "min", "max"])
@@ -141,16 +141,16 @@ def test_a_step_of_which_only_the_last_batch_is_recorded_has_them_all() -> None:
 @pytest.mark.parametrize("how", ["mean", "sum", "min", "max"])
 @pytest.mark.parametrize("kind", [float, torch.tensor])
 def test_values_of_steps_count_in_the_epoch_by_default(how: str, kind: Any) -> None:
-    whole, first, second = make_recorder(), make_recorder(), make_recorder()
+    uninterrupted, first, second = make_recorder(), make_recorder(), make_recorder()
     parts = [(0.25, 3), (4.0, 1), (-2.0, 2), (1.0, 2)]
-    for recorder, own in [(whole, parts), (first, parts[:2]), (second, parts[2:])]:
+    for recorder, logged in [(uninterrupted, parts), (first, parts[:2]), (second, parts[2:])]:
         if recorder is second:
             recorder.load_state(first.state())
-        for value, samples in own:
+        for value, samples in logged:
             recorder.enter(BatchContext(is_recorded=samples == 1))
             recorder.log("a:b/c", kind(value), reduce_fx=how, batch_size=samples)
     expected = {"mean": 0.34375, "sum": 3.25, "min": -2.0, "max": 4.0}[how]
-    assert whole.take_epoch() == second.take_epoch() == {"a:b/c_epoch": expected}
+    assert uninterrupted.take_epoch() == second.take_epoch() == {"a:b/c_epoch": expected}
 
 
 def test_a_value_of_the_epoch_that_is_logged_wins() -> None:
@@ -259,17 +259,17 @@ def test_evaluation_that_fails_leaves_training_s_values() -> None:
 
 @pytest.mark.parametrize("how", ["mean", "sum", "min", "max"])
 def test_an_interrupted_epoch_goes_on_as_if_it_had_not_been(how: str) -> None:
-    whole, first, second = make_recorder(), make_recorder(), make_recorder()
+    uninterrupted, first, second = make_recorder(), make_recorder(), make_recorder()
     values = [0.1, 0.7, -0.3, 0.2, 0.9]
-    for recorder, part in [(whole, values), (first, values[:2])]:
-        for value in part:
+    for recorder, logged in [(uninterrupted, values), (first, values[:2])]:
+        for value in logged:
             recorder.log("a:b/c", value, on_epoch=True, reduce_fx=how, batch_size=3)
             recorder.log("own", value, on_epoch=True, reduce_fx=how, sync_dist=False)
     second.load_state(first.state())
     for value in values[2:]:
         second.log("a:b/c", value, on_epoch=True, reduce_fx=how, batch_size=3)
         second.log("own", value, on_epoch=True, reduce_fx=how, sync_dist=False)
-    assert second.take_epoch() == whole.take_epoch()
+    assert second.take_epoch() == uninterrupted.take_epoch()
 
 
 class Measured(nn.Module):
@@ -309,9 +309,9 @@ def test_a_metric_of_training_is_not_computed_by_validation() -> None:
 
 @pytest.mark.parametrize("at", [0, 1, 11, 12])
 def test_metrics_interrupted_in_an_epoch_equal_the_uninterrupted(at: int) -> None:
-    whole, first, second = Measured(), Measured(), Measured()
-    for module, part in [(whole, batches()), (first, batches()[:at])]:
-        for predicted, label in part:
+    uninterrupted, first, second = Measured(), Measured(), Measured()
+    for module, seen in [(uninterrupted, batches()), (first, batches()[:at])]:
+        for predicted, label in seen:
             module.accuracy.update(predicted, label)
             module.seen["all"].update(predicted.float())
     second.seen["all"].update(batches()[0][0].float())  # left by an earlier fit
@@ -319,8 +319,8 @@ def test_metrics_interrupted_in_an_epoch_equal_the_uninterrupted(at: int) -> Non
     for predicted, label in batches()[at:]:
         second.accuracy.update(predicted, label)
         second.seen["all"].update(predicted.float())
-    assert torch.equal(second.accuracy.compute(), whole.accuracy.compute())
-    assert second.seen["all"].compute().tolist() == whole.seen["all"].compute().tolist()
+    assert torch.equal(second.accuracy.compute(), uninterrupted.accuracy.compute())
+    assert second.seen["all"].compute().tolist() == uninterrupted.seen["all"].compute().tolist()
     assert second.accuracy._update_count == 12
 
 
@@ -344,7 +344,7 @@ def test_a_rank_without_samples_joins_in_what_rank_0_has_logged(monkeypatch, sam
         return tensor + theirs[how] if how == "sum" else torch.maximum(tensor, theirs[how])
 
     monkeypatch.setattr(metrics.collectives, "world_size", lambda: 2)
-    monkeypatch.setattr(metrics.collectives, "gather", lambda own: [[True, names], own])
+    monkeypatch.setattr(metrics.collectives, "gather", lambda local: [[True, names], local])
     recorder = metrics.Recorder(reduce, torch.device("cpu"))
     with recorder.evaluating():
         recorder.context = recorder.context._replace(counted=samples)
@@ -358,9 +358,9 @@ def test_a_rank_without_samples_joins_in_what_rank_0_has_logged(monkeypatch, sam
     assert values == {**expected, "low": 1.0, "high": 9.0}
 
 
-@pytest.mark.parametrize("own", [["loss"], [], ["step"], ["loss", "step"]])
+@pytest.mark.parametrize("ours", [["loss"], [], ["step"], ["loss", "step"]])
 @pytest.mark.parametrize("may_lack", [False, True])
-def test_a_rank_that_has_logged_less_is_refused_unless_it_may(monkeypatch, own, may_lack):
+def test_a_rank_that_has_logged_less_is_refused_unless_it_may(monkeypatch, ours, may_lack):
     theirs = [True, ["mean step", "mean loss"]]
     monkeypatch.setattr(metrics.collectives, "world_size", lambda: 2)
     monkeypatch.setattr(metrics.collectives, "rank", lambda: 1)
@@ -368,12 +368,12 @@ def test_a_rank_that_has_logged_less_is_refused_unless_it_may(monkeypatch, own, 
     recorder = metrics.Recorder(lambda tensor, how: tensor.abs(), torch.device("cpu"))
     recorder.enter(BatchContext(is_recorded=True))
     recorder.may_lack_names = may_lack
-    for name in own:
+    for name in ours:
         recorder.log(name, 2.0)
     if may_lack:
         assert list(recorder.take_step()) == ["step", "loss"]
         return
-    line = f"rank 1 logged {', '.join(own) or 'nothing'} and rank 0 step, loss: log the same names"
+    line = f"rank 1 logged {', '.join(ours) or 'nothing'} and rank 0 step, loss: log the same names"
     with pytest.raises(UserError, match=line):
         recorder.take_step()
 

@@ -51,19 +51,19 @@ def test_what_a_logger_is_told_of_a_run() -> None:
     told = json.loads((made.run_directory / "configuration.json").read_text())
     assert told["trainer"]["max_steps"] == 3
     assert told["trainer"]["loggers"] == [{**LINES, "init_args": {"api_key": "***", "prefix": "x"}}]
-    given = trainer.LoggedRun.of(Path("runs/a"), made._plan.options, "model: {token: S, n: 1}")
-    assert (given.name, given.configuration) == ("a", {"model": {"token": "***", "n": 1}})
+    logged_run = trainer.LoggedRun.of(Path("runs/a"), made._plan.options, "model: {token: S, n: 1}")
+    assert (logged_run.name, logged_run.configuration) == ("a", {"model": {"token": "***", "n": 1}})
 
 
 def test_a_resumed_logger_writes_no_step_twice() -> None:
-    given = ["csv", LINES]
-    made = fit(given, run_name="run", max_steps=6, checkpoint_every_n_steps=2)
+    loggers = ["csv", LINES]
+    made = fit(loggers, run_name="run", max_steps=6, checkpoint_every_n_steps=2)
     assert made.run_directory is not None
     log = made.run_directory / "Lines.txt"
-    whole = log.read_text()
-    size = whole.index("4 0 loss_epoch")  # the epoch is saved before its validation
-    fit(given, run_name="run", max_steps=6, resume="runs/run/checkpoints/step-00000004")
-    assert log.read_text() == whole
+    content = log.read_text()
+    size = content.index("4 0 loss_epoch")  # the epoch is saved before its validation
+    fit(loggers, run_name="run", max_steps=6, resume="runs/run/checkpoints/step-00000004")
+    assert log.read_text() == content
     calls = (made.run_directory / "calls.txt").read_text().splitlines()
     assert calls == ["start run", "close", "start run", f"resume {size} 4", "close"]
 
@@ -111,13 +111,13 @@ UNKNOWN = "is no built-in logger and no class path"
 def test_what_is_no_logger_is_refused(loggers: Any, line: str) -> None:
     with pytest.raises(trainer.ConfigurationError) as caught:
         trainer.Trainer(accelerator="cpu", loggers=loggers)
-    (found,) = caught.value.problems
-    assert found.startswith(line)
+    (problem,) = caught.value.problems
+    assert problem.startswith(line)
 
 
 def test_loggers_by_class_path_on_the_command_line() -> None:
-    given = ["--trainer.loggers", json.dumps(["csv", {**LINES, "init_args": {"prefix": "a"}}])]
-    words = ["--model", "callback_subject.Net", "--trainer.max_epochs", "1", *given]
+    options = ["--trainer.loggers", json.dumps(["csv", {**LINES, "init_args": {"prefix": "a"}}])]
+    words = ["--model", "callback_subject.Net", "--trainer.max_epochs", "1", *options]
     work = configuration.read_work("program", "fit", words)
     assert list(work.trainer._plan.loggers) == ["csv", "Lines"]
     wrong = '[{class_path: "logger_subjct.A"}]'

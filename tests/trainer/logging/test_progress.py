@@ -45,10 +45,10 @@ class Looks(Descends):
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(1))
-        self.found: list[bool] = []
+        self.existed: list[bool] = []
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        self.found.append(Path(os.environ["TRAINER_OUTCOME"]).exists())
+        self.existed.append(Path(os.environ["TRAINER_OUTCOME"]).exists())
         return (self.weight * batch).sum()
 
 
@@ -58,5 +58,5 @@ def test_a_fit_removes_the_outcome_of_an_earlier_attempt(tmp_path, monkeypatch):
     monkeypatch.setenv("TRAINER_OUTCOME", str(told))
     module = Looks()
     quiet(max_epochs=1, default_root_dir=tmp_path).fit(module, [torch.ones(1)])
-    assert module.found == [False]
+    assert module.existed == [False]
     assert told.read_text() == "finished step 1\n"

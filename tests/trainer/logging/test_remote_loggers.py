@@ -30,7 +30,7 @@ LOADER: DataLoader[Any] = DataLoader(TensorDataset(torch.ones(4, 1)))
 AT_4 = "runs/run/checkpoints/step-00000004"
 
 
-def given(logger: Any, **options: Any) -> str:
+def fit_options(logger: Any, **options: Any) -> str:
     """Options of a fit."""
     shared = {"accelerator": "cpu", "devices": 1, "enable_progress_bar": False, "run_name": "run"}
     shared |= {"log_every_n_steps": 1, "checkpoint_every_n_steps": 2, "loggers": [logger, "csv"]}
@@ -39,7 +39,7 @@ def given(logger: Any, **options: Any) -> str:
 
 def fit(folder: Path, logger: Any, **options: Any) -> dict[str, Any]:
     """Fit in a process of its own; the record of the run at the service."""
-    done = run(["-m", "logger_subject", given(logger, **options)], cwd=folder)
+    done = run(["-m", "logger_subject", fit_options(logger, **options)], cwd=folder)
     assert "not used any more" not in done.stderr, done.stderr
     record = folder / "runs" / "run" / logger["class_path"] / "run.json"
     kept: dict[str, Any] = json.loads(record.read_text())
@@ -61,7 +61,7 @@ def fit_and_resume(folder: Path, logger: dict[str, Any]) -> str:
 def logged(folder: Path, name: str) -> list[float]:
     """The values of a name in metrics.csv."""
     table = csv.reader((folder / "runs" / "run" / "metrics.csv").read_text().splitlines())
-    return [float(value) for _, _, each, value in table if each == name]
+    return [float(value) for _, _, key, value in table if key == name]
 
 
 class Known(RemoteLogger):
@@ -106,16 +106,16 @@ def test_mlflow_continues_its_run_without_a_step_twice(store: str, tmp_path: Pat
     where = {"tracking_uri": store, "experiment": "mine"}
     known = fit_and_resume(tmp_path, {"class_path": "mlflow", "init_args": where})
     client = mlflow.MlflowClient(store)
-    found = client.get_run(known)
-    assert (found.info.run_name, found.info.status) == ("run", "FINISHED")
-    assert found.data.params["trainer.max_steps"] == "6"
+    record = client.get_run(known)
+    assert (record.info.run_name, record.info.status) == ("run", "FINISHED")
+    assert record.data.params["trainer.max_steps"] == "6"
     for name in ("loss", "epoch", "speed/seconds_per_step"):
-        steps = [each.step for each in client.get_metric_history(known, name)]
+        steps = [entry.step for entry in client.get_metric_history(known, name)]
         assert sorted(steps) == list(range(1, 9))
-    losses = sorted((each.step, each.value) for each in client.get_metric_history(known, "loss"))
+    losses = sorted((point.step, point.value) for point in client.get_metric_history(known, "loss"))
     assert [value for _, value in losses] == logged(tmp_path, "loss")
-    assert sorted(each.step for each in client.get_metric_history(known, "val_loss")) == [4, 6, 8]
-    assert len(client.search_runs([found.info.experiment_id])) == 1
+    assert sorted(point.step for point in client.get_metric_history(known, "val_loss")) == [4, 6, 8]
+    assert len(client.search_runs([record.info.experiment_id])) == 1
 
 
 class Fails(Descends):
@@ -142,9 +142,9 @@ def test_mlflow_knows_that_a_run_failed_and_one_bad_name_loses_no_other(tmp_path
     with pytest.raises(RuntimeError, match="broken"):
         trainer.Trainer(**options).fit(Fails(), LOADER)
     client = MlflowClient(uri)
-    (found,) = client.search_runs(["0"])
-    assert found.info.status == "FAILED"
-    values = client.get_metric_history(found.info.run_id, "loss")
+    (failed,) = client.search_runs(["0"])
+    assert failed.info.status == "FAILED"
+    values = client.get_metric_history(failed.info.run_id, "loss")
     assert [value.value for value in values] == [0.0, 1.0]
     assert capsys.readouterr().err.count("leaves out 'recall@10'") == 1
 
@@ -154,24 +154,24 @@ def test_training_continues_when_mlflow_s_server_is_killed(tmp_path: Path) -> No
     with mlflow_server.serving(tmp_path) as server:
         # By itself, MLflow tries again for minutes.
         variables = {"MLFLOW_TRACKING_URI": server.address, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
-        options = given({"class_path": "mlflow"}, max_steps=6)
+        options = fit_options({"class_path": "mlflow"}, max_steps=6)
         words = ["-m", "logger_subject", options, str(server.group)]
         done = run(words, cwd=tmp_path, extra=variables)
     assert done.returncode == 0, done.stderr
-    [line] = [each for each in done.stderr.splitlines() if "not used any more" in each]
+    [line] = [text for text in done.stderr.splitlines() if "not used any more" in text]
     assert line.startswith("warning: logger 'mlflow' is not used any more: ")
     assert server.address.removeprefix("http://").split(":")[0] in line
     assert len(logged(tmp_path, "loss")) == 6
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(each, marks=pytest.mark.needs(each)) for each in ("mlflow", "wandb")]
+    "name", [pytest.param(name, marks=pytest.mark.needs(name)) for name in ("mlflow", "wandb")]
 )
 def test_a_server_that_does_not_answer_is_left_out(name: str, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:  # connects, and says nothing
         address = f"http://127.0.0.1:{server.getsockname()[1]}"
         variables = {"MLFLOW_TRACKING_URI": address, "WANDB_BASE_URL": address}
-        words = ["-m", "logger_subject", given(name, max_steps=2)]
+        words = ["-m", "logger_subject", fit_options(name, max_steps=2)]
         done = run(words, cwd=tmp_path, extra={**variables, "WANDB_API_KEY": "0" * 40})
     assert done.returncode == 0, done.stderr
     line = (
@@ -248,8 +248,8 @@ def test_wandb_knows_that_a_run_is_preempted(tmp_path, kind, code, is_preempted)
         trainer.Trainer(**options, loggers=[logger]).fit(kind(), LOADER)
     assert getattr(raised.value, "code", 1) == code
     (path,) = tmp_path.rglob("run-*.wandb")
-    kinds = [each.WhichOneof("record_type") or "" for each in parsed(path)]
-    requests = [each.request.WhichOneof("request_type") for each in parsed(path)]
+    kinds = [record.WhichOneof("record_type") or "" for record in parsed(path)]
+    requests = [record.request.WhichOneof("request_type") for record in parsed(path)]
     assert ("preempting" in [*kinds, *requests]) == is_preempted
 
 

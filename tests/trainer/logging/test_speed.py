@@ -62,8 +62,8 @@ PEAK, CHECKPOINT = "speed/peak_memory_mib", "speed/checkpoint_seconds"
 def rows(folder: Path, file: str, run_name: str = "run") -> list[tuple[int, str, float]]:
     """The rows of a file, without those of the memory, which no test controls."""
     with (folder / run_name / file).open(newline="") as opened:
-        found = list(csv.reader(opened))[1:]
-    return [(int(step), name, float(value)) for step, _, name, value in found if name != PEAK]
+        lines = list(csv.reader(opened))[1:]
+    return [(int(step), name, float(value)) for step, _, name, value in lines if name != PEAK]
 
 
 def validation(count: int) -> dict[str, float]:
@@ -85,14 +85,14 @@ def test_the_speed_of_steps_without_validations_and_checkpoints(tmp_path, clock,
     # What follows a step is written with the next one; the last step, when training has ended.
     since = {1: validation(0), 2: validation(1), 4: validation(2), 5: validation(2)}
     by_step = {step: expected | more for step, more in since.items()}
-    found = [row for row in rows(tmp_path, "speed.csv") if row[1] != CHECKPOINT]
-    assert found == [(step, *pair) for step, each in by_step.items() for pair in each.items()]
+    speeds = [row for row in rows(tmp_path, "speed.csv") if row[1] != CHECKPOINT]
+    assert speeds == [(step, *pair) for step, values in by_step.items() for pair in values.items()]
     saves = [row for row in rows(tmp_path, "speed.csv") if row[1] == CHECKPOINT]
     assert saves == [(step, CHECKPOINT, 0.0) for step in (1, 2, 4, 5)]
-    own = [(step, dict(values)) for step, _, values in bare.kept if "speed/data_wait" in values]
-    assert all(values.pop(PEAK) > 0 for _, values in own)
-    assert [(step, {**values, CHECKPOINT: 0.0}) for step, values in own] == [
-        (step, {**each, CHECKPOINT: 0.0}) for step, each in by_step.items()
+    kept = [(step, dict(values)) for step, _, values in bare.kept if "speed/data_wait" in values]
+    assert all(values.pop(PEAK) > 0 for _, values in kept)
+    assert [(step, {**values, CHECKPOINT: 0.0}) for step, values in kept] == [
+        (step, {**values, CHECKPOINT: 0.0}) for step, values in by_step.items()
     ]
     names = {name for _, name, _ in rows(tmp_path, "metrics.csv")}
     assert names - {"loss_epoch"} == {"loss", "lr"}
@@ -134,19 +134,19 @@ def last_speed(folder: Path) -> dict[str, float]:
 
 def test_tokens_and_the_part_of_the_peak_that_is_used(tmp_path: Path, clock: Clock) -> None:
     fit(Text(clock), tmp_path, max_steps=4, accumulate_grad_batches=3, peak_flops=10)
-    found = last_speed(tmp_path)
-    assert found["speed/samples_per_second"] == 0.25
-    assert found["speed/tokens_per_second"] == 0.5
-    assert found["speed/mfu"] == 0.25 * 30 / 10
+    speeds = last_speed(tmp_path)
+    assert speeds["speed/samples_per_second"] == 0.25
+    assert speeds["speed/tokens_per_second"] == 0.5
+    assert speeds["speed/mfu"] == 0.25 * 30 / 10
 
 
 def test_tokens_are_those_of_all_replicas_and_the_peak_that_of_all_devices(tmp_path, clock):
     options = {"strategy": "ddp_fork", "devices": 2, "max_steps": 2, "peak_flops": 10}
     fit(Text(clock), tmp_path, **options)
-    found = last_speed(tmp_path)
-    assert found["speed/samples_per_second"] == 0.5
-    assert found["speed/tokens_per_second"] == 1.0
-    assert found["speed/mfu"] == 0.5 * 30 / (2 * 10)
+    speeds = last_speed(tmp_path)
+    assert speeds["speed/samples_per_second"] == 0.5
+    assert speeds["speed/tokens_per_second"] == 1.0
+    assert speeds["speed/mfu"] == 0.5 * 30 / (2 * 10)
 
 
 def test_what_cannot_be_computed_is_refused(tmp_path: Path, clock: Clock) -> None:
@@ -164,31 +164,31 @@ def test_what_cannot_be_computed_is_refused(tmp_path: Path, clock: Clock) -> Non
 
 def test_the_peak_of_the_memory_is_at_least_what_is_used_now() -> None:
     used = psutil.Process().memory_info().rss / 2**20
-    found = progress.peak_memory(torch.device("cpu"))[PEAK]
+    peak = progress.peak_memory(torch.device("cpu"))[PEAK]
     # The kernel adds up the pages of each CPU in batches: both may be off by a fraction of a MiB.
-    assert used - 1 <= found <= psutil.virtual_memory().total / 2**20
+    assert used - 1 <= peak <= psutil.virtual_memory().total / 2**20
 
 
 def by_hand(model: Model, algorithm: str | None) -> tuple[list[float], list[Tensor]]:
     """Norms of four steps on all samples, before they are clipped to 0.5; and the weights."""
-    own = nn.Linear(2, 1)
-    own.load_state_dict(model.layer.state_dict())
-    optimizer = torch.optim.SGD(own.parameters(), lr=0.001)
-    whole = torch.tensor([[float(index), 1.0] for index in range(12)])
-    found = []
+    net = nn.Linear(2, 1)
+    net.load_state_dict(model.layer.state_dict())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.001)
+    samples = torch.tensor([[float(index), 1.0] for index in range(12)])
+    totals = []
     for _ in range(4):
         optimizer.zero_grad()
-        own(whole).square().mean().backward()
-        found.append(float(nn.utils.get_total_norm([each.grad for each in own.parameters()])))
+        net(samples).square().mean().backward()
+        totals.append(float(nn.utils.get_total_norm([weight.grad for weight in net.parameters()])))
         if algorithm is not None:
-            getattr(nn.utils, f"clip_grad_{algorithm}_")(own.parameters(), 0.5)
+            getattr(nn.utils, f"clip_grad_{algorithm}_")(net.parameters(), 0.5)
         optimizer.step()
-    return found, list(own.parameters())
+    return totals, list(net.parameters())
 
 
 def norms(folder: Path, run_name: str = "run") -> dict[int, float]:
-    found = rows(folder, "metrics.csv", run_name)
-    return {step: value for step, name, value in found if "norm" in name}
+    lines = rows(folder, "metrics.csv", run_name)
+    return {step: value for step, name, value in lines if "norm" in name}
 
 
 def approximately(expected: list[float]) -> dict[int, Any]:

@@ -96,25 +96,25 @@ class Scheduled(TrainingModule):
         return (batch @ self.weight).square().mean()
 
     def configure_optimizers(self) -> Any:
-        own = optimizer(self.weight)
-        entry = {"scheduler": self.make(own), "interval": self.interval}
+        stepped = optimizer(self.weight)
+        entry = {"scheduler": self.make(stepped), "interval": self.interval}
         if isinstance(entry["scheduler"], lr_scheduler.ReduceLROnPlateau):
             entry["monitor"] = "monitored_step"
-        return {"optimizer": own, "lr_scheduler": entry}
+        return {"optimizer": stepped, "lr_scheduler": entry}
 
 
 def plain_loop(make: Make, interval: str) -> tuple[list[float], Tensor]:
     """The learning rate of each step, and the final weights."""
     weight = nn.Parameter(torch.ones(2))
-    own = optimizer(weight)
-    scheduler, rates = make(own), []
+    stepped = optimizer(weight)
+    scheduler, rates = make(stepped), []
     is_plateau = isinstance(scheduler, lr_scheduler.ReduceLROnPlateau)
     for _ in range(EPOCHS):
         for number, batch in enumerate(batches(), start=1):
-            rates.append(own.param_groups[0]["lr"])
-            own.zero_grad()
+            rates.append(stepped.param_groups[0]["lr"])
+            stepped.zero_grad()
             (batch @ weight).square().mean().backward()
-            own.step()
+            stepped.step()
             if interval == "step" or number == BATCHES:
                 scheduler.step(*[float(number)] * is_plateau)
     return rates, weight.detach()
@@ -139,13 +139,13 @@ def test_rates_and_weights_are_those_of_a_plain_loop_also_resumed(tmp_path, caps
     assert len(set(rates)) > 1
     with warnings.catch_warnings():
         warnings.filterwarnings("error", ".*lr_scheduler")
-        whole = Scheduled(make, interval)
-        assert fit(tmp_path, whole) == rates
-        assert whole.weight.equal(weight)
+        uninterrupted = Scheduled(make, interval)
+        assert fit(tmp_path, uninterrupted) == rates
+        assert uninterrupted.weight.equal(weight)
         checkpoints = sorted((tmp_path / "run" / "checkpoints").iterdir())
         resumed, step = Scheduled(make, interval), 6
-        found = fit(tmp_path, resumed, resume=str(checkpoints[step - 1]), run_name="resumed")
-        assert found == rates[step:]
+        rest = fit(tmp_path, resumed, resume=str(checkpoints[step - 1]), run_name="resumed")
+        assert rest == rates[step:]
         assert resumed.weight.equal(weight)
     assert "stepped by user code" not in capsys.readouterr().err
 

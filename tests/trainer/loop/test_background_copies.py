@@ -21,9 +21,9 @@ slow = pytest.mark.slow
 def test_files_equal_those_of_synchronous_saves(tmp_path, strategy, ranks, cases):
     succeed(["-m", "background_subject", tmp_path, str(ranks), strategy, *cases])
     for case in cases:
-        found = sorted(tmp_path.glob(f"{case}-sync/checkpoints/step-*/rank-*"))
-        assert len(found) == STEPS * ranks
-        for path in found:
+        paths = sorted(tmp_path.glob(f"{case}-sync/checkpoints/step-*/rank-*"))
+        assert len(paths) == STEPS * ranks
+        for path in paths:
             step, file = path.parts[-2:]
             other = tmp_path / f"{case}-async" / "checkpoints" / step / file
             assert path.read_bytes() == other.read_bytes(), (case, step, file)

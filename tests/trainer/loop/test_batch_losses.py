@@ -45,7 +45,7 @@ class InHalves(Contrastive):
     """Takes each half of a batch by itself, and averages."""
 
     def training_step_end(self, outputs: dict[str, Tensor]) -> Tensor:
-        halves = ({name: each.chunk(2)[i] for name, each in outputs.items()} for i in (0, 1))
+        halves = ({name: tensor.chunk(2)[i] for name, tensor in outputs.items()} for i in (0, 1))
         return sum(map(super().training_step_end, halves)) / 2
 
 

@@ -95,9 +95,9 @@ WAYS = [  # the first two are quick
 def test_gradients_and_buffers_are_equal(graphs, value, names, count):
     alone = computed(False, [])
     assert graphs == []
-    found = computed(value, names)
+    values = computed(value, names)
     assert len(graphs) >= count
-    assert all(float((each - found[key]).abs().max()) < ROUNDING for key, each in alone.items())
+    assert all(float((eager - values[key]).abs().max()) < ROUNDING for key, eager in alone.items())
 
 
 class Plain(nn.Module):
@@ -163,14 +163,14 @@ class Calls(Model):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         x = batch[0]
         if self.how == "self":
-            found = self(x)
+            output = self(x)
         elif self.how == "modules":
-            found = self.head(self.network(x))
+            output = self.head(self.network(x))
         elif self.how == "one":
-            found = self.head(self.network[1](self.network[0](x)))
+            output = self.head(self.network[1](self.network[0](x)))
         else:
-            found = functional.linear(self.network[0](x), self.head.weight)
-        loss = found.square().mean()
+            output = functional.linear(self.network[0](x), self.head.weight)
+        loss = output.square().mean()
         self.losses.append(float(loss.detach()))
         return loss
 
@@ -196,8 +196,8 @@ class Many(Model):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         x = batch[0]
-        for part in self.parts:
-            x = part(x)
+        for block in self.parts:
+            x = block(x)
         return x.square().mean()
 
 
@@ -231,12 +231,12 @@ def test_all_modules_of_a_class_are_compiled(graphs, tmp_path):
 def test_what_a_step_calls_is_compiled(graphs, tmp_path, how, value, count):
     alone = fitted(tmp_path / "alone", how, False, limit_val_batches=0)
     assert graphs == []
-    found = fitted(tmp_path / "compiled", how, value, limit_val_batches=0)
+    compiled = fitted(tmp_path / "compiled", how, value, limit_val_batches=0)
     assert len(graphs) == count
-    assert found.losses == pytest.approx(alone.losses, abs=ROUNDING)
+    assert compiled.losses == pytest.approx(alone.losses, abs=ROUNDING)
     again = fitted(tmp_path / "again", how, value, limit_val_batches=0)
     assert len(graphs) == 2 * count  # each fit compiles
-    assert again.losses == found.losses
+    assert again.losses == compiled.losses
 
 
 @pytest.mark.parametrize("in_place", [False, True])
@@ -326,8 +326,8 @@ def test_what_cannot_be_is_said_in_a_line(monkeypatch, value, lines):
 def test_a_model_without_repeated_blocks_is_refused():
     with pytest.raises(ConfigurationError, match="the model has no repeated blocks"):
         compilation.select(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), {"regional": True}, [])
-    found = compilation.select(Network(), {"regional": True}, [])
-    assert list(found) == ["layers.0", "layers.1", "layers.2"]
+    blocks = compilation.select(Network(), {"regional": True}, [])
+    assert list(blocks) == ["layers.0", "layers.1", "layers.2"]
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")

@@ -32,26 +32,26 @@ SLOW = [
 
 def losses_and_weights(folder, name, backend, ways=()) -> dict[str, Any]:
     """Of each way; the last line of what the main rank prints."""
-    devices, given, default = RUNS[name]
+    devices, strategy_options, default = RUNS[name]
     ways = ways or ("none", *default)
-    options = json.dumps({"strategy_options": given or None})
+    options = json.dumps({"strategy_options": strategy_options or None})
     words = [str(devices), name.split()[0], options, backend, *ways]
     done = succeed(["-m", "compile_subject", folder, *words], timeout=SECONDS)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    results: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return results
 
 
 @pytest.mark.parametrize("name", ["single_device", *SLOW])
 def test_a_compiled_step_equals_an_eager_one(tmp_path, name):
     # AOTAutograd traces as for inductor, and torch's eager kernels compute.
-    found = losses_and_weights(tmp_path, name, "aot_eager")
-    eager = found.pop("none")
-    assert list(found) == list(RUNS[name][2])
-    for each in found.values():
-        assert each.pop("graphs") > 0
-        assert each["losses"] == pytest.approx(eager["losses"], abs=ROUNDING)
-        assert each["validated"] == pytest.approx(eager["validated"], abs=ROUNDING)
-        assert each["weights"] == pytest.approx(eager["weights"], abs=ROUNDING)
+    results = losses_and_weights(tmp_path, name, "aot_eager")
+    eager = results.pop("none")
+    assert list(results) == list(RUNS[name][2])
+    for result in results.values():
+        assert result.pop("graphs") > 0
+        assert result["losses"] == pytest.approx(eager["losses"], abs=ROUNDING)
+        assert result["validated"] == pytest.approx(eager["validated"], abs=ROUNDING)
+        assert result["weights"] == pytest.approx(eager["weights"], abs=ROUNDING)
 
 
 @pytest.mark.slow
@@ -59,12 +59,12 @@ def test_a_compiled_step_equals_an_eager_one(tmp_path, name):
 @pytest.mark.needs("g++")
 @pytest.mark.parametrize("name", ["ddp", "fsdp"])
 def test_inductor_s_kernels_equal_eager_ones(tmp_path, name):
-    found = losses_and_weights(tmp_path, name, "inductor")
-    eager = found.pop("none")
-    for each in found.values():
+    results = losses_and_weights(tmp_path, name, "inductor")
+    eager = results.pop("none")
+    for result in results.values():
         # Kernels that are fused differently add in another order: some last digits of float32.
-        assert each["losses"] == pytest.approx(eager["losses"], rel=1e-5)
-        assert each["weights"] == pytest.approx(eager["weights"], rel=1e-5)
+        assert result["losses"] == pytest.approx(eager["losses"], rel=1e-5)
+        assert result["weights"] == pytest.approx(eager["weights"], rel=1e-5)
 
 
 @pytest.mark.slow
@@ -73,9 +73,9 @@ def test_no_rank_loads_the_compiled_backward_of_another(tmp_path, monkeypatch):
     # Ranks take other slices of a DTensor in backward, and torch's cache does not know it.
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     ways = ("sliced-none", "sliced", "sliced-again")
-    found = losses_and_weights(tmp_path, "tensor_parallel", "inductor", ways)
-    eager, first, again = (found[way] for way in ways)
+    results = losses_and_weights(tmp_path, "tensor_parallel", "inductor", ways)
+    eager, first, again = (results[way] for way in ways)
     assert again["loaded"] > first["loaded"]
-    for each in (first, again):
-        assert each["losses"] == pytest.approx(eager["losses"], rel=1e-5)
-        assert each["weights"] == pytest.approx(eager["weights"], rel=1e-5)
+    for result in (first, again):
+        assert result["losses"] == pytest.approx(eager["losses"], rel=1e-5)
+        assert result["weights"] == pytest.approx(eager["weights"], rel=1e-5)

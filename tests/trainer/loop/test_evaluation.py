@@ -89,11 +89,11 @@ class Epochs(IterableDataset[Tensor]):
 
 
 def test_set_epoch_is_called_on_a_data_set_for_each_epoch_and_after_a_resume(tmp_path):
-    whole, resumed = Epochs(), Epochs()
+    uninterrupted, resumed = Epochs(), Epochs()
     options = {"run_name": "run", "checkpoint_every_n_steps": 1}
-    make(tmp_path, **options, max_steps=4).fit(Draws(), DataLoader(whole))
+    make(tmp_path, **options, max_steps=4).fit(Draws(), DataLoader(uninterrupted))
     make(tmp_path, **options, resume="auto").fit(Draws(), DataLoader(resumed))
-    assert (whole.told, resumed.told) == ([0, 1], [1])
+    assert (uninterrupted.told, resumed.told) == ([0, 1], [1])
 
 
 EIGHT: Any = [torch.ones(1)] * 8  # samples
@@ -102,8 +102,8 @@ EIGHT: Any = [torch.ones(1)] * 8  # samples
 @pytest.mark.parametrize("replicas", [1, 2, 3])
 def test_the_largest_batch_leaves_each_replica_one(replicas: int) -> None:
     loader, device = DataLoader(EIGHT), torch.device("cpu")
-    found, why = trials.find_batch_size(Draws(), loader, device, "32-true", replicas)
-    assert found == 8 // replicas
+    size, why = trials.find_batch_size(Draws(), loader, device, "32-true", replicas)
+    assert size == 8 // replicas
     of_all = f" for {replicas} replicas" if replicas > 1 else ""
     assert why == f"; no larger one was tried: the dataset has 8 samples{of_all}"
 

@@ -24,11 +24,11 @@ def fit(folder: Path, module: Any, **options: Any) -> Any:
 
 def saved(folder: Path) -> list[str]:
     """The checkpoints of the run, all of which must be finite."""
-    found = run_directory.complete(folder / "run" / "checkpoints")
-    for path in found:
+    checkpoints = run_directory.complete(folder / "run" / "checkpoints")
+    for path in checkpoints:
         model = checkpoint.Checkpoint(path).state()["model"]
         assert all(model[f"linear.{name}"].isfinite().all() for name in ("weight", "bias"))
-    return [path.name for path in found]
+    return [path.name for path in checkpoints]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_no_step_waits_for_its_loss():
 
 
 @pytest.mark.parametrize(
-    ("values", "found"),
+    ("values", "culprit"),
     [
         ({"a": torch.zeros(3), "b": torch.tensor([1.0, float("nan")])}, "b"),
         ({"a": torch.tensor([[1.0, -float("inf")]]).half()}, "a"),
@@ -119,9 +119,9 @@ def test_no_step_waits_for_its_loss():
         ({"a": torch.full((9,), 1.7e308, dtype=torch.float64)}, None),
     ],
 )
-def test_what_is_not_finite_is_found(values, found):
+def test_what_is_not_finite_is_found(values, culprit):
     largest = checks.largest(values)
-    assert next((name for name in largest if not math.isfinite(largest[name])), None) == found
+    assert next((name for name in largest if not math.isfinite(largest[name])), None) == culprit
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def fit(name: str, data: Any = None, **options: Any) -> tuple[bytes, list[Any]]:
     module = subject.Line()
     trainer.fit(module, data or subject.Bytes("data"))
     state = [*module.state_dict().values(), torch.get_rng_state()]
-    return (Path("runs") / name / "metrics.csv").read_bytes(), [each.tolist() for each in state]
+    return (Path("runs") / name / "metrics.csv").read_bytes(), [tensor.tolist() for tensor in state]
 
 
 def lines(name: str) -> list[dict[str, Any]]:
@@ -40,14 +40,14 @@ def recorded(name: str) -> list[int]:
 def test_training_is_the_same_with_hashes(apart, tmp_path, monkeypatch):
     subject.write_data(tmp_path / "data")
     cases = {"none": False, "logged": None, "each": True}
-    found = [fit(name, record_hashes=case) for name, case in cases.items()]
-    assert found[0] == found[1] == found[2]
+    results = [fit(name, record_hashes=case) for name, case in cases.items()]
+    assert results[0] == results[1] == results[2]
     assert recorded("none") == []
     assert recorded("logged") == [0, 1, 3, 6, 8]
     assert recorded("each") == list(range(9))
     # A part that has no hash does not end training.
     monkeypatch.setattr(Hash, "_add_tensor", lambda self, tensor: self.nothing)
-    assert fit("without", record_hashes=True) == found[0]
+    assert fit("without", record_hashes=True) == results[0]
     assert recorded("without") == []
 
 
@@ -66,7 +66,7 @@ def test_the_factor_of_the_warm_up_counts(apart, tmp_path):
     for steps in (4, 5):
         fit(f"warm-{steps}", learning_rate_warmup_steps=steps, **scaled)
     (_, first), (_, second) = lines("warm-4"), lines("warm-5")
-    assert [name for name, each in first.items() if each != second[name]] == ["options", "weights"]
+    assert [name for name, text in first.items() if text != second[name]] == ["options", "weights"]
 
 
 def test_hashes_after_the_step_of_a_resume_are_removed(tmp_path: Path) -> None:

@@ -27,18 +27,18 @@ def test_the_steepest_rate_is_returned_and_each_step_written(tmp_path, is_random
     module = subject.Net(is_random)
     before = copy.deepcopy(module.state_dict())
     searching = make(tmp_path, accumulate_grad_batches=2)
-    found = searching.find_learning_rate(module, lowest=1e-5, highest=1e3, steps=50)
+    rate = searching.find_learning_rate(module, lowest=1e-5, highest=1e3, steps=50)
     with (tmp_path / "sweep" / "learning_rates.csv").open() as file:
         rows = [[float(value) for value in row.values()] for row in csv.DictReader(file)]
     tried = [trials.Tried(*row) for row in rows]
     expected = [10 ** (step * 8 / 49 - 5) for step in range(len(tried))]
-    assert [each.rate for each in tried] == pytest.approx(expected)
+    assert [trial.rate for trial in tried] == pytest.approx(expected)
     assert tried[0].change == 0
-    assert max(abs(each.change) for each in tried[:5]) < 1e-2  # only the samples differ
+    assert max(abs(trial.change) for trial in tried[:5]) < 1e-2  # only the samples differ
     assert len(tried) < 50  # the loss diverges, and ends the sweep
-    assert 1e-3 < found < 1
-    assert found == trials.suggest(tried)
-    assert all(each.equal(module.state_dict()[name]) for name, each in before.items())
+    assert 1e-3 < rate < 1
+    assert rate == trials.suggest(tried)
+    assert all(weight.equal(module.state_dict()[name]) for name, weight in before.items())
     assert module.seen["training"] == []  # a copy was trained
     assert [path.name for path in tmp_path.iterdir()] == ["sweep"]
 
@@ -50,11 +50,11 @@ def test_first_steps_are_those_of_a_fit_at_these_rates(tmp_path: Path) -> None:
     sweep = {"lowest": 0.02, "highest": 0.02 * (1 + 1e-9), "steps": 20}
     assert make(tmp_path, **options).find_learning_rate(module, **sweep) == pytest.approx(0.02)
     with (tmp_path / "sweep" / "learning_rates.csv").open() as file:
-        found = [float(row["loss"]) for row in csv.DictReader(file)]
+        losses = [float(row["loss"]) for row in csv.DictReader(file)]
     constant = {"lr": 0.02, "momentum": 0.5}
     module.configure_optimizers = lambda: torch.optim.SGD(module.parameters(), **constant)
     make(tmp_path, **options, run_name="fit", max_epochs=4, log_every_n_steps=1).fit(module)
-    assert found == pytest.approx(logged(tmp_path / "fit", "loss_step"), rel=1e-5)
+    assert losses == pytest.approx(logged(tmp_path / "fit", "loss_step"), rel=1e-5)
 
 
 def test_the_suggestion_is_where_the_smoothed_loss_falls_most() -> None:

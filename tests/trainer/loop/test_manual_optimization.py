@@ -47,22 +47,22 @@ class Once(ByHand):
         return mse_loss(self.network(batch[0]) + self.other(batch[0]), batch[1])
 
     def configure_optimizers(self) -> Any:
-        return [SGD(each.parameters(), lr=0.1) for each in (self.network, self.other)]
+        return [SGD(module.parameters(), lr=0.1) for module in (self.network, self.other)]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_one_optimizer_or_a_list(tmp_path, count):
     class Asks(Once):
         def configure_optimizers(self) -> Any:
-            return [SGD(self.parameters(), lr=0.5 * (each + 1)) for each in range(count)]
+            return [SGD(self.parameters(), lr=0.5 * (number + 1)) for number in range(count)]
 
         def do(self, batch: Any) -> None:
             self.did = [self.optimizers()]
 
     fit(module := Asks(), tmp_path)
-    (found,) = module.did
-    assert isinstance(found, list) is (count > 1)
-    rates = [each.param_groups[0]["lr"] for each in (found if count > 1 else [found])]
+    (returned,) = module.did
+    assert isinstance(returned, list) is (count > 1)
+    rates = [o.param_groups[0]["lr"] for o in (returned if count > 1 else [returned])]
     assert rates == [0.5, 1.0, 1.5][:count]
 
 
@@ -110,10 +110,10 @@ def test_a_toggled_model_alone_gets_gradients_and_all_is_as_before_afterwards(tm
             before = {name: parameter.requires_grad for name, parameter in self.named_parameters()}
             for optimizer in self.optimizers():
                 with optimizer.toggle_model():
-                    during = {name for name, each in self.named_parameters() if each.requires_grad}
+                    during = {name for name, p in self.named_parameters() if p.requires_grad}
                     self.manual_backward(self.both(batch))
-                after = {name: each.requires_grad for name, each in self.named_parameters()}
-                having = {name for name, each in self.named_parameters() if each.grad is not None}
+                after = {name: p.requires_grad for name, p in self.named_parameters()}
+                having = {name for name, p in self.named_parameters() if p.grad is not None}
                 self.did.append((before == after, during, having))
                 optimizer.zero_grad()
 
@@ -162,11 +162,11 @@ def test_a_shared_parameter_belongs_to_both(tmp_path):
 
 def test_accumulated_batches_equal_one_large_one(tmp_path):
     fit(accumulated := Accumulates(), tmp_path / "accumulated", max_epochs=3)
-    fit(whole := ByHand(), tmp_path / "whole", max_epochs=3)
-    start, found, wanted = weights(ByHand()), weights(accumulated), weights(whole)
-    for name, each in wanted.items():
-        torch.testing.assert_close(found[name], each, rtol=0, atol=ROUNDING)
-        assert (each - start[name]).abs().max() > 1e-2
+    fit(large := ByHand(), tmp_path / "whole", max_epochs=3)
+    start, trained, wanted = weights(ByHand()), weights(accumulated), weights(large)
+    for name, value in wanted.items():
+        torch.testing.assert_close(trained[name], value, rtol=0, atol=ROUNDING)
+        assert (value - start[name]).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize(("value", "algorithm"), [(0.002, "norm"), (0.001, "value")])
@@ -180,7 +180,7 @@ def test_clipping_is_of_one_optimizer_s_gradients(tmp_path, precision, value, al
             self.manual_backward(loss)
             network.clip_gradients(value, algorithm)
             self.norms = other.clip_gradients(math.inf), other.clip_gradients(1e9)
-            gradients = [[each.grad for each in part.parameters] for part in (network, other)]
+            gradients = [[p.grad for p in optimizer.parameters] for optimizer in (network, other)]
             self.did = [*gradients, wanted]
 
     fit(module := Clips(), tmp_path, precision=precision)
@@ -188,14 +188,14 @@ def test_clipping_is_of_one_optimizer_s_gradients(tmp_path, precision, value, al
     expected = torch.nn.utils.get_total_norm(wanted)
     for norm in module.norms:
         torch.testing.assert_close(norm, expected, rtol=1e-2, atol=1e-4)
-    for found, expected in zip(untouched, wanted, strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-4)
+    for gradient, expected in zip(untouched, wanted, strict=True):
+        torch.testing.assert_close(gradient, expected, rtol=1e-2, atol=1e-4)
     if algorithm == "norm":
-        norm = torch.stack([each.norm() for each in clipped]).norm()
+        norm = torch.stack([grad.norm() for grad in clipped]).norm()
         assert float(norm) == pytest.approx(value, rel=1e-3)
     else:
-        assert max(float(each.abs().max()) for each in clipped) == pytest.approx(value)
-    assert max(float(each.abs().max()) for each in untouched) > 5 * value
+        assert max(float(grad.abs().max()) for grad in clipped) == pytest.approx(value)
+    assert max(float(grad.abs().max()) for grad in untouched) > 5 * value
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -215,7 +215,7 @@ def test_schedulers_are_stepped_by_hand_and_not_by_the_trainer(tmp_path, count):
 
         def configure_optimizers(self) -> Any:
             optimizers = super().configure_optimizers()
-            schedules = [{"scheduler": StepLR(each, 1, 0.5)} for each in optimizers[:count]]
+            schedules = [{"scheduler": StepLR(sgd, 1, 0.5)} for sgd in optimizers[:count]]
             return optimizers, [schedule | {"interval": "step"} for schedule in schedules]
 
     module = Schedules()
@@ -349,7 +349,7 @@ def test_what_is_automatic_may_be_asked_for(tmp_path):
 
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_gradients_are_reset_to_none_or_to_zeros(tmp_path, set_to_none):
-    found: list[Tensor | None] = []
+    gradients: list[Tensor | None] = []
 
     class Resets(ByHand):
         def training_step(self, batch: Any, batch_idx: int) -> None:
@@ -357,10 +357,10 @@ def test_gradients_are_reset_to_none_or_to_zeros(tmp_path, set_to_none):
             self.manual_backward(self.loss(batch))
             optimizer.zero_grad(set_to_none=set_to_none)
             grad = optimizer.parameters[0].grad
-            found.append(None if grad is None else grad.clone())
+            gradients.append(None if grad is None else grad.clone())
 
     fit(Resets(), tmp_path)
-    assert found[0] is None if set_to_none else torch.count_nonzero(found[0]) == 0
+    assert gradients[0] is None if set_to_none else torch.count_nonzero(gradients[0]) == 0
 
 
 def test_a_sparse_gradient_waits_in_a_checkpoint_as_it_was_added() -> None:

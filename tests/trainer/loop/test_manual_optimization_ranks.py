@@ -51,8 +51,8 @@ def test_two_processes_clip_as_one_does(tmp_path, strategy):
 def test_nothing_is_sent_before_the_backward_that_synchronizes(ranks, name):
     one, two = ranks("Watches")
     assert [int(one[f"{batch}.{name}.collectives"]) for batch in range(2)] == [0, 2]
-    own = f"gradient.{name}."
-    keys = [key for key in one if key.startswith(f"0.{name}.{own}")]
+    suffix = f"gradient.{name}."
+    keys = [key for key in one if key.startswith(f"0.{name}.{suffix}")]
     assert keys
     for key in keys:
         assert not one[key].equal(two[key])
@@ -123,5 +123,5 @@ def test_accumulated_gradients_go_along_to_other_processes(tmp_path, before, aft
     train(before[0], tmp_path / "stopped", *only, before[1], "--max_steps", "3")
     stopped = next((tmp_path / "stopped" / "Accumulates").iterdir())
     train(after[0], tmp_path / "resumed", *only, after[1], "--resume", stopped)
-    fit(whole := Accumulates(), tmp_path / "whole", global_batch_size=8)
-    assert_close(saved(stopped), weights(whole))
+    fit(large := Accumulates(), tmp_path / "whole", global_batch_size=8)
+    assert_close(saved(stopped), weights(large))

@@ -47,9 +47,9 @@ PLATEAU = ReduceLROnPlateau(FIRST)
     ],
 )
 def test_accepted(returned: Any, optimizers: list[Optimizer], schedules: list[Any]) -> None:
-    found = optimization.read_optimization(returned)
-    assert found.optimizers == optimizers
-    assert [(each.scheduler, each.interval, each.monitor) for each in found.schedulers] == schedules
+    read = optimization.read_optimization(returned)
+    assert read.optimizers == optimizers
+    assert [(s.scheduler, s.interval, s.monitor) for s in read.schedulers] == schedules
 
 
 RETURNED = (
@@ -107,9 +107,9 @@ def test_a_misspelt_scheduler_is_not_dropped_silently(misspelled: str) -> None:
 
 
 def test_parameters_are_those_of_all_optimizers_each_once() -> None:
-    shared, own = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(2))
-    found = optimization.read_optimization([SGD([shared, own], 1.0), SGD([shared], 1.0)])
-    assert [id(parameter) for parameter in found.parameters] == [id(shared), id(own)]
+    shared, separate = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(2))
+    result = optimization.read_optimization([SGD([shared, separate], 1.0), SGD([shared], 1.0)])
+    assert [id(parameter) for parameter in result.parameters] == [id(shared), id(separate)]
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def groups(module: nn.Module, backwards: bool = False) -> list[dict[str, Any]]:
     """Matrices and vectors apart."""
     parameters = list(module.parameters())[:: -1 if backwards else 1]
     return [
-        {"params": [each for each in parameters if each.ndim > 1], "weight_decay": 0.1},
+        {"params": [weight for weight in parameters if weight.ndim > 1], "weight_decay": 0.1},
         {"params": [parameter for parameter in parameters if parameter.ndim == 1], "lr": 0.02},
     ]
 
@@ -169,8 +169,8 @@ def test_training_goes_on_bit_for_bit(kind: str, backwards: bool) -> None:
     other = OPTIMIZERS[kind](groups(resumed, backwards))
     states.load_optimizer_state(other, state, states.parameter_names(resumed))
     expected = step(module, optimizer, 3)
-    for found, wanted in zip(step(resumed, other, 3), expected, strict=True):
-        assert torch.equal(found, wanted)
+    for tensor, wanted in zip(step(resumed, other, 3), expected, strict=True):
+        assert torch.equal(tensor, wanted)
 
 
 class Decaying(SGD):
@@ -236,8 +236,8 @@ def test_rates_that_a_scheduler_changed_come_back() -> None:
     state = states.optimizer_state(optimizer, states.parameter_names(module))
     other = SGD(groups(resumed), lr=0.7)
     states.load_optimizer_state(other, state, states.parameter_names(resumed))
-    for found, wanted in zip(other.param_groups, optimizer.param_groups, strict=True):
-        assert {**found, "params": []} == {**wanted, "params": []}
+    for group, wanted in zip(other.param_groups, optimizer.param_groups, strict=True):
+        assert {**group, "params": []} == {**wanted, "params": []}
 
 
 def test_a_parameter_that_the_module_does_not_own_has_its_index_for_a_name() -> None:
@@ -270,12 +270,12 @@ def test_a_save_before_the_first_step_makes_none() -> None:
 
 def test_a_parameter_without_gradients_has_no_state_and_kernels_are_this_run_s() -> None:
     module, resumed = make_module(), make_module()
-    for each in (module, resumed):
-        each.register_parameter("unused", nn.Parameter(torch.ones(2)))
+    for model in (module, resumed):
+        model.register_parameter("unused", nn.Parameter(torch.ones(2)))
     optimizer, other = Adam(module.parameters(), fused=True), Adam(resumed.parameters())
     step(module, optimizer, 2)
-    for each in (module, resumed):
-        each[0].weight.requires_grad_(False)  # for the moment
+    for model in (module, resumed):
+        model[0].weight.requires_grad_(False)  # for the moment
     state = states.optimizer_state(optimizer, states.parameter_names(module))
     states.load_optimizer_state(other, state, states.parameter_names(resumed))
     assert len(other.state) == len(optimizer.state) == 4
@@ -284,11 +284,11 @@ def test_a_parameter_without_gradients_has_no_state_and_kernels_are_this_run_s()
 
 def test_two_optimizers_of_one_parameter_keep_a_state_each() -> None:
     module = make_module()
-    names, found = states.parameter_names(module), []
+    names, keys = states.parameter_names(module), []
     for optimizer in (Adam(module.parameters()), SGD(module.parameters(), lr=0.1, momentum=0.9)):
         step(module, optimizer, 1)
-        found.append(set(states.optimizer_state(optimizer, names)["state"]["0.weight"]))
-    assert found == [{"step", "exp_avg", "exp_avg_sq"}, {"momentum_buffer"}]
+        keys.append(set(states.optimizer_state(optimizer, names)["state"]["0.weight"]))
+    assert keys == [{"step", "exp_avg", "exp_avg_sq"}, {"momentum_buffer"}]
 
 
 def test_groups_that_are_cut_otherwise_are_refused() -> None:

@@ -20,7 +20,7 @@ SUMS = [1.0, 5.0, 9.0, 13.0, 8.0]
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def predictions(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What one process, and two ranks, return for each kind of prediction."""
     folder = tmp_path_factory.mktemp("predictions")
     done = succeed(["-m", "prediction_subject"], cwd=folder, extra=at_root())
@@ -28,20 +28,20 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["nested", "scalar", "rows"])
-def test_two_ranks_return_what_one_process_returns(found: Any, kind: str) -> None:
-    alone, ranks = found
+def test_two_ranks_return_what_one_process_returns(predictions: Any, kind: str) -> None:
+    alone, ranks = predictions
     assert len(alone[kind][1]) == 5
     assert ranks[kind] == alone[kind]
 
 
-def test_each_batch_is_there_once_and_in_order(found: Any) -> None:
-    _, ranks = found
-    assert [each[-1] for each in ranks["scalar"][1]] == SUMS
-    assert [each[-1] for each in ranks["rows"][1]] == [[0, 1], [2, 3], [4, 5], [6, 7], [8]]
+def test_each_batch_is_there_once_and_in_order(predictions: Any) -> None:
+    _, ranks = predictions
+    assert [values[-1] for values in ranks["scalar"][1]] == SUMS
+    assert [values[-1] for values in ranks["rows"][1]] == [[0, 1], [2, 3], [4, 5], [6, 7], [8]]
 
 
-def test_ranks_name_the_type_that_they_cannot_exchange(found: Any) -> None:
-    _, ranks = found
+def test_ranks_name_the_type_that_they_cannot_exchange(predictions: Any) -> None:
+    _, ranks = predictions
     assert ranks["set"].startswith(REFUSED)
 
 
@@ -62,7 +62,7 @@ def test_the_command_writes_any_nesting_of_plain_types(capsys: Any) -> None:
     assert f"{line} (removed predictions.safetensors)" in capsys.readouterr().out
     assert [path.name for path in folder.iterdir()] == ["predictions.pt"]
     read = torch.load(folder / "predictions.pt", weights_only=True)
-    assert [each["ragged"].shape for each in read] == [(2, 1), (2, 3), (2, 2), (2, 1), (1, 3)]
+    assert [output["ragged"].shape for output in read] == [(2, 1), (2, 3), (2, 2), (2, 1), (1, 3)]
     assert read[4]["boxes"] == [(torch.tensor(8.0), "«8»")]
     assert read[3]["answer"] == {"text": ["6"], "score": 2.0}
     assert read[4]["array"].tolist() == [16]
@@ -86,7 +86,7 @@ def test_the_command_checks_the_first_batch_before_it_computes_the_rest(capsys: 
 
 def test_the_devices_of_a_batch_join_rows_and_refuse_the_rest() -> None:
     device, x = torch.device("cpu"), torch.arange(3.0)
-    parts = [{"rows": (part, None)} for part in x.split([2, 1])]
+    parts = [{"rows": (rows, None)} for rows in x.split([2, 1])]
     joined = join_rows(parts, [2, 1], device)
     assert joined["rows"][0].tolist() == [0, 1, 2]
     assert joined["rows"][1] is None

@@ -47,7 +47,7 @@ def test_every_stop_step_resumes_to_the_last_bit(results, processes, loader_work
 
 @pytest.mark.parametrize(
     "processes",
-    [pytest.param(2, marks=SLOW), *(pytest.param(each, marks=EXHAUSTIVE) for each in (1, 3))],
+    [pytest.param(2, marks=SLOW), *(pytest.param(count, marks=EXHAUSTIVE) for count in (1, 3))],
 )
 def test_loader_workers_change_nothing(results, processes):
     one, two = (results(processes, workers)[0] for workers in (0, 2))

@@ -83,12 +83,12 @@ def test_each_difference_is_said_and_either_side_can_be_taken(capsys: Any) -> No
     model = fit(Model(cosine(16), **changed), 6, resume_options="code")
     line = "weight_decay of optimizer 0: 0.01 in the checkpoint, 0.5 in the code: the code's is"
     assert line in capsys.readouterr().err
-    whole = Model(cosine(16), **changed)
-    whole.configure_optimizers()
+    fresh = Model(cosine(16), **changed)
+    fresh.configure_optimizers()
     for _ in range(6):
-        whole.scheduler.step()
+        fresh.scheduler.step()
     for name in ("lr", "weight_decay", "betas"):
-        assert model.adam.param_groups[0][name] == whole.adam.param_groups[0][name]
+        assert model.adam.param_groups[0][name] == fresh.adam.param_groups[0][name]
     fit(Model(cosine(16), **changed), 7)
     assert "of optimizer" not in capsys.readouterr().err
 
@@ -102,12 +102,12 @@ def test_a_schedule_that_would_end_is_refused_before_a_step() -> None:
 
 
 def test_an_unfrozen_layer_and_a_hidden_state_resume_exactly(capsys: Any) -> None:
-    whole = fit(Model(cosine(8)), 7, Unfreezes(), run_name="whole")
+    uninterrupted = fit(Model(cosine(8)), 7, Unfreezes(), run_name="whole")
     fit(Model(cosine(8)), 6, Unfreezes())
     resumed = fit(Model(cosine(8)), 7, Unfreezes())
     assert "frozen" not in capsys.readouterr().err
-    assert not torch.equal(whole.first.weight, Model(cosine(8)).first.weight)
-    for name, value in whole.state_dict().items():
+    assert not torch.equal(uninterrupted.first.weight, Model(cosine(8)).first.weight)
+    for name, value in uninterrupted.state_dict().items():
         assert torch.equal(value, resumed.state_dict()[name]), name
     assert fit(Model(cosine(8), trains_first=True), 8).first.weight.requires_grad
     line = "frozen parameters: ['first.weight', 'first.bias'] in the checkpoint"

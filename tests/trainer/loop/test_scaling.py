@@ -41,30 +41,30 @@ def test_the_factor_follows_the_rule(batch: int, reference: int, device: int) ->
 
 @given(target=FACTORS, warmup=st.integers(0, 100), step=st.integers(0, 200))
 def test_the_warm_up_is_a_straight_line(target: float, warmup: int, step: int) -> None:
-    found = warmed_up_rate(target, warmup, step)
+    factor = warmed_up_rate(target, warmup, step)
     if step + 1 >= warmup:
-        assert found == pytest.approx(target)
+        assert factor == pytest.approx(target)
     else:
-        assert found == pytest.approx(1 + (target - 1) * (step + 1) / warmup)
-        assert min(1, target) <= found <= max(1, target)
-        assert abs(found - target) >= abs(warmed_up_rate(target, warmup, step + 1) - target)
+        assert factor == pytest.approx(1 + (target - 1) * (step + 1) / warmup)
+        assert min(1, target) <= factor <= max(1, target)
+        assert abs(factor - target) >= abs(warmed_up_rate(target, warmup, step + 1) - target)
 
 
 @given(
-    each=st.integers(1, 100),
+    per_device=st.integers(1, 100),
     replicas=st.integers(1, 64),
     accumulate=st.integers(1, 16),
     more=st.integers(0, 1023),
 )
-def test_a_global_batch_is_split_or_refused(each, replicas, accumulate, more):
+def test_a_global_batch_is_split_or_refused(per_device, replicas, accumulate, more):
     shares = replicas * accumulate
-    size = each * shares + more % shares
+    size = per_device * shares + more % shares
     if size % shares == 0:
-        assert device_batch_size(size, replicas, accumulate) == each
+        assert device_batch_size(size, replicas, accumulate) == per_device
         return
     with pytest.raises(ConfigurationError) as raised:
         device_batch_size(size, replicas, accumulate)
-    nearest = f"{each * shares} and {(each + 1) * shares}"
+    nearest = f"{per_device * shares} and {(per_device + 1) * shares}"
     assert raised.value.problems == [
         f"global_batch_size={size} is not divisible by {replicas} replicas times "
         f"accumulate_grad_batches={accumulate}; the nearest divisible sizes are {nearest}"
@@ -88,14 +88,14 @@ def test_a_batch_of_unknown_size_cannot_be_scaled(batch: int | None, device: int
 
 @pytest.mark.parametrize("rule", ["linear", "sqrt"])
 def test_a_global_batch_needs_a_reference(rule: str) -> None:
-    given = {"accelerator": "cpu", "devices": 1, "max_epochs": 1, "global_batch_size": 8}
+    options = {"accelerator": "cpu", "devices": 1, "max_epochs": 1, "global_batch_size": 8}
     with pytest.raises(ConfigurationError) as raised:
-        trainer.Trainer(**given, learning_rate_scaling=rule)
+        trainer.Trainer(**options, learning_rate_scaling=rule)
     problem = f"learning_rate_scaling={rule!r} with global_batch_size"
     reason = "give reference_batch_size, the batch that the rate was chosen for"
     assert raised.value.problems == [f"{problem}: {reason}"]
-    trainer.Trainer(**given, learning_rate_scaling=rule, reference_batch_size=4)
-    trainer.Trainer(**given, learning_rate_scaling="none")
+    trainer.Trainer(**options, learning_rate_scaling=rule, reference_batch_size=4)
+    trainer.Trainer(**options, learning_rate_scaling="none")
 
 
 class Constant(trainer.TrainingModule):
@@ -171,12 +171,12 @@ def test_a_checkpoint_holds_the_rates_of_optimizers_and_schedulers(tmp_path):
 def test_a_resumed_run_goes_on_in_the_warm_up(tmp_path):
     options = {"learning_rate_scaling": "linear", "reference_batch_size": 1}
     options |= {"learning_rate_warmup_steps": 4}
-    whole = fit(tmp_path, Constant(), **options, run_name="whole")
+    uninterrupted = fit(tmp_path, Constant(), **options, run_name="whole")
     fit(tmp_path, Constant(), **options, run_name="stopped", max_steps=2)
     resumed = fit(tmp_path, Constant(), **options, resume=str(tmp_path / "stopped"))
     for name in ("lr-0", "lr-1"):
-        assert logged(resumed.run_directory, name) == logged(whole.run_directory, name)
-        assert len(logged(whole.run_directory, name)) == 5
+        assert logged(resumed.run_directory, name) == logged(uninterrupted.run_directory, name)
+        assert len(logged(uninterrupted.run_directory, name)) == 5
 
 
 def test_a_loader_that_does_not_tell_its_batch_size_is_refused(tmp_path):

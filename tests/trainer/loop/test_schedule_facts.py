@@ -74,7 +74,7 @@ def test_an_unknown_number_of_steps_names_the_option(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("schedule", ["warm-up from 0", "one cycle"])
 def test_a_schedule_does_not_change_the_rate_that_is_found(tmp_path: Path, schedule: str) -> None:
-    rates = [make(tmp_path).find_learning_rate(Net(each), DATA) for each in ("", schedule)]
+    rates = [make(tmp_path).find_learning_rate(Net(kind), DATA) for kind in ("", schedule)]
     assert rates[1] == pytest.approx(rates[0])
 
 

@@ -80,7 +80,7 @@ OFTEN: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Scheduled]:
+def full_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Scheduled]:
     """An uninterrupted run: its folder, and the module."""
     folder = tmp_path_factory.mktemp("whole")
     module = Scheduled()
@@ -88,14 +88,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Scheduled]:
     return folder / "run", module
 
 
-def test_validation_runs_every_n_steps_and_every_n_epochs(whole: tuple[Path, Scheduled]) -> None:
-    folder, module = whole
+def test_validation_runs_every_n_steps_and_every_n_epochs(full_run: tuple[Path, Scheduled]) -> None:
+    folder, module = full_run
     assert module.validated == list(VALIDATED)
     assert logged(folder, "val_loss") == VALIDATED
 
 
-def test_a_resume_from_any_step_continues_at_the_same_learning_rates(whole, tmp_path):
-    folder, module = whole
+def test_a_resume_from_any_step_continues_at_the_same_learning_rates(full_run, tmp_path):
+    folder, module = full_run
     rates = logged(folder, "lr")
     checkpoints = sorted((folder / "checkpoints").iterdir())
     assert len(checkpoints) == BATCHES * EPOCHS
@@ -105,7 +105,7 @@ def test_a_resume_from_any_step_continues_at_the_same_learning_rates(whole, tmp_
         options = {**OFTEN, "resume": str(checkpoint), "run_name": checkpoint.name}
         make(tmp_path, **options).fit(resumed, batches(), [torch.ones(1)])
         assert resumed.steps == list(range(step, BATCHES * EPOCHS)), step
-        after = {each: rate for each, rate in rates.items() if each > step}
+        after = {number: rate for number, rate in rates.items() if number > step}
         assert logged(tmp_path / checkpoint.name, "lr") == after, step
         assert resumed.weight.equal(module.weight), step
 

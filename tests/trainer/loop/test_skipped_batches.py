@@ -40,8 +40,8 @@ class Skips(averaging_subject.Net):
 
 
 class Divided(Skips):
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         first, last = nn.Linear(6, 6), nn.Linear(6, 3)
         self.sequential_module = nn.Sequential(first, nn.Tanh(), last)
         draw(self, seed=5)
@@ -181,8 +181,8 @@ def test_a_resume_is_exact(tmp_path: Path) -> None:
     fit(Skips((1, 4)), tmp_path / "whole", **options)
     fit(Skips((1, 4)), tmp_path / "parts", **options, max_steps=1)
     fit(Skips((1, 4)), tmp_path / "parts", **options, resume=str(tmp_path / "parts" / "run"))
-    whole, resumed = (saved(tmp_path / name / "run") for name in ("whole", "parts"))
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    uninterrupted, resumed = (saved(tmp_path / name / "run") for name in ("whole", "parts"))
+    assert all(torch.equal(uninterrupted[name], resumed[name]) for name in uninterrupted)
 
 
 @pytest.mark.parametrize("rank", [0, 1])

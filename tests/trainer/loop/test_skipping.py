@@ -100,8 +100,8 @@ def test_a_resume_is_exact(tmp_path: Path) -> None:
     fit(Skips(), tmp_path / "whole")
     fit(Skips(), tmp_path / "parts", max_steps=2)
     fit(Skips(), tmp_path / "parts", resume=str(tmp_path / "parts" / "run"))
-    whole, resumed = (saved(tmp_path / name / "run") for name in ("whole", "parts"))
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    uninterrupted, resumed = (saved(tmp_path / name / "run") for name in ("whole", "parts"))
+    assert all(torch.equal(uninterrupted[name], resumed[name]) for name in uninterrupted)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_thirty_in_a_row_end_the_fit(tmp_path: Path, capsys: Any) -> None:
     advice = "lower the learning rate, or resume from an earlier checkpoint"
     assert raised.value.problems == [f"{problem}; {advice}"]
     assert len(capsys.readouterr().err.splitlines()) == 29
-    assert all(each.isfinite().all() for each in [saved(tmp_path / "run")["linear.weight"]])
+    assert all(weight.isfinite().all() for weight in [saved(tmp_path / "run")["linear.weight"]])
 
 
 def test_a_gradient_scaler_skips_by_itself(tmp_path: Path, capsys: Any) -> None:

@@ -49,14 +49,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"name": "views", "module": "Views"},
     ]
     runs = [{**run, **shared, "module": f"skipping_subject.{run['module']}"} for run in runs]
-    assert fits(folder, runs, engine="fairscale") == [{each["name"]: "" for each in runs}] * 2
+    assert fits(folder, runs, engine="fairscale") == [{run["name"]: "" for run in runs}] * 2
     return folder
 
 
 def weights(folder: Path) -> set[float]:
     model = saved(folder)
-    assert sum(each.numel() for each in model.values()) == 16
-    return {value for each in model.values() for value in each.flatten().tolist()}
+    assert sum(value.numel() for value in model.values()) == 16
+    return {value for weight in model.values() for value in weight.flatten().tolist()}
 
 
 @pytest.mark.slow

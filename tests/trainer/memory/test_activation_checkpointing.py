@@ -47,8 +47,8 @@ def computed(names: list[str], half: bool = False) -> dict[str, Tensor]:
 def test_gradients_and_buffers_are_equal_to_the_last_bit(names, half):
     kept, again = computed([], half), computed(names, half)
     assert len(kept) > 20
-    for name, each in kept.items():
-        assert each.equal(again[name]), name
+    for name, tensor in kept.items():
+        assert tensor.equal(again[name]), name
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
@@ -85,8 +85,8 @@ def test_without_gradients_nothing_is_computed_twice(tmp_path):
     forwards = {}
     for names in ([], ["Block"]):
         options = {"max_epochs": 1, "global_batch_size": 12, "activation_checkpointing": names}
-        found = fitting.fit(Model(), tmp_path / str(len(names)), **options).metrics
-        forwards[len(names)] = [found["forwards"], found["forwards_in_validation"]]
+        metrics = fitting.fit(Model(), tmp_path / str(len(names)), **options).metrics
+        forwards[len(names)] = [metrics["forwards"], metrics["forwards_in_validation"]]
     # Four blocks a batch: one of the sanity check, and four, the last counted before its backward.
     assert forwards == {0: [20, 4], 1: [32, 4]}
 
@@ -105,10 +105,10 @@ def test_the_model_stays_what_it_is():
 def test_a_copy_computes_with_its_own_parameters():
     network = Network()
     with applied(network, ["Block"]):
-        for each in [copy.deepcopy(network), pickle.loads(pickle.dumps(network))]:  # noqa: S301
-            each(torch.randn(4, FEATURES)).sum().backward()
-            assert all(one.grad is not None for one in each.parameters())
-            assert [layer.calls.item() for layer in each.layers] == [2, 1, 1]
+        for copied in [copy.deepcopy(network), pickle.loads(pickle.dumps(network))]:  # noqa: S301
+            copied(torch.randn(4, FEATURES)).sum().backward()
+            assert all(one.grad is not None for one in copied.parameters())
+            assert [layer.calls.item() for layer in copied.layers] == [2, 1, 1]
     assert all(parameter.grad is None for parameter in network.parameters())
     assert [layer.calls.item() for layer in network.layers] == [0, 0, 0]
 
@@ -209,7 +209,7 @@ def test_every_strategy_trains_the_same(tmp_path, name):
     resumed = again | {"resume": str(tmp_path / "stopped")}
     runs = {"kept": kept, "again": again, "stopped": stopped, "resumed": resumed}
     ends = fitting.fits(tmp_path, [{"name": run, **options} for run, options in runs.items()])
-    assert all(set(each.values()) == {""} for each in ends)
+    assert all(set(outcomes.values()) == {""} for outcomes in ends)
     forwards, rows, weights = [], [], {run: saved(tmp_path / run) for run in runs}
     for run in ("kept", "again"):
         forwards += logged(tmp_path / run, "forwards")
@@ -217,6 +217,6 @@ def test_every_strategy_trains_the_same(tmp_path, name):
         rows.append([line for line in lines if ",forwards," not in line])
     assert forwards[1] > 1.5 * forwards[0]
     assert rows[0] == rows[1]
-    for key, each in weights["kept"].items():
-        assert each.equal(weights["again"][key])
-        assert each.equal(weights["resumed"][key])
+    for key, weight in weights["kept"].items():
+        assert weight.equal(weights["again"][key])
+        assert weight.equal(weights["resumed"][key])

@@ -127,12 +127,12 @@ class Drawn(initial_weights_subject.Net):
     def __init__(self) -> None:
         super().__init__()
         self.drawn: list[str] = []
-        self.whole: list[int] = []
+        self.sizes: list[int] = []
 
     def initialize(self, name: str, layer: nn.Module) -> None:
         self.drawn.append(name)
         there = [p for p in self.parameters() if not (p.is_meta or is_sharded(p))]
-        self.whole.append(sum(each.nbytes for each in there))
+        self.sizes.append(sum(parameter.nbytes for parameter in there))
         super().initialize(name, layer)
 
 
@@ -146,8 +146,8 @@ def drawn_by(strategy: str, run: str, command: str = "fit", **options: object) -
     made = quiet(**{**fixed, "strategy": strategy, "run_name": run, **units, **options})
     with made.building():
         module = Drawn()
-    given = {} if command == "fit" else {"checkpoint": f"runs/{run}"}
-    getattr(made, command)(module, **given)
+    arguments = {} if command == "fit" else {"checkpoint": f"runs/{run}"}
+    getattr(made, command)(module, **arguments)
     return module
 
 
@@ -159,13 +159,13 @@ def test_nothing_is_initialized_that_a_checkpoint_or_a_file_overwrites(
     first = drawn_by(strategy, "run")
     assert sorted(first.drawn) == LAYERS
     if strategy == "fsdp":  # a unit at a time, and the largest has two tied layers
-        assert max(first.whole) <= 4 * (6 * 6 + 6 + 6)
+        assert max(first.sizes) <= 4 * (6 * 6 + 6 + 6)
     resumed = drawn_by(strategy, "run", resume="auto", max_steps=2)
     started = drawn_by(strategy, "other", weights="runs/run")
     tested = drawn_by(strategy, "run", "test")
     weights = saved(tmp_path / "runs" / "run")
     shared = "sequential_module.2.weight"  # of which a file needs one name only
-    save_file({name: each for name, each in weights.items() if name != shared}, "one.safetensors")
+    save_file({name: param for name, param in weights.items() if name != shared}, "one.safetensors")
     from_file = drawn_by(strategy, "file", weights="one.safetensors")
     assert resumed.drawn == started.drawn == tested.drawn == from_file.drawn == []
     for name, value in tested.state_dict().items():
@@ -201,8 +201,8 @@ def test_each_layer_is_initialized_by_one_rank(tmp_path):
 
 def parameters(module: nn.Module, layers: list[str]) -> list[torch.Tensor]:
     """Those of layers, each once."""
-    found = {id(p): p for layer in layers for p in module.get_submodule(layer).parameters()}
-    return list(found.values())
+    by_id = {id(p): p for layer in layers for p in module.get_submodule(layer).parameters()}
+    return list(by_id.values())
 
 
 def test_the_command_line_builds_without_memory(tmp_path):

@@ -99,9 +99,9 @@ def test_both_step_after_so_many_batches_and_at_the_end(tmp_path, batches, accum
     saved = checkpoint.Checkpoint(checkpoint.resolve(run_of.run_directory)).state()["optimizers"]
     for network, optimizer in zip(("generator", "discriminator"), saved, strict=True):
         assert {name.split(".")[0] for name in optimizer["state"]} == {network}
-        assert {float(each["step"]) for each in optimizer["state"].values()} == {steps}
+        assert {float(state["step"]) for state in optimizer["state"].values()} == {steps}
     assert all(parameter.requires_grad for parameter in model.parameters())
-    assert all(each.grad is None for each in model.parameters())
+    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_images_are_made_of_the_model_s_own_randomness():

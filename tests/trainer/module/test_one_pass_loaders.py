@@ -32,8 +32,8 @@ class Again:
 def test_a_fit_refuses_it(tmp_path: Any, made: Callable[[], Any], stage: str) -> None:
     module, told = Model(validation_step=print), f"a {type(made()).__name__}, which can be read"
     if stage.startswith("given"):
-        given = [made()] if stage == "given" else [DataLoader(data()), made()]
-        line = line_of(tmp_path, module, *given, max_epochs=2)
+        loaders = [made()] if stage == "given" else [DataLoader(data()), made()]
+        line = line_of(tmp_path, module, *loaders, max_epochs=2)
         assert line.startswith(f"the trainer was given {told}")
     else:
         setattr(module, f"{stage}_dataloader", made)

@@ -41,17 +41,17 @@ class Words(trainer.TrainingModule):
 
 def _attached(module: nn.Module) -> dict[str, Any]:
     """All that hangs on modules and parameters, by name: attributes, and numbers of hooks."""
-    found: dict[str, Any] = {}
-    for name, each in module.named_modules():
-        for attribute, value in vars(each).items():
+    attached: dict[str, Any] = {}
+    for name, submodule in module.named_modules():
+        for attribute, value in vars(submodule).items():
             hooks = attribute.endswith(("_hooks", "_hooks_with_kwargs", "_always_called"))
-            found[f"{name}/{attribute}"] = len(value) if hooks and value is not None else None
-        found[f"{name}/class"] = type(each)
+            attached[f"{name}/{attribute}"] = len(value) if hooks and value is not None else None
+        attached[f"{name}/class"] = type(submodule)
     for name, parameter in module.named_parameters():
-        found |= {f"{name}/{attribute}": None for attribute in vars(parameter)}
-        found |= {f"{name}/{hook}": len(getattr(parameter, hook) or ()) for hook in _HOOKS}
-        found[f"{name}/trained"] = parameter.requires_grad
-    return found
+        attached |= {f"{name}/{attribute}": None for attribute in vars(parameter)}
+        attached |= {f"{name}/{hook}": len(getattr(parameter, hook) or ()) for hook in _HOOKS}
+        attached[f"{name}/trained"] = parameter.requires_grad
+    return attached
 
 
 @pytest.mark.parametrize(

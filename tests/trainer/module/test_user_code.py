@@ -40,10 +40,10 @@ def make(folder: Path, **options: Any) -> Any:
     return quiet(**{"max_epochs": 1, "default_root_dir": folder, "run_name": "run", **options})
 
 
-def line_of(folder: Path, module: Any, *given: Any, command: str = "fit", **options: Any) -> str:
+def line_of(folder: Path, module: Any, *loaders: Any, command: str = "fit", **options: Any) -> str:
     """The one line of the error that a command ends with."""
     with pytest.raises(errors.UserError) as raised:
-        getattr(make(folder, **options), command)(module, *given)
+        getattr(make(folder, **options), command)(module, *loaders)
     [line] = raised.value.problems
     assert "\n" not in line
     return line
@@ -83,8 +83,8 @@ def test_what_is_no_loader_is_refused(tmp_path, made, told, in_evaluation, stage
     module = Model(validation_step=print, test_step=print, forward=print)
     expected = told if stage in ("train", "given") else in_evaluation or told
     if stage.startswith("given"):
-        given = [made()] if stage == "given" else [DataLoader(data()), made()]
-        assert line_of(tmp_path, module, *given).startswith(f"the trainer was given{expected}")
+        loaders = [made()] if stage == "given" else [DataLoader(data()), made()]
+        assert line_of(tmp_path, module, *loaders).startswith(f"the trainer was given{expected}")
         return
     setattr(module, f"{stage}_dataloader", made)
     line = line_of(tmp_path, module, command=command)
@@ -164,11 +164,11 @@ def test_a_command_checks_its_hook_before_it_begins(tmp_path, command, hook):
     assert line.startswith(f"Nothing has no {hook}: override it; ")
 
 
-@pytest.mark.parametrize("given", [True, False])
-def test_a_missing_validation_step_is_told_before_the_first_step(tmp_path, given):
+@pytest.mark.parametrize("has_loader", [True, False])
+def test_a_missing_validation_step_is_told_before_the_first_step(tmp_path, has_loader):
     steps = []
     module = Model(training_step=lambda batch, _: steps.append(batch))
-    loaders = [module.train_dataloader()] * 2 if given else []
+    loaders = [module.train_dataloader()] * 2 if has_loader else []
     module.val_dataloader = module.train_dataloader
     line = line_of(tmp_path, module, *loaders)
     assert line.startswith("Model has no validation_step: override it; ")
@@ -248,8 +248,8 @@ class Validates(Model):
 @pytest.mark.parametrize("in_order", [True, False])
 def test_an_epoch_is_saved_before_it_is_validated(tmp_path, in_order):
     options = {"max_epochs": 2, "loggers": ["csv"], "use_distributed_sampler": in_order}
-    whole = Validates()
-    make(tmp_path, run_name="whole", **options).fit(whole)
+    uninterrupted = Validates()
+    make(tmp_path, run_name="whole", **options).fit(uninterrupted)
     failing = Validates()
     failing.fails = True
     with pytest.raises(ArithmeticError, match="planted"):
@@ -261,7 +261,7 @@ def test_an_epoch_is_saved_before_it_is_validated(tmp_path, in_order):
     make(tmp_path, resume="auto", **options).fit(resumed)
     # No batch of the first epoch is read again, and its hook is not called again.
     assert resumed.called == ["validation", *["step"] * 8, "end", "validation"]
-    assert resumed.weight.equal(whole.weight)
+    assert resumed.weight.equal(uninterrupted.weight)
     logs = [(tmp_path / name / "metrics.csv").read_bytes() for name in ("whole", "run")]
     assert logs[0] == logs[1]
     assert len(run_directory.complete(tmp_path / "run" / "checkpoints")) == 2

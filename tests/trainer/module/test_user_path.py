@@ -38,8 +38,8 @@ trainer:
 def blocks(page: str, language: str = "") -> list[str]:
     """The blocks of a language on a page."""
     text = (DOCS / page).read_text()
-    found = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    return [content for kind, content in found if kind == language]
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [content for kind, content in fenced if kind == language]
 
 
 def classes(*names: str) -> str:
@@ -80,15 +80,15 @@ def test_train_with_own_classes_then_test_load_and_export(capsys: Any) -> None:
     assert tested["metrics"]["test_accuracy"] > 0.7
     script, attribute, elsewhere = blocks("inference.md", "python")
     Path("script.py").write_text(script)
-    found = runpy.run_path("script.py")
+    variables = runpy.run_path("script.py")
     Path("elsewhere.py").write_text(
         "import sys\nsys.modules['my_project'] = None\n"
         f"{elsewhere}torch.save(logits.detach(), 'logits.pt')\n"
     )
     done = succeed(["elsewhere.py"], cwd=Path.cwd())
-    assert torch.equal(torch.load("logits.pt"), found["logits"])
+    assert torch.equal(torch.load("logits.pt"), variables["logits"])
     weights = load_file("digits.safetensors")
-    assert weights.keys() == found["module"].state_dict().keys()
-    for name, value in found["module"].state_dict().items():
+    assert weights.keys() == variables["module"].state_dict().keys()
+    for name, value in variables["module"].state_dict().items():
         assert torch.equal(weights[name], value)
     assert attribute.startswith("self.example_input_array = torch.zeros(")

@@ -111,12 +111,12 @@ def test_zero1_keeps_the_options_of_the_optimizer_and_of_its_groups(optimizer):
     alone.load_state_dict(module.state_dict())
     batch = torch.tensor([[1.0, -2.0]])
     strategy, plain = DDPZeRO1(), SingleDevice()
-    with set_up(strategy, module) as sharded, set_up(plain, alone) as whole:
+    with set_up(strategy, module) as sharded, set_up(plain, alone) as replicated:
         for _ in range(3):
-            for each, optimization in ((strategy, sharded), (plain, whole)):
-                each.forward_backward(batch, 0, weight=1.0, synchronize=True)
-                each.step(optimization)
-        (ours,), (theirs,) = sharded.optimizers, whole.optimizers
+            for stepping, optimization in ((strategy, sharded), (plain, replicated)):
+                stepping.forward_backward(batch, 0, weight=1.0, synchronize=True)
+                stepping.step(optimization)
+        (ours,), (theirs,) = sharded.optimizers, replicated.optimizers
         assert type(ours.optim) is type(theirs)
         for group, expected in zip(ours.optim.param_groups, theirs.param_groups, strict=True):
             names = expected.keys() - {"params"}
@@ -130,8 +130,8 @@ def sharding(options: dict[str, Any]) -> tuple[list[mock._Call], set[str]]:
     module = Layers()
     watched = mock.patch.object(fsdp, "fully_shard", wraps=fsdp.fully_shard)
     with watched as made, set_up(fsdp.FSDP(**options), module):
-        found = {name for name, each in module.named_modules() if isinstance(each, FSDPModule)}
-    return made.call_args_list, found
+        names = {name for name, unit in module.named_modules() if isinstance(unit, FSDPModule)}
+    return made.call_args_list, names
 
 
 @pytest.mark.parametrize("offload", [True, False])

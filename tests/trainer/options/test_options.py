@@ -17,7 +17,7 @@ from my_project_trainer.run import placement
 def test_the_trainer_s_keywords_are_the_fields_with_their_defaults() -> None:
     parameters = inspect.signature(trainer.Trainer).parameters
     assert list(parameters) == [field.name for field in fields(Options)]
-    assert all(parameters[each.name].default == each.default for each in fields(Options))
+    assert all(parameters[field.name].default == field.default for field in fields(Options))
 
 
 ONLY_FIT = {
@@ -37,8 +37,8 @@ OF_STAGES = {f"limit_{stage}_batches" for stage in ("val", "test", "predict")}
 def test_each_option_is_used_by_commands_that_are_known() -> None:
     names = [field.name for field in fields(Options)]
     assert sorted(names) == sorted([*ONLY_FIT, *reading.USED_IN_EVALUATION, *OF_STAGES])
-    for command, own in (("validate", "val"), ("test", "test"), ("predict", "predict")):
-        unused = ONLY_FIT | OF_STAGES - {f"limit_{own}_batches"}
+    for command, stage in (("validate", "val"), ("test", "test"), ("predict", "predict")):
+        unused = ONLY_FIT | OF_STAGES - {f"limit_{stage}_batches"}
         assert {*reading.unused(command, names)} == unused
     assert reading.unused("fit", names) == ["limit_test_batches", "limit_predict_batches"]
     assert reading.unused("find_batch_size", names) == []
@@ -68,7 +68,7 @@ def test_unknown_keywords_are_refused_together() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "devices", "precision"),
+    ("options", "devices", "precision"),
     [
         ({"devices": "2"}, 2, "32-true"),
         ({"devices": "-1"}, 1, "32-true"),
@@ -79,15 +79,15 @@ def test_unknown_keywords_are_refused_together() -> None:
         ({"precision": 16}, 1, "16-mixed"),
     ],
 )
-def test_numbers_may_be_given_as_text_where_text_is_accepted(given, devices, precision):
-    plan = trainer.Trainer(accelerator="cpu", max_steps=1, **given)._plan
+def test_numbers_may_be_given_as_text_where_text_is_accepted(options, devices, precision):
+    plan = trainer.Trainer(accelerator="cpu", max_steps=1, **options)._plan
     assert (len(plan.node_devices), plan.options.precision) == (devices, precision)
 
 
 def test_auto_with_options_is_ddp_on_one_device_too() -> None:
-    given = {"accelerator": "cpu", "devices": 1, "max_steps": 1}
-    assert trainer.Trainer(**given)._plan.strategy_name == "single_device"
-    plan = trainer.Trainer(**given, strategy_options={"timeout_seconds": 700.0})._plan
+    options = {"accelerator": "cpu", "devices": 1, "max_steps": 1}
+    assert trainer.Trainer(**options)._plan.strategy_name == "single_device"
+    plan = trainer.Trainer(**options, strategy_options={"timeout_seconds": 700.0})._plan
     assert (plan.strategy_name, vars(plan.strategy)["timeout_seconds"]) == ("ddp", 700.0)
 
 
@@ -106,8 +106,8 @@ def test_the_seed_is_that_of_seed_everything(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(reading.SEEDED, "seed", 1)
     trainer.seed_everything(42)
     before = torch.nn.Linear(3, 3).weight
-    made = [trainer.Trainer(accelerator="cpu", **given) for given in ({"seed": 7}, {})]
-    assert [each._plan.options.seed for each in made] == [7, 42]
+    made = [trainer.Trainer(accelerator="cpu", **options) for options in ({"seed": 7}, {})]
+    assert [made_trainer._plan.options.seed for made_trainer in made] == [7, 42]
     assert torch.equal(before, torch.nn.Linear(3, 3).weight)  # created after the trainer
 
 

@@ -147,9 +147,9 @@ def test_a_secret_is_recognized_by_its_form(form: str) -> None:
     for text in (f"x = load('{secret}', 1)", f"# {secret}", f'"a\\n{secret}"', f"a: {secret}, b"):
         hidden = [redaction.message(text), *redaction.command(["--x", text, f"--y={text}"])]
         hidden += [redacted_diff.redacted(patch("a.py", text, sign)) for sign in "+- "]
-        for each in hidden:
+        for output in hidden:
             for line in secret.split("\n"):
-                assert line not in each
+                assert line not in output
     assert redaction.message(f"see {secret}: it is old") == "see ***: it is old"
 
 
@@ -193,10 +193,10 @@ def test_long_lines_take_seconds() -> None:
     """Of 128 KiB, in which no expression may try each beginning with each end; by its own clock."""
     parts = ("a", "token=", "token:", "a://b:c", "eyJ", "a@b:c", "-----BEGIN PRIVATE KEY", "x-")
     began = time.process_time()
-    for part in (
+    for word in (
         *(*parts, "cookie:" + " " * 5000, "token'", "[", "bearer ", "sk-", "token" + " " * 999),
     ):
-        long = part * (2**17 // len(part))
+        long = word * (2**17 // len(word))
         redacted_diff.redacted(patch("a.yaml", long, "+"))
         redaction.command([f"--x={long}"])
     assert time.process_time() - began < 100  # expires; 10^10 steps take longer

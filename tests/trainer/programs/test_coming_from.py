@@ -66,9 +66,9 @@ def in_order(script: str) -> str:
 def trained(script: str) -> tuple[list[torch.Tensor], dict[str, float]]:
     """Run a script in this process: the parameters of its model, and its metrics."""
     Path("script.py").write_text(script)
-    found = runpy.run_path("script.py", run_name="__main__")
-    metrics = found["trainer"].metrics if "trainer" in found else {}
-    return [parameter.detach() for parameter in found["model"].parameters()], metrics
+    variables = runpy.run_path("script.py", run_name="__main__")
+    metrics = variables["trainer"].metrics if "trainer" in variables else {}
+    return [parameter.detach() for parameter in variables["model"].parameters()], metrics
 
 
 def with_packages() -> dict[str, str]:
@@ -87,14 +87,14 @@ def trained_apart(script: str, *packages: str) -> list[torch.Tensor]:
     require(f"{missing[0]} is not installed: make models" if missing else None)
     Path("script.py").write_text(script)
     succeed(["script.py"], cwd=Path.cwd(), extra=with_packages(), fresh=True)
-    found = load_file("weights.safetensors")
-    return [found[str(index)] for index in range(len(found))]
+    weights = load_file("weights.safetensors")
+    return [weights[str(index)] for index in range(len(weights))]
 
 
-def assert_same(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
-    assert len(found) == len(expected) > 3
-    for own, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(own, other, atol=2e-6, rtol=0)
+def assert_same(weights: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    assert len(weights) == len(expected) > 3
+    for weight, other in zip(weights, expected, strict=True):
+        torch.testing.assert_close(weight, other, atol=2e-6, rtol=0)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -111,17 +111,17 @@ def test_names_in_the_tables_are_there() -> None:
     kinds = [getattr(callbacks, name) for name in callbacks.__all__]
     for call in (*kinds, Trainer.test, TrainingModule.log):
         known |= set(inspect.signature(call).parameters)
-    found = set()
+    keywords = set()
     for name in NAMES:
         rows = re.findall(r"^\| .* \| (.*) \|$", (PAGES / f"{name}.md").read_text(), re.M)
         spans = [code for row in rows for code in re.findall(r"`([^`]*)`", row)]
-        found |= {each for code in spans for each in re.findall(r"\b(\w+)=", code)}
+        keywords |= {keyword for code in spans for keyword in re.findall(r"\b(\w+)=", code)}
         for code in spans:
             if method := re.match(r"(self|trainer)\.(\w+)(?=$|\()", code):
                 owner = Trainer if method[1] == "trainer" else TrainingModule
                 assert method[2] == "network" or hasattr(owner, method[2]), code
-    assert len(found) > 20
-    assert found <= known, found - known
+    assert len(keywords) > 20
+    assert keywords <= known, keywords - known
 
 
 @pytest.mark.parametrize(
@@ -138,8 +138,8 @@ def test_a_script_of_torchrun_trains_the_same_weights(monkeypatch: pytest.Monkey
     before, after = map(in_order, sides("torchrun"))
     ours, _ = trained(after)
     launch = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    for name, given in (launch | {"MASTER_PORT": str(free_port())}).items():
-        monkeypatch.setenv(name, given)
+    for name, value in (launch | {"MASTER_PORT": str(free_port())}).items():
+        monkeypatch.setenv(name, value)
     theirs, _ = trained(before)
     assert_same(ours, theirs)
 

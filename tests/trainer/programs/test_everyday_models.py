@@ -91,8 +91,8 @@ def check(folder: Path, answer: str, begin: str, expected: dict[str, Tensor], mo
         assert not log.exists() or len(log.read_text().splitlines()) == 1
         return "not supported"
     assert answer == ""
-    found = load_file(folder / "weights.safetensors")
-    largest = difference(found, expected, BOUND, buffers=model != PARTS)
+    weights = load_file(folder / "weights.safetensors")
+    largest = difference(weights, expected, BOUND, buffers=model != PARTS)
     assert largest < BOUND
     return f"{largest:.1e}"
 
@@ -103,8 +103,8 @@ def test_equals_one_process(ask, reference, record_property, tmp_path, strategy,
     options = {"strategy": strategy, "strategy_options": way.options, "devices": way.parts}
     answer = ask(tmp_path, model, way.processes, options)
     begin, expected = refused(strategy, model), reference(model, way.parts if model == PARTS else 1)
-    found = check(tmp_path, answer, begin, expected, model)
-    record_property("models", [model, strategy, found])
+    error = check(tmp_path, answer, begin, expected, model)
+    record_property("models", [model, strategy, error])
 
 
 @pytest.mark.needs("horovod")
@@ -114,5 +114,5 @@ def test_equals_one_process_under_horovod(reference, record_property, tmp_path):
     succeed(words, cwd=tmp_path, by=horovodrun(2), extra=at_root())
     for model, answer in json.loads((tmp_path / "answers.json").read_text()).items():
         begin, expected = refused("horovod", model), reference(model, 1 + (model == PARTS))
-        found = check(tmp_path / model, answer, begin, expected, model)
-        record_property("models", [model, "horovod", found])
+        error = check(tmp_path / model, answer, begin, expected, model)
+        record_property("models", [model, "horovod", error])

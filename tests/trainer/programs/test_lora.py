@@ -36,9 +36,9 @@ def test_adapters_are_trained_under_each_strategy_as_in_one_process(apart, monke
     adapters = {name for name in one if "lora_" in name}
     assert len(adapters) == 8  # two of two projections of two layers
     for strategy in ("ddp", "fsdp"):
-        found = fit(strategy, "--trainer.devices", "2", "--trainer.strategy", strategy)
+        ours = fit(strategy, "--trainer.devices", "2", "--trainer.strategy", strategy)
         for name, value in one.items():
-            torch.testing.assert_close(found[name], value, atol=1e-5, rtol=0)
+            torch.testing.assert_close(ours[name], value, atol=1e-5, rtol=0)
 
     for name, value in OFFLINE.items():
         monkeypatch.setenv(name, value)

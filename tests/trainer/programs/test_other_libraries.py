@@ -45,11 +45,11 @@ def test_the_last_validation_is_of_the_last_epoch(options: Any, epochs: list[int
     assert made.current_epoch == options["max_epochs"] or made.global_step == 3
 
 
-@pytest.mark.parametrize("given", [{"name": 5}, {"batch_size": -1}, {"batch_size": float("nan")}])
-def test_a_name_or_size_that_cannot_be_logged_is_one_line(given: Any) -> None:
+@pytest.mark.parametrize("options", [{"name": 5}, {"batch_size": -1}, {"batch_size": float("nan")}])
+def test_a_name_or_size_that_cannot_be_logged_is_one_line(options: Any) -> None:
     class Logs(Model):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
-            self.log(given.get("name", "value"), 1.0, batch_size=given.get("batch_size"))
+            self.log(options.get("name", "value"), 1.0, batch_size=options.get("batch_size"))
             return super().training_step(batch, batch_idx)
 
     with pytest.raises(UserError, match=r"^log\(.*give a text as the name, and a batch_size from"):

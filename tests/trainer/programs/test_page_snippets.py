@@ -36,10 +36,10 @@ def blocks(page: str, language: str = "python", heading: str = "") -> list[str]:
 
 def defined(page: str, heading: str) -> dict[str, Any]:
     """What the first snippet of a section defines."""
-    known = {each.__name__: each for each in (Dataset, trainer.TrainingModule, trainer.Callback)}
-    found: dict[str, Any] = known | {"torch": torch, "nn": nn, "cross_entropy": cross_entropy}
-    exec(blocks(page, heading=heading)[0], found)  # noqa: S102
-    return found
+    known = {cls.__name__: cls for cls in (Dataset, trainer.TrainingModule, trainer.Callback)}
+    variables: dict[str, Any] = known | {"torch": torch, "nn": nn, "cross_entropy": cross_entropy}
+    exec(blocks(page, heading=heading)[0], variables)  # noqa: S102
+    return variables
 
 
 def fit(module: trainer.TrainingModule, loader: Any, **options: Any) -> trainer.Trainer:
@@ -52,8 +52,8 @@ def test_a_plain_loop_trains_the_same_weights(monkeypatch: pytest.MonkeyPatch) -
     module, before = blocks("coming-from/plain-loop.md")
     [config] = blocks("coming-from/plain-loop.md", "yaml")
     assert before.count("\n") > 200 > 75 > module.count("\n") + config.count("\n")
-    parts = {each.name: ast.get_source_segment(before, each) for each in ast.parse(before).body
-             if isinstance(each, ast.ClassDef | ast.FunctionDef)}  # fmt: skip
+    parts = {node.name: ast.get_source_segment(before, node) for node in ast.parse(before).body
+             if isinstance(node, ast.ClassDef | ast.FunctionDef)}  # fmt: skip
     Path("squares.py").write_text(f"{IMPORTS}{parts['Squares']}\n{parts['make_network']}\n")
     Path("my_module.py").write_text(module.replace("shuffle=True", "shuffle=False"))
     Path("squares.yaml").write_text(config)
@@ -69,24 +69,24 @@ def test_a_plain_loop_trains_the_same_weights(monkeypatch: pytest.MonkeyPatch) -
     torch.set_num_threads(threads)
     for file, name in (("last.pt", "last"), ("best.pt", "best")):
         expected = torch.load(Path("output", file), weights_only=True)["model"]
-        own: Any = trainer.TrainingModule()
-        own.network = runpy.run_path("squares.py")["make_network"](16)
-        load_weights(own, Path("runs", "one") if name == "last" else Path("runs", "one", name))
-        for key, value in own.network.state_dict().items():
+        loaded: Any = trainer.TrainingModule()
+        loaded.network = runpy.run_path("squares.py")["make_network"](16)
+        load_weights(loaded, Path("runs", "one") if name == "last" else Path("runs", "one", name))
+        for key, value in loaded.network.state_dict().items():
             torch.testing.assert_close(value, expected[key], atol=1e-6, rtol=0)
 
 
 def test_class_weights_are_those_of_the_whole_step() -> None:
     kind = defined("how-to/data.md", "Class weights")["Weighted"]
     x, y = torch.randn(8, 4), torch.tensor([0, 0, 0, 0, 1, 1, 0, 1])
-    found = []
+    weights = []
     for size in (8, 4):
         torch.manual_seed(0)
         module = kind()
         loader = DataLoader(TensorDataset(x, y), batch_size=size)
         fit(module, [loader], accumulate_grad_batches=8 // size)
-        found.append(module.layer.weight.detach())
-    torch.testing.assert_close(*found, atol=1e-6, rtol=0)
+        weights.append(module.layer.weight.detach())
+    torch.testing.assert_close(*weights, atol=1e-6, rtol=0)
 
 
 class Largest(TorchDispatchMode):
@@ -109,11 +109,11 @@ def test_a_chunked_loss_is_that_of_all_tokens(tmp_path: Path) -> None:
         loss = head(hidden, labels)
         loss.backward()
     assert seen.elements == 4 * 100
-    found = [loss, hidden.grad, head.weight.grad]
+    chunked = [loss, hidden.grad, head.weight.grad]
     hidden.grad = head.weight.grad = None
-    whole = cross_entropy((hidden @ head.weight.T).flatten(0, 1), labels.flatten())
-    whole.backward()
-    torch.testing.assert_close(found, [whole, hidden.grad, head.weight.grad], atol=1e-6, rtol=0)
+    full = cross_entropy((hidden @ head.weight.T).flatten(0, 1), labels.flatten())
+    full.backward()
+    torch.testing.assert_close(chunked, [full, hidden.grad, head.weight.grad], atol=1e-6, rtol=0)
 
 
 class Plain(Descends):
@@ -159,9 +159,9 @@ def test_a_metric_is_that_of_all_samples() -> None:
     import torchmetrics
 
     step = blocks("how-to/metrics.md", heading="torchmetrics")[0]
-    found: dict[str, Any] = {}
-    exec(step, found)  # noqa: S102
-    module: Any = type("Own", (Plain,), {"validation_step": found["validation_step"]})()
+    variables: dict[str, Any] = {}
+    exec(step, variables)  # noqa: S102
+    module: Any = type("Own", (Plain,), {"validation_step": variables["validation_step"]})()
     module.forward = lambda x: x[:, 0]
     module.accuracy = torchmetrics.F1Score("binary")
     x = torch.tensor([1.0, 1, 0, 0, 1])[:, None].expand(5, 4)

@@ -32,8 +32,8 @@ NAME = "my-project"
 def blocks(language: str = "") -> Iterator[tuple[str, str]]:
     """Yield the code blocks of a language, each with its page; those without one are commands."""
     for page in PAGES:
-        found = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
-        yield from ((page.name, code) for kind, code in found if kind == language)
+        fenced = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+        yield from ((page.name, code) for kind, code in fenced if kind == language)
 
 
 def commands(*, train: bool = True) -> Iterator[tuple[str, list[str]]]:
@@ -52,11 +52,11 @@ def commands(*, train: bool = True) -> Iterator[tuple[str, list[str]]]:
 
 @pytest.mark.usefixtures("apart")
 def test_commands_on_the_pages_are_accepted() -> None:
-    found = list(commands())
-    assert len(found) > 20
+    pairs = list(commands())
+    assert len(pairs) > 20
     os.chdir(ROOT)  # where the configs are
     wrong = []
-    for page, words in found:
+    for page, words in pairs:
         try:
             configuration.read_work("my-project", words[0], words[1:])
         except ConfigurationError as error:
@@ -72,9 +72,9 @@ def read_as(command: str, words: list[str]) -> None:
         planning.read_request(NAME, words, problems)
         problems.raise_any()
     elif command == "doctor":
-        given = [word for word in words if word != "--json"]
-        if given:
-            configuration.read_work(NAME, "fit", given)
+        options = [word for word in words if word != "--json"]
+        if options:
+            configuration.read_work(NAME, "fit", options)
     elif command == "report":
         report.run(NAME, words)
     elif command == "reproduce":
@@ -88,27 +88,27 @@ def read_as(command: str, words: list[str]) -> None:
 
 @pytest.mark.usefixtures("apart")
 def test_commands_of_runs_and_tools_on_the_pages_are_accepted(tmp_path, monkeypatch):
-    found = list(commands(train=False))
-    assert len(found) > 20
+    pairs = list(commands(train=False))
+    assert len(pairs) > 20
     options = {"max_steps": 1, "default_root_dir": str(tmp_path), "run_name": "made"}
     options |= {"loggers": "[csv]", "accelerator": "cpu", "enable_progress_bar": "false"}
-    given = [f"--trainer.{name}={value}" for name, value in options.items()]
+    arguments = [f"--trainer.{name}={value}" for name, value in options.items()]
     config = str(ROOT / "configs" / "digits.yaml")
-    work = configuration.read_work(NAME, "fit", ["--config", config, *given])
+    work = configuration.read_work(NAME, "fit", ["--config", config, *arguments])
     work.trainer.fit(work.model, work.data)
     monkeypatch.setattr(report_page, "written", lambda runs: "")
     os.chdir(ROOT)
     wrong, out = [], str(tmp_path / "page.html")
-    for page, (command, *words) in found:
-        own = [str(tmp_path / "made") if A_RUN.fullmatch(word) else word for word in words]
-        own = [out if word.endswith(".html") else word for word in own]
+    for page, (command, *words) in pairs:
+        replaced = [str(tmp_path / "made") if A_RUN.fullmatch(word) else word for word in words]
+        replaced = [out if word.endswith(".html") else word for word in replaced]
         try:
-            read_as(command, own)
+            read_as(command, replaced)
         except ConfigurationError as error:
             if not MISSING.search(str(error)):
                 wrong.append(f"{page}: {command} {shlex.join(words)}: {error}")
     assert wrong == []
-    assert {command for _, (command, *_) in found} >= {
+    assert {command for _, (command, *_) in pairs} >= {
         *("plan", "doctor", "report", "reproduce", "export", "validate", "test", "predict")
     }
 
@@ -134,9 +134,9 @@ def test_commands_on_the_pages_run(tmp_path: Path) -> None:
 
 
 def test_code_on_the_pages_is_python() -> None:
-    found = list(blocks("python"))
-    assert len(found) > 25
-    for page, code in found:
+    snippets = list(blocks("python"))
+    assert len(snippets) > 25
+    for page, code in snippets:
         inside = re.match(r"return|self\.", code)  # of a method
         text = f"def f(self):\n    {code}" if inside else code
         compile(text.replace(", …)", ")"), page, "exec")

@@ -127,15 +127,15 @@ class WithState(DataModule):
 
 
 @pytest.mark.parametrize(
-    ("module", "given", "line"),
+    ("module", "train", "line"),
     [
         (Wraps(), data(), "gave Lookahead, whose state_dict has no 'state' and 'param_groups'"),
         (Model(), WithState(), "WithState.state_dict would not be called: it is no hook; use rank"),
     ],
 )
-def test_state_that_no_checkpoint_would_have_is_refused(module: Any, given: Any, line: str) -> None:
+def test_state_that_no_checkpoint_would_have_is_refused(module: Any, train: Any, line: str) -> None:
     with pytest.raises(UserError, match=line):
-        make().fit(module, given)
+        make().fit(module, train)
     assert module.weight.item() == 0.0
 
 
@@ -347,13 +347,13 @@ class Unfreezes(Model):
 
 @pytest.mark.parametrize("steps", [4, 6, 8])
 def test_a_group_that_a_hook_has_added_is_in_the_resume(steps: int) -> None:
-    whole, resumed = Unfreezes(), Unfreezes()
-    make(max_epochs=3).fit(whole, data(4))
+    uninterrupted, resumed = Unfreezes(), Unfreezes()
+    make(max_epochs=3).fit(uninterrupted, data(4))
     made = make(max_steps=steps)
     made.fit(Unfreezes(), data(4))
     make(max_epochs=3, resume=made.run_directory).fit(resumed, data(4))
-    assert whole.first.item() != 1
-    assert resumed.state_dict() == whole.state_dict()
+    assert uninterrupted.first.item() != 1
+    assert resumed.state_dict() == uninterrupted.state_dict()
 
 
 def test_an_expanded_buffer_is_refused_before_the_first_step() -> None:
@@ -381,8 +381,8 @@ class Predicts(Model):
 
 
 def test_predictions_are_in_the_order_of_the_dataset() -> None:
-    found = make().predict(Predicts(), DataLoader(Slow(), 1, num_workers=2, in_order=False))
-    assert torch.cat(found).flatten().tolist() == [0.0, 1.0, 2.0, 3.0]
+    predictions = make().predict(Predicts(), DataLoader(Slow(), 1, num_workers=2, in_order=False))
+    assert torch.cat(predictions).flatten().tolist() == [0.0, 1.0, 2.0, 3.0]
 
 
 def test_a_dataset_of_another_library_is_no_loader() -> None:

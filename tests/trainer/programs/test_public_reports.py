@@ -57,7 +57,7 @@ def test_the_average_of_a_frozen_parameter_reaches_it_as_torch_s_does() -> None:
     expected: Mapping[str, Any] = {"a": -1.0, "b": -1.0}
     for step in range(2, 7):
         trained = {"a": -step, "b": -2}
-        expected = {name: (each + trained[name]) / 2 for name, each in expected.items()}
+        expected = {name: (value + trained[name]) / 2 for name, value in expected.items()}
     made = make(callbacks=[EMA(0.5, warmup=False)])
     made.fit(Model(), data(), data())
     assert {name: made.metrics[name] for name in expected} == pytest.approx(expected)
@@ -84,9 +84,9 @@ def test_a_training_module_in_another_one_is_in_its_run_and_a_copy_of_both_in_no
     made.fit(model, data())
     assert [facts[:2] for facts in model.seen] == [(0, 0), (1, 0), (2, 1), (3, 1)]
     assert made.metrics["inner"] == 7.0
-    for each in (model.inner, model.copies[0], model.copies[0].inner):
-        assert each.trainer_state == TrainerState()
-    assert [each.inner.a.item() for each in model.copies] == [-2.0, -4.0]
+    for module in (model.inner, model.copies[0], model.copies[0].inner):
+        assert module.trainer_state == TrainerState()
+    assert [copied.inner.a.item() for copied in model.copies] == [-2.0, -4.0]
 
 
 class Measured(Model):
@@ -186,8 +186,8 @@ class Reuses(Model):
 
 
 def test_predictions_are_those_of_each_batch_if_the_module_reuses_a_tensor() -> None:
-    found = make().predict(Reuses(), data(3))
-    assert [each["value"].item() for each in found] == [0, 1, 2]
+    predictions = make().predict(Reuses(), data(3))
+    assert [prediction["value"].item() for prediction in predictions] == [0, 1, 2]
 
 
 def test_ddp_names_what_is_frozen_during_a_fit() -> None:
@@ -285,7 +285,7 @@ def test_a_layer_that_is_trained_in_eval_mode_is_said(capsys: pytest.CaptureFixt
     model = Model()
     model.net, model.frozen = nn.Linear(1, 1).eval(), nn.Linear(1, 1).requires_grad_(False).eval()
     make().fit(model, data())
-    (line,) = (each for each in capsys.readouterr().err.splitlines() if "eval()" in each)
+    (line,) = (text for text in capsys.readouterr().err.splitlines() if "eval()" in text)
     assert line.endswith(
         "net (Linear) is trained in eval() mode, without dropout; else call its train()"
     )
@@ -300,8 +300,8 @@ def test_an_evaluation_drops_the_last_batch_of_a_loader_that_says_so() -> None:
             return batch[0].sum()
 
     loader = DataLoader(TensorDataset(torch.ones(7)), batch_size=2, drop_last=True)
-    found = make().predict(Predicts(), loader)
-    assert [each.item() for each in found] == [2, 2, 2]
+    predictions = make().predict(Predicts(), loader)
+    assert [prediction.item() for prediction in predictions] == [2, 2, 2]
     loader = DataLoader(TensorDataset(torch.ones(1)), batch_size=2, drop_last=True)
     with pytest.raises(UserError, match="drop_last=True leaves no batch: 1 samples, batch_size=2"):
         make().predict(Predicts(), loader)

@@ -96,7 +96,7 @@ def test_equals_one_process(ask, reference, record_property, tmp_path, strategy,
     assert failure == ""
     # BatchNorm normalizes each part of a batch by itself, as if it were accumulated.
     expected = reference(model, way.parts if model == RESNET else 1)
-    found = load_file(tmp_path / "weights.safetensors")
-    largest = difference(found, expected, BOUND, buffers=model != RESNET)
+    weights = load_file(tmp_path / "weights.safetensors")
+    largest = difference(weights, expected, BOUND, buffers=model != RESNET)
     record_property("models", [model, strategy, f"{largest:.1e}"])
     assert largest < BOUND

@@ -84,7 +84,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def found(project: Path, *command: str) -> set[tuple[str, str]]:
+def complaints(project: Path, *command: str) -> set[tuple[str, str]]:
     """Return the files with complaints, each with the rule."""
     done = subprocess.run(
         [sys.executable, "-m", *command], cwd=project, capture_output=True, text=True, timeout=600
@@ -96,7 +96,7 @@ def found(project: Path, *command: str) -> set[tuple[str, str]]:
 
 
 def test_lint_finds_errors_and_the_trainers_style(project: Path) -> None:
-    assert found(project, "ruff", "check", "--no-cache", "--output-format=concise", ".") == {
+    assert complaints(project, "ruff", "check", "--no-cache", "--output-format=concise", ".") == {
         ("tasks/wrong.py", "F821"),
         ("trainer/errors.py", "S101"),
     }
@@ -104,7 +104,7 @@ def test_lint_finds_errors_and_the_trainers_style(project: Path) -> None:
 
 @pytest.mark.slow
 def test_typecheck_finds_wrong_types_and_the_trainers_missing_ones(project: Path) -> None:
-    assert found(project, "mypy", "--cache-dir=/dev/null") == {
+    assert complaints(project, "mypy", "--cache-dir=/dev/null") == {
         ("tasks/wrong.py", "list-item"),
         ("tasks/wrong.py", "arg-type"),
         ("tasks/wrong.py", "name-defined"),

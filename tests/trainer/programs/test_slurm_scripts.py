@@ -40,10 +40,10 @@ def test_sbatch_sees_every_line_of_the_header(script: Path) -> None:
 
 def test_there_is_time_to_save() -> None:
     settings = (FOLDER / "settings.sh").read_text()
-    found = re.search(r"SAVE_SECONDS=(\d+)", settings)
-    assert found is not None
+    match = re.search(r"SAVE_SECONDS=(\d+)", settings)
+    assert match is not None
     for script in JOBS:
-        assert int(header(script)["signal"].removeprefix("B:USR1@")) > int(found.group(1))
+        assert int(header(script)["signal"].removeprefix("B:USR1@")) > int(match.group(1))
 
 
 @pytest.mark.parametrize("script", JOBS, ids=lambda script: script.name)
@@ -205,13 +205,13 @@ def test_what_fit_refuses_is_refused_before_a_job_is_submitted(tmp_path, options
 def test_a_config_that_comes_later_says_otherwise(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("trainer:\n  accelerator: cpu\n")
     asked = ["--trainer.accelerator", "gpu"]
-    for arguments, found in (
+    for arguments, accelerator in (
         (["--config", tmp_path / "config.yaml"], "cpu"),
         (["--trainer.accelerator", "auto"], "auto"),
         ([], "gpu"),
     ):
         done = run([*fit(*asked), *arguments, "--print_config"])
-        assert f"  accelerator: {found}\n" in done.stdout
+        assert f"  accelerator: {accelerator}\n" in done.stdout
 
 
 @pytest.mark.parametrize("outcome", ["preempted SIGINT step 7", "failed interrupted"])

@@ -19,8 +19,8 @@ SHORT = 12  # length below which a fragment of a message matches too much
 
 def messages() -> list[str]:
     """The lines of blocks ``text``: our own messages, with … for what differs."""
-    found = re.findall(r"^```text\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    return [line for block in found for line in block.splitlines()]
+    blocks = re.findall(r"^```text\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    return [line for block in blocks for line in block.splitlines()]
 
 
 def template(node: ast.expr) -> str | None:
@@ -42,7 +42,7 @@ def _functions() -> Iterator[list[str]]:
     for file in TRAINER.rglob("*.py"):
         tree = ast.parse(file.read_text())
         for scope in (tree, *(n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef))):
-            nodes = (each for each in ast.walk(scope) if isinstance(each, ast.expr))
+            nodes = (child for child in ast.walk(scope) if isinstance(child, ast.expr))
             yield [text for node in nodes if (text := template(node))]
     for file in ROOT.glob("slurm/*.sh"):
         text = re.sub(r"\$\w+", "…", file.read_text().replace("\\`", "`"))
@@ -54,7 +54,7 @@ def is_printed(message: str, texts: list[str]) -> bool:
     """Whether texts of one function have all fragments of a message."""
     pieces = [word.strip(" ():;,.") for word in re.split("…|[;:] ", message)]
     fragments = [piece for piece in pieces if len(piece) >= SHORT]
-    return bool(fragments) and all(is_made_of(each, texts) for each in fragments)
+    return bool(fragments) and all(is_made_of(fragment, texts) for fragment in fragments)
 
 
 def is_made_of(fragment: str, texts: list[str]) -> bool:
@@ -75,9 +75,9 @@ def anchors() -> set[str]:
 
 
 def test_each_message_is_in_the_code() -> None:
-    known, found = functions(), messages()
-    assert len(found) > 40
-    assert [line for line in found if not any(is_printed(line, texts) for texts in known)] == []
+    known, lines = functions(), messages()
+    assert len(lines) > 40
+    assert [line for line in lines if not any(is_printed(line, texts) for texts in known)] == []
 
 
 @pytest.mark.parametrize(
@@ -89,14 +89,14 @@ def test_a_message_that_is_not_in_the_code_is_found(wrong: str) -> None:
 
 def test_links_that_errors_print_lead_to_a_heading() -> None:
     files = [*TRAINER.rglob("*.py"), *ROOT.glob("slurm/*.sh")]
-    found = {
+    links = {
         anchor
         for file in files
         for anchor in re.findall(r"docs/trouble\.md#([\w-]+)", file.read_text())
     }
-    assert len(found) > 5
-    assert found <= anchors()
-    assert "a-rank-hangs" in found
+    assert len(links) > 5
+    assert links <= anchors()
+    assert "a-rank-hangs" in links
 
 
 def test_each_class_of_errors_is_on_the_page() -> None:

@@ -75,23 +75,23 @@ def references(ask: Any, folders: pytest.TempPathFactory) -> Any:
     @cache
     def trained(model: str, parts: int) -> dict[str, Tensor]:
         folder = folders.mktemp("reference-")
-        whole = {"devices": 1, "accumulate_grad_batches": parts, "sync_batchnorm": False}
-        assert ask(folder, model, 1, whole) == ""
+        options = {"devices": 1, "accumulate_grad_batches": parts, "sync_batchnorm": False}
+        assert ask(folder, model, 1, options) == ""
         return load_file(folder / "weights.safetensors")
 
     return trained
 
 
 def difference(
-    found: dict[str, Tensor], expected: dict[str, Tensor], bound: float, *, buffers: bool
+    weights: dict[str, Tensor], expected: dict[str, Tensor], bound: float, *, buffers: bool
 ) -> float:
     """Largest of any weight or loss. Running statistics are those of the first parts alone."""
-    assert found.keys() == expected.keys()
+    assert weights.keys() == expected.keys()
     losses = expected["losses"]
     assert len(losses) == STEPS
     assert losses.max() < 8
     assert (losses.max() - losses.min()) > 100 * bound
-    names = [name for name in found if buffers or not re.search("running_|num_batches", name)]
-    pairs = [(found[name].double(), expected[name].double()) for name in names]
+    names = [name for name in weights if buffers or not re.search("running_|num_batches", name)]
+    pairs = [(weights[name].double(), expected[name].double()) for name in names]
     assert all(ours.shape == theirs.shape for ours, theirs in pairs)
     return max(float((ours - theirs).abs().max()) for ours, theirs in pairs if ours.numel())

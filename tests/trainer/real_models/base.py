@@ -58,7 +58,7 @@ class Manual(Base):
 
     def configure_optimizers(self) -> Any:
         networks = self.children()
-        return [torch.optim.SGD(each.parameters(), lr=self.rate, momentum=0.9) for each in networks]
+        return [torch.optim.SGD(net.parameters(), lr=self.rate, momentum=0.9) for net in networks]
 
 
 def network(inputs: int, outputs: int) -> nn.Module:

@@ -62,8 +62,8 @@ class ClassWeights(Chain):
         return float(self.weights.cpu()[batch[2]].sum())
 
     def loss(self, batch: Any) -> Tensor:
-        found = self.sequential_module(batch[0])
-        return functional.cross_entropy(found, batch[2], weight=self.weights)
+        logits = self.sequential_module(batch[0])
+        return functional.cross_entropy(logits, batch[2], weight=self.weights)
 
 
 class Convolutions(Numbers):
@@ -111,8 +111,8 @@ class Sentences(Numbers):
 
     @staticmethod
     def collate(samples: Any) -> Any:
-        lengths = torch.tensor([len(each) for each in samples])
-        classes = torch.stack([each[-1] % 3 for each in samples])
+        lengths = torch.tensor([len(sample) for sample in samples])
+        classes = torch.stack([sample[-1] % 3 for sample in samples])
         return {"words": pad_sequence(samples, True), "lengths": lengths, "classes": classes}
 
 
@@ -129,9 +129,9 @@ class Recurrent(Sentences):
     def loss(self, batch: Any) -> Tensor:
         embedded, lengths = self.embed(batch["words"]), batch["lengths"].cpu()
         packed = pack_padded_sequence(embedded, lengths, True, enforce_sorted=False)
-        found = pad_packed_sequence(self.lstm(packed)[0], True)[0]
-        mask = (batch["words"][:, : found.shape[1]] != 0).unsqueeze(-1)
-        pooled = (found * mask).sum(1) / mask.sum(1)
+        outputs = pad_packed_sequence(self.lstm(packed)[0], True)[0]
+        mask = (batch["words"][:, : outputs.shape[1]] != 0).unsqueeze(-1)
+        pooled = (outputs * mask).sum(1) / mask.sum(1)
         return functional.cross_entropy(self.head(pooled), batch["classes"])
 
 
@@ -157,8 +157,8 @@ class Attention(Sentences):
 
     def loss(self, batch: Any) -> Tensor:
         padding = batch["words"] == 0
-        found = self.block(self.embed(batch["words"]), padding)[:, 0]
-        return functional.cross_entropy(self.head(found), batch["classes"])
+        features = self.block(self.embed(batch["words"]), padding)[:, 0]
+        return functional.cross_entropy(self.head(features), batch["classes"])
 
 
 class TinyGPT(Attention):
@@ -175,10 +175,10 @@ class TinyGPT(Attention):
         return float((batch["words"][:, 1:] != 0).sum())
 
     def loss(self, batch: Any) -> Tensor:
-        given, labels = batch["words"][:, :-1], batch["words"][:, 1:]
-        causal = torch.ones(given.shape[1], given.shape[1], device=given.device).triu(1).bool()
-        found = self.head(self.block(self.embed(given), given == 0, causal))
-        return functional.cross_entropy(found.transpose(1, 2), labels, ignore_index=0)
+        tokens, labels = batch["words"][:, :-1], batch["words"][:, 1:]
+        causal = torch.ones(tokens.shape[1], tokens.shape[1], device=tokens.device).triu(1).bool()
+        logits = self.head(self.block(self.embed(tokens), tokens == 0, causal))
+        return functional.cross_entropy(logits.transpose(1, 2), labels, ignore_index=0)
 
     def configure_optimizers(self) -> Any:
         optimizer = adamw(self.parameters())
@@ -208,9 +208,9 @@ class Variational(Numbers):
 
     def loss(self, batch: Any) -> Tensor:
         mean, log_variance = self.encoder(batch[0]).chunk(2, 1)
-        found = self.decoder(mean + (log_variance / 2).exp() * batch[1])
+        decoded = self.decoder(mean + (log_variance / 2).exp() * batch[1])
         divergence = (mean**2 + log_variance.exp() - 1 - log_variance).sum(1).mean() / 2
-        return functional.mse_loss(found, batch[0]) + 0.1 * divergence
+        return functional.mse_loss(decoded, batch[0]) + 0.1 * divergence
 
 
 class Siamese(Numbers):
@@ -223,7 +223,7 @@ class Siamese(Numbers):
         self.encoder = network(3, 4)
 
     def loss(self, batch: Any) -> Tensor:
-        one, other = (self.encoder(each) for each in batch[0].chunk(2, 1))
+        one, other = (self.encoder(half) for half in batch[0].chunk(2, 1))
         distances, equal = (one - other).norm(dim=1), batch[2] == 0
         return torch.where(equal, distances**2, (1 - distances).clamp(min=0) ** 2).mean()
 
@@ -236,9 +236,9 @@ class Teacher(Chain):
         self.teacher = copy.deepcopy(self.sequential_module).requires_grad_(False)
 
     def loss(self, batch: Any) -> Tensor:
-        found = self.sequential_module(batch[0])
-        followed = functional.mse_loss(found, self.teacher(batch[0] + 0.1))
-        return functional.cross_entropy(found, batch[2]) + followed
+        logits = self.sequential_module(batch[0])
+        followed = functional.mse_loss(logits, self.teacher(batch[0] + 0.1))
+        return functional.cross_entropy(logits, batch[2]) + followed
 
     @torch.no_grad()
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -276,8 +276,8 @@ class Recommender(Numbers):
 
     def loss(self, batch: Any) -> Tensor:
         user, item, rating = self.users(batch[0]), self.items(batch[1]), batch[2]
-        found = (user[:, 1:] * item[:, 1:]).sum(1) + user[:, 0] + item[:, 0]
-        return functional.mse_loss(0.2 * found, rating)
+        scores = (user[:, 1:] * item[:, 1:]).sum(1) + user[:, 0] + item[:, 0]
+        return functional.mse_loss(0.2 * scores, rating)
 
 
 class Heads(Numbers):
@@ -293,8 +293,8 @@ class Heads(Numbers):
 
     def loss(self, batch: Any) -> Tensor:
         features, there = self.trunk(batch[0]).tanh(), batch[1] > 0
-        found = torch.cat([head(features) for head in self.heads], 1)
-        return ((found - batch[1]) ** 2 * there).sum() / there.sum().clamp(min=1)
+        predicted = torch.cat([head(features) for head in self.heads], 1)
+        return ((predicted - batch[1]) ** 2 * there).sum() / there.sum().clamp(min=1)
 
 
 class Transfer(Chain):
@@ -372,7 +372,7 @@ class Graphs(Numbers):
 
     @staticmethod
     def collate(samples: Any) -> Any:
-        nodes = torch.tensor([len(each) for each in samples])
+        nodes = torch.tensor([len(sample) for sample in samples])
         index = torch.arange(len(samples)).repeat_interleave(nodes)
         return {"nodes": torch.cat(samples), "graph": index, "sizes": nodes}
 

@@ -131,9 +131,9 @@ def train(folder: Path, model: str, options: Mapping[str, Any]) -> None:
     run = quiet(**{"devices": "auto"} | shared | kind.options | options)
     run.fit(kind())
     if run.global_rank == 0:
-        found = {key: value.clone() for key, value in saved(run.run_directory).items()}
+        weights = {key: value.clone() for key, value in saved(run.run_directory).items()}
         losses = torch.tensor(logged(run.run_directory, "loss"), dtype=torch.float64)
-        save_file(found | {"losses": losses}, folder / "weights.safetensors")
+        save_file(weights | {"losses": losses}, folder / "weights.safetensors")
 
 
 if __name__ == "__main__":

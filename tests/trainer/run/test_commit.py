@@ -39,13 +39,13 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "gitconfig"))
     monkeypatch.setenv("GIT_CONFIG_SYSTEM", os.devnull)
     folder, inner = tmp_path / "outer", tmp_path / "inner"
-    for each in (inner, folder):
-        each.mkdir()
-        git("init", "--quiet", cwd=each)
-        (each / ".gitattributes").write_text("*.low filter=lower\n")
-        (each / "file.dat").write_text("content\n")
-        git("add", ".", cwd=each)
-        git("commit", "--quiet", "--message", "first", cwd=each)
+    for path in (inner, folder):
+        path.mkdir()
+        git("init", "--quiet", cwd=path)
+        (path / ".gitattributes").write_text("*.low filter=lower\n")
+        (path / "file.dat").write_text("content\n")
+        git("add", ".", cwd=path)
+        git("commit", "--quiet", "--message", "first", cwd=path)
     git("submodule", "--quiet", "add", str(inner), "below", cwd=folder)
     git("commit", "--quiet", "--message", "second", cwd=folder)
     monkeypatch.chdir(folder)
@@ -57,23 +57,23 @@ def test_a_hostile_repository_starts_no_hook_and_no_monitor(tmp_path, repository
     hooks.mkdir()
     for hook in ("post-index-change", "reference-transaction", "fsmonitor-watchman"):
         program(tmp_path, hook).rename(hooks / hook)
-    for each in (repository, repository / "below"):
-        git("config", "core.hooksPath", str(hooks), cwd=each)
-        git("config", "core.fsmonitor", str(program(tmp_path, "monitor")), cwd=each)
-        (each / "file.dat").write_text("another\n")
+    for path in (repository, repository / "below"):
+        git("config", "core.hooksPath", str(hooks), cwd=path)
+        git("config", "core.fsmonitor", str(program(tmp_path, "monitor")), cwd=path)
+        (path / "file.dat").write_text("another\n")
     head = git("rev-parse", "HEAD", cwd=repository)
     started = tmp_path / "started"
     started.unlink(missing_ok=True)
     config = ["diff.external", "diff.shown.textconv", "filter.lower.clean", "filter.lower.process"]
-    for each in config:
-        git("config", each, str(program(tmp_path, each)), cwd=repository)
+    for path in config:
+        git("config", path, str(program(tmp_path, path)), cwd=repository)
     git("config", "filter.lower.required", "true", cwd=repository)
     attributes = repository / ".git" / "info" / "attributes"
     attributes.write_text("*.dat diff=shown\n*.dat filter=lower\n")
-    found = commit(repository)
-    assert found is not None
-    assert (found["commit"], found["dirty"], found["untracked"]) == (head, True, [])
-    assert "+another" in found["diff"]
+    state = commit(repository)
+    assert state is not None
+    assert (state["commit"], state["dirty"], state["untracked"]) == (head, True, [])
+    assert "+another" in state["diff"]
     assert not started.exists(), started.read_text()
     # They are no made-up danger: git itself starts them.
     for words in (["status"], ["diff"]):
@@ -106,31 +106,31 @@ def test_a_diff_is_cut_and_has_no_secrets(repository, monkeypatch):
     for name, text in texts.items():
         (repository / name).write_text(text)
     git("add", "code.py", "settings.yaml", cwd=repository)
-    found = commit(repository)
-    assert found is not None
-    assert found["untracked"] == ["new file.py"]
-    assert secret not in found["diff"]
-    assert found["diff"].count(HIDDEN) == 3
-    assert "+x = sorted(y, key=len)\n" in found["diff"]
-    assert "+width: 3\n" in found["diff"]
-    assert not found["diff_cut"]
+    state = commit(repository)
+    assert state is not None
+    assert state["untracked"] == ["new file.py"]
+    assert secret not in state["diff"]
+    assert state["diff"].count(HIDDEN) == 3
+    assert "+x = sorted(y, key=len)\n" in state["diff"]
+    assert "+width: 3\n" in state["diff"]
+    assert not state["diff_cut"]
     monkeypatch.setattr(record, "_MOST_DIFF_BYTES", 100)
-    found = commit(repository)
-    assert found is not None
-    assert found["diff_cut"]
-    assert len(found["diff"]) == 100
+    state = commit(repository)
+    assert state is not None
+    assert state["diff_cut"]
+    assert len(state["diff"]) == 100
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("image_commit", "expected"),
     [
         ("abc", {"commit": "abc", "dirty": False}),
         ("abc-dirty", {"commit": "abc", "dirty": True}),
         ("", None),
     ],
 )
-def test_without_a_commit_the_image_tells_it(tmp_path, monkeypatch, given, expected):
-    monkeypatch.setenv("IMAGE_COMMIT", given)
+def test_without_a_commit_the_image_tells_it(tmp_path, monkeypatch, image_commit, expected):
+    monkeypatch.setenv("IMAGE_COMMIT", image_commit)
     with monkeypatch.context() as patch:
         patch.setenv("PATH", "")
         patch.setattr(record.subprocess, "run", None)  # outside of a repository, git is not started
@@ -205,12 +205,12 @@ def test_all_that_changed_since_a_record_is_a_line(tmp_path, repository, monkeyp
     git("commit", "--quiet", "--message", "third", "--allow-empty", cwd=repository)
     (repository / "file.dat").write_text("changed\n")
     after = here("b2", "torch==2\n", "0.2.0")
-    found = list(compare.differences(before, after))
-    old, new = (each["git"]["commit"] for each in (before, after))
-    sums = [each["locks"]["torch.txt"] for each in (after, before)]
-    (changed,) = (line for line in found if line.startswith("diff: file.dat: changes "))
+    lines = list(compare.differences(before, after))
+    old, new = (state["git"]["commit"] for state in (before, after))
+    sums = [state["locks"]["torch.txt"] for state in (after, before)]
+    (changed,) = (line for line in lines if line.startswith("diff: file.dat: changes "))
     assert changed.endswith(", recorded none")
-    assert sorted({*found} - {changed}) == [
+    assert sorted({*lines} - {changed}) == [
         f"commit: {new}, recorded {old}",
         "file: new.py: untracked, recorded none",
         "image: commit: b2, recorded a1",

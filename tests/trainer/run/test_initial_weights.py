@@ -105,7 +105,7 @@ class _KeepsStart(trainer.Callback):
     weights: dict[str, Tensor] = {}  # noqa: RUF012 (shared on purpose)
 
     def on_fit_start(self, trainer: Any, module: Any) -> None:
-        type(self).weights = {name: each.clone() for name, each in module.state_dict().items()}
+        type(self).weights = {name: value.clone() for name, value in module.state_dict().items()}
 
 
 class Other(Net):

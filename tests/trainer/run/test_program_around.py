@@ -40,13 +40,13 @@ def fit(folder: Path, model: Line, **options: Any) -> float:
 
 
 def test_two_runs_at_once_are_refused_and_one_in_a_thread_trains(tmp_path: Path) -> None:
-    found: list[Any] = []
+    outcomes: list[Any] = []
 
     def other() -> None:
         try:
-            found.append(fit(tmp_path, Line()))
+            outcomes.append(fit(tmp_path, Line()))
         except UserError as error:
-            found.append(str(error))
+            outcomes.append(str(error))
 
     def in_thread() -> None:
         thread = threading.Thread(target=other)
@@ -56,12 +56,12 @@ def test_two_runs_at_once_are_refused_and_one_in_a_thread_trains(tmp_path: Path)
     model = Line()
     model.inside = in_thread
     assert fit(tmp_path, model, max_steps=1) == -1.0
-    assert found[0].startswith("another thread of this process runs a trainer")
+    assert outcomes[0].startswith("another thread of this process runs a trainer")
     model.inside = other  # in a hook of the run itself, whose random numbers it would draw
     assert fit(tmp_path, model, max_steps=1) == -2.0
-    assert found[1] == found[0]
+    assert outcomes[1] == outcomes[0]
     in_thread()
-    assert found[2] == -2.0
+    assert outcomes[2] == -2.0
 
 
 @pytest.mark.parametrize(

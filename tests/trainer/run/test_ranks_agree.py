@@ -59,8 +59,8 @@ def test_what_differs_is_named(tmp_path: Path, what: str) -> None:
     options, line = OPTIONS[what]
 
     def train() -> None:
-        own = options if os.environ["RANK"] == "1" else {}
-        fitting.fit(Differs(what), tmp_path, devices=2, strategy="ddp", max_epochs=1, **own)
+        overrides = options if os.environ["RANK"] == "1" else {}
+        fitting.fit(Differs(what), tmp_path, devices=2, strategy="ddp", max_epochs=1, **overrides)
 
     with pytest.raises(UserError, match=rf"^ranks differ: {line}"):
         run_in_processes("fork", 2, train, {})

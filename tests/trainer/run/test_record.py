@@ -28,8 +28,8 @@ def started(apart: None, tmp_path: Path) -> Path:
 
 
 def attempts() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((RUN / "run.json").read_text())["attempts"]
-    return found
+    records: list[dict[str, Any]] = json.loads((RUN / "run.json").read_text())["attempts"]
+    return records
 
 
 def test_a_record_is_enough_to_run_again(started, monkeypatch):
@@ -57,10 +57,10 @@ def test_a_record_is_enough_to_run_again(started, monkeypatch):
     assert host["capability"] == torch.backends.cpu.get_cpu_capability()
     assert host["threads"] == torch.get_num_threads()
     assert (attempt["layout"]["world_size"], attempt["seed"], attempt["restarts"]) == (1, 0, 2)
-    found = {Path(each["path"]).name: each for each in attempt["data"]}
-    assert found.keys() == {"read.bin", "unread.bin"}
+    files = {Path(file["path"]).name: file for file in attempt["data"]}
+    assert files.keys() == {"read.bin", "unread.bin"}
     digest = data_record.hash_of(started / "data" / "read.bin")
-    assert (found["read.bin"]["bytes"], found["read.bin"]["sha256"]) == (96, digest)
+    assert (files["read.bin"]["bytes"], files["read.bin"]["sha256"]) == (96, digest)
     assert (attempt["first_step"], attempt["last_step"], attempt["exit_code"]) == (0, 12, 0)
     assert attempt["ended"] == "finished step 12"
     assert attempt["started"] <= attempt["ended_at"]
@@ -91,8 +91,8 @@ class Named(DataModule):
 
 
 def listed(owner: DataModule, folder: Path) -> list[str]:
-    found = data_record.files_in(folder / file for file in owner.data_files())
-    return sorted(Path(each["path"]).name for each in found)
+    files = data_record.files_in(folder / file for file in owner.data_files())
+    return sorted(Path(entry["path"]).name for entry in files)
 
 
 def test_files_are_attributes_or_what_the_hook_names(started):
@@ -120,7 +120,7 @@ def test_hashes_of_data_do_not_delay_the_end_of_a_run_that_is_stopped(started, m
     assert reads.wait(600)
     writing.end(wait=False)
     (attempt,) = run_directory.attempts(started)
-    assert [each["sha256"] for each in attempt["data"]] == [None, None]
+    assert [file["sha256"] for file in attempt["data"]] == [None, None]
 
 
 def test_files_beyond_a_number_are_left_out_and_beyond_a_size_not_hashed(started, monkeypatch):
@@ -130,6 +130,6 @@ def test_files_beyond_a_number_are_left_out_and_beyond_a_size_not_hashed(started
         run_directory.write_record(started, {})
         data_record.DataRecord(started, [started / "data"]).end(wait=True)
     both, one = run_directory.attempts(started)
-    assert [each["sha256"] is None for each in both["data"]] == [False, True]
+    assert [file["sha256"] is None for file in both["data"]] == [False, True]
     assert len(one["data"]) == 1
     assert (both["data_cut"], one["data_cut"]) == (False, True)

@@ -92,17 +92,17 @@ def test_an_equal_run_is_bit_equal(recorded, again):
 def test_what_is_planted_is_found_and_named(recorded, again, tmp_path):
     """A package's version and a file that is not read change nothing else."""
     record, config = RUN / "run.json", RUN / "config.yaml"
-    given = {path: path.read_bytes() for path in (record, config, *Path("data").iterdir())}
+    contents = {path: path.read_bytes() for path in (record, config, *Path("data").iterdir())}
 
     def planted(path: Path, change: Callable[[dict[str, Any]], object] | None = None) -> list[str]:
         if change is None:
-            path.write_bytes(b"\xff" + given[path][1:])
+            path.write_bytes(b"\xff" + contents[path][1:])
         else:
             edit(path, change)
-        code, found = again()
-        path.write_bytes(given[path])
-        assert code == ("bit-equal" not in found[-1])
-        return [line for line in found if line not in UNCHANGED]
+        code, printed = again()
+        path.write_bytes(contents[path])
+        assert code == ("bit-equal" not in printed[-1])
+        return [line for line in printed if line not in UNCHANGED]
 
     of_package = planted(
         record, lambda given: given["attempts"][0]["packages"].update({"torch": "1.0"})
@@ -150,8 +150,8 @@ def test_an_equal_part_of_a_run_says_which_steps_are_not_compared(tmp_path):
     ends[20] = "1 step, 1 rank, up to step 1; 0 logged values"
     ends[20] += "; steps 2 to 20 are recorded with --trainer.record_hashes true only"
     for last, end in ends.items():
-        found = compare.compare(tmp_path / "recorded", tmp_path / "reproduced", last)
-        assert found == (True, [f"bit-equal: {end}"])
+        result = compare.compare(tmp_path / "recorded", tmp_path / "reproduced", last)
+        assert result == (True, [f"bit-equal: {end}"])
 
 
 def test_the_last_step_of_an_attempt_need_not_be_recorded_again(tmp_path):
@@ -172,9 +172,9 @@ def test_mistakes_are_told_together_and_nothing_runs(recorded, capsys):
     wrong = ["--trainer.seed", "1", "--model.rate", "2"]
     with pytest.raises(SystemExit):
         cli.main(["reproduce", "nowhere", *wrong])
-    found = capsys.readouterr().err
-    assert found.count("not an option of reproduce") == 2
-    assert "no run.json there; give a run directory, such as runs/RUN" in found
+    error = capsys.readouterr().err
+    assert error.count("not an option of reproduce") == 2
+    assert "no run.json there; give a run directory, such as runs/RUN" in error
     for words, line in [
         (["--at", "13"], "--at 13: give a step from 1 to 12, the run's last"),
         (["--trainer.run_name", "a b"], "a letter or digit first: give --trainer.run_name NAME"),
@@ -274,9 +274,9 @@ def test_two_ranks_preempted_and_resumed_equal_one_attempt(tmp_path):
     assert lines(done.stdout)[-1].startswith(f"bit-equal: {first['last_step']} steps, 2 ranks")
     # On another number of processes.
     done = command(tmp_path, "reproduce", str(RUN), "--trainer.devices", "1")
-    found = lines(done.stdout)
-    assert "layout: 1 process on 1 node, recorded 2 processes on 1 node" in found
-    assert found.index(next(each for each in found if each.startswith("step 1, rank 0: data is")))
+    output = lines(done.stdout)
+    assert "layout: 1 process on 1 node, recorded 2 processes on 1 node" in output
+    assert output.index(next(line for line in output if line.startswith("step 1, rank 0: data is")))
     assert done.returncode == 1, done.stderr
 
 
@@ -285,9 +285,9 @@ def test_another_cpu_capability_is_named(tmp_path):
     subject.write_data(tmp_path / "data")
     assert command(tmp_path, *fit()).returncode == 0
     done = command(tmp_path, "reproduce", str(RUN), ATEN_CPU_CAPABILITY="default")
-    found = lines(done.stdout)
-    assert "variable: ATEN_CPU_CAPABILITY: default, recorded none" in found
-    (line,) = [each for each in found if each.startswith("CPU capability: ")]
+    printed = lines(done.stdout)
+    assert "variable: ATEN_CPU_CAPABILITY: default, recorded none" in printed
+    (line,) = [text for text in printed if text.startswith("CPU capability: ")]
     assert re.fullmatch(r"CPU capability: (DEFAULT|NO AVX), recorded \w+", line)
     # Its kernels may round otherwise.
-    assert done.returncode == ("bit-equal" not in found[-1])
+    assert done.returncode == ("bit-equal" not in printed[-1])

@@ -71,8 +71,8 @@ def joined(shared: dist.Store, ranks: int) -> list[Counting]:
         done = [executor.submit(join, rank) for rank in range(ranks)]
         turns[0].set()
         turns[-1].set()
-        for each in done:
-            each.result(600)
+        for future in done:
+            future.result(600)
     return stores
 
 
@@ -162,8 +162,8 @@ def test_a_long_run_that_grows_is_no_success() -> None:
     steps = [{"step": 50.0 * n, "cpu_s": 0.1 * n, **flat} for n in range(1, 201)]
     assert long_runs.problems(long_runs.tenths(steps, 10_000)) == []
     grown = [{**step, "resident": 300 + step["step"] / 100} for step in steps]
-    leaking = [{**each, "descriptors": 12 + each["step"] // 1000} for each in steps]
-    slower = [{**each, "cpu_s": each["step"] ** 2} for each in steps]
+    leaking = [{**step, "descriptors": 12 + step["step"] // 1000} for step in steps]
+    slower = [{**step, "cpu_s": step["step"] ** 2} for step in steps]
     for readings, line in (
         (grown, "resident: 315.2 MiB, then 395.2 (at most 8 more)"),
         (leaking, "descriptors: 13, then 21"),

@@ -50,43 +50,43 @@ def epoch(monkeypatch, peer, stream, uneven="refuse", start=0) -> Iterator[Any]:
 
 @pytest.mark.parametrize("start", [0, 5])
 def test_batches_are_exchanged_by_the_eight_and_weighted_each(monkeypatch, start):
-    own, others = [4] * 38 + [2, 1], [4, 3] * 20
+    sizes, others = [4] * 38 + [2, 1], [4, 3] * 20
     peer = Peer(others)
-    found = list(epoch(monkeypatch, peer, Stream(own), start=start))
+    batches = list(epoch(monkeypatch, peer, Stream(sizes), start=start))
     assert peer.exchanged == [2, 4, 8, 8, 8, 8, 8]  # and not twenty times two
-    expected = [(number, own[number], number) for number in range(start, 40)]
-    assert [(each.number, each.samples, float(each.data[0])) for each in found] == expected
-    sums = [sum(own[at : at + 2] + others[at : at + 2]) for at in range(0, 40, 2)]
-    weights = [own[number] * 2 / sums[number // 2] for number in range(start, 40)]
-    assert [each.weight for each in found] == weights
-    assert [each.number for each in found if each.ends_step] == list(range(start | 1, 40, 2))
-    assert [each.number for each in found if each.ends_epoch] == [39]
+    expected = [(number, sizes[number], number) for number in range(start, 40)]
+    assert [(batch.number, batch.samples, float(batch.data[0])) for batch in batches] == expected
+    sums = [sum(sizes[at : at + 2] + others[at : at + 2]) for at in range(0, 40, 2)]
+    weights = [sizes[number] * 2 / sums[number // 2] for number in range(start, 40)]
+    assert [batch.weight for batch in batches] == weights
+    assert [batch.number for batch in batches if batch.ends_step] == list(range(start | 1, 40, 2))
+    assert [batch.number for batch in batches if batch.ends_epoch] == [39]
 
 
-@pytest.mark.parametrize(("own", "others"), [(20, 25), (25, 20), (3, 25), (1, 2)])
-def test_joined_loaders_count_each_sample_once(monkeypatch, own, others):
-    found = list(epoch(monkeypatch, Peer([2] * others), Stream([2] * own), "join"))
-    last = max(own, others)
-    assert [each.number for each in found] == list(range(last))
-    assert [each.samples for each in found] == [2] * own + [0] * (last - own)
-    counts = [[2 * (number < each) for each in (own, others)] for number in range(last + 1)]
+@pytest.mark.parametrize(("ours", "others"), [(20, 25), (25, 20), (3, 25), (1, 2)])
+def test_joined_loaders_count_each_sample_once(monkeypatch, ours, others):
+    batches = list(epoch(monkeypatch, Peer([2] * others), Stream([2] * ours), "join"))
+    last = max(ours, others)
+    assert [batch.number for batch in batches] == list(range(last))
+    assert [batch.samples for batch in batches] == [2] * ours + [0] * (last - ours)
+    counts = [[2 * (number < count) for count in (ours, others)] for number in range(last + 1)]
     sums = [sum(counts[at] + counts[at + 1]) for at in range(0, last, 2)]
     weights = [2 * counts[number][0] / sums[number // 2] for number in range(last)]
-    assert [each.weight for each in found] == weights
-    assert float(found[-1].data[0]) == own - 1
-    assert [each.ends_epoch for each in found] == [False] * (last - 1) + [True]
+    assert [batch.weight for batch in batches] == weights
+    assert float(batches[-1].data[0]) == ours - 1
+    assert [batch.ends_epoch for batch in batches] == [False] * (last - 1) + [True]
 
 
-@pytest.mark.parametrize(("own", "others", "said"), [(20, 25, 20), (25, 20, 20), (1, 2, 1)])
+@pytest.mark.parametrize(("ours", "others", "said"), [(20, 25, 20), (25, 20, 20), (1, 2, 1)])
 def test_uneven_loaders_are_refused_at_the_last_batch_of_the_shorter(
-    monkeypatch, own, others, said
+    monkeypatch, ours, others, said
 ):
-    batches = epoch(monkeypatch, Peer([2] * others), Stream([2] * own))
+    batches = epoch(monkeypatch, Peer([2] * others), Stream([2] * ours))
     trained: list[int] = []
     with pytest.raises(errors.UserError, match="different numbers of batches") as raised:
         trained.extend(batch.number for batch in batches)
     assert trained == list(range(said - 1))
-    counts = [str(said) if each == said else f"more than {said}" for each in (own, others)]
+    counts = [str(said) if count == said else f"more than {said}" for count in (ours, others)]
     assert f": rank 0 has {counts[0]}, rank 1 has {counts[1]}; " in str(raised.value)
 
 
@@ -100,6 +100,6 @@ def test_a_batch_that_cannot_be_read_fails_in_its_turn(monkeypatch):
 
 def test_a_run_that_ends_has_read_nine_batches_ahead_at_most(monkeypatch):
     stream, most = Stream([2] * 40), 0
-    for each in epoch(monkeypatch, Peer([2] * 40), stream):
-        most = max(most, stream.read - each.number - 1)
+    for batch in epoch(monkeypatch, Peer([2] * 40), stream):
+        most = max(most, stream.read - batch.number - 1)
     assert most == 8  # and one more to copy it to a GPU

@@ -61,8 +61,8 @@ def test_the_contract_is_small_and_its_table_whole():
 @pytest.mark.parametrize("name", strategies.names())
 def test_no_strategy_overrides_or_uses_what_is_private_to_another(name: str):
     for one, base in combinations(strategies.find(name).cls.__mro__[:-1], 2):
-        own, others = (set(PRIVATE.findall(inspect.getsource(each))) for each in (one, base))
-        assert not own & others, (one, base)
+        ours, others = (set(PRIVATE.findall(inspect.getsource(cls))) for cls in (one, base))
+        assert not ours & others, (one, base)
 
 
 def test_a_step_of_ddp_can_be_followed(tmp_path: Path):

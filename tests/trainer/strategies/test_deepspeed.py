@@ -28,9 +28,9 @@ def test_an_optimizer_that_cannot_be_compiled_is_one_line(tmp_path):
     optimizer = {"type": "Adam", "params": {"lr": 0.001}}
     config = tmp_path / "deepspeed.json"
     config.write_text(json.dumps({"optimizer": optimizer}))
-    given = ["--trainer.strategy", "deepspeed", "--trainer.strategy_options.config", str(config)]
+    options = ["--trainer.strategy", "deepspeed", "--trainer.strategy_options.config", str(config)]
     extra = {"CXX": "no-compiler", "TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions")}
-    arguments = fit(*SHORT, *given, "--trainer.default_root_dir", tmp_path)
+    arguments = fit(*SHORT, *options, "--trainer.default_root_dir", tmp_path)
     done = run(arguments, extra=extra, engine="deepspeed")
     line = done.stderr.splitlines()[-1]
     assert done.returncode == 2, done.stderr
@@ -79,10 +79,10 @@ def test_equals_one_process(trained, way, bound):
 @slow
 @pytest.mark.parametrize("way", RESUMED)
 def test_resumes_to_the_last_bit(trained, way):
-    files = (trained[0] / f"{way}{part}.safetensors" for part in ("", "-stopped", "-resumed"))
-    whole, stopped, resumed = map(load_file, files)
+    files = (trained[0] / f"{way}{suffix}.safetensors" for suffix in ("", "-stopped", "-resumed"))
+    uninterrupted, stopped, resumed = map(load_file, files)
     assert len(stopped["losses"]) == 6
-    assert all(torch.equal(whole[key], resumed[key]) for key in whole)
+    assert all(torch.equal(uninterrupted[key], resumed[key]) for key in uninterrupted)
 
 
 @slow
@@ -97,15 +97,15 @@ def test_rates_are_those_of_its_own_schedule(trained):
 def test_one_bit_adam_trains_on_compressed_momentum(trained):
     losses = load_file(trained[0] / "one-bit.safetensors")["losses"]
     assert losses[5:].mean() < 0.8 * losses[:5].mean()
-    own = load_file(trained[0] / "one-bit mixed.safetensors")
-    assert all(torch.isfinite(each).all() for each in own.values())
+    weights = load_file(trained[0] / "one-bit mixed.safetensors")
+    assert all(torch.isfinite(tensor).all() for tensor in weights.values())
 
 
 def scaler(run_directory: Path) -> dict[str, Any]:
     """State of the gradient scaler in the last checkpoint."""
     states = sorted(run_directory.glob("checkpoints/*/state.json"))
-    found: dict[str, Any] = json.loads(states[-1].read_text())["content"]["state"]["precision"]
-    return found
+    state: dict[str, Any] = json.loads(states[-1].read_text())["content"]["state"]["precision"]
+    return state
 
 
 @slow
@@ -120,8 +120,8 @@ def test_stage_3_evaluates_what_it_has_trained(trained):
     ours, alone = trained
     expected = logged(alone / "runs" / GROUPED.replace(" ", "-"), "val_loss")
     assert len(expected) == 2
-    found = logged(ours / "runs" / GROUPED.replace(" ", "-"), "val_loss")
-    assert found == pytest.approx(expected, abs=1e-5)
+    values = logged(ours / "runs" / GROUPED.replace(" ", "-"), "val_loss")
+    assert values == pytest.approx(expected, abs=1e-5)
     again = json.loads((ours / "validated.json").read_text())
     assert again["val_loss"] == pytest.approx(expected[-1], abs=1e-5)
 
@@ -140,10 +140,10 @@ def test_goes_on_under_another_strategy(trained, tmp_path, first, on, then, ther
     train(tmp_path / "first", on, first, max_steps=6)
     stopped = tmp_path / "first" / "runs" / first.replace(" ", "-")
     train(tmp_path / "then", there, then, resume=str(stopped))
-    whole = load_file(trained[1] / f"{GROUPED}.safetensors")
-    found = load_file(tmp_path / "then" / f"{then}.safetensors")
-    for key in whole.keys() - {"losses"}:
-        torch.testing.assert_close(found[key], whole[key], rtol=0, atol=1e-5)
+    expected = load_file(trained[1] / f"{GROUPED}.safetensors")
+    actual = load_file(tmp_path / "then" / f"{then}.safetensors")
+    for key in expected.keys() - {"losses"}:
+        torch.testing.assert_close(actual[key], expected[key], rtol=0, atol=1e-5)
 
 
 @slow

@@ -9,9 +9,9 @@ from my_project_trainer.strategies.deepspeed.deepspeed import adapt_scale
 
 def test_the_scale_adapts_to_deepspeeds_steps_as_to_its_own() -> None:
     ours, theirs = (precision.Precision("16-mixed", "cpu") for _ in range(2))
-    for each in (ours, theirs):
-        each.scaler = torch.amp.GradScaler("cpu", growth_interval=3)
-        each.scale(torch.ones(1))  # which makes its state
+    for scaled in (ours, theirs):
+        scaled.scaler = torch.amp.GradScaler("cpu", growth_interval=3)
+        scaled.scale(torch.ones(1))  # which makes its state
     parameter = torch.nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([parameter], lr=0.1)
     for overflowed in (True, False, False, False, True, False, False, False, False):

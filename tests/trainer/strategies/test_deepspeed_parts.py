@@ -19,7 +19,7 @@ class Halves:
     """The second half of each parameter, as ZeRO has it on the second of two processes."""
 
     def __init__(self, module: nn.Module) -> None:
-        halves = ((id(each), (each.numel() + 1) // 2) for each in module.parameters())
+        halves = ((id(p), (p.numel() + 1) // 2) for p in module.parameters())
         self.flats = {key: torch.zeros(size) for key, size in halves}
 
     def of(self, parameter: Tensor) -> Slice:
@@ -53,10 +53,10 @@ def test_the_step_count_is_not_sharded() -> None:
         "scale": {"step": torch.tensor(5.0), "exp_avg": torch.tensor(7.0)},
     }
     state._load_values(saved)
-    found = {name: optimizer.state[slices.of(getattr(module, name)).flat] for name in names}
-    assert [float(found[name]["step"]) for name in names] == [5.0, 5.0]
-    assert found["weight"]["exp_avg"].tolist() == [2.0, 3.0]
-    assert found["scale"]["exp_avg"].tolist() == [0.0]  # the other process holds it
+    states = {name: optimizer.state[slices.of(getattr(module, name)).flat] for name in names}
+    assert [float(states[name]["step"]) for name in names] == [5.0, 5.0]
+    assert states["weight"]["exp_avg"].tolist() == [2.0, 3.0]
+    assert states["scale"]["exp_avg"].tolist() == [0.0]  # the other process holds it
 
 
 @pytest.mark.parametrize(("was_trained", "changed"), [(False, "trained"), (True, "frozen")])

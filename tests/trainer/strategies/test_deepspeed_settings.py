@@ -19,9 +19,9 @@ from tests.conformance.subject import make as make_subject
 
 def problems(strategy: str = "deepspeed", **options: Any) -> list[str]:
     """What a trainer says to options of a strategy; its own ones are under ``trainer``."""
-    given = {"accelerator": "cpu", "devices": 2, "strategy": strategy, **options.pop("trainer", {})}
+    base = {"accelerator": "cpu", "devices": 2, "strategy": strategy, **options.pop("trainer", {})}
     try:
-        trainer.Trainer(**given, strategy_options=options)
+        trainer.Trainer(**base, strategy_options=options)
     except ConfigurationError as error:
         return [problem for problem in error.problems if "needs the package" not in problem]
     return []
@@ -44,14 +44,14 @@ def test_checking_a_configuration_changes_no_variable(monkeypatch):
 
 
 def test_a_configuration_is_a_dict_a_file_or_named_by_a_variable(tmp_path, monkeypatch):
-    own = {"zero_optimization": {"stage": 1}}
+    config = {"zero_optimization": {"stage": 1}}
     older = written(tmp_path / "older.json", {"zero_optimization": {"stage": 3}})
     assert settings.read(None) is None
-    assert settings.read(own) == settings.read(written(tmp_path / "own.json", own)) == own
+    assert settings.read(config) == settings.read(written(tmp_path / "own.json", config)) == config
     monkeypatch.setenv("PL_DEEPSPEED_CONFIG_PATH", older)
     assert settings.read(None) == {"zero_optimization": {"stage": 3}}
     monkeypatch.setenv("TRAINER_DEEPSPEED_CONFIG", str(tmp_path / "own.json"))
-    assert settings.read(None) == own
+    assert settings.read(None) == config
     assert settings.read({"bf16": {}}) == {"bf16": {}}
 
 
@@ -81,15 +81,15 @@ def test_buffers_are_as_small_as_ddp_s_on_cpus_and_deepspeed_s_own_on_gpus():
     large = 10_000 * million
     small = (4 * million, 5 * million, 5 * million, 10 * million, 10 * million, False)
     assert sizes("cpu", large) == sizes("cpu", large, stage=3) == small
-    own = (500 * million, 500 * million, None, None, None, True)
-    assert sizes("cuda", large) == sizes("cuda", large, stage=3) == own
+    defaults = (500 * million, 500 * million, None, None, None, True)
+    assert sizes("cuda", large) == sizes("cuda", large, stage=3) == defaults
     # Several buckets of a smaller model, and none that is larger than it.
     assert sizes("cuda", 124 * million)[:2] == (31 * million, 124 * million)
     assert sizes("cuda", 9)[:2] == sizes("cpu", 9)[:2] == (10, 10)
     assert sizes("cuda", 4 * million * 4 + 4)[0] == 4 * million + 2  # even
-    given = {"reduce_bucket_size": 7, "allgather_bucket_size": 6}
+    configured = {"reduce_bucket_size": 7, "allgather_bucket_size": 6}
     for device_type in ("cpu", "cuda"):
-        assert sizes(device_type, large, **given)[:-1] == (8, 6, 6, 12, 12)
+        assert sizes(device_type, large, **configured)[:-1] == (8, 6, 6, 12, 12)
 
 
 @pytest.mark.parametrize(
@@ -99,15 +99,15 @@ def test_buffers_are_as_small_as_ddp_s_on_cpus_and_deepspeed_s_own_on_gpus():
 def test_a_step_count_is_loaded_as_the_optimizer_stores_it(home, step, expected):
     flat = torch.ones(2)
     made = type("Made", (torch.optim.SGD,), {"__module__": f"{home}.adam"})([flat])
-    found = step_of(made, {}, step, flat)
-    assert type(found) is type(expected)
-    assert found == expected
+    count = step_of(made, {}, step, flat)
+    assert type(count) is type(expected)
+    assert count == expected
 
 
 def test_its_timer_that_waits_for_the_device_is_off_unless_asked_for():
     assert settings.completed({})["timers"] == {"throughput": {"enabled": False}}
-    own = {"timers": {"throughput": {"enabled": True}}}
-    assert settings.completed(own)["timers"] == own["timers"]
+    config = {"timers": {"throughput": {"enabled": True}}}
+    assert settings.completed(config)["timers"] == config["timers"]
 
 
 def test_clipping_is_off_unless_the_trainer_clips():
@@ -135,8 +135,8 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path, monkeypatch):
         (listed, f"={listed!r} holds a list; give a JSON object"),
         (3, "=3: expected Mapping[str, Any] | str | PathLike[str] | None"),
     ):
-        (found,) = problems(config=config)
-        assert found.startswith(f"strategy_options.config{line}")
+        (problem,) = problems(config=config)
+        assert problem.startswith(f"strategy_options.config{line}")
     monkeypatch.setenv("TRAINER_DEEPSPEED_CONFIG", missing)
     assert problems() == [f"TRAINER_DEEPSPEED_CONFIG{gone}"]
 
@@ -145,7 +145,7 @@ ON, ONE_BIT = {"enabled": True}, {"optimizer": {"type": "OneBitAdam"}}
 
 
 @pytest.mark.parametrize(
-    ("own", "given", "parts"),
+    ("config", "options", "parts"),
     [
         ({"gradient_clipping": 1.0}, {}, ["gradient_clipping=1.0", "gradient_clip_val=None"]),
         ({"gradient_accumulation_steps": 4}, {}, ["accumulate_grad_batches=1"]),
@@ -183,13 +183,13 @@ ON, ONE_BIT = {"enabled": True}, {"optimizer": {"type": "OneBitAdam"}}
         (ONE_BIT, {"gradient_clip_val": 1.0}, ["OneBitAdam", "leave gradient_clip_val out"]),
     ],
 )
-def test_a_contradiction_is_one_line(own, given, parts):
-    (line,) = problems(config=own, trainer=given)
-    assert all(part in line for part in parts), line
+def test_a_contradiction_is_one_line(config, options, parts):
+    (line,) = problems(config=config, trainer=options)
+    assert all(word in line for word in parts), line
 
 
 def test_what_agrees_is_taken():
-    own = {
+    config = {
         "gradient_clipping": 0.5,
         "gradient_accumulation_steps": 2,
         "train_batch_size": 64,
@@ -197,12 +197,12 @@ def test_what_agrees_is_taken():
         "fp16": {"enabled": "auto"},
         "bf16": {"enabled": False},
     }
-    given = {"gradient_clip_val": 0.5, "accumulate_grad_batches": 2, "global_batch_size": 64}
-    assert problems(config=own, trainer=given) == []
+    options = {"gradient_clip_val": 0.5, "accumulate_grad_batches": 2, "global_batch_size": 64}
+    assert problems(config=config, trainer=options) == []
 
 
 @pytest.mark.parametrize(
-    ("strategy", "options", "part"),
+    ("strategy", "options", "text"),
     [
         ("deepspeed", {"stage": 4}, "stage=4: expected Literal[0, 1, 2, 3]"),
         ("deepspeed", {"offload_parameters": True}, "stage 2 does not shard them; use 3"),
@@ -213,21 +213,21 @@ def test_what_agrees_is_taken():
         ("deepspeed_stage_4", {}, "is unknown; did you mean"),
     ],
 )
-def test_options_that_cannot_be(strategy, options, part):
+def test_options_that_cannot_be(strategy, options, text):
     (line,) = problems(strategy, **options)
-    assert part in line
+    assert text in line
 
 
 @pytest.mark.needs("deepspeed")
 def test_what_deepspeed_itself_does_not_take_is_said_before_anything_starts():
-    own = {"zero_optimization": {"stage": 2, "reduce_bucket_size": -1}}
+    config = {"zero_optimization": {"stage": 2, "reduce_bucket_size": -1}}
     line = "reduce_bucket_size in the DeepSpeed configuration: Input should be greater than 0"
-    assert problems(config=own) == [line]
+    assert problems(config=config) == [line]
     assert "has been removed" in problems(config={"elasticity": {"enabled": True}})[0]
 
 
 @pytest.mark.parametrize(
-    ("given", "own", "part"),
+    ("arguments", "config", "message"),
     [
         ({"optimizer": "two"}, None, "configure_optimizers gave 2 optimizers, and DeepSpeed steps"),
         (
@@ -237,11 +237,11 @@ def test_what_deepspeed_itself_does_not_take_is_said_before_anything_starts():
         ),
     ],
 )
-def test_one_optimizer_with_one_scheduler(given, own, part):
-    module: Any = make_subject(**given)
+def test_one_optimizer_with_one_scheduler(arguments, config, message):
+    module: Any = make_subject(**arguments)
     read = lambda: read_optimization(module.configure_optimizers())  # noqa: E731
-    with pytest.raises(ConfigurationError, match=part):
-        optimizers.configured(own or {}, module, read)
+    with pytest.raises(ConfigurationError, match=message):
+        optimizers.configured(config or {}, module, read)
 
 
 @pytest.mark.needs("deepspeed")
@@ -253,11 +253,11 @@ def test_a_module_s_optimizers_are_not_asked_for_before_its_fit(monkeypatch):
 
 
 def test_an_optimizer_that_cannot_be_sharded_is_refused():
-    found = Optimization([torch.optim.LBFGS([torch.nn.Parameter(torch.ones(2))])], [])
+    optimization = Optimization([torch.optim.LBFGS([torch.nn.Parameter(torch.ones(2))])], [])
     stage_2: Mapping[str, Any] = {"zero_optimization": {"stage": 2}}
-    (line,) = optimizers.problems_of(found, stage_2)
+    (line,) = optimizers.problems_of(optimization, stage_2)
     assert line.startswith("configure_optimizers gave LBFGS, which uses other elements than")
-    assert optimizers.problems_of(found, {}) == []
+    assert optimizers.problems_of(optimization, {}) == []
     untested = {**stage_2, "zero_allow_untested_optimizer": True}
-    (line,) = optimizers.problems_of(found, untested)  # it keeps the parameters themselves
+    (line,) = optimizers.problems_of(optimization, untested)  # it keeps the parameters themselves
     assert "LBFGS, which has a state before its first step, and ZeRO replaces" in line

@@ -50,13 +50,13 @@ def named(name: str, base: type = torch.optim.SGD) -> torch.optim.Optimizer:
     ],
 )
 def test_classes_are_known_by_name(expected: tuple[bool, bool], names: str) -> None:
-    found = {name: refused(named(name)) for name in names.split()}
-    assert found == dict.fromkeys(names.split(), expected)
+    refusals = {name: refused(named(name)) for name in names.split()}
+    assert refusals == dict.fromkeys(names.split(), expected)
 
 
 def test_torch_s_own() -> None:
     exported = (getattr(torch.optim, name) for name in dir(torch.optim))
-    kinds = {each for each in exported if isinstance(each, type)} - {torch.optim.Optimizer}
+    kinds = {kind for kind in exported if isinstance(kind, type)} - {torch.optim.Optimizer}
     refusing = {kind for kind in kinds if any(refused(kind(parameters())))}
     assert refusing == {torch.optim.Adafactor, torch.optim.LBFGS, torch.optim.Muon}
 
@@ -78,7 +78,7 @@ def step(self: Any, closure: Any = None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("expected", "base", "own"),
+    ("expected", "base", "attributes"),
     [
         ((False, False), torch.optim.SGD, {}),
         ((True, True), torch.optim.SGD, {"step": step}),
@@ -91,8 +91,8 @@ def step(self: Any, closure: Any = None) -> None:
         ((True, True), optimizer_subject.Marked, {"step": step}),
     ],
 )
-def test_a_class_of_one_s_own_says_what_its_step_uses(expected, base, own):
-    kind = type("Own", (base,), own)
+def test_a_class_of_one_s_own_says_what_its_step_uses(expected, base, attributes):
+    kind = type("Own", (base,), attributes)
     assert refused(kind(parameters())) == expected
     assert refused(kind(parameters())) == expected  # torch has wrapped its step, once
     assert refused(Wraps(kind(parameters()))) == expected
@@ -110,8 +110,8 @@ def fitted(folder: Path, devices: int, *names: str) -> dict[str, str]:
 
 
 def weights(run_directory: Path) -> torch.Tensor:
-    found = saved(run_directory)
-    return torch.cat([found[key].flatten() for key in sorted(found)])
+    tensors = saved(run_directory)
+    return torch.cat([tensors[key].flatten() for key in sorted(tensors)])
 
 
 @pytest.mark.parametrize(
@@ -139,8 +139,8 @@ def weights(run_directory: Path) -> torch.Tensor:
 def test_optimizers_that_are_not_refused_equal_one_process(tmp_path, engine, equal, refused):
     if engine != "torch":
         require(missing(engine))
-    found = fitted(tmp_path, 2, *equal, *refused)
-    assert {name: error for name, error in found.items() if error}.keys() == set(refused)
+    errors = fitted(tmp_path, 2, *equal, *refused)
+    assert {name: error for name, error in errors.items() if error}.keys() == set(refused)
     for name in refused:
         strategy, _, optimizer = name.partition(":")
         other = "elements" if strategy.startswith("deepspeed") else "parameters"
@@ -151,7 +151,7 @@ def test_optimizers_that_are_not_refused_equal_one_process(tmp_path, engine, equ
             "mixes": "Mixes cannot step sharded parameters (aten.mul.Tensor got mixed",
         }
         known = f"{optimizer.title()}, which uses other {other} than those that a process steps"
-        assert reasons.get(optimizer, known) in found[name]
+        assert reasons.get(optimizer, known) in errors[name]
     alone = dict.fromkeys(f"single_device:{name.split(':')[1]}" for name in equal)
     assert set(fitted(tmp_path, 1, *alone).values()) == {""}
     for name in equal:
@@ -166,18 +166,18 @@ def test_an_optimizer_that_draws_noise_steps_replicas_alike(tmp_path: Path) -> N
 
     def trained(ranks: int, **options: Any) -> list[torch.Tensor]:
         runs = [{"name": "ddp", "devices": ranks, **steps, **options}]
-        found = fits(tmp_path, runs, cwd=tmp_path, extra=at_root())
-        assert found == [{runs[0]["name"]: ""}] * ranks
+        outcomes = fits(tmp_path, runs, cwd=tmp_path, extra=at_root())
+        assert outcomes == [{runs[0]["name"]: ""}] * ranks
         states = [torch.load(tmp_path / f"weights-{rank}.pt") for rank in range(ranks)]
-        return [torch.cat([each.flatten() for each in own.values()]) for own in states]
+        return [torch.cat([tensor.flatten() for tensor in state.values()]) for state in states]
 
     (alone,) = trained(1, name="alone")
-    found = trained(2, strategy="ddp")
-    assert torch.equal(*found)
-    torch.testing.assert_close(found[0], alone, atol=1e-6, rtol=0)
+    replicas = trained(2, strategy="ddp")
+    assert torch.equal(*replicas)
+    torch.testing.assert_close(replicas[0], alone, atol=1e-6, rtol=0)
     trained(2, strategy="ddp", name="parts", max_steps=2)
     for resumed in trained(2, strategy="ddp", name="parts", resume="auto"):
-        assert torch.equal(resumed, found[0])
+        assert torch.equal(resumed, replicas[0])
     shards = {"name": "shards", "devices": 2, "strategy": "fsdp", **steps}
     for fit in fits(tmp_path, [shards]):  # the scale is whole
         assert fit["shards"].startswith("Noisy.step draws random numbers")

@@ -30,25 +30,25 @@ _KERNELS = {
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """All that was seen, in a process of its own: the device stays registered."""
     done = succeed(["-m", "emulated_subject", tmp_path_factory.mktemp("emulated")])
     seen: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return seen
 
 
-def part(found: Any, *names: str) -> Any:
+def section(seen: Any, *names: str) -> Any:
     """Of what was seen."""
     for name in names:
-        found = found[name]
-        assert "failed" not in found, found["failed"]
-    return found
+        seen = seen[name]
+        assert "failed" not in seen, seen["failed"]
+    return seen
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FITS)
-def test_a_step_and_a_validation_wait_for_nothing(found: Any, name: str) -> None:
-    fit = part(found, "fits", name)
+def test_a_step_and_a_validation_wait_for_nothing(seen: Any, name: str) -> None:
+    fit = section(seen, "fits", name)
     assert fit["steps"] == STEPS
     waits = {re.sub(r":\d+", "", place): count for place, count in fit["waits"].items()}
     assert waits == _WAITS.get(name, {})
@@ -59,8 +59,8 @@ def test_a_step_and_a_validation_wait_for_nothing(found: Any, name: str) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FITS)
-def test_a_fit_comes_to_what_it_does_on_the_cpu(found: Any, name: str) -> None:
-    fit = part(found, "fits", name)
+def test_a_fit_comes_to_what_it_does_on_the_cpu(seen: Any, name: str) -> None:
+    fit = section(seen, "fits", name)
     assert fit["devices"] == ["emulated:0"]
     # The same kernels, but for those that take all parameters at once.
     assert fit["difference"] < 1e-5
@@ -71,42 +71,42 @@ def test_a_fit_comes_to_what_it_does_on_the_cpu(found: Any, name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FITS)
-def test_a_resumed_fit_equals_the_whole_one(found: Any, name: str) -> None:
-    fit = part(found, "fits", name)
+def test_a_resumed_fit_equals_the_whole_one(seen: Any, name: str) -> None:
+    fit = section(seen, "fits", name)
     assert fit["resumed equal"]
     assert fit["metrics resumed"] == fit["metrics"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", _KERNELS)
-def test_the_kernels_are_those_of_a_gpu(found: Any, name: str) -> None:
-    assert set(part(found, "fits", name)["operators"]) >= _KERNELS[name]
+def test_the_kernels_are_those_of_a_gpu(seen: Any, name: str) -> None:
+    assert set(section(seen, "fits", name)["operators"]) >= _KERNELS[name]
 
 
 @pytest.mark.slow
-def test_evaluation_equals_the_cpus(found: Any) -> None:
+def test_evaluation_equals_the_cpus(seen: Any) -> None:
     for name in ("validate", "test"):
-        ours, theirs = part(found, "evaluations", name)
+        ours, theirs = section(seen, "evaluations", name)
         assert ours == pytest.approx(theirs, rel=1e-5)
         assert len(ours) == 1
 
 
 @pytest.mark.slow
-def test_a_fit_resumes_on_the_other_device(found: Any) -> None:
-    differences = part(found, "crossings")
+def test_a_fit_resumes_on_the_other_device(seen: Any) -> None:
+    differences = section(seen, "crossings")
     assert len(differences) == 4
     assert max(differences.values()) < 1e-5
 
 
 @pytest.mark.slow
-def test_predictions_are_on_the_host_in_whatever_they_are(found: Any) -> None:
-    assert part(found, "evaluations")["types"] == ["Tensor"]
-    assert part(found, "evaluations")["equal"]
+def test_predictions_are_on_the_host_in_whatever_they_are(seen: Any) -> None:
+    assert section(seen, "evaluations")["types"] == ["Tensor"]
+    assert section(seen, "evaluations")["equal"]
 
 
 @pytest.mark.slow
-def test_a_search_for_the_batch_size_steps_in_16_mixed(found: Any) -> None:
-    assert part(found, "batch sizes") == {"automatic": 4 * STEPS, "manual": 4 * STEPS}
+def test_a_search_for_the_batch_size_steps_in_16_mixed(seen: Any) -> None:
+    assert section(seen, "batch sizes") == {"automatic": 4 * STEPS, "manual": 4 * STEPS}
 
 
 def planted_at(name: str) -> str:
@@ -117,27 +117,27 @@ def planted_at(name: str) -> str:
 
 
 @pytest.mark.slow
-def test_an_item_in_a_step_is_noticed(found: Any) -> None:
-    waits = part(found, "planted", "item")["waits"]
+def test_an_item_in_a_step_is_noticed(seen: Any) -> None:
+    waits = section(seen, "planted", "item")["waits"]
     assert waits == {f"item at {planted_at('item')}": LAST - FIRST + 1}
 
 
 @pytest.mark.slow
-def test_a_pageable_copy_in_a_step_is_noticed(found: Any) -> None:
-    seen = part(found, "planted")["pageable"]
-    assert seen["pageable"] == {f"to the device at {planted_at('pageable')}": LAST - FIRST + 1}
-    assert seen["waits"] == {}
+def test_a_pageable_copy_in_a_step_is_noticed(seen: Any) -> None:
+    counts = section(seen, "planted")["pageable"]
+    assert counts["pageable"] == {f"to the device at {planted_at('pageable')}": LAST - FIRST + 1}
+    assert counts["waits"] == {}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["left on the CPU", "unmoved"])
-def test_a_tensor_left_on_the_cpu_is_an_error(found: Any, name: str) -> None:
+def test_a_tensor_left_on_the_cpu_is_an_error(seen: Any, name: str) -> None:
     expected = "Expected all tensors to be on the same device, but found cpu and emulated:0"
-    assert part(found, "planted", name).startswith(expected)
+    assert section(seen, "planted", name).startswith(expected)
 
 
 @pytest.mark.slow
-def test_what_waits_and_what_reads_pageable_memory(found: Any) -> None:
+def test_what_waits_and_what_reads_pageable_memory(seen: Any) -> None:
     expected = {
         (1, 0): [
             *("item", "float", "bool", "tolist", "cpu", "nonzero", "mask", "masked_select"),
@@ -147,14 +147,14 @@ def test_what_waits_and_what_reads_pageable_memory(found: Any) -> None:
         (0, 1): ["to device, non_blocking"],
         (0, 0): ["to device, pinned", "fill", "arithmetic", "rows"],
     }
-    assert part(found, "detected") == {
+    assert section(seen, "detected") == {
         name: list(counts) for counts, names in expected.items() for name in names
     }
 
 
 @pytest.mark.slow
-def test_a_tensor_of_another_stream_is_waited_for_and_noted(found: Any) -> None:
-    assert part(found, "streams") == {
+def test_a_tensor_of_another_stream_is_waited_for_and_noted(seen: Any) -> None:
+    assert section(seen, "streams") == {
         "False True": "a tensor is used on a stream that has not waited for it",
         "True False": "a tensor is used on another stream without record_stream",
         "True True": "[2.0, 2.0, 2.0, 2.0]",
@@ -162,10 +162,10 @@ def test_a_tensor_of_another_stream_is_waited_for_and_noted(found: Any) -> None:
 
 
 @pytest.mark.slow
-def test_tensors_on_several_devices_are_an_error(found: Any) -> None:
+def test_tensors_on_several_devices_are_an_error(seen: Any) -> None:
     several = "Expected all tensors to be on the same device, but found"
     mixed = f"{several} cpu and emulated:0"
-    assert part(found, "mixtures") == {
+    assert section(seen, "mixtures") == {
         "cpu": f"{mixed} in aten.add.Tensor",
         "in place": f"{mixed} in aten.mul_.Tensor",
         "cat": f"{mixed} in aten.cat.default",

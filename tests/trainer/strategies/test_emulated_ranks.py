@@ -33,7 +33,7 @@ def test_masks_of_dtensors_differ_between_replicas_and_shards(ranks: list[dict[s
         for name in ("replicated", "plain"):
             assert one[name] == two[name] != three[name] == four[name]
         for name in ("sharded", "inside"):
-            assert len({tuple(each[name]) for each in (one, two, three, four)}) == RANKS
+            assert len({tuple(masks[name]) for masks in (one, two, three, four)}) == RANKS
     assert steps[0][0] != steps[1][0]
 
 
@@ -49,7 +49,7 @@ def test_a_resume_draws_the_same_masks(ranks: list[dict[str, Any]]) -> None:
 
 
 def test_sharded_parameters_are_stepped_and_clipped_by_kernels_of_gpus(ranks):
-    assert all("_fused_adamw_.default" in each["operators"] for each in ranks)
+    assert all("_fused_adamw_.default" in rank["operators"] for rank in ranks)
     # The ranks that hold a shard first count its norm.
     counting = ["_foreach_norm.Scalar" in rank["operators"] for rank in ranks]
     assert counting == [True, True, False, False]

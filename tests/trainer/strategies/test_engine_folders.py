@@ -30,7 +30,7 @@ def declared(engine: str) -> Any:
 
 def naming(words: set[str], folder: Path) -> list[str]:
     """Lines of the package's files outside a folder, and ``legacy/``, that hold some words."""
-    found = re.compile("|".join(map(re.escape, sorted(words))), re.IGNORECASE)
+    pattern = re.compile("|".join(map(re.escape, sorted(words))), re.IGNORECASE)
     return [
         f"{path.relative_to(SOURCE)}:{number}: {line.strip()}"
         for path in sorted(SOURCE.rglob("*"))
@@ -38,7 +38,7 @@ def naming(words: set[str], folder: Path) -> list[str]:
         and path.suffix != ".pyc"
         and not {folder, SOURCE / "legacy"} & {*path.parents}
         for number, line in enumerate(path.read_text().splitlines(), 1)
-        if found.search(line)
+        if pattern.search(line)
     ]
 
 
@@ -99,9 +99,9 @@ def copied(folder: Path) -> Path:
 def told(folder: Path, *trained: str) -> dict[str, Any]:
     """What a copy of the package says of itself, in a process of its own."""
     done = succeed(["-c", REMOVED, *trained], cwd=folder, extra={"PYTHONPATH": str(folder)})
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    assert Path(found["file"]).is_relative_to(folder)
-    return found
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert Path(result["file"]).is_relative_to(folder)
+    return result
 
 
 @pytest.mark.parametrize("removed", [*([name] for name in HERE), HERE], ids="-".join)
@@ -114,13 +114,13 @@ def test_an_engine_is_removed_with_its_folder(tmp_path, removed):
     left = [name for name in strategies.names() if name not in gone]
     assert {"single_device", "ddp", "fsdp"} <= set(left)
     assert gone
-    found = told(tmp_path, "single_device", "ddp")
-    assert list(found["made"]) == left
-    assert found["overview"] == ["auto", *left]
-    assert found["weights"] == [0.5, 0.5]
+    facts = told(tmp_path, "single_device", "ddp")
+    assert list(facts["made"]) == left
+    assert facts["overview"] == ["auto", *left]
+    assert facts["weights"] == [0.5, 0.5]
     launchers = {source.name for one in removed for source in declared(one).cluster_sources}
-    assert not launchers & set(found["sources"])
-    assert not {name for one in removed for name in declared(one).variables} & {*found["variables"]}
+    assert not launchers & set(facts["sources"])
+    assert not {name for one in removed for name in declared(one).variables} & {*facts["variables"]}
 
 
 @each_engine
@@ -140,7 +140,7 @@ def test_sources_are_asked_in_their_order():
     order += ["srun", "environment", "nodes", "none"]
     engines = {source.name for engine in HERE for source in declared(engine).cluster_sources}
     absent = {"horovod", "deepspeed"} - engines
-    assert [each.name for each in cluster.SOURCES] == [name for name in order if name not in absent]
+    assert [kind.name for kind in cluster.SOURCES] == [name for name in order if name not in absent]
 
 
 # The one that the page about writing a strategy shows.
@@ -175,13 +175,13 @@ def test_a_strategy_is_added_by_a_file_or_a_folder(tmp_path):
     (folder / "lazy").mkdir()
     (folder / "lazy" / "__init__.py").write_text(FOLDER)
     (folder / "lazy" / "strategy.py").write_text(IN_FOLDER)
-    found = told(tmp_path, "sign", "lazy", "lazy_slow")
-    assert set(found["made"]) - set(strategies.names()) == {"sign", "lazy", "lazy_slow"}
-    assert found["made"]["sign"] == "SignSGD"
-    assert found["made"]["lazy"] == found["made"]["lazy_slow"] == "Lazy"
-    assert {"sign", "lazy", "lazy_slow"} <= set(found["overview"])
+    result = told(tmp_path, "sign", "lazy", "lazy_slow")
+    assert set(result["made"]) - set(strategies.names()) == {"sign", "lazy", "lazy_slow"}
+    assert result["made"]["sign"] == "SignSGD"
+    assert result["made"]["lazy"] == result["made"]["lazy_slow"] == "Lazy"
+    assert {"sign", "lazy", "lazy_slow"} <= set(result["overview"])
     # From weight 0 the gradient is -2: its sign, all of it, and half of it, at a rate of 0.25.
-    assert found["weights"] == [0.25, 0.5, 0.25]
+    assert result["weights"] == [0.25, 0.5, 0.25]
 
 
 def test_two_folders_cannot_declare_one_name(tmp_path):
@@ -226,8 +226,8 @@ def test_an_engines_error_says_that_a_peer_has_gone(monkeypatch):
     assert failures.is_lost_peer(EngineError("aborted"), ["EngineError"])
     monkeypatch.setattr(strategies.registry, "lost_peer_errors", [])
     strategies.registry._add("engine", Registration({}, lost_peer_errors=["EngineError"]))
-    given: list[Any] = []
+    passed: list[Any] = []
     caller = f"{PACKAGE}_trainer.trainer.run_external"
-    monkeypatch.setattr(caller, lambda *arguments: given.extend(arguments))
+    monkeypatch.setattr(caller, lambda *arguments: passed.extend(arguments))
     trainer.Trainer(max_steps=1, accelerator="cpu", devices=1).fit(gan.GAN())
-    assert given[2] == ["EngineError"]
+    assert passed[2] == ["EngineError"]

@@ -29,8 +29,8 @@ def started(folder, subject, devices, **options) -> "subprocess.CompletedProcess
     if options.get("strategy") is not None:
         require(missing("fairscale"))
     folder.mkdir(exist_ok=True)
-    given = json.dumps({"devices": devices, "max_steps": 6, "global_batch_size": 4, **options})
-    return run(["-m", "odd_subject", folder, subject, given], extra=at_root(), engine="fairscale")
+    text = json.dumps({"devices": devices, "max_steps": 6, "global_batch_size": 4, **options})
+    return run(["-m", "odd_subject", folder, subject, text], extra=at_root(), engine="fairscale")
 
 
 def fitted(folder: Path, subject: str, devices: int, **options: Any) -> list[dict[str, Any]]:
@@ -88,20 +88,20 @@ def test_a_layer_that_is_thawed_is_trained_from_then_on(tmp_path):
 def test_each_rank_keeps_its_share_of_gradients_and_optimizer_states(tmp_path, devices):
     last = [rank["notes"][-1] for rank in fitted(tmp_path, "Even", devices, **SHARDED)]
     share = LAYERS * LAYER // devices
-    assert [each["parameters"] for each in last] == [LAYERS * LAYER] * devices
-    assert [each["gradients"] for each in last] == [share] * devices
-    assert [each["state"] for each in last] == [2 * share] * devices  # Adam's two moments
+    assert [note["parameters"] for note in last] == [LAYERS * LAYER] * devices
+    assert [note["gradients"] for note in last] == [share] * devices
+    assert [note["state"] for note in last] == [2 * share] * devices  # Adam's two moments
 
 
 @pytest.mark.slow
 def test_the_norm_that_is_clipped_is_that_of_all_ranks_gradients(tmp_path):
-    whole, bound = fitted(tmp_path / "alone", "Even", 1)[0]["notes"][0]["norm"], 0.01
+    total, bound = fitted(tmp_path / "alone", "Even", 1)[0]["notes"][0]["norm"], 0.01
     notes = fitted(tmp_path / "run", "Even", 2, gradient_clip_val=bound, **SHARDED)
     unclipped = fitted(tmp_path / "unclipped", "Even", 2, **SHARDED)
-    for ranks, norm in ((unclipped, whole), (notes, bound)):
+    for ranks, norm in ((unclipped, total), (notes, bound)):
         parts = [rank["notes"][0]["norm"] for rank in ranks]
-        assert all(0.05 * norm < part < norm for part in parts)
-        assert sum(part**2 for part in parts) ** 0.5 == pytest.approx(norm, rel=1e-4)
+        assert all(0.05 * norm < share < norm for share in parts)
+        assert sum(share**2 for share in parts) ** 0.5 == pytest.approx(norm, rel=1e-4)
 
 
 @pytest.mark.slow

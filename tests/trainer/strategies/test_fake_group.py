@@ -37,10 +37,10 @@ def group_of(name: str, world: int) -> str:
 
 def marks(name: str, world: int) -> list[pytest.MarkDecorator]:
     """Of a strategy."""
-    found = [] if group_of(name, world) == "quick" else [pytest.mark.slow]
+    decorators = [] if group_of(name, world) == "quick" else [pytest.mark.slow]
     if name in ("fsdp", "fsdp, whole"):
-        found.append(fake_broadcast)
-    return [*found, pytest.mark.needs(ENGINES[name])] if name in ENGINES else found
+        decorators.append(fake_broadcast)
+    return [*decorators, pytest.mark.needs(ENGINES[name])] if name in ENGINES else decorators
 
 
 @pytest.fixture(scope="module")
@@ -48,28 +48,28 @@ def measured():
     """Measures the strategies of a group once; gives the bytes by name and world size."""
 
     @cache
-    def found(group: str) -> dict[tuple[str, int], Any]:
+    def results_of(group: str) -> dict[tuple[str, int], Any]:
         cases = [case for case in product(CASES, WORLDS) if group_of(*case) == group]
         names = [f"{name}/{world}" for name, world in cases]
         engine = group if group in ENGINES.values() else "torch"
         done = succeed(["-m", "fake_group_subject", *names], engine=engine)
         lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-        return {(each["name"], each["world"]): each for each in map(json.loads, lines)}
+        return {(record["name"], record["world"]): record for record in map(json.loads, lines)}
 
-    return found
+    return results_of
 
 
 @pytest.mark.parametrize(
     ("name", "world"), [pytest.param(*case, marks=marks(*case)) for case in product(CASES, WORLDS)]
 )
 def test_a_rank_holds_what_is_expected(measured, name: str, world: int) -> None:
-    found = measured(group_of(name, world))[name, world]
-    assert "error" not in found, found["error"]
+    held = measured(group_of(name, world))[name, world]
+    assert "error" not in held, held["error"]
     parameters, gradients, optimizer = SHARDS[name](world)
-    assert found["before"] == {
+    assert held["before"] == {
         "parameters": MODEL // parameters,
         "gradients": MODEL // gradients,
         "optimizer": 2 * MODEL // optimizer,
         "rest": 0,
     }
-    assert found["after"] == {**found["before"], "gradients": 0, "rest": KEPT.get(name, 0)}
+    assert held["after"] == {**held["before"], "gradients": 0, "rest": KEPT.get(name, 0)}

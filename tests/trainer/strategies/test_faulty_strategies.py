@@ -24,5 +24,5 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("fault", "way"), PAIRS)
 def test_a_deliberate_error_is_detected(results, fault, way):
-    found = difference(results / fault / f"{way}.safetensors", results / f"{way}.safetensors")
-    assert found > 20 * PROPERTIES[way].tolerance
+    distance = difference(results / fault / f"{way}.safetensors", results / f"{way}.safetensors")
+    assert distance > 20 * PROPERTIES[way].tolerance

@@ -81,11 +81,11 @@ def test_no_thread_of_a_process_group_is_left(results, strategy, devices):
 def test_a_rank_holds_its_shard_of_everything(results, strategy, devices):
     folder = results(strategy, devices)
     held = [json.loads((folder / f"held-{rank}.json").read_text()) for rank in range(devices)]
-    whole = sum(parameter.numel() for parameter in Tied().parameters())
-    assert sum(each["parameters"] for each in held) == whole
-    assert sum(each["states"] for each in held) == 2 * whole
+    count = sum(parameter.numel() for parameter in Tied().parameters())
+    assert sum(rank["parameters"] for rank in held) == count
+    assert sum(rank["states"] for rank in held) == 2 * count
     # Parameters are sharded along their first dimension: into rows, which may not divide evenly.
-    assert max(each["parameters"] for each in held) <= whole / devices + 12 * 4 * WIDTH
+    assert max(rank["parameters"] for rank in held) <= count / devices + 12 * 4 * WIDTH
 
 
 def test_a_module_that_is_still_sharded_is_refused(tmp_path):
@@ -111,8 +111,8 @@ def test_units_by_size_are_the_smallest_that_are_large_enough():
 
 def test_repeated_blocks_may_be_left_whole():
     for smallest in (200, 500):
-        found = units.choose_units(Tied(), None, smallest, whole_blocks=True)
-        assert [name for name, _ in found] == ["blocks.0", "blocks.1"]
+        chosen_units = units.choose_units(Tied(), None, smallest, whole_blocks=True)
+        assert [name for name, _ in chosen_units] == ["blocks.0", "blocks.1"]
     block = nn.Sequential(*(Block() for _ in range(2)))
     model = nn.ModuleDict({"first": Block(), "blocks": nn.ModuleList([block, nn.Linear(99, 9)])})
     chosen = [name for name, _ in units.choose_units(model, None, 200, whole_blocks=True)]
@@ -270,8 +270,8 @@ def test_torchs_own_transformer_trains_and_validates_as_in_one_process(
 
 
 def test_units_by_class():
-    found = units.choose_units(Tied(), ["Block"], 1)
-    assert [name for name, _ in found] == ["blocks.0", "blocks.1"]
+    chosen = units.choose_units(Tied(), ["Block"], 1)
+    assert [name for name, _ in chosen] == ["blocks.0", "blocks.1"]
     nested = units.choose_units(Tied(), ["Linear", "Block"], 1)
     assert [name for name, _ in nested][-2:] == ["blocks.0", "blocks.1"]
     assert "head" not in dict(nested)

@@ -92,15 +92,15 @@ def test_every_file_of_checks_is_run_by_make_test_gpu(monkeypatch):
         return {ROOT / name for session in sessions() for name in session.files}
 
     def marked(folder: Path) -> set[Path]:
-        found = {
+        paths = {
             path for path in folder.rglob("test_*.py") if "pytest.mark.gpu" in path.read_text()
         }
-        return found - {Path(__file__), *folder.glob("fake_gpu/*")}  # which has its own command
+        return paths - {Path(__file__), *folder.glob("fake_gpu/*")}  # which has its own command
 
-    own = marked(ROOT / "tests")
-    assert files() == own
+    ours = marked(ROOT / "tests")
+    assert files() == ours
     monkeypatch.setenv("GPU_CHECKS", str(HERE))  # as the template's `make test-gpu` does
-    assert files() == own | marked(HERE)
+    assert files() == ours | marked(HERE)
     assert marked(HERE.parent) == marked(HERE)
 
 
@@ -140,8 +140,8 @@ def test_sessions_without_a_selected_test_are_not_started(tmp_path):
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu\n")
     for name, text in (("one", BROKEN), ("two", BROKEN), ("bad", "import nowhere")):
         (tmp_path / f"test_{name}.py").write_text(text)
-    each = {name: Session((str(tmp_path / f"test_{name}.py"),)) for name in ("one", "two", "bad")}
-    assert gpu_run.selected([*each.values()], "test_two and test_a") == [each["two"], each["bad"]]
+    runs = {name: Session((str(tmp_path / f"test_{name}.py"),)) for name in ("one", "two", "bad")}
+    assert gpu_run.selected([*runs.values()], "test_two and test_a") == [runs["two"], runs["bad"]]
 
 
 @pytest.mark.usefixtures("forked")
@@ -196,15 +196,15 @@ def test_each_check_of_a_strategy_is_in_one_session():
     """Selections by name: ``ddp`` is in ``ddp_sharded``."""
     command = [sys.executable, *checks(OWN, ""), "--collect-only"]
     del command[command.index("-k") : command.index("-k") + 2]
-    of_strategies = [each for each in sessions() if "tests/gpu/test_strategies.py" in each.files]
+    of_strategies = [group for group in sessions() if "tests/gpu/test_strategies.py" in group.files]
 
     def collected(selection):
         done = run([*command[1:], "-k", selection], extra=DRY)
         return [line for line in done.stdout.splitlines() if "test_strategies.py::" in line]
 
-    found = [line for strategy in of_strategies for line in collected(strategy.selection)]
-    assert sorted(found) == sorted(collected("test_strategies"))
-    assert len(found) > 100
+    tests = [line for strategy in of_strategies for line in collected(strategy.selection)]
+    assert sorted(tests) == sorted(collected("test_strategies"))
+    assert len(tests) > 100
 
 
 @pytest.mark.usefixtures("forked")
@@ -278,9 +278,9 @@ def test_an_environment_comes_before_what_is_on_the_path(tmp_path, monkeypatch):
     python.touch()
     monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path))
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
-    found = find_python.candidates(str(tmp_path))
-    assert found[0] == str(python)
-    assert len(found) == len(set(found)) > 1
+    candidates = find_python.candidates(str(tmp_path))
+    assert candidates[0] == str(python)
+    assert len(candidates) == len(set(candidates)) > 1
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
@@ -296,7 +296,7 @@ def test_make_test_gpu_says_in_one_line_that_there_is_no_gpu():
     line, *rest = done.stderr.splitlines()
     reason = f"{sys.executable} has torch {torch.__version__}"
     assert line.startswith(f"no Python here whose torch sees a GPU: {reason}")
-    assert not [each for each in rest if not each.startswith("make")]
+    assert not [text for text in rest if not text.startswith("make")]
 
 
 def test_missing_packages_are_named_in_one_line(monkeypatch, capsys):

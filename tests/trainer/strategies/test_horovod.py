@@ -94,7 +94,7 @@ def test_a_model_that_is_easily_got_wrong(tmp_path, subject, processes):
 
 
 @pytest.mark.parametrize(
-    ("cuda", "has_nvcc", "given", "built"),
+    ("cuda", "has_nvcc", "operations", "built"),
     [
         ("13.0", True, "", "nccl"),
         ("13.0", True, "cpu", "cpu"),
@@ -103,7 +103,7 @@ def test_a_model_that_is_easily_got_wrong(tmp_path, subject, processes):
         (None, False, "MPI", "mpi"),
     ],
 )
-def test_it_is_built_for_gpus_where_torch_and_nvcc_are(tmp_path, cuda, has_nvcc, given, built):
+def test_it_is_built_for_gpus_where_torch_and_nvcc_are(tmp_path, cuda, has_nvcc, operations, built):
     script = ROOT / "requirements" / "horovod.sh"
     sources = {
         "torch/__init__.py": "__version__ = '2.13.0'; from . import version",
@@ -117,7 +117,7 @@ def test_it_is_built_for_gpus_where_torch_and_nvcc_are(tmp_path, cuda, has_nvcc,
         (tmp_path / name).write_text(text)
     (tmp_path / "bin" / "nvcc").chmod(0o755 if has_nvcc else 0o644)
     variables = {"PYTHONPATH": str(tmp_path), "HOROVOD_WHEELS": str(tmp_path / "wheels")}
-    variables |= {"HOROVOD_GPU_OPERATIONS": given, "HOROVOD_WITHOUT_MPI": "1"}
+    variables |= {"HOROVOD_GPU_OPERATIONS": operations, "HOROVOD_WITHOUT_MPI": "1"}
     # Without a compiler: it stops before it would download anything.
     done = subprocess.run(
         ["bash", "-x", script, sys.executable],

@@ -67,8 +67,8 @@ def test_a_sum_in_another_order_differs_by_less_than_rounding():
 
 def test_bounds_allow_for_other_cpus():
     # Of ddp with clipping on CPUs with AMX: 2.5 units in the last place of a loss above 4.
-    exact = [each for each in PROPERTIES.values() if "precision" not in each.trainer]
-    assert {each.tolerance for each in exact} == {PROPERTIES["clip norm"].tolerance}
+    exact = [way for way in PROPERTIES.values() if "precision" not in way.trainer]
+    assert {way.tolerance for way in exact} == {PROPERTIES["clip norm"].tolerance}
     assert 10 * 1.2e-6 < PROPERTIES["clip norm"].tolerance < 1e-4
 
 

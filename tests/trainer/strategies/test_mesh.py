@@ -79,11 +79,11 @@ def distance(one: Path, other: Path) -> float:
 def test_a_gpt_equals_one_process(results, name):
     alone, folder = results("one"), results(name)
     assert distance(alone / "one.safetensors", folder / f"{name}.safetensors") < ROUNDING
-    expected, found = (json.loads((folder / f"{each}.json").read_text()) for each in ("one", name))
-    predicted, expected_bytes = found.pop("predicted"), expected.pop("predicted")
+    expected, values = (json.loads((folder / f"{file}.json").read_text()) for file in ("one", name))
+    predicted, expected_bytes = values.pop("predicted"), expected.pop("predicted")
     assert predicted == expected_bytes
-    assert found["count"] == len(predicted) == SAMPLES
-    assert found == pytest.approx(expected, abs=1e-5)
+    assert values["count"] == len(predicted) == SAMPLES
+    assert values == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize("name", [TWO, *SLOW[:3], *SLOW[-2:]])
@@ -155,9 +155,9 @@ class Planned(trainer.TrainingModule):
 
 def refused(module: Any, strategy: str = "tensor_parallel", **options: Any) -> list[str]:
     """The lines that refuse a module, or options, before any process starts."""
-    given = {"accelerator": "cpu", "max_steps": 1, "devices": 2, "strategy": strategy, **options}
+    defaults = {"accelerator": "cpu", "max_steps": 1, "devices": 2, "strategy": strategy, **options}
     with pytest.raises(ConfigurationError) as caught:
-        trainer.Trainer(**given).check_fit(module)
+        trainer.Trainer(**defaults).check_fit(module)
     return caught.value.problems
 
 
@@ -200,18 +200,18 @@ def test_embeddings_that_torch_cannot_compile_are_refused():
 
 def test_sizes_that_do_not_multiply_to_the_processes_are_refused():
     plan = Planned({"norm": SequenceParallel()})
-    for given, line in (
+    for sizes, line in (
         ({"data": 1, "tensor": 2}, "data=1 x tensor=2 is a mesh of 2 processes, and there are 4;"),
         ({"tensor": 3}, "data=-1 x tensor=3: 4 processes are not divisible by 3"),
         ({"shard": 0}, "shard=0: give a number above 0, or -1 for all remaining processes"),
         ({"shard": -1}, "data and shard are -1; only one size may be"),
     ):
-        (found,) = refused(plan, "mesh", devices=4, strategy_options=given)
-        assert line in found
+        (problem,) = refused(plan, "mesh", devices=4, strategy_options=sizes)
+        assert line in problem
 
 
 @pytest.mark.parametrize(
-    ("sizes", "processes", "found"),
+    ("sizes", "processes", "mesh"),
     [
         (Sizes(), 6, Sizes(data=6)),
         (Sizes(tensor=2), 6, Sizes(data=3, tensor=2)),
@@ -219,6 +219,6 @@ def test_sizes_that_do_not_multiply_to_the_processes_are_refused():
         (Sizes(data=1, tensor=-1), 1, Sizes(data=1, tensor=1)),
     ],
 )
-def test_one_size_is_all_remaining_processes(sizes, processes, found):
-    assert sizes.on(processes) == found
-    assert found.replicas == found.data * found.shard
+def test_one_size_is_all_remaining_processes(sizes, processes, mesh):
+    assert sizes.on(processes) == mesh
+    assert mesh.replicas == mesh.data * mesh.shard

@@ -23,8 +23,8 @@ def fit(folder: Path, subject: str, **options: Any) -> subprocess.CompletedProce
     engine = "deepspeed" if options.get("strategy", "").startswith("deepspeed") else "torch"
     require(missing(engine))
     folder.mkdir()
-    given = {"max_epochs": 2, "global_batch_size": 4, "gradient_clip_val": 0.3, **options}
-    return run(["-m", "odd_subject", folder, subject, json.dumps(given)], engine=engine)
+    trainer_options = {"max_epochs": 2, "global_batch_size": 4, "gradient_clip_val": 0.3, **options}
+    return run(["-m", "odd_subject", folder, subject, json.dumps(trainer_options)], engine=engine)
 
 
 @pytest.mark.parametrize(
@@ -35,8 +35,8 @@ def fit(folder: Path, subject: str, **options: Any) -> subprocess.CompletedProce
         ("fsdp", "Freezing", {}),
         ("deepspeed_stage_3", "OddAtOnce", {}),
         *(
-            pytest.param(*each, marks=pytest.mark.exhaustive)
-            for each in (
+            pytest.param(*case, marks=pytest.mark.exhaustive)
+            for case in (
                 *(("ddp", subject, UNUSED) for subject in ("Thawing", "Freezing")),
                 ("ddp_zero1", "Odd", UNUSED),
                 ("fsdp", "Thawing", {}),
@@ -47,8 +47,8 @@ def fit(folder: Path, subject: str, **options: Any) -> subprocess.CompletedProce
     ],
 )
 def test_weights_are_those_of_one_process(tmp_path, strategy, subject, options):
-    for name, given in ("alone", {}), ("run", {"strategy": strategy, "devices": 2} | options):
-        done = fit(tmp_path / name, subject, **given)
+    for name, more in ("alone", {}), ("run", {"strategy": strategy, "devices": 2} | options):
+        done = fit(tmp_path / name, subject, **more)
         assert done.returncode == 0, done.stderr
     assert difference(tmp_path / "run", tmp_path / "alone") < 1e-5
 
@@ -63,12 +63,12 @@ def test_weights_are_those_of_one_process(tmp_path, strategy, subject, options):
 def test_deepspeed_refuses_what_is_thawed_or_frozen_in_a_fit(tmp_path, subject, parts):
     done = fit(tmp_path / "run", subject, strategy="deepspeed_stage_1", devices=2)
     assert done.returncode == 2, done.stderr
-    assert all(part in done.stderr for part in parts), done.stderr
+    assert all(text in done.stderr for text in parts), done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_half_precision_beside_a_parameter_without_dimensions(tmp_path):
-    for name, given in ("alone", {}), ("run", {"strategy": "fsdp", "devices": 2}):
-        done = fit(tmp_path / name, "Odd", precision="16-mixed", **given)
+    for name, more in ("alone", {}), ("run", {"strategy": "fsdp", "devices": 2}):
+        done = fit(tmp_path / name, "Odd", precision="16-mixed", **more)
         assert done.returncode == 0, done.stderr
     assert difference(tmp_path / "run", tmp_path / "alone") < 1e-3

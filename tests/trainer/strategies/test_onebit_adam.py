@@ -12,13 +12,13 @@ Numbers = list[float]
 
 def compress(numbers: Numbers) -> Numbers:
     """Signs, with the one scale that keeps the norm."""
-    norm = math.sqrt(sum(each * each for each in numbers))
+    norm = math.sqrt(sum(number * number for number in numbers))
     scale = norm / math.sqrt(max(len(numbers), 1))
     return [scale if number >= 0 else -scale for number in numbers]
 
 
 def mean(lists: list[Numbers]) -> Numbers:
-    return [sum(each) / len(lists) for each in zip(*lists, strict=True)]
+    return [sum(numbers) / len(lists) for numbers in zip(*lists, strict=True)]
 
 
 class Simulation:
@@ -37,14 +37,14 @@ class Simulation:
 
     def step(self, step: int) -> None:
         beta1, beta2 = ADAM["betas"]
-        own = [draw(self.name, step, rank).flatten().tolist() for rank in range(self.processes)]
+        drawn = [draw(self.name, step, rank).flatten().tolist() for rank in range(self.processes)]
         moments = [
-            [beta1 * old + (1 - beta1) * new for old, new in zip(self.momentum, each, strict=True)]
-            for each in own
+            [beta1 * old + (1 - beta1) * new for old, new in zip(self.momentum, grads, strict=True)]
+            for grads in drawn
         ]
         if step < FREEZE_STEP:
             self.momentum = mean(moments)
-            pairs = zip(self.variance, mean(own), strict=True)
+            pairs = zip(self.variance, mean(drawn), strict=True)
             self.variance = [beta2 * old + (1 - beta2) * new**2 for old, new in pairs]
         else:
             self.momentum = self.compressed(moments)
@@ -65,7 +65,7 @@ class Simulation:
             self.sent[rank] = [a - b for a, b in zip(corrected, sent[-1], strict=True)]
         result: Numbers = []
         for rank, chunk in enumerate(self.chunks):
-            average = mean([each[chunk] for each in sent])
+            average = mean([momentum[chunk] for momentum in sent])
             corrected = [a + b for a, b in zip(average, self.served[rank], strict=True)]
             result += compress(corrected)
             self.served[rank] = [a - b for a, b in zip(corrected, compress(corrected), strict=True)]
@@ -78,8 +78,8 @@ def test_is_the_algorithm(tmp_path, processes):
     ranks = [load_file(tmp_path / f"{rank}.safetensors") for rank in range(processes)]
 
     def check(key: str, rank: int, expected: Numbers) -> None:
-        found = ranks[rank][key].flatten().tolist()
-        assert found == pytest.approx(expected, rel=1e-9, abs=1e-12), key
+        values = ranks[rank][key].flatten().tolist()
+        assert values == pytest.approx(expected, rel=1e-9, abs=1e-12), key
 
     for name in SHAPES:
         simulation = Simulation(name, processes)

@@ -60,11 +60,11 @@ def trained(folder: Path, make: Callable[..., Optimizer], **options: Any) -> lis
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_fit_and_its_resume_come_to_what_a_loop_over_parameters_does(tmp_path, name):
     makers = {kind: partial(MAKERS[name], **options) for kind, options in KINDS.items()}
-    whole = {kind: trained(tmp_path / kind, make) for kind, make in makers.items()}
+    weights = {kind: trained(tmp_path / kind, make) for kind, make in makers.items()}
     # Each from a checkpoint that others have saved.
     for saved_by, kind in (("loop", "foreach"), ("loop", "fused"), ("fused", "loop")):
-        torch.testing.assert_close(whole[kind], whole["loop"], rtol=1e-5, atol=ROUNDING)
+        torch.testing.assert_close(weights[kind], weights["loop"], rtol=1e-5, atol=ROUNDING)
         checkpoint = tmp_path / saved_by / "run" / "checkpoints" / f"step-{SAVED:08d}"
         folder = tmp_path / f"{kind} of {saved_by}"
         resumed = trained(folder, makers[kind], resume=str(checkpoint))
-        torch.testing.assert_close(resumed, whole["loop"], rtol=1e-5, atol=ROUNDING)
+        torch.testing.assert_close(resumed, weights["loop"], rtol=1e-5, atol=ROUNDING)

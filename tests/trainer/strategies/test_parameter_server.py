@@ -25,7 +25,7 @@ NO_CLIPPING = (0.0, 0.0)
 
 
 @pytest.mark.parametrize(
-    ("given", "reason"),
+    ("options", "reason"),
     [
         ({"strategy_options": {"max_staleness": -1}}, "max_staleness=-1: expected int >= 0"),
         ({"learning_rate_scaling": "linear"}, "scale the rate in configure_optimizers"),
@@ -35,9 +35,9 @@ NO_CLIPPING = (0.0, 0.0)
         ({"strategy_options": {"servers": 2}}, "no option 'servers': there is one, on rank 0"),
     ],
 )
-def test_refuses_before_any_process_starts(nothing_runs, given, reason):
+def test_refuses_before_any_process_starts(nothing_runs, options, reason):
     with pytest.raises(ConfigurationError, match=reason):
-        Trainer(strategy="parameter_server", accelerator="cpu", devices=2, max_epochs=1, **given)
+        Trainer(strategy="parameter_server", accelerator="cpu", devices=2, max_epochs=1, **options)
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,8 @@ class Workers:
     def together(calls: Sequence[Callable[[], object]]) -> None:
         """Make calls in threads of their own."""
         with ThreadPoolExecutor(len(calls)) as threads:
-            for each in [threads.submit(call) for call in calls]:
-                each.result()
+            for future in [threads.submit(call) for call in calls]:
+                future.result()
 
 
 @pytest.mark.parametrize("bound", [0, 1, 2, 5, None])
@@ -116,9 +116,9 @@ def test_workers_that_wait_for_one_at_the_bound_are_all_served_after_it() -> Non
     with ThreadPoolExecutor(2) as threads:
         waiting = [threads.submit(workers.step, rank) for rank in (0, 1)]
         time.sleep(0.2)
-        assert not any(each.done() for each in waiting)
+        assert not any(future.done() for future in waiting)
         server.step(2, gradients, NO_CLIPPING)
-        assert [float(each.result(600)[0]) for each in waiting] == [-2.0, -2.0]
+        assert [float(future.result(600)[0]) for future in waiting] == [-2.0, -2.0]
     assert float(workers.held[0][0].detach()) == -5.0  # each gradient is a step
     assert sorted(server.staleness) == [0, 0, 1, 2, 2]
 
@@ -153,7 +153,7 @@ def test_a_worker_that_did_not_use_a_parameter_counts_as_zero() -> None:
             lambda: server.step(1, [None, None], none),
         ]
     )
-    assert [float(each.sum().detach()) for each in workers.held] == [-6.0, 1.0]
+    assert [float(parameter.sum().detach()) for parameter in workers.held] == [-6.0, 1.0]
 
 
 def test_all_workers_stop_after_the_same_step() -> None:

@@ -32,7 +32,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory):
     def folder(processes: int, exhaustive: bool) -> Path:
         path = tmp_path_factory.mktemp("pipeline-")
         alike = (processes, exhaustive)
-        names = [name for name, each in CASES.items() if (each.processes, each.exhaustive) == alike]
+        names = [name for name, case in CASES.items() if (case.processes, case.exhaustive) == alike]
         for arguments in (names, ["alone", *names]):
             succeed(["-m", "pipeline_subject", path, *arguments], timeout=600)
         return path
@@ -50,7 +50,7 @@ def test_equals_one_process(trained, name):
     case = CASES[name]
     folder = trained(case.processes, case.exhaustive)
     names = (name, f"{name} alone")
-    ours, theirs = (results(folder, each) | results(folder, f"{each} evaluated") for each in names)
+    ours, theirs = (results(folder, file) | results(folder, f"{file} evaluated") for file in names)
     assert ours.keys() == theirs.keys()
     assert len(ours["logged/loss"]) >= 6
     assert len(ours["predictions"]) == SAMPLES
@@ -65,27 +65,27 @@ def test_equals_one_process(trained, name):
 @TRIED
 def test_resumes_to_the_last_bit(trained, name):
     folder = trained(CASES[name].processes, CASES[name].exhaustive)
-    whole, resumed = results(folder, name), results(folder, f"{name} resumed")
+    uninterrupted, resumed = results(folder, name), results(folder, f"{name} resumed")
     assert len(results(folder, f"{name} stopped")["logged/loss"]) == STOP
-    assert all(torch.equal(whole[key], resumed[key]) for key in whole)
+    assert all(torch.equal(uninterrupted[key], resumed[key]) for key in uninterrupted)
 
 
 def test_goes_on_with_other_stages_and_schedules_and_in_one_process(tmp_path):
     for name in PORTED:
         succeed(["-m", "pipeline_subject", tmp_path, "ported", name], timeout=600)
-    whole = results(tmp_path, "whole")
-    assert len(whole["logged/loss"]) > STOP == len(results(tmp_path, "stopped")["logged/loss"])
+    full = results(tmp_path, "whole")
+    assert len(full["logged/loss"]) > STOP == len(results(tmp_path, "stopped")["logged/loss"])
     for name in list(PORTED)[1:]:
-        found = results(tmp_path, name)
-        assert found.keys() == whole.keys()
-        assert len(found["logged/loss"]) == len(whole["logged/loss"]) - STOP
+        ported = results(tmp_path, name)
+        assert ported.keys() == full.keys()
+        assert len(ported["logged/loss"]) == len(full["logged/loss"]) - STOP
         # Sums over micro-batches are the same, but not that of one process over a whole batch.
         tolerance = 2e-6 if name == "one" else 0.0
         # The mean of the epoch of the resume has its later steps only, with another layout.
-        for key, value in found.items():
+        for key, value in ported.items():
             if key.endswith("_epoch"):
                 continue
-            expected = whole[key][-len(value) :].double()
+            expected = full[key][-len(value) :].double()
             difference = (value.double() - expected).abs().max()
             assert difference <= tolerance * max(1.0, expected.abs().max()), (name, key)
 

@@ -47,12 +47,12 @@ def test_what_a_stage_gives_is_packed_without_loss():
     assert flat.is_contiguous()
     assert flat.shape == spec.empty("meta").shape
     received = flat.detach().requires_grad_()
-    found = unpack(received, Spec.from_json(json.loads(json.dumps(spec))))
-    for each, expected in zip(found, output, strict=True):
-        assert each.dtype == expected.dtype
-        assert torch.equal(each, expected)
-        assert each.requires_grad == expected.requires_grad
-    (found[0].square().sum() + found[2].float().sum() + found[4].abs().square().sum()).backward()
+    values = unpack(received, Spec.from_json(json.loads(json.dumps(spec))))
+    for tensor, expected in zip(values, output, strict=True):
+        assert tensor.dtype == expected.dtype
+        assert torch.equal(tensor, expected)
+        assert tensor.requires_grad == expected.requires_grad
+    (values[0].square().sum() + values[2].float().sum() + values[4].abs().square().sum()).backward()
     assert received.grad is not None
     flat.backward(received.grad)
     assert torch.allclose(x.grad, 8 * x.detach() + 1 + 4 * x.detach(), rtol=1e-2)
@@ -69,12 +69,12 @@ def test_what_a_stage_gives_is_packed_without_loss():
     ],
 )
 def test_the_largest_stage_is_smallest(costs, stages, sizes):
-    found = divide(total(costs), len(costs), stages)
-    assert sum(found) == len(costs)
-    assert all(size > 0 for size in found)
+    counts = divide(total(costs), len(costs), stages)
+    assert sum(counts) == len(costs)
+    assert all(size > 0 for size in counts)
     largest = [
-        max(sum(costs[sum(each[:stage]) :][:size]) for stage, size in enumerate(each))
-        for each in (found, sizes)
+        max(sum(costs[sum(split[:stage]) :][:size]) for stage, size in enumerate(split))
+        for split in (counts, sizes)
     ]
     assert largest[0] == largest[1]
 
@@ -82,22 +82,22 @@ def test_the_largest_stage_is_smallest(costs, stages, sizes):
 @pytest.mark.parametrize("kind", ["norm", "tied"])  # one counts batches, one changes its input
 def test_children_are_measured_and_stay_as_they_are(kind):
     module = Subject(kind)
-    before = {name: each.clone() for name, each in module.state_dict().items()}
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     batch = next(iter(module.train_dataloader()))
     state = torch.get_rng_state()
     step = functools.partial(module.training_step, batch, 0)
-    found = measure(module, step, torch.enable_grad, torch.device("cpu"))
+    costs = measure(module, step, torch.enable_grad, torch.device("cpu"))
     assert torch.equal(state, torch.get_rng_state())
     after = module.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert all(parameter.grad is None for parameter in module.parameters())
-    assert [each.parameters for each in found] == [
+    assert [cost.parameters for cost in costs] == [
         16 * sum(p.numel() for p in child.parameters()) for child in module.sequential_module
     ]
     # Four samples, eight wide; the third child gets sixteen.
-    assert [each.inputs for each in found] == [4 * 4 * wide for wide in (8, 16, 16, 8, 8, 8)]
-    assert found[0].saved == 4 * 4 * 8
-    assert all(each.seconds > 0 for each in found)
+    assert [cost.inputs for cost in costs] == [4 * 4 * wide for wide in (8, 16, 16, 8, 8, 8)]
+    assert costs[0].saved == 4 * 4 * 8
+    assert all(cost.seconds > 0 for cost in costs)
 
 
 class NotSequential(trainer.TrainingModule):
@@ -122,9 +122,9 @@ def test_a_measurement_keeps_no_activations() -> None:
 
     class Kept(nn.ReLU):
         def forward(self, x: Tensor) -> Tensor:
-            found = super().forward(x)  # saved for its own backward
-            outputs.append(weakref.ref(found))
-            return found
+            output = super().forward(x)  # saved for its own backward
+            outputs.append(weakref.ref(output))
+            return output
 
     class Module(trainer.TrainingModule):
         def __init__(self) -> None:
@@ -161,9 +161,9 @@ def test_a_measurement_keeps_no_activations() -> None:
     ],
 )
 def test_mistakes_of_options(options, more, lines):
-    given: dict[str, Any] = {"accelerator": "cpu", "devices": 2, "max_steps": 1} | more
+    arguments: dict[str, Any] = {"accelerator": "cpu", "devices": 2, "max_steps": 1} | more
     with pytest.raises(ConfigurationError) as caught:
-        trainer.Trainer(strategy="sequential", strategy_options=options, **given)
+        trainer.Trainer(strategy="sequential", strategy_options=options, **arguments)
     assert len(caught.value.problems) == len(lines)
     for line in lines:
         caught.match(line)

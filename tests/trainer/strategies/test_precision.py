@@ -26,29 +26,29 @@ HALVES = pytest.mark.parametrize(
     [("32-true", torch.float32), ("bf16-mixed", torch.bfloat16), ("16-mixed", torch.float16)],
 )
 def test_a_product_is_computed_in(name: str, dtype: torch.dtype) -> None:
-    found = precision.Precision(name, "cpu")
-    with found.autocast():
+    mixed = precision.Precision(name, "cpu")
+    with mixed.autocast():
         assert nn.Linear(2, 2)(torch.ones(1, 2)).dtype is dtype
     assert nn.Linear(2, 2)(torch.ones(1, 2)).dtype is torch.float32
-    assert (found.scaler is not None) is (name == "16-mixed")
+    assert (mixed.scaler is not None) is (name == "16-mixed")
 
 
 @HALVES
 def test_a_module_is_cast_and_nothing_else_is_done(name: str, dtype: torch.dtype) -> None:
-    found = precision.Precision(name, "cpu")
-    assert (found.parameter_dtype, found.dtype, found.scaler) == (dtype, None, None)
+    half = precision.Precision(name, "cpu")
+    assert (half.parameter_dtype, half.dtype, half.scaler) == (dtype, None, None)
     module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), MeanMetric())
     module.register_buffer("rotations", torch.ones(2, dtype=torch.complex64))
     module.tied = module[0].weight
     weight, counted = module[0].weight, module[1].num_batches_tracked
-    found.cast(module)
+    half.cast(module)
     assert {parameter.dtype for parameter in module.parameters()} == {dtype}
     assert module[0].weight is weight is module.tied
     assert module[1].running_var.dtype is dtype
     assert (module[1].num_batches_tracked, counted.dtype) == (counted, torch.int64)
     assert module.rotations.dtype is torch.complex64
     assert module[2].mean_value.dtype is torch.float32
-    with found.autocast():
+    with half.autocast():
         assert module[:2](torch.ones(4, 2, dtype=dtype)).dtype is dtype
 
 
@@ -103,12 +103,12 @@ def run(folder: Path, name: str, steps: int, resume: Any = None, strategy: str =
 def test_a_run_computes_steps_and_saves_in_half(tmp_path, strategy, name, dtype) -> None:
     module, optimizer, alone = run(tmp_path, name, 9, strategy=strategy)
     assert module.seen == {dtype}
-    (momentum, *_) = [each["momentum_buffer"] for each in optimizer.state.values()]
+    (momentum, *_) = [slot["momentum_buffer"] for slot in optimizer.state.values()]
     assert momentum.dtype is module.layer.weight.dtype is dtype
     state = checkpoint.Checkpoint(checkpoint.resolve(alone.run_directory)).state()
     assert state["model"]["layer.weight"].dtype is dtype
     assert state["model"]["layer.weight"].equal(module.layer.weight)
-    assert {each.dtype for each in alone.predict(module)} == {dtype}
+    assert {output.dtype for output in alone.predict(module)} == {dtype}
 
 
 @pytest.mark.parametrize("strategy", ["single_device", "fsdp"])
@@ -124,12 +124,12 @@ def test_a_run_computes_steps_and_saves_in_half(tmp_path, strategy, name, dtype)
 def test_a_checkpoint_of_another_precision_is_cast(tmp_path, strategy, first, second, dtype):
     module, optimizer, alone = run(tmp_path, first, 3)
     again, resumed, _ = run(tmp_path, second, 3, str(alone.run_directory), strategy)
-    momenta = [next(iter(each.state.values())) for each in (optimizer, resumed)]
-    weights = [each.layer.weight for each in (module, again)]
-    for saved, loaded in (weights, [each["momentum_buffer"] for each in momenta]):
-        whole = loaded.full_tensor() if strategy == "fsdp" else loaded
-        assert whole.dtype is dtype
-        assert whole.equal(saved.to(dtype))
+    momenta = [next(iter(state.state.values())) for state in (optimizer, resumed)]
+    weights = [model.layer.weight for model in (module, again)]
+    for saved, loaded in (weights, [state["momentum_buffer"] for state in momenta]):
+        full = loaded.full_tensor() if strategy == "fsdp" else loaded
+        assert full.dtype is dtype
+        assert full.equal(saved.to(dtype))
 
 
 @pytest.mark.parametrize(
@@ -152,72 +152,72 @@ def test_an_unknown_name_is_refused(name: str, line: str) -> None:
 def make(gradient: float, name: str = "16-mixed") -> tuple[nn.Parameter, SGD, Any]:
     """A parameter of 1 after the backward of a loss with this gradient."""
     parameter = nn.Parameter(torch.ones(1))
-    found = precision.Precision(name, "cpu")
-    found.scale((parameter * gradient).sum()).backward()
-    return parameter, SGD([parameter], lr=1.0), found
+    mixed = precision.Precision(name, "cpu")
+    mixed.scale((parameter * gradient).sum()).backward()
+    return parameter, SGD([parameter], lr=1.0), mixed
 
 
 def test_an_optimizer_without_gradients_does_nothing_under_a_scaler() -> None:
-    _, _, found = make(0.25)
+    _, _, mixed = make(0.25)
     unused = nn.Parameter(torch.ones(1))
     optimizer = SGD([unused], lr=1.0)
-    found.unscale([optimizer])
-    found.step(optimizer)
-    found.update()
-    assert (unused.item(), found.state()["_growth_tracker"]) == (1.0, 0)
+    mixed.unscale([optimizer])
+    mixed.step(optimizer)
+    mixed.update()
+    assert (unused.item(), mixed.state()["_growth_tracker"]) == (1.0, 0)
 
 
 def test_without_a_scaler_a_loss_is_itself() -> None:
-    parameter, optimizer, found = make(0.25, "bf16-mixed")
+    parameter, optimizer, mixed = make(0.25, "bf16-mixed")
     loss = torch.ones(1)
-    assert found.scale(loss) is loss
-    found.unscale([optimizer])
+    assert mixed.scale(loss) is loss
+    mixed.unscale([optimizer])
     assert float(parameter.grad) == 0.25
-    found.update()
-    assert found.state() == {}
+    mixed.update()
+    assert mixed.state() == {}
 
 
 def test_gradients_are_unscaled_once_until_the_next_backward() -> None:
-    parameter, optimizer, found = make(0.25)
-    found.unscale([optimizer])
-    found.unscale([optimizer])
+    parameter, optimizer, mixed = make(0.25)
+    mixed.unscale([optimizer])
+    mixed.unscale([optimizer])
     assert float(parameter.grad) == 0.25
-    found.step(optimizer)
-    found.update()
+    mixed.step(optimizer)
+    mixed.update()
     parameter.grad = None
-    found.scale((parameter * 0.25).sum()).backward()
-    found.unscale([optimizer])
+    mixed.scale((parameter * 0.25).sum()).backward()
+    mixed.unscale([optimizer])
     assert float(parameter.grad) == 0.25
-    found.scale((parameter * 0.25).sum()).backward()
+    mixed.scale((parameter * 0.25).sum()).backward()
     with pytest.raises(RuntimeError, match="has already been called"):
-        found.unscale([optimizer])
+        mixed.unscale([optimizer])
 
 
 @pytest.mark.parametrize("clipped", [False, True])
 def test_scaled_gradients_step_at_their_own_size(clipped: bool) -> None:
-    parameter, optimizer, found = make(0.25)
+    parameter, optimizer, mixed = make(0.25)
     assert float(parameter.grad) == 0.25 * 65536
     if clipped:
-        found.unscale([optimizer])
+        mixed.unscale([optimizer])
         assert float(parameter.grad) == 0.25
-    found.step(optimizer)
-    found.update()
+    mixed.step(optimizer)
+    mixed.update()
     assert parameter.item() == 0.75
-    assert found.state()["_growth_tracker"] == 1
+    assert mixed.state()["_growth_tracker"] == 1
 
 
 @pytest.mark.parametrize("gradients", [(0.25, float("inf")), (float("inf"), 0.25)])
 def test_an_overflow_on_one_of_several_meshes_skips_the_step(gradients: tuple[float, ...]) -> None:
-    found = precision.Precision("16-mixed", "cpu")
+    mixed = precision.Precision("16-mixed", "cpu")
     parameters = [nn.Parameter(torch.ones(1)) for _ in gradients]
     for parameter in parameters:
         parameter.device_mesh = object()  # as a DTensor's: torch's foreach kernels take one mesh
-    losses = [each * gradient for each, gradient in zip(parameters, gradients, strict=True)]
-    found.scale(torch.stack(losses).sum()).backward()
-    found.step(SGD(parameters, lr=1.0))
-    found.update()
-    assert [each.item() for each in parameters] == [1.0, 1.0]
-    assert found.state()["scale"] == 32768.0
+    losses = [p * gradient for p, gradient in zip(parameters, gradients, strict=True)]
+    mixed.scale(torch.stack(losses).sum()).backward()
+    mixed.step(SGD(parameters, lr=1.0))
+    mixed.update()
+    assert [p.item() for p in parameters] == [1.0, 1.0]
+    assert mixed.state()["scale"] == 32768.0
 
 
 class _Unscaled(Net):
@@ -239,12 +239,12 @@ def test_a_hook_before_the_step_reads_unscaled_gradients(tmp_path: Path) -> None
 
 
 def test_the_scaler_s_state_comes_back() -> None:
-    _, optimizer, found = make(float("inf"))
-    found.step(optimizer)
-    found.update()
+    _, optimizer, mixed = make(float("inf"))
+    mixed.step(optimizer)
+    mixed.update()
     other = precision.Precision("16-mixed", "cpu")
-    other.load_state(found.state())
-    assert other.state() == found.state()
+    other.load_state(mixed.state())
+    assert other.state() == mixed.state()
     assert float(other.scale(torch.ones(1))) == 32768.0
 
 

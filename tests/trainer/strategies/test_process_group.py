@@ -117,8 +117,8 @@ def test_every_group_reports_after_our_timer(monkeypatch, name, options, form):
         timeouts.append(timeout.total_seconds())
         return None, None
 
-    for each in ("new_group", "new_subgroups_by_enumeration"):
-        monkeypatch.setattr(torch.distributed, each, create)
+    for function in ("new_group", "new_subgroups_by_enumeration"):
+        monkeypatch.setattr(torch.distributed, function, create)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda *group: 8)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda *group: 0)
     monkeypatch.setattr(DeviceMesh, "from_group", mock.MagicMock())
@@ -153,9 +153,9 @@ def test_ddp_is_given_no_devices(device: str) -> None:
     strategy.device, strategy.devices = torch.device(device), [torch.device(device)]
     with mock.patch.object(ddp, "DistributedDataParallel") as made:
         strategy.wrap(nn.Linear(2, 2))
-    given: dict[str, Any] = made.call_args.kwargs
-    assert given.get("device_ids") is None
-    assert given["find_unused_parameters"] is True
+    arguments: dict[str, Any] = made.call_args.kwargs
+    assert arguments.get("device_ids") is None
+    assert arguments["find_unused_parameters"] is True
 
 
 def test_what_powersgd_has_left_out_comes_back_to_the_device_of_the_gradients() -> None:

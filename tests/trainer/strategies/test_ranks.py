@@ -41,9 +41,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 def assert_rank_0_s(results: Results, strategy: str) -> None:
     """All weights and buffers are those of rank 0, on every rank and in the checkpoint."""
-    assert [each["started with"] for each in results.seen(strategy)] == [[1.0], [1.0]]
+    assert [rank["started with"] for rank in results.seen(strategy)] == [[1.0], [1.0]]
     model = Checkpoint(results.newest(strategy)).state()["model"]
-    weights = {name: each.unique().tolist() for name, each in model.items() if name != "scale"}
+    weights = {name: value.unique().tolist() for name, value in model.items() if name != "scale"}
     assert list(weights.values()) == [[1.0]] * 4
 
 
@@ -54,14 +54,14 @@ def test_all_ranks_start_with_the_weights_of_rank_0(results: Results, strategy: 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_ranks_evaluate_with_the_buffers_of_rank_0(results: Results, strategy: str) -> None:
-    evaluated = [set(each["evaluated"]) for each in results.seen(strategy)]
+    evaluated = [set(rank["evaluated"]) for rank in results.seen(strategy)]
     # Rank 1 has no sample. It runs the step all the same if parameters are sharded.
     assert evaluated == [{1.0}, {1.0} if strategy == "fsdp" else set()]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_each_rank_draws_different_random_numbers(results: Results, strategy: str) -> None:
-    first, second = (each["drawn"] for each in results.seen(strategy))
+    first, second = (rank["drawn"] for rank in results.seen(strategy))
     assert first != second
 
 
@@ -102,14 +102,14 @@ def test_rank_0_prints_to_the_terminal_and_the_others_into_their_files(results: 
 
 
 def test_gloo_uses_the_loopback_interface(results: Results) -> None:
-    assert {each["interface"] for each in results.seen("ddp")} <= {"lo", "lo0"}
+    assert {rank["interface"] for rank in results.seen("ddp")} <= {"lo", "lo0"}
 
 
-def held(results: Results, strategy: str, part: str) -> list[dict[str, int]]:
+def held(results: Results, strategy: str, word: str) -> list[dict[str, int]]:
     """Elements of each tensor in the file of each rank, by name."""
     files = [results.newest(strategy) / f"rank-{rank:05d}.safetensors" for rank in range(2)]
     states = [load_file(file).items() for file in files]
-    return [{name: each.numel() for name, each in state if part in name} for state in states]
+    return [{name: value.numel() for name, value in state if word in name} for state in states]
 
 
 def test_each_rank_steps_and_saves_its_share_of_the_optimizer_s_state(results: Results) -> None:

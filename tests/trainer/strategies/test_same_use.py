@@ -19,7 +19,7 @@ OPTION = "set --trainer.strategy_options.find_unused_parameters true"
 ELSEWHERE = "use strategy='fsdp' or 'ddp', with --trainer.strategy_options.find_unused_parameters"
 TIMEOUT = {"timeout_seconds": 600}
 FSDP_UNITS = {"unit_parameters": 1}
-STAGES = [f"deepspeed_stage_{each}" for each in (1, 2, 3)]
+STAGES = [f"deepspeed_stage_{stage}" for stage in (1, 2, 3)]
 ENGINES = {"ddp_sharded": "fairscale"}
 slow = pytest.mark.slow
 
@@ -29,10 +29,10 @@ def fit(folder, subject, strategy, options, devices=2) -> "subprocess.CompletedP
     engine = "deepspeed" if strategy in STAGES else ENGINES.get(strategy, "torch")
     require(missing(engine))
     folder.mkdir()
-    given = {"max_steps": 6, "global_batch_size": 4, "devices": devices, "strategy": strategy}
+    arguments = {"max_steps": 6, "global_batch_size": 4, "devices": devices, "strategy": strategy}
     if strategy != "single_device":
-        given["strategy_options"] = {**TIMEOUT, **options}
-    return run(["-m", "odd_subject", folder, subject, json.dumps(given)], engine=engine)
+        arguments["strategy_options"] = {**TIMEOUT, **options}
+    return run(["-m", "odd_subject", folder, subject, json.dumps(arguments)], engine=engine)
 
 
 def refusal(done: "subprocess.CompletedProcess[str]") -> str:
@@ -86,12 +86,12 @@ def test_units_that_are_called_several_times_are_compared_in_the_first_steps_onl
     assert done.returncode == 0, done.stderr
     paths = (tmp_path / "run" / f"notes-{rank}.json" for rank in range(2))
     notes = [json.loads(path.read_text())["notes"] for path in paths]
-    operations = [[step["operations"] for step in own] for own in notes]
-    for own in operations:
-        assert own[0] > 0
-        assert own[2:] == own[2:3] * 4, operations
-    keys = [own[-1]["keys"] for own in notes]
-    known, deleted = ({key for own in keys for key in own[which]} for which in ("set", "deleted"))
+    operations = [[step["operations"] for step in steps] for steps in notes]
+    for counts in operations:
+        assert counts[0] > 0
+        assert counts[2:] == counts[2:3] * 4, operations
+    keys = [steps[-1]["keys"] for steps in notes]
+    known, deleted = ({key for rank in keys for key in rank[which]} for which in ("set", "deleted"))
     assert len(known) > 9
     assert len(known - deleted) == 3, sorted(known - deleted)
 

@@ -142,7 +142,7 @@ def test_fsdp_places_all_that_it_does_not_divide(connect, monkeypatch, automatic
         "accuracy's default": module.accuracy._defaults["tp"],
         "counts": module.counts.seen,
     }
-    assert {name: each.device for name, each in state.items()} == dict.fromkeys(state, META)
+    assert {name: value.device for name, value in state.items()} == dict.fromkeys(state, META)
     assert {"scale", "table", "norm.running_mean"} <= state.keys()
 
 
@@ -165,7 +165,7 @@ def saved() -> dict[str, Any]:
 def test_a_fused_optimizer_gets_its_steps_on_the_device_and_stays_fused(saved):
     layer, optimizer = fused_on(META)
     states.load_optimizer_state(optimizer, saved, states.parameter_names(layer))
-    assert {each.device for each in optimizer.state[layer.weight].values()} == {META}
+    assert {value.device for value in optimizer.state[layer.weight].values()} == {META}
     assert optimizer.param_groups[0]["fused"]
 
 
@@ -203,12 +203,12 @@ def test_an_offloaded_fused_optimizer_reads_no_overflow_from_a_gpu(monkeypatch, 
     optimizer = torch.optim.AdamW(nn.Linear(2, 2).parameters(), fused=True)
     scaler = Precision("16-mixed", "cpu").scaler
     scaler._device = device
-    seen, own = [], "_step_supports_amp_scaling"
-    note = lambda _, stepped: seen.append(getattr(stepped, own))  # noqa: E731
+    seen, attribute = [], "_step_supports_amp_scaling"
+    note = lambda _, stepped: seen.append(getattr(stepped, attribute))  # noqa: E731
     monkeypatch.setattr(torch.amp.GradScaler, "step", note)
     scaler.step(optimizer)
     assert seen == [reads]
-    assert getattr(optimizer, own) is True  # as torch has made it
+    assert getattr(optimizer, attribute) is True  # as torch has made it
 
 
 def test_deepspeed_clips_offloaded_gradients_after_their_copies(monkeypatch):

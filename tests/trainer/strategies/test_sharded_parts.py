@@ -37,9 +37,9 @@ def test_a_stored_tensor_is_not_read_into_one_of_another_shape(tmp_path: Path) -
 
 def test_a_model_of_other_names_is_not_loaded() -> None:
     module = nn.Linear(2, 1)
-    saved = {name: torch.full_like(each, 7.0) for name, each in module.state_dict().items()}
+    saved = {name: torch.full_like(value, 7.0) for name, value in module.state_dict().items()}
     fill_module(module, saved)
-    assert {value for each in module.parameters() for value in each.flatten().tolist()} == {7.0}
+    assert {value for weight in module.parameters() for value in weight.flatten().tolist()} == {7.0}
     for other in ({**saved, "more": torch.ones(1)}, {"weight": saved["weight"]}):
         with pytest.raises(RuntimeError, match=r"(Unexpected|Missing) key\(s\) in state_dict"):
             fill_module(module, other)
@@ -67,11 +67,11 @@ def test_an_optimizer_s_state_of_another_shape_is_not_loaded(monkeypatch):
 def test_the_norm_is_that_of_the_gradients_of_all_processes(monkeypatch, algorithm, expected):
     # Another process has gradients with a norm of 4.
     monkeypatch.setattr(clipping.collectives, "all_reduce", lambda squares: squares + 16.0)
-    own = nn.Parameter(torch.zeros(3))
-    own.grad = torch.tensor([3.0, 0.0, 0.0]) if algorithm == "norm" else torch.full((3,), 3.0)
+    sharded = nn.Parameter(torch.zeros(3))
+    sharded.grad = torch.tensor([3.0, 0.0, 0.0]) if algorithm == "norm" else torch.full((3,), 3.0)
     without = nn.Parameter(torch.zeros(2))
-    clipping.clip_gradients([own, without], 1.0, algorithm, lambda _: True)
-    assert own.grad.tolist() == pytest.approx(expected, rel=1e-5)
+    clipping.clip_gradients([sharded, without], 1.0, algorithm, lambda _: True)
+    assert sharded.grad.tolist() == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.usefixtures("group")
@@ -99,11 +99,11 @@ def test_averaged_gradients_are_not_averaged_again(monkeypatch: pytest.MonkeyPat
 def test_an_overflow_in_sharded_or_in_whole_gradients_skips_the_step(overflows: str) -> None:
     mesh = init_device_mesh("cpu", (1,))
     sharded = nn.Parameter(distribute_tensor(torch.ones(4), mesh, [Shard(0)]))
-    whole = nn.Parameter(torch.ones(2))
-    optimizer = torch.optim.SGD([sharded, whole], lr=0.5)
+    replicated = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([sharded, replicated], lr=0.5)
     precision = Precision("16-mixed", "cpu")
     scale = float(precision.scale(torch.ones(())))
-    for name, parameter in (("sharded", sharded), ("whole", whole)):
+    for name, parameter in (("sharded", sharded), ("whole", replicated)):
         value = float("inf") if overflows in (name, "both") else 1.0
         parameter.grad = torch.full_like(parameter, value * scale)
     precision.unscale([optimizer])
@@ -112,7 +112,7 @@ def test_an_overflow_in_sharded_or_in_whole_gradients_skips_the_step(overflows: 
     stepped = 0.5 if overflows == "none" else 1.0
     local: Any = sharded.detach()
     assert local.to_local().tolist() == [stepped] * 4
-    assert whole.tolist() == [stepped] * 2
+    assert replicated.tolist() == [stepped] * 2
     assert float(precision.scale(torch.ones(()))) == (scale if overflows == "none" else scale / 2)
 
 
@@ -125,7 +125,7 @@ def test_torch_s_records_of_a_unit_have_what_fsdp_reads() -> None:
     unit: Any = fully_shard(nn.Linear(2, 2))
     unit(torch.ones(1, 2))
     (records,) = fsdp._groups(unit)
-    assert {each._param_fqn for each in records.fsdp_params} == {"weight", "bias"}
+    assert {record._param_fqn for record in records.fsdp_params} == {"weight", "bias"}
     for param in records.fsdp_params:
         assert param.sharded_param.requires_grad
         assert param._unsharded_param.is_leaf

@@ -59,8 +59,8 @@ def test_layers_compute_in_half_precision_and_the_loss_in_float32(apart, monkeyp
         return MixedPrecisionPolicy(*dtypes, **options)
 
     monkeypatch.setattr(fsdp, "MixedPrecisionPolicy", make)
-    for each in (module.model.first, module.model.norm, module.model.last):
-        each.register_forward_hook(note)
+    for layer in (module.model.first, module.model.norm, module.model.last):
+        layer.register_forward_hook(note)
     fit(module, strategy)
     half = (torch.bfloat16,) * 3
     norm = (torch.bfloat16, torch.float32, torch.bfloat16)

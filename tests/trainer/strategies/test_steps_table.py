@@ -46,23 +46,23 @@ class Epoch(NamedTuple):
 
 
 @cache
-def read(samples, batch_size, replicas, accumulate, drop_last, whole) -> Epoch:
+def read(samples, batch_size, replicas, accumulate, drop_last, global_size) -> Epoch:
     """Have all replicas read an epoch."""
     data = TensorDataset(torch.arange(samples))
     loader = DataLoader(data, batch_size=batch_size, drop_last=drop_last)
-    each = [
+    replica_feeds = [
         feed_creation.feed_training(
             loader,
             feeds.Share(replica, replicas, seed=3),
             accumulate=accumulate,
-            global_batch_size=whole,
+            global_batch_size=global_size,
             in_global_order=True,
         )
         for replica in range(replicas)
     ]
-    assert len({(feed.samples_per_step, feed.steps) for feed in each}) == 1
+    assert len({(feed.samples_per_step, feed.steps) for feed in replica_feeds}) == 1
     seen: list[list[int]] = [[]]
-    for batches in zip(*(feed.epoch(1, 0) for feed in each), strict=True):
+    for batches in zip(*(feed.epoch(1, 0) for feed in replica_feeds), strict=True):
         assert len({(batch.ends_step, batch.ends_epoch) for batch in batches}) == 1
         for batch in batches:
             # A replica without a sample of its own reads one of the others', which counts nothing.
@@ -71,7 +71,7 @@ def read(samples, batch_size, replicas, accumulate, drop_last, whole) -> Epoch:
             seen.append([])
     assert batches[0].ends_step
     assert batches[0].ends_epoch
-    return Epoch(each[0].samples_per_step, each[0].steps, seen)
+    return Epoch(replica_feeds[0].samples_per_step, replica_feeds[0].steps, seen)
 
 
 @STRATEGIES
@@ -85,10 +85,10 @@ def test_what_is_announced_is_what_the_replicas_read(name):
             check_case(replicas, *case)
 
 
-def check_case(replicas, samples, size, accumulate, drop_last, whole):
+def check_case(replicas, samples, size, accumulate, drop_last, global_size):
     """Read with so many replicas, and compare; or see it refused."""
-    case = (samples, size, replicas, accumulate, drop_last, whole)
-    expected = whole or size * replicas * accumulate
+    case = (samples, size, replicas, accumulate, drop_last, global_size)
+    expected = global_size or size * replicas * accumulate
     if expected % (replicas * accumulate):
         with pytest.raises(errors.ConfigurationError, match="is not divisible by"):
             read(*case)

@@ -30,18 +30,18 @@ def test_parts_equal_the_whole(trained, name):
     assert_equals_whole(folder, name, processes, case.train(case.make(), slice(None)), bound)
 
 
-def assert_equals_whole(folder, name, processes, whole, bound):
+def assert_equals_whole(folder, name, processes, reference, bound):
     """What ranks have written is what a BatchNorm gives for the whole batch."""
     ranks = [load_file(folder / f"{name}.{rank}") for rank in range(processes)]
-    assert whole.keys() == ranks[0].keys()
-    for key, expected in whole.items():
+    assert reference.keys() == ranks[0].keys()
+    for key, expected in reference.items():
         tensors = [rank[key] for rank in ranks]
         if key.startswith("buffer."):
             assert all(tensor.equal(tensors[0]) for tensor in tensors)
-            found = tensors[0]
+            result = tensors[0]
         else:
-            found = sum(tensors) if key.startswith("gradient.") else torch.cat(tensors)
-        torch.testing.assert_close(found, expected, rtol=bound, atol=bound, msg=f"{key}: {name}")
+            result = sum(tensors) if key.startswith("gradient.") else torch.cat(tensors)
+        torch.testing.assert_close(result, expected, rtol=bound, atol=bound, msg=f"{key}: {name}")
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -50,7 +50,7 @@ def test_alone_it_is_plain_batchnorm_to_the_last_bit(name):
     plain = case.train(case.make(), slice(None))
     alone = case.train(sync_batchnorm.convert(case.make(), "cpu"), slice(None))
     assert plain.keys() == alone.keys()
-    assert all(alone[key].equal(each) for key, each in plain.items())
+    assert all(alone[key].equal(value) for key, value in plain.items())
     assert len([key for key in plain if key.startswith("output")]) == STEPS
 
 
@@ -69,11 +69,11 @@ class Shared(nn.Module):
 def test_parameters_buffers_and_settings_stay(accelerator):
     module = Shared().eval()
     before = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    state = {key: each.clone() + 1 for key, each in module.state_dict().items()}
+    state = {key: value.clone() + 1 for key, value in module.state_dict().items()}
     converted = sync_batchnorm.convert(module, accelerator)
     assert converted is module
     after = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    assert all(after[name] is each for name, each in before.items())
+    assert all(after[name] is value for name, value in before.items())
     assert (module.nested["other"].eps, module.first.training) == (0.5, False)
     assert type(module.group) is nn.GroupNorm
     converted.load_state_dict(state)
@@ -89,8 +89,8 @@ def test_whoever_holds_a_batchnorm_holds_the_converted_one(accelerator, kind):
     module.first.register_forward_hook(lambda *_: called.append(1))
     sync_batchnorm.convert(module, accelerator)
     assert module.nested["same"] is module.first
-    for each in (module.first, module.nested["other"], module.in_a_list[0]):
-        assert isinstance(each, kind)
+    for layer in (module.first, module.nested["other"], module.in_a_list[0]):
+        assert isinstance(layer, kind)
     module.first(torch.ones(2, 2))
     assert called == [1]
 
@@ -106,10 +106,10 @@ def test_half_precision_comes_out_as_it_went_in(monkeypatch):
     # Two ranks that have the same part.
     monkeypatch.setattr(collectives, "world_size", lambda: 2)
     monkeypatch.setattr(collectives, "all_reduce", lambda tensor: tensor * 2)
-    part = torch.randn(8, 3, dtype=torch.bfloat16)
-    output = module(part)
+    inputs = torch.randn(8, 3, dtype=torch.bfloat16)
+    output = module(inputs)
     assert output.dtype == torch.bfloat16
-    torch.testing.assert_close(output, plain(torch.cat([part, part]))[:8], rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(output, plain(torch.cat([inputs, inputs]))[:8], rtol=1e-2, atol=1e-2)
 
 
 def test_a_single_value_a_channel_cannot_be_trained_on(monkeypatch):

@@ -45,11 +45,11 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str,
         pytest.param("ComplexManual", "fsdp", marks=slow),
         pytest.param("Strided", "fsdp", marks=slow),
         pytest.param("Strided", "hsdp", marks=exhaustive),
-        *(pytest.param("Strided", f"deepspeed_stage_{each}", marks=slow) for each in (2, 3)),
+        *(pytest.param("Strided", f"deepspeed_stage_{stage}", marks=slow) for stage in (2, 3)),
         ("ScalarManual", "fsdp"),
         *(
-            pytest.param("Scalar", each, marks=slow)
-            for each in ("fsdp", "deepspeed_stage_2", "deepspeed_stage_3")
+            pytest.param("Scalar", strategy, marks=slow)
+            for strategy in ("fsdp", "deepspeed_stage_2", "deepspeed_stage_3")
         ),
         pytest.param("Empty", "fsdp", marks=slow),
         pytest.param("Empty", "hsdp", marks=exhaustive),
@@ -63,13 +63,13 @@ def test_weights_are_those_of_one_process(tmp_path, alone, subject, strategy):
 
 
 @pytest.mark.parametrize(
-    ("subject", "strategy", "part"),
+    ("subject", "strategy", "text"),
     [
         ("Factored", "fsdp", "Adafactor cannot step sharded parameters"),
         ("Mixed", "fsdp", "a unit of FSDP has parameters of torch.float32 and torch.float64; give"),
         *(
-            pytest.param("Complex", f"deepspeed_stage_{each}", "factor is complex", marks=slow)
-            for each in (1, 3)
+            pytest.param("Complex", f"deepspeed_stage_{stage}", "factor is complex", marks=slow)
+            for stage in (1, 3)
         ),
         pytest.param("Empty", "deepspeed_stage_3", "weight is empty: stage 3 cannot", marks=slow),
         pytest.param("Mixed", "deepspeed_stage_3", "stage 3 needs parameters of one", marks=slow),
@@ -77,11 +77,11 @@ def test_weights_are_those_of_one_process(tmp_path, alone, subject, strategy):
         pytest.param("RoutedRaw", "deepspeed_stage_3", "ranks use different", marks=slow),
     ],
 )
-def test_a_line_refuses_it(tmp_path, subject, strategy, part):
+def test_a_line_refuses_it(tmp_path, subject, strategy, text):
     done = fit(tmp_path, subject, strategy)
     # A script shows the traceback of what is refused before processes start.
     last = done.stderr.splitlines()[-1]
-    assert part in last, done.stderr
+    assert text in last, done.stderr
     assert "strategy=" in last
     assert done.returncode == (2 if last.startswith("rank ") else 1)
     assert done.returncode == 1 or len(done.stderr.splitlines()) == 1, done.stderr

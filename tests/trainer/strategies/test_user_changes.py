@@ -43,7 +43,7 @@ GRADIENTS = dict.fromkeys(
     ("ClipNorm", "ClipValue", "NoGradient", "ClipGroups", "MasksRow", "HalvesByData"),
     "on_before_optimizer_step uses gradients",
 )
-NORM = {each: GRADIENTS[each] for each in ("ClipNorm", "MasksRow", "HalvesByData")}
+NORM = {name: GRADIENTS[name] for name in ("ClipNorm", "MasksRow", "HalvesByData")}
 WEIGHTS = {
     "Clamp": "on_after_optimizer_step uses weights",
     "ShrinkAfterEpoch": "on_train_epoch_end uses weights",
@@ -110,7 +110,7 @@ WAYS: dict[str, tuple[dict[str, Any], Sequence[str], dict[str, Any], dict[str, s
     "parameter_server": (
         {"max_staleness": 0},
         # The error of AddsGroup ends the peers.
-        (*(each for each in NAMES if each != "AddsGroup"), *UNUSED),
+        (*(name for name in NAMES if name != "AddsGroup"), *UNUSED),
         {},
         {},
     ),
@@ -144,16 +144,16 @@ ENGINES["ddp_sharded"] = "fairscale"
 def fits(folder: Path, runs: dict[str, Any], **how: Any) -> dict[str, Any]:
     words = ["-m", "user_changes_subject", folder, json.dumps(runs)]
     succeed(words, cwd=folder, extra=at_root(), **how)
-    found: dict[str, Any] = json.loads((folder / "found.json").read_text())
-    return found
+    values: dict[str, Any] = json.loads((folder / "found.json").read_text())
+    return values
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     runs: dict[str, Any] = {name: {"devices": 1} for name in ALONE}
-    found = fits(tmp_path_factory.mktemp("alone"), runs)
-    assert len({found[name] for name in NAMES}) == len(NAMES)  # each hook matters
-    return found
+    values = fits(tmp_path_factory.mktemp("alone"), runs)
+    assert len({values[name] for name in NAMES}) == len(NAMES)  # each hook matters
+    return values
 
 
 @pytest.mark.parametrize(
@@ -164,21 +164,21 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     ],
 )
 def test_a_module_trains_as_in_one_process_or_is_refused_in_one_line(tmp_path, alone, strategy):
-    given, names, more, refused = WAYS[strategy]
+    strategy_options, names, more, refused = WAYS[strategy]
     shared = {"strategy": strategy, "devices": 2}
-    options = {**shared, "strategy_options": given} if given else shared
-    runs = dict.fromkeys(names, options) | {name: shared | own for name, own in more.items()}
+    options = {**shared, "strategy_options": strategy_options} if strategy_options else shared
+    runs = dict.fromkeys(names, options) | {name: shared | extra for name, extra in more.items()}
     engine = ENGINES.get(strategy, "torch")
     by = horovodrun(2) if strategy == "horovod" else ()
-    found = fits(tmp_path, runs, by=by, engine=engine)
-    assert found.keys() == runs.keys()
-    for run_, value in found.items():
+    results = fits(tmp_path, runs, by=by, engine=engine)
+    assert results.keys() == runs.keys()
+    for run_, value in results.items():
         name = run_.partition(" ")[0]
         if name in refused:
             assert refused[name] in str(value), run_
         elif run_ == LATE[1]:  # a unit that was frozen at first, in half precision
             assert value == pytest.approx(alone[name], rel=1e-2)
-            assert value != found[LATE[0]]
+            assert value != results[LATE[0]]
         else:
             assert value == pytest.approx(alone[name], rel=1e-6), run_
 
@@ -203,30 +203,30 @@ def test_the_error_of_one_rank_ends_all(tmp_path: Path, strategy: str, name: str
 
 
 class Residual(nn.Sequential):
-    def forward(self, given: Tensor) -> Tensor:
-        found: Tensor = super().forward(given)
-        return found + given
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = super().forward(inputs)
+        return outputs + inputs
 
 
 class WithMask(nn.Sequential):
-    def forward(self, given: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
         for child in self:
-            given = child(given, mask)
-        return given
+            inputs = child(inputs, mask)
+        return inputs
 
 
 class Backwards(nn.Sequential):
-    def forward(self, given: Tensor) -> Tensor:
+    def forward(self, inputs: Tensor) -> Tensor:
         for child in reversed(self):
-            given = child(given)
-        return given
+            inputs = child(inputs)
+        return inputs
 
 
 class WithoutLast(nn.Sequential):
-    def forward(self, given: Tensor) -> Tensor:
+    def forward(self, inputs: Tensor) -> Tensor:
         for child in self[:-1]:
-            given = child(given)
-        return given
+            inputs = child(inputs)
+        return inputs
 
 
 @pytest.mark.parametrize("kind", [Residual, WithMask, Backwards, WithoutLast, Several])

@@ -20,10 +20,10 @@ MISSING = (
 )
 
 
-def refusal(**given: Any) -> list[str]:
+def refusal(**options: Any) -> list[str]:
     """The lines with which a trainer is refused."""
     with pytest.raises(trainer.ConfigurationError) as raised:
-        trainer.Trainer(max_steps=1, **given)
+        trainer.Trainer(max_steps=1, **options)
     return raised.value.problems
 
 
@@ -39,7 +39,7 @@ def chips(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("given", "line"),
+    ("options", "line"),
     [
         ({"strategy": "xla"}, MISSING),
         ({"strategy": "xla", "accelerator": "cpu", "devices": 2}, MISSING),
@@ -54,8 +54,8 @@ def chips(monkeypatch: pytest.MonkeyPatch) -> Any:
         ),
     ],
 )
-def test_it_is_refused_in_one_line(nothing_runs: None, given: Any, line: str) -> None:
-    assert refusal(**given) == [line]
+def test_it_is_refused_in_one_line(nothing_runs: None, options: Any, line: str) -> None:
+    assert refusal(**options) == [line]
 
 
 def test_another_torch_is_refused(nothing_runs, tmp_path, monkeypatch):
@@ -80,7 +80,7 @@ def test_sharded_parameters_need_a_newer_torch_than_it(nothing_runs, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("count", "given", "line"),
+    ("count", "options", "line"),
     [
         (
             0,
@@ -97,18 +97,18 @@ def test_sharded_parameters_need_a_newer_torch_than_it(nothing_runs, monkeypatch
         ),
     ],
 )
-def test_it_counts_the_chips(nothing_runs, chips, count, given, line):
+def test_it_counts_the_chips(nothing_runs, chips, count, options, line):
     chips(count)
-    assert line in refusal(**given)
+    assert line in refusal(**options)
 
 
-@pytest.mark.parametrize("given", [{}, {"accelerator": "tpu"}, {"tpu_cores": 4}])
-def test_all_chips_are_used_where_there_are_some(nothing_runs, chips, monkeypatch, given):
+@pytest.mark.parametrize("options", [{}, {"accelerator": "tpu"}, {"tpu_cores": 4}])
+def test_all_chips_are_used_where_there_are_some(nothing_runs, chips, monkeypatch, options):
     """As on a TPU machine, but for the packages."""
     chips(4)
     cls = trainer.strategies.find("xla").cls
     monkeypatch.setattr(cls, "limits", replace(cls.limits, packages={}))
-    plan = trainer.Trainer(max_steps=1, **given)._plan
+    plan = trainer.Trainer(max_steps=1, **options)._plan
     assert plan.strategy_name == "xla"
     assert plan.node_devices == tuple(torch.device("xla", index) for index in range(4))
     assert plan.local_processes == 4

@@ -35,7 +35,7 @@ def test_equal_steps_are_compiled_once_and_not_waited_for(tmp_path):
 
 def test_accumulation_and_clipping_compile_nothing_in_a_second_epoch(tmp_path):
     """On two processes; three steps in turn have the same graphs, two micro-batches each."""
-    compiled = [each for each, _ in told(tmp_path, "accumulated", 2)]
+    compiled = [count for count, _ in told(tmp_path, "accumulated", 2)]
     assert len(compiled) == 2 * 2 * STEPS
     assert compiled[STEPS] == compiled[2 * STEPS - 1] == compiled[2 * STEPS] - 1
     assert compiled[2 * STEPS] == compiled[-1]
@@ -43,9 +43,9 @@ def test_accumulation_and_clipping_compile_nothing_in_a_second_epoch(tmp_path):
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_resumed_run_draws_the_same_dropout_masks(tmp_path, devices):
-    whole, resumed, without = told(tmp_path, "resumed", devices)
-    assert whole == resumed
-    assert max(abs(one - other) for one, other in zip(whole, without, strict=True)) > 1e-2
+    uninterrupted, resumed, without = told(tmp_path, "resumed", devices)
+    assert uninterrupted == resumed
+    assert max(abs(one - other) for one, other in zip(uninterrupted, without, strict=True)) > 1e-2
 
 
 @pytest.mark.parametrize("devices", [1, 2])

@@ -41,8 +41,8 @@ def checked(model: str, check: Any = fit._step, *others: str, seconds: float = 6
     return checks.run("step", partial(check, read(model, *others)), seconds)
 
 
-def named(found: list[Check], name: str) -> list[Check]:
-    return [each for each in found if each.name == name]
+def named(lines: list[Check], name: str) -> list[Check]:
+    return [check for check in lines if check.name == name]
 
 
 pytestmark = pytest.mark.usefixtures("apart")
@@ -50,11 +50,11 @@ pytestmark = pytest.mark.usefixtures("apart")
 
 @pytest.mark.parametrize("model", ["Waits", "WaitsManually"])
 def test_each_planted_wait_is_found_by_its_line_and_nothing_else(model: str) -> None:
-    found = named(checked(model), "waits")
-    lines = {int(each.found.split(":")[1]) for each in found}
+    waits = named(checked(model), "waits")
+    lines = {int(check.found.split(":")[1]) for check in waits}
     expected = dict(doctor_subject.planted())
     assert {expected.get(line, f"line {line}") for line in lines} == set(range(1, 40))
-    assert {each.status for each in found} == {"warning"}
+    assert {check.status for check in waits} == {"warning"}
 
 
 @pytest.mark.parametrize("name", ["digits", "gan", "gpt"])
@@ -63,16 +63,16 @@ def test_nothing_waits_in_the_examples(name: str) -> None:
     if not config.exists():
         pytest.skip(f"{config.name} was deleted")
     work = configuration.read_work("project", "fit", ["--config", str(config), *CPU])
-    found = checks.run("step", partial(fit._step, work), 100)
-    assert {each.status for each in found} == {"ok"}, found
-    assert {each.name for each in found} >= {"step", "waits", "unused parameters"}
+    lines = checks.run("step", partial(fit._step, work), 100)
+    assert {line.status for line in lines} == {"ok"}, lines
+    assert {line.name for line in lines} >= {"step", "waits", "unused parameters"}
 
 
 def test_parameters_that_a_step_does_not_use_are_named() -> None:
-    (found,) = named(checked("Faulty"), "unused parameters")
-    assert found.status == "warning"
-    assert found.found == "rare, unused.weight: not used in each step"
-    assert "find_unused_parameters" in found.advice
+    (check,) = named(checked("Faulty"), "unused parameters")
+    assert check.status == "warning"
+    assert check.found == "rare, unused.weight: not used in each step"
+    assert "find_unused_parameters" in check.advice
 
 
 def test_a_loss_that_is_a_sum_over_samples_is_named() -> None:
@@ -80,26 +80,26 @@ def test_a_loss_that_is_a_sum_over_samples_is_named() -> None:
         ("Plain", "ok", "does not double with the batch"),
         ("Sums", "warning", "doubles with the batch"),
     ):
-        (found,) = named(checked(model), "loss")
-        assert (found.status, found.found) == (status, text)
+        (check,) = named(checked(model), "loss")
+        assert (check.status, check.found) == (status, text)
 
 
 def test_what_cannot_be_pickled_is_named_by_its_path() -> None:
-    found, data = named(checked("Faulty", fit._model), "pickling")
+    module, data = named(checked("Faulty", fit._model), "pickling")
     assert data.status == "ok"
-    assert found.status == "warning"
-    assert found.found.startswith('model.lock["a"] is of type _thread.lock')
-    assert [each.status for each in checked("Plain", fit._model)] == ["ok", "ok"]
+    assert module.status == "warning"
+    assert module.found.startswith('model.lock["a"] is of type _thread.lock')
+    assert [check.status for check in checked("Plain", fit._model)] == ["ok", "ok"]
 
 
 def test_batchnorm_is_a_warning_with_several_replicas() -> None:
     for devices, status in (("1", "ok"), ("2", "warning")):
-        found = checked("Faulty", fit._model, "--trainer.devices", devices)
-        (norm,) = named(found, "BatchNorm")
+        results = checked("Faulty", fit._model, "--trainer.devices", devices)
+        (norm,) = named(results, "BatchNorm")
         assert (norm.status, norm.found.split(":")[0]) == (status, "layers.2")
         assert "sync_batchnorm true" in norm.advice
         assert "parameter_server" in norm.advice
-        (tied,) = named(found, "tied parameters")
+        (tied,) = named(results, "tied parameters")
         assert tied.found.startswith("first.weight = second.weight")
     sync = ("--trainer.sync_batchnorm", "true", "--trainer.devices", "2")
     assert named(checked("Faulty", fit._model, *sync), "BatchNorm") == []
@@ -114,10 +114,10 @@ def test_batchnorm_is_a_warning_with_several_replicas() -> None:
     ],
 )
 def test_a_check_that_fails_is_a_line(model: str, status: str, line: str) -> None:
-    (found,) = checked(model, seconds=3 if model == "Hangs" else 60)
-    assert found.status == status
-    assert re.match(f"not checked: {line}", found.found), found.found
-    assert "secret" not in checks.report([found], is_json=True)
+    (check,) = checked(model, seconds=3 if model == "Hangs" else 60)
+    assert check.status == status
+    assert re.match(f"not checked: {line}", check.found), check.found
+    assert "secret" not in checks.report([check], is_json=True)
 
 
 def test_an_order_that_is_not_reproducible_is_found() -> None:
@@ -125,9 +125,9 @@ def test_an_order_that_is_not_reproducible_is_found() -> None:
         return Child(partial(fit._read, read("Plain", *others), workers), 60).result()[0]
 
     noisy = ("--data.noise", "true")
-    found = fit.compare("two runs", order(0, *noisy), order(0, *noisy))
-    assert found.status == "warning"
-    assert found.found.endswith("batch 1 differs in part 1, torch.float32 (8, 1, 4, 4)")
+    check = fit.compare("two runs", order(0, *noisy), order(0, *noisy))
+    assert check.status == "warning"
+    assert check.found.endswith("batch 1 differs in part 1, torch.float32 (8, 1, 4, 4)")
     first = order(0)
     assert len(first) == 4
     assert fit._alone(read("Plain", "--trainer.default_root_dir=~")).default_root_dir == Path.home()
@@ -147,13 +147,13 @@ def test_workers_of_a_new_interpreter_start_as_those_of_a_fit() -> None:
 def test_more_workers_are_suggested_for_a_slow_loader(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fit, "_SECONDS_EACH", 0.3)
     reads = partial(read, "Plain", "--data.seconds", "0.02")
-    (found,) = checks.run("workers", partial(fit._workers, reads), 100)
-    assert found.status == "warning", found
-    assert int(re.match(r"use num_workers=(\d+)", found.advice)[1]) > 0
+    (check,) = checks.run("workers", partial(fit._workers, reads), 100)
+    assert check.status == "warning", check
+    assert int(re.match(r"use num_workers=(\d+)", check.advice)[1]) > 0
 
 
 @pytest.mark.parametrize(
-    ("given", "measured", "status", "advice"),
+    ("workers", "measured", "status", "advice"),
     [
         (0, {0: 0.01}, "ok", ""),
         (0, {0: 1.5, 1: 1.5, 2: 0.8}, "warning", "use num_workers=2"),
@@ -163,9 +163,9 @@ def test_more_workers_are_suggested_for_a_slow_loader(monkeypatch: pytest.Monkey
         (8, {0: 9.0, 1: 8.0, 2: 5.0}, "warning", "use num_workers=2"),
     ],
 )
-def test_the_fewest_workers_that_keep_a_step_fed(given, measured, status, advice):
-    found = fit.suggest(given, measured, 1.0, "cpu")
-    assert (found.status, found.advice.split(",")[0]) == (status, advice)
+def test_the_fewest_workers_that_keep_a_step_fed(workers, measured, status, advice):
+    check = fit.suggest(workers, measured, 1.0, "cpu")
+    assert (check.status, check.advice.split(",")[0]) == (status, advice)
 
 
 def test_little_shared_memory_is_a_warning() -> None:
@@ -179,10 +179,10 @@ def test_few_open_files_are_a_warning() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(files, most), most))
         return [*machine._limits()][-1]
 
-    found = Child(partial(limited, 1024), 60.0).result()
-    assert (found.name, found.status) == ("limits", "warning")
-    assert found.found.startswith("1024 open files, ")
-    assert found.advice.startswith("ulimit -n 65536")
+    check = Child(partial(limited, 1024), 60.0).result()
+    assert (check.name, check.status) == ("limits", "warning")
+    assert check.found.startswith("1024 open files, ")
+    assert check.advice.startswith("ulimit -n 65536")
 
 
 def test_each_engine_is_named_with_its_strategies_or_its_command() -> None:
@@ -191,24 +191,24 @@ def test_each_engine_is_named_with_its_strategies_or_its_command() -> None:
         for package, command in strategies.find(strategy).limits.packages.items():
             is_there = find_spec(package) is not None
             expected = f"{package} {metadata.version(package) if is_there else 'not installed'}, "
-            (found,) = [line for line in lines if line[0].startswith(expected)]
-            assert strategy in found[0].partition(", for ")[2].split(", ")
-            assert found[1] == ("" if is_there else command)
+            (entry,) = [line for line in lines if line[0].startswith(expected)]
+            assert strategy in entry[0].partition(", for ")[2].split(", ")
+            assert entry[1] == ("" if is_there else command)
 
 
 def test_the_address_of_this_host_is_named() -> None:
     # In a process of its own, as it is run: it chooses an interface for gloo there.
-    (found,) = Child(lambda: list(machine._network()), 60.0).result()
-    assert found.found.startswith(", ".join(name for _, name in socket.if_nameindex()))
-    assert f"; host name {socket.gethostname()}" in found.found
-    assert (found.status == "warning") == bool(found.advice)
+    (check,) = Child(lambda: list(machine._network()), 60.0).result()
+    assert check.found.startswith(", ".join(name for _, name in socket.if_nameindex()))
+    assert f"; host name {socket.gethostname()}" in check.found
+    assert (check.status == "warning") == bool(check.advice)
 
 
 def test_a_folder_that_is_not_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.disk("runs", tmp_path / "new" / "runs", "X").status != "fails"
     monkeypatch.setattr(machine.os, "access", lambda *_: False)
-    found = machine.disk("runs", tmp_path / "runs", "X")
-    assert (found.status, found.advice) == ("fails", "set X")
+    check = machine.disk("runs", tmp_path / "runs", "X")
+    assert (check.status, check.advice) == ("fails", "set X")
 
 
 def test_a_program_that_hangs_or_fails_is_named(tmp_path: Path, monkeypatch: Any) -> None:
@@ -225,42 +225,42 @@ def test_a_program_that_hangs_or_fails_is_named(tmp_path: Path, monkeypatch: Any
 
 def test_the_machine_alone_without_any_program(tmp_path: Path) -> None:
     done = succeed(["-m", PACKAGE, "doctor", "--json"], cwd=tmp_path, extra={"PATH": str(tmp_path)})
-    found = json.loads(done.stdout)
-    assert found["can_start"] is True
-    lines = {each["name"]: each for each in found["checks"]}
+    report = json.loads(done.stdout)
+    assert report["can_start"] is True
+    lines = {line["name"]: line for line in report["checks"]}
     assert lines["all-reduce"]["found"].startswith("1 + 2 = 3 on two processes")
     assert lines["torch.compile"]["status"] == "warning"
     assert "SLURM" not in lines
-    assert {each["status"] for each in found["checks"]} <= {"ok", "warning"}
+    assert {line["status"] for line in report["checks"]} <= {"ok", "warning"}
     assert list(tmp_path.iterdir()) == []
 
 
-def doctor(*given: str) -> int:
+def doctor(*arguments: str) -> int:
     """Run the command in this process, and return its exit code."""
     try:
-        cli.main(["doctor", *given])
+        cli.main(["doctor", *arguments])
     except SystemExit as ended:
         return int(str(ended.code))
     return 0
 
 
 def test_a_table_and_json_have_the_same_lines(capsys, monkeypatch):
-    found = [Check("step", "ok", "fine"), Check("disk", "warning", "full", "free it")]
-    monkeypatch.setattr(machine, "check", lambda work: found)
+    results = [Check("step", "ok", "fine"), Check("disk", "warning", "full", "free it")]
+    monkeypatch.setattr(machine, "check", lambda work: results)
     assert doctor() == 0
     table = capsys.readouterr().out.splitlines()
     assert doctor("--json") == 0
     lines = json.loads(capsys.readouterr().out)["checks"]
-    assert [each["name"] for each in lines] == [line.split()[1] for line in table[:2]]
+    assert [row["name"] for row in lines] == [line.split()[1] for line in table[:2]]
     assert table[1].split(maxsplit=2)[2] == "full -> free it"
     assert table[-1] == "a fit can start: 0 fails, 0 unknown, 1 warnings"
-    found.append(Check("step", "unknown", "not checked: it took longer than 180 s"))
+    results.append(Check("step", "unknown", "not checked: it took longer than 180 s"))
     assert doctor() == 1
     counts = "0 fails, 1 unknown, 1 warnings\n"
     assert capsys.readouterr().out.endswith(f"a fit may not start: {counts}")
     assert doctor("--json") == 1
     assert json.loads(capsys.readouterr().out)["can_start"] is None
-    found.append(Check("all-reduce", "fails", "3 + 3 = 7"))
+    results.append(Check("all-reduce", "fails", "3 + 3 = 7"))
     assert doctor() == 1
     counts = "1 fails, 1 unknown, 1 warnings\n"
     assert capsys.readouterr().out.endswith(f"a fit cannot start: {counts}")
@@ -279,20 +279,20 @@ def test_all_errors_of_the_options_are_reported(capsys: pytest.CaptureFixture[st
 def test_all_checks_of_an_example(tmp_path: Path) -> None:
     config = ["--config", ROOT / "configs" / "digits.yaml", *CPU]
     done = succeed(["-m", PACKAGE, "doctor", "--json", *config], cwd=tmp_path)
-    found = [Check(**each) for each in json.loads(done.stdout)["checks"]]
-    assert [each.status for each in named(found, "data order")] == ["ok", "ok"]
-    assert len(named(found, "num_workers")) == 1
+    results = [Check(**row) for row in json.loads(done.stdout)["checks"]]
+    assert [check.status for check in named(results, "data order")] == ["ok", "ok"]
+    assert len(named(results, "num_workers")) == 1
     for name in ("step", "waits", "unused parameters", "pickling"):
-        assert {each.status for each in named(found, name)} == {"ok"}
+        assert {check.status for check in named(results, name)} == {"ok"}
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
 def test_a_faulty_module_can_start_and_a_step_that_raises_cannot(tmp_path: Path) -> None:
     for model, code in (("Faulty", 0), ("Raises", 1)):
-        given = words(model, "--data.by_set", "true")
+        arguments = words(model, "--data.by_set", "true")
         # Not forked: a fork would have the same hashes of strings.
-        done = run(["-m", PACKAGE, "doctor", *given], cwd=tmp_path, fresh=True)
+        done = run(["-m", PACKAGE, "doctor", *arguments], cwd=tmp_path, fresh=True)
         assert done.returncode == code, done.stdout + done.stderr
         assert "Traceback" not in done.stdout + done.stderr
         assert ("a fit cannot start" in done.stdout) == bool(code)

@@ -60,18 +60,18 @@ def test_facts_are_those_of_the_fit(digits: Any):
 
 def test_rows_have_the_bytes_of_a_rank(digits: Any):
     rows = {row["name"]: row["memory"] for row in digits["rows"]}
-    whole = digits["facts"]["whole_model"]
-    assert rows["ddp"]["parameters"] == whole["parameters"]
-    assert whole["gradients"] == 21_386 * 4
+    full = digits["facts"]["whole_model"]
+    assert rows["ddp"]["parameters"] == full["parameters"]
+    assert full["gradients"] == 21_386 * 4
     # Adam: two numbers for each, and a step count of 4 bytes for each of 8 parameters.
-    assert whole["optimizer"] == pytest.approx(2 * 21_386 * 4, abs=8 * 8)
-    assert rows["ddp"]["gradients"] == whole["gradients"]
+    assert full["optimizer"] == pytest.approx(2 * 21_386 * 4, abs=8 * 8)
+    assert rows["ddp"]["gradients"] == full["gradients"]
     assert rows["ddp"]["mark"] == "derived"
     assert rows["fsdp"]["mark"] == rows["hsdp"]["mark"] == "measured", digits["notes"]
     # Shards over 4 ranks and over the 2 of a node; buffers are whole.
     for name, ranks in (("fsdp", 4), ("hsdp", 2)):
-        assert rows[name]["gradients"] == pytest.approx(whole["gradients"] / ranks, rel=0.1)
-        assert rows[name]["optimizer"] == pytest.approx(whole["optimizer"] / ranks, rel=0.1)
+        assert rows[name]["gradients"] == pytest.approx(full["gradients"] / ranks, rel=0.1)
+        assert rows[name]["optimizer"] == pytest.approx(full["optimizer"] / ranks, rel=0.1)
     assert digits["simplest"] == "ddp"
 
 
@@ -124,11 +124,11 @@ def test_all_mistakes_are_reported_at_once():
 @pytest.mark.parametrize("model", ["WithNumpy", "WithOperator"])
 def test_what_fake_tensors_cannot_do_takes_real_steps(model: str):
     words = ["--devices", "2", "--memory", "4G", "--accelerator", "cpu", "--trainer.max_steps", "9"]
-    found = plan("--model", f"plan_subject.{model}", *words)
-    assert any("two real steps of 1 and 2 samples" in note for note in found["notes"])
+    output = plan("--model", f"plan_subject.{model}", *words)
+    assert any("two real steps of 1 and 2 samples" in note for note in output["notes"])
     width = 512
-    assert found["facts"]["whole_model"]["gradients"] == 2 * (width * width + width) * 4
-    assert {row["name"] for row in found["rows"]} >= {"ddp", "fsdp"}
+    assert output["facts"]["whole_model"]["gradients"] == 2 * (width * width + width) * 4
+    assert {row["name"] for row in output["rows"]} >= {"ddp", "fsdp"}
 
 
 def test_a_step_that_hangs_ends_at_the_time_limit():
@@ -163,9 +163,9 @@ def memory(name: str, sizes: Sizes = SIZES) -> Memory:
 @pytest.mark.parametrize("accelerator", ["cpu", "cuda"])
 def test_each_strategy_declares_its_memory(name: str, accelerator: str):
     sizes = Sizes(**{**vars(SIZES), "accelerator": accelerator})
-    found = memory(name, sizes)
-    assert found.peak >= found.parameters + found.optimizer
-    assert found.peak <= 2 * 160 * MiB + 200 * MiB
+    need = memory(name, sizes)
+    assert need.peak >= need.parameters + need.optimizer
+    assert need.peak <= 2 * 160 * MiB + 200 * MiB
     # A GPU's context is in the margin.
     assert memory("single_device", sizes).peak / MiB == 170 + (16 if accelerator == "cpu" else 0)
 
@@ -210,9 +210,9 @@ def test_the_memory_of_zero():
 
 def test_only_what_depends_on_the_batch_grows_with_it():
     two = Sizes(**{**vars(SIZES), "moments": [(0, 50 * MiB), (20 * MiB, 30 * MiB)]})
-    found = extrapolated(SIZES, two, 10)
+    larger = extrapolated(SIZES, two, 10)
     sizes = [(0, 30 + 9 * 20), (20, 20 + 9 * 10), (40, 10)]
-    assert found.moments == [(first * MiB, second * MiB) for first, second in sizes]
+    assert larger.moments == [(first * MiB, second * MiB) for first, second in sizes]
 
 
 def test_a_unit_is_gathered_without_those_inside_it():
@@ -227,11 +227,11 @@ def test_a_mesh_runs_its_own_class():
     words = ["--config", str(ROOT / "configs" / "gpt.yaml"), "--devices", "4", "--memory", "4G"]
     options = '{"tensor": 2, "shard": 2}'
     words += ["--trainer.strategy", "mesh", "--trainer.strategy_options", options]
-    found = plan(*words, "--accelerator", "cpu")
-    mesh = next(row["memory"] for row in found["rows"] if row["name"] == "mesh")
-    assert mesh["mark"] == "measured", found["notes"]
-    whole = found["facts"]["whole_model"]
-    assert mesh["gradients"] == pytest.approx(whole["gradients"] / 4, rel=0.1)
+    planned = plan(*words, "--accelerator", "cpu")
+    mesh = next(row["memory"] for row in planned["rows"] if row["name"] == "mesh")
+    assert mesh["mark"] == "measured", planned["notes"]
+    model = planned["facts"]["whole_model"]
+    assert mesh["gradients"] == pytest.approx(model["gradients"] / 4, rel=0.1)
 
 
 @pytest.mark.slow
@@ -240,11 +240,11 @@ def test_a_billion_parameters_need_no_memory(tmp_path: Path):
     words += ["--memory", "80G", "--model.layers", "20", "--model.heads", "16"]
     words += ["--model.width", "2048", "--model.context", "256", "--data.context", "256"]
     words += ["--data.batch_size", "8", "--trainer.precision", "bf16-mixed", "--seconds", "900"]
-    found = plan(*words)
-    assert found["facts"]["parameters"] > 1e9
-    rows = {row["name"]: row for row in found["rows"]}
-    assert rows["fsdp"]["memory"]["mark"] == "measured", found["notes"]
-    share = found["facts"]["whole_model"]["gradients"] / 32
+    planned = plan(*words)
+    assert planned["facts"]["parameters"] > 1e9
+    rows = {row["name"]: row for row in planned["rows"]}
+    assert rows["fsdp"]["memory"]["mark"] == "measured", planned["notes"]
+    share = planned["facts"]["whole_model"]["gradients"] / 32
     assert rows["fsdp"]["memory"]["gradients"] == pytest.approx(share, rel=0.01)
     assert rows["fsdp"]["largest_batch_size"] > rows["ddp"]["largest_batch_size"] > 8
 

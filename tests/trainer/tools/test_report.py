@@ -37,11 +37,11 @@ class Page(HTMLParser):
         self.values = [point for load in json.loads(self._specs) for point in load["values"]]
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        given = dict(attributes)
+        values = dict(attributes)
         self.tags[tag] += 1
-        self._script = given.get("id") or "code" if tag in ("script", "style") else ""
-        self.addresses += [given[name] or "" for name in ("src", "href") if name in given]
-        assert not any(name.startswith("on") for name in given)
+        self._script = values.get("id") or "code" if tag in ("script", "style") else ""
+        self.addresses += [values[name] or "" for name in ("src", "href") if name in values]
+        assert not any(name.startswith("on") for name in values)
         if tag == "tr":
             self.rows.append([])
         if tag in ("td", "th"):
@@ -62,8 +62,8 @@ class Page(HTMLParser):
 
     def row(self, head: str) -> list[str]:
         """Cells of the only row with this head."""
-        (found,) = [row[1:] for row in self.rows if row[0] == head]
-        return found
+        (cells,) = [row[1:] for row in self.rows if row[0] == head]
+        return cells
 
 
 def written(*runs: Path, out: Path | None = None) -> Page:
@@ -75,8 +75,8 @@ def written(*runs: Path, out: Path | None = None) -> Page:
 def rows(file: Path) -> list[tuple[str, int, float]]:
     """Name, step and value of each row of a log."""
     with file.open(newline="") as opened:
-        found = list(csv.reader(opened))[1:]
-    return [(name, int(step), float(value)) for step, _, name, value in found]
+        lines = list(csv.reader(opened))[1:]
+    return [(name, int(step), float(value)) for step, _, name, value in lines]
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def made(folder: Path, *attempts: dict[str, Any], metrics: str = "", speed: str 
 def test_the_numbers_are_those_of_the_logs(run: Path) -> None:
     page = written(run)
     logged = rows(run / "metrics.csv") + rows(run / "speed.csv")
-    points = sorted((each["step"], each["value"]) for each in page.values if "step" in each)
+    points = sorted((point["step"], point["value"]) for point in page.values if "step" in point)
     assert points == sorted((step, value) for _, step, value in logged)
     losses = [value for name, _, value in rows(run / "metrics.csv") if name == "loss"]
     assert page.row("last loss") == [f"{losses[-1]:.4g}"]
@@ -115,8 +115,8 @@ def test_the_numbers_are_those_of_the_logs(run: Path) -> None:
     assert page.row("steps") == ["8"]
     assert page.row("ended") == ["finished step 8"]
     spent = reading.read(run).spent
-    bar = [each for each in page.values if each["name"] == run.name and "part" in each]
-    parts = {each["part"]: each["value"] for each in bar}
+    bar = [segment for segment in page.values if segment["name"] == run.name and "part" in segment]
+    parts = {segment["part"]: segment["value"] for segment in bar}
     assert parts == {name: value for name, value in spent._asdict().items() if value > 0}
     assert page.row("effective training time") == [f"{spent.effective:.1%}"]
 
@@ -243,16 +243,16 @@ def test_what_restarts_cost(tmp_path: Path) -> None:
         **{"training": 60.0, "data": 20.0, "checkpoint": 15.0, "validation": 0.0},
         **{"repeated": 10.0, "between": 150.0, "other": 45.0},
     }
-    found = [row[2:] for row in written(run).rows if row[0] == run.name and len(row) == 6]
-    assert found == [
+    ends = [row[2:] for row in written(run).rows if row[0] == run.name and len(row) == 6]
+    assert ends == [
         ["preempted SIGUSR1 step 10", "0", "", ""],
         ["failed ValueError", "10", "0:02:00", "0"],
         ["finished step 40", "25", "0:00:30", "5"],
     ]
     del attempts[1]["ended_at"], attempts[1]["last_step"]
     killed = made(tmp_path / "killed", *attempts[:2], {}, speed=speed)
-    found = [row[2:] for row in written(killed).rows if row[0] == killed.name and len(row) == 6]
-    assert found[2] == ["no end recorded: running, or killed", "unknown", "unknown", "unknown"]
+    ends = [row[2:] for row in written(killed).rows if row[0] == killed.name and len(row) == 6]
+    assert ends[2] == ["no end recorded: running, or killed", "unknown", "unknown", "unknown"]
 
 
 def test_a_resumed_run_has_its_steps_once(tmp_path: Path) -> None:
@@ -260,10 +260,10 @@ def test_a_resumed_run_has_its_steps_once(tmp_path: Path) -> None:
     fit(tmp_path / "run", Model(width=8), 4, max_steps=5, **options)
     checkpoint = tmp_path / "run" / "checkpoints" / "step-00000004"
     fit(tmp_path / "run", Model(width=8), 4, resume=str(checkpoint), **options)
-    found = reading.read(tmp_path / "run")
-    assert found.restarts[0][1] == 1
-    seconds = [value for _, value in found.speed["speed/seconds_per_step"]]
-    spent = found.spent
+    record = reading.read(tmp_path / "run")
+    assert record.restarts[0][1] == 1
+    seconds = [value for _, value in record.speed["speed/seconds_per_step"]]
+    spent = record.spent
     assert len(seconds) == 8
     assert spent.training + spent.data == pytest.approx(math.fsum(seconds))
 

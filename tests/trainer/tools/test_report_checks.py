@@ -25,12 +25,12 @@ RANK, BATCH, WAITS = "Slow rank", "Small batch", "Step that waits for the device
 
 def examined(run_directory: Path) -> dict[str, checks.Check]:
     """What is said of each cause."""
-    return {each.cause: each for each in checks.check(reading.read(run_directory))}
+    return {check.cause: check for check in checks.check(reading.read(run_directory))}
 
 
 def advised(run_directory: Path) -> set[str]:
     """Causes that were found."""
-    return {cause for cause, each in examined(run_directory).items() if each.advice is not None}
+    return {cause for cause, check in examined(run_directory).items() if check.advice is not None}
 
 
 class Samples(Dataset[Tensor]):
@@ -83,24 +83,24 @@ def timed(clock: Clock, folder: Path, sample: float, save: float, **options: Any
 
 
 def test_a_slow_loader_is_found(tmp_path: Path, clock: Clock) -> None:
-    found = timed(clock, tmp_path, sample=1.5, save=0.0)
-    assert advised(found) == {LOADER}
+    run = timed(clock, tmp_path, sample=1.5, save=0.0)
+    assert advised(run) == {LOADER}
     # Two samples of a batch take 3 of 11 seconds.
-    assert "waited 0.27 of their time" in examined(found)[LOADER].measured
-    assert "1.4 times as fast" in str(examined(found)[LOADER].advice)
-    with (found / "speed.csv").open("a") as file:  # as SystemMonitor writes it
+    assert "waited 0.27 of their time" in examined(run)[LOADER].measured
+    assert "1.4 times as fast" in str(examined(run)[LOADER].advice)
+    with (run / "speed.csv").open("a") as file:  # as SystemMonitor writes it
         file.write("8,0,system/gpu_percent,97.0\n")
-    assert advised(found) == set()
+    assert advised(run) == set()
 
 
 def test_checkpoints_that_are_saved_too_often_are_found(tmp_path: Path, clock: Clock) -> None:
-    found = timed(clock, tmp_path, sample=0.1, save=2.0)
-    assert advised(found) == {CHECKPOINTS}
-    spent = reading.read(found).spent
+    run = timed(clock, tmp_path, sample=0.1, save=2.0)
+    assert advised(run) == {CHECKPOINTS}
+    spent = reading.read(run).spent
     # The last checkpoint follows the last logged step, and so does a validation.
     assert (spent.checkpoint, spent.validation) == (pytest.approx(14.0), 30.0)
     assert (spent.training, spent.data) == (pytest.approx(64.0), pytest.approx(1.6))
-    advice = str(examined(found)[CHECKPOINTS].advice)
+    advice = str(examined(run)[CHECKPOINTS].advice)
     share = 14.0 / (14.0 + 30.0 + 65.6)
     assert f"took {share:.0%} of the time" in advice
     # Less often by as much as 14 of 95.6 seconds exceed 2 of 100.
@@ -108,9 +108,9 @@ def test_checkpoints_that_are_saved_too_often_are_found(tmp_path: Path, clock: C
 
 
 def test_nothing_is_advised_where_nothing_is_wrong(tmp_path: Path, clock: Clock) -> None:
-    found = timed(clock, tmp_path, sample=0.1, save=0.2)
-    assert advised(found) == set()
-    assert examined(found)[BATCH].measured.startswith("not examined: no profile")
+    run = timed(clock, tmp_path, sample=0.1, save=0.2)
+    assert advised(run) == set()
+    assert examined(run)[BATCH].measured.startswith("not examined: no profile")
     # Nor a few seconds of a short run, whatever their share is.
     assert advised(timed(clock, tmp_path / "short", sample=1.5, save=1.0, max_steps=2)) == set()
 
@@ -154,9 +154,9 @@ def test_a_slow_rank_is_found_by_the_profiles_of_all(tmp_path: Path, slow: int) 
 def test_a_slow_rank_needs_the_profiles_of_all(tmp_path: Path) -> None:
     slow = {"width": 8, "slow_rank": 1}
     on_two_ranks(tmp_path / "run", lambda: Model(**slow), callbacks=[Profile()])
-    found = examined(tmp_path / "run")[RANK]
-    assert found.advice is None
-    assert "only with profiles of all ranks" in found.measured
+    check = examined(tmp_path / "run")[RANK]
+    assert check.advice is None
+    assert "only with profiles of all ranks" in check.measured
 
 
 @pytest.mark.slow
@@ -175,8 +175,8 @@ def trace_of_a_gpu(waits: list[float]) -> dict[str, Any]:
     """A step of 100 ms as CUDA records it, with waits of 1 ms that begin at these milliseconds."""
 
     def event(kind: str, name: str, start: float, duration: float) -> dict[str, Any]:
-        found = {"ph": "X", "cat": kind, "name": name, "tid": 1}
-        return {**found, "ts": start * 1e3, "dur": duration * 1e3}
+        fields = {"ph": "X", "cat": kind, "name": name, "tid": 1}
+        return {**fields, "ts": start * 1e3, "dur": duration * 1e3}
 
     return {
         "traceEvents": [

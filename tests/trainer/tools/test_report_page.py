@@ -24,8 +24,8 @@ DESKTOP, PHONE = (1280, 1600), (390, 844)
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with opened(tmp_path_factory.mktemp("browser")) as found:
-        yield found
+    with opened(tmp_path_factory.mktemp("browser")) as opened_browser:
+        yield opened_browser
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_curves_are_drawn_without_an_error_or_a_request(browser, page, size, sch
     assert browser.run("document.documentElement.scrollWidth") == size[0]
     widths = "[...document.querySelectorAll('.plot')].map((each) => "
     widths += "each.querySelector('svg').getBoundingClientRect().width / each.clientWidth)"
-    assert all(0.9 < each <= 1.01 for each in browser.run(widths))
+    assert all(0.9 < ratio <= 1.01 for ratio in browser.run(widths))
     # Text is seen on what is behind it.
     colors = browser.run(
         "[getComputedStyle(document.body).backgroundColor, "
@@ -157,8 +157,8 @@ def test_screenshots_of_the_documentation(browser: Browser, tmp_path: Path) -> N
     options += ["--trainer.accelerator", "cpu", "--trainer.devices", "2"]
     runs = {"rate-0.003": ("0.003", 0.01), "rate-0.0005": ("0.0005", 0.4)}
     for name, (rate, wait) in runs.items():
-        given = ["--trainer.run_name", name, "--model.learning_rate", rate]
-        succeed(project_fit(*options, *given), cwd=tmp_path)
+        words = ["--trainer.run_name", name, "--model.learning_rate", rate]
+        succeed(project_fit(*options, *words), cwd=tmp_path)
         set_speed(tmp_path / name / "speed.csv", seconds=0.2, wait=wait)
     report.run("my-project", [str(tmp_path / name) for name in runs])
     for scheme in ("light", "dark"):

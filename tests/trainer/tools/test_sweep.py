@@ -69,8 +69,8 @@ def last_value(folder: Path, trial: int, name: str) -> float:
 
 def ended(folder: Path, trial: int) -> list[str]:
     """Return how the attempts of a trial's run ended."""
-    found = run_directory.attempts(folder / "runs" / "sweep-s" / f"trial-{trial}")
-    return [each.get("ended", "") for each in found]
+    attempts = run_directory.attempts(folder / "runs" / "sweep-s" / f"trial-{trial}")
+    return [attempt.get("ended", "") for attempt in attempts]
 
 
 @pytest.mark.slow
@@ -80,21 +80,21 @@ def test_the_best_trial_is_that_of_the_best_run(tmp_path: Path) -> None:
     write(tmp_path, trials=2)
     summary, best, chosen = sweep(tmp_path).stdout.splitlines()
     assert summary == "trials: 2 finished, 0 failed, 0 left; runs/sweep-s"
-    found = trials(tmp_path)
+    all_trials = trials(tmp_path)
     values = [last_value(tmp_path, number, "val_loss") for number in (0, 1)]
-    assert [each.value for each in found] == values
+    assert [trial.value for trial in all_trials] == values
     assert values[0] != values[1]
     number = values.index(min(values))
     assert best == f"best: trial-{number}, val_loss {min(values):.6g}:"
-    rate, width = found[number].params.values()
+    rate, width = all_trials[number].params.values()
     assert chosen == f"--model.learning_rate={rate} --model.width={width}"
-    for each in found:
-        run = tmp_path / "runs" / "sweep-s" / f"trial-{each.number}"
+    for trial in all_trials:
+        run = tmp_path / "runs" / "sweep-s" / f"trial-{trial.number}"
         config = yaml.safe_load((run / "config.yaml").read_text())
         made = config["model"]["init_args"]
-        assert [made["learning_rate"], made["width"]] == list(each.params.values())
+        assert [made["learning_rate"], made["width"]] == list(trial.params.values())
         assert 1e-4 <= made["learning_rate"] <= 0.1
-        assert ended(tmp_path, each.number) == ["finished step 4"]  # none was trained again
+        assert ended(tmp_path, trial.number) == ["finished step 4"]  # none was trained again
 
 
 @exhaustive
@@ -179,8 +179,8 @@ def test_a_grid_has_each_combination_once(script: ModuleType, tmp_path: Path) ->
         "--trainer.resume=auto",
     ]
     pairs = [tuple(words[:2]) for words in asked]
-    notes = [f"--model.note={each}" for each in (note, "null", "1e-05")]
-    assert pairs == [(f"--model.width={width}", each) for width in (4, 8) for each in notes]
+    notes = [f"--model.note={value}" for value in (note, "null", "1e-05")]
+    assert pairs == [(f"--model.width={width}", option) for width in (4, 8) for option in notes]
     assert script.Sweep(file, alone=False).left == 0
 
 
@@ -234,13 +234,13 @@ def test_a_study_whose_last_line_was_cut_continues(script: ModuleType, tmp_path:
     script.Sweep(file, alone=True).ask("")
     record(0, "finished step 4", val_loss=0.5)
     script.Sweep(file, alone=True)
-    whole = log.read_bytes()
+    content = log.read_bytes()
     for cut in range(1, 40):
-        log.write_bytes(whole[:-cut])
+        log.write_bytes(content[:-cut])
         for _ in range(2):
             script.Sweep(file, alone=True)
         assert [trial.value for trial in trials(tmp_path)] == [0.5]
-    log.write_bytes(whole[:50] + b"x\n" + whole[50:])
+    log.write_bytes(content[:50] + b"x\n" + content[50:])
     with pytest.raises(
         script.errors.UserError, match=r"study\.log: cannot be read .* delete runs/sweep-s"
     ):
@@ -299,14 +299,14 @@ def test_failed_trials_are_counted(tmp_path: Path) -> None:
 @exhaustive
 def test_an_interrupted_sweep_continues_as_if_it_had_not_been(tmp_path: Path) -> None:
     """Also after SIGKILL, which leaves the run alone: nobody trains beside it."""
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    uninterrupted, cut = tmp_path / "whole", tmp_path / "cut"
     command = [*DIGITS, *SHORT[:2], "--trainer.limit_train_batches=12"]
     command += ["--model=preemption_subject.Slow", "--model.seconds=0.5"]
     clip = {"trainer.gradient_clip_val": {"low": 0.1, "high": 1.0}}
-    for folder in (whole, cut):
+    for folder in (uninterrupted, cut):
         folder.mkdir()
         write(folder, command=command, search=clip, seed=3)
-    reference = start([SCRIPT, "s.yaml"], cwd=whole)
+    reference = start([SCRIPT, "s.yaml"], cwd=uninterrupted)
 
     process = start([SCRIPT, "s.yaml"], cwd=cut, fresh=True)
     wait_for(lambda: steps_of(cut), process)
@@ -318,7 +318,7 @@ def test_an_interrupted_sweep_continues_as_if_it_had_not_been(tmp_path: Path) ->
     assert how.startswith("preempted SIGINT step ")
 
     process = start([SCRIPT, "s.yaml"], cwd=cut, fresh=True)
-    wait_for(lambda: len({each.process for each in steps_of(cut)}) == 3, process)
+    wait_for(lambda: len({row.process for row in steps_of(cut)}) == 3, process)
     os.kill(steps_of(cut)[-1].process, signal.SIGSTOP)  # the run of trial 1
     process.kill()
     process.communicate()
@@ -327,9 +327,9 @@ def test_an_interrupted_sweep_continues_as_if_it_had_not_been(tmp_path: Path) ->
     assert sweep(cut).stdout.startswith("trials: 2 finished, 0 failed, 0 left; ")
 
     reference.communicate(timeout=PATIENCE)
-    first, second = trials(whole), trials(cut)
-    assert [each.params for each in first] == [each.params for each in second]
-    assert [each.value for each in first] == [each.value for each in second]
+    first, second = trials(uninterrupted), trials(cut)
+    assert [trial.params for trial in first] == [trial.params for trial in second]
+    assert [trial.value for trial in first] == [trial.value for trial in second]
     assert first[0].params != first[1].params
 
 
@@ -348,7 +348,7 @@ def test_an_agent_of_wandb_calls_fit_as_the_page_says() -> None:
         if block.startswith("method:")
     )
     drawn = file["parameters"].items()
-    chosen = {name: {"value": 32 if "values" in each else 1e-3} for name, each in drawn}
+    chosen = {name: {"value": 32 if "values" in parameter else 1e-3} for name, parameter in drawn}
     words = utils.create_sweep_command(file["command"])
     assert (words[0], words[-1]) == ("${env}", "${args}")
     words = [*words[1:-1], *utils.create_sweep_command_args({"args": chosen})["args"]]

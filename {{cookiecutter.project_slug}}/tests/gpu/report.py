@@ -90,7 +90,7 @@ def _numbers(results: Sequence[Result]) -> list[str]:
         lines += ["", f"{name}:", "", f"| | {' | '.join(columns)} |"]
         lines += ["|---" * (len(columns) + 1) + "|"]
         for row, cells in rows.items():
-            lines.append(f"| {row} | {' | '.join(cells.get(each, '') for each in columns)} |")
+            lines.append(f"| {row} | {' | '.join(cells.get(head, '') for head in columns)} |")
     return lines
 
 

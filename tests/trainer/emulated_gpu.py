@@ -297,7 +297,7 @@ def _run(func: Any, *args: Any, **kwargs: Any) -> Any:
         kwargs["device"] = torch.device("cpu")
     kwargs.pop("pin_memory", None)
     args, kwargs = _pytree.tree_map(_numbers, (args, kwargs))
-    count = max((tensor.numel() for tensor in emulated), default=1)
+    count = max((leaf.numel() for leaf in emulated), default=1)
     with _drawing(func, count) if device is not None else contextlib.nullcontext():
         result = func(*args, **kwargs)
     return _wrapped(result, emulated, plain, device)

@@ -32,7 +32,7 @@ def run_ranks(subject: str, processes: int, folder: Path, timeout: float = PATIE
     ranks = [start([*arguments, str(rank), str(processes), folder]) for rank in range(processes)]
     try:
         deadline = time.monotonic() + timeout
-        ended = [process.communicate(timeout=deadline - time.monotonic()) for process in ranks]
+        ended = [rank.communicate(timeout=deadline - time.monotonic()) for rank in ranks]
     finally:
         for process in ranks:
             if process.poll() is None:

@@ -171,9 +171,9 @@ def test_values_that_cannot_be_are_refused(root: Path) -> None:
         ("validated_at", 7, "validated_at is 7"),
     ]:
 
-        def change(content_: Any, name: str = name, value: object = value) -> Any:
-            content_["state"]["position"][name] = value
-            return content_
+        def change(record: Any, name: str = name, value: object = value) -> Any:
+            record["state"]["position"][name] = value
+            return record
 
         rewrite(newest, change)
         with pytest.raises(errors.CheckpointError) as raised:
@@ -183,10 +183,10 @@ def test_values_that_cannot_be_are_refused(root: Path) -> None:
         (newest / "state.json").write_text(state_text)
     # Gradients are for manual optimization alone; earlier checkpoints have none of the others.
     optional = {"gradients", "callbacks", "configured", "frozen", "fresh"}
-    for name in json.loads(state_text)["content"]["state"].keys() - optional:
+    for key in json.loads(state_text)["content"]["state"].keys() - optional:
 
-        def drop(record: Any, name: str = name) -> Any:
-            del record["state"][name]
+        def drop(record: Any, key: str = key) -> Any:
+            del record["state"][key]
             return record
 
         rewrite(newest, drop)

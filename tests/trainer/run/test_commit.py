@@ -65,8 +65,8 @@ def test_a_hostile_repository_starts_no_hook_and_no_monitor(tmp_path, repository
     started = tmp_path / "started"
     started.unlink(missing_ok=True)
     config = ["diff.external", "diff.shown.textconv", "filter.lower.clean", "filter.lower.process"]
-    for path in config:
-        git("config", path, str(program(tmp_path, path)), cwd=repository)
+    for key in config:
+        git("config", key, str(program(tmp_path, key)), cwd=repository)
     git("config", "filter.lower.required", "true", cwd=repository)
     attributes = repository / ".git" / "info" / "attributes"
     attributes.write_text("*.dat diff=shown\n*.dat filter=lower\n")

@@ -67,11 +67,11 @@ def test_an_optimizer_s_state_of_another_shape_is_not_loaded(monkeypatch):
 def test_the_norm_is_that_of_the_gradients_of_all_processes(monkeypatch, algorithm, expected):
     # Another process has gradients with a norm of 4.
     monkeypatch.setattr(clipping.collectives, "all_reduce", lambda squares: squares + 16.0)
-    sharded = nn.Parameter(torch.zeros(3))
-    sharded.grad = torch.tensor([3.0, 0.0, 0.0]) if algorithm == "norm" else torch.full((3,), 3.0)
+    parameter = nn.Parameter(torch.zeros(3))
+    parameter.grad = torch.tensor([3.0, 0.0, 0.0]) if algorithm == "norm" else torch.full((3,), 3.0)
     without = nn.Parameter(torch.zeros(2))
-    clipping.clip_gradients([sharded, without], 1.0, algorithm, lambda _: True)
-    assert sharded.grad.tolist() == pytest.approx(expected, rel=1e-5)
+    clipping.clip_gradients([parameter, without], 1.0, algorithm, lambda _: True)
+    assert parameter.grad.tolist() == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.usefixtures("group")

@@ -82,7 +82,7 @@ def test_the_best_trial_is_that_of_the_best_run(tmp_path: Path) -> None:
     assert summary == "trials: 2 finished, 0 failed, 0 left; runs/sweep-s"
     all_trials = trials(tmp_path)
     values = [last_value(tmp_path, number, "val_loss") for number in (0, 1)]
-    assert [trial.value for trial in all_trials] == values
+    assert [finished.value for finished in all_trials] == values
     assert values[0] != values[1]
     number = values.index(min(values))
     assert best == f"best: trial-{number}, val_loss {min(values):.6g}:"

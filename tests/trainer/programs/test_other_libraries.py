@@ -128,6 +128,7 @@ def test_what_other_trainers_would_do_is_said(model: Any, line: str) -> None:
 
 def test_hooks_and_subclasses_of_other_libraries_would_not_be_called() -> None:
     names = ["on_train_begin", "on_log", "on_evaluate", "on_init_end", "before_fit", "epoch_end"]
+    names += ["on_optimizer_step", "on_prediction_step"]
     foreign = type("Foreign", (Callback,), dict.fromkeys(names, lambda *_: None))
     with pytest.raises(UserError) as caught:
         make(callbacks=[foreign()])
@@ -163,7 +164,7 @@ def test_what_is_left_out_is_that_of_the_last_fit() -> None:
     assert made.test() == {"count": 3.0}
     stream = DataLoader(Stream(), batch_size=None, collate_fn=lambda item: [item])
     for loader in (data(), stream):
-        assert made.validate(dataloaders=loader) == {"epoch": 0.0}  # type: ignore[call-arg]
+        assert made.validate(dataloaders=loader) == {"epoch": 1.0}  # type: ignore[call-arg]
     model = Tests()
     model.val_dataloader = data  # type: ignore[method-assign]
     made.fit(model, data())

@@ -11,6 +11,7 @@ from my_project_trainer.callbacks import StochasticWeightAveraging
 from test_public_programs import Model, data, make
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MaxMetric, MeanMetric, MetricTracker, MinMaxMetric, RunningMean
+from torchmetrics.utilities import dim_zero_cat
 
 pytestmark = pytest.mark.usefixtures("apart")
 
@@ -72,6 +73,8 @@ def test_hooks_at_the_end_of_an_epoch_read_its_values() -> None:
     made.fit(model, data(), data())
     assert (model.of_epochs, model.of_validations) == ([0.5, 2.5], [0.5, 2.5, 4.5])
     assert made.metrics["twice"] == 9.0
+    assert made.validate(model, data()) == {"val": 4.5, "twice": 9.0}  # at the fit's last step
+    assert make().validate(model, data(), made.run_directory) == {"val": 4.5, "twice": 9.0}
     assert make().validate(model, data()) == {"val": 0.5, "twice": 1.0}
 
 
@@ -158,19 +161,26 @@ def test_threads_show_their_errors_as_before_a_fit() -> None:
 
 
 class Items(torchmetrics.Metric):
-    """Keeps its items in lists, which torchmetrics gathers one by one."""
+    """Keeps its items in lists, which torchmetrics gathers one by one, or concatenates."""
 
     def __init__(self) -> None:
         super().__init__()
         self.add_state("items", [], dist_reduce_fx=None)
         self.add_state("counts", [], dist_reduce_fx=None)
+        self.add_state("rows", [], dist_reduce_fx="cat")
+        self.add_state("numbers", [], dist_reduce_fx="cat")
 
     def update(self, values: torch.Tensor) -> None:
         for value in values:
             self.items.append(torch.full((int(value), 2), float(value)))
             self.counts.append(value.long())
+            self.numbers.append(value.long())
+        self.rows.append(values.long()[:, None].expand(-1, 3))
 
     def compute(self) -> torch.Tensor:
+        rows, numbers = dim_zero_cat(self.rows), dim_zero_cat(self.numbers)
+        assert (rows.dtype, rows.shape[1:], numbers.dtype) == (torch.int64, (3,), torch.int64)
+        assert sorted(rows.sum(1)) == sorted(3 * numbers)
         assert [len(item) for item in self.items] == [int(count) for count in self.counts]
         return sum(item.sum() for item in self.items) + 1000.0 * len(self.items)
 
@@ -194,6 +204,39 @@ def test_ranks_may_have_different_numbers_of_items_or_no_batch(batch_size: int) 
         made = make(**options)
         made.fit(Gathers(), data(), loader)
         assert made.metrics["items"] == expected
+
+
+class Decays(Model):
+    """A schedule written by hand, after each step."""
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.trainer.optimizers[0].param_groups[0]["lr"] /= 2
+
+
+def test_a_logged_rate_is_that_of_its_step() -> None:
+    made, model = make(log_every_n_steps=1), Decays()
+    made.fit(model, data())
+    assert (made.metrics["lr"], model.weight.item()) == (0.125, -(1 + 0.5 + 0.25 + 0.125))
+
+
+class Names(Model):
+    first: dict[str, Any]
+    second: dict[str, Any]
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        for named in (self.first, self.second):
+            self.log(value=1.0, **named)
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("other", [{"name": "a_step"}, {"name": "a_epoch"}], ids=str)
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_name_that_another_value_has_is_refused(other: dict[str, Any], is_first: bool) -> None:
+    module, values = Names(), [{"name": "a", "on_epoch": other["name"] == "a_step" or None}, other]
+    module.first, module.second = values if is_first else values[::-1]
+    line = rf"^log\('{other['name']}'\): log\('a'\) writes values of this name, too: use another$"
+    with pytest.raises(UserError, match=line):
+        make().fit(module, data())
 
 
 class AddsToLoss(Model):

@@ -12,7 +12,7 @@ from my_project_trainer.callbacks import EMA
 from my_project_trainer.module.current_run import TrainerState
 from test_public_programs import data
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 from torchmetrics.wrappers import ClasswiseWrapper
 
@@ -158,14 +158,23 @@ class Adds(Model):
     def on_train_epoch_start(self) -> None:
         self.add(f"epoch {self.current_epoch}")
 
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.add(f"step {self.global_step}")
 
-@pytest.mark.parametrize("hook", ["fit", "epoch 1"])
+    def on_train_epoch_end(self) -> None:
+        self.add(f"end of epoch {self.current_epoch}")
+
+
+@pytest.mark.parametrize("hook", ["fit", "epoch 1", "step 1", "step 5", "end of epoch 0"])
 def test_a_layer_that_a_hook_adds_is_refused_unless_an_optimizer_has_it(hook: str) -> None:
     with pytest.raises(UserError, match=r"head \(Linear\) was added after configure_optimizers"):
         make().fit(Adds(hook), data())
     made = make()
     made.fit(Adds(hook, gives=True), data())
     assert made.global_step == 6
+    if "epoch" in hook:  # ranks would not average it
+        with pytest.raises(UserError, match=r"head \(Linear\) was added after configure_optimize"):
+            make(devices=2, strategy="ddp_fork").fit(Adds(hook, gives=True), data(4))
 
 
 def test_a_sparse_buffer_is_refused_before_the_first_step() -> None:
@@ -198,24 +207,31 @@ def test_ddp_names_what_is_frozen_during_a_fit() -> None:
 class Resized(Model):
     """Changes its data after each epoch: Lightning's issues 18023 and 21773."""
 
-    def __init__(self, by: int) -> None:
+    def __init__(self, what: str, by: int) -> None:
         super().__init__()
-        self.samples, self.by = [torch.ones(1)] * 4, by
+        self.what, self.by, self.drawn = what, by, SubsetRandomSampler(range(4))
+        self.samples = [torch.ones(1)] * (4 if what == "dataset" else 9)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return batch.mean() * (self.a + self.b).mean()
 
     def train_dataloader(self) -> Any:
-        return DataLoader(self.samples, batch_size=1)  # type: ignore[arg-type]
+        sampler = self.drawn if self.what == "sampler" else None
+        return DataLoader(self.samples, batch_size=1, sampler=sampler)  # type: ignore[arg-type]
 
     def on_train_epoch_end(self) -> None:
-        self.samples[:] = self.samples[:1] * (len(self.samples) + self.by)
+        if self.what == "dataset":
+            self.samples[:] = self.samples[:1] * (len(self.samples) + self.by)
+        self.drawn.indices = range(4 + self.by)
 
 
 @pytest.mark.parametrize("by", [2, -2])
-def test_a_dataset_that_changes_its_length_is_named_when_the_next_epoch_begins(by: int) -> None:
-    model = Resized(by)
-    with pytest.raises(UserError, match=f"the dataset has {4 + by} samples, and had 4") as raised:
+@pytest.mark.parametrize("what", ["dataset", "sampler"])
+def test_data_that_changes_its_length_is_named_when_the_next_epoch_begins(
+    what: str, by: int
+) -> None:
+    model = Resized(what, by)
+    with pytest.raises(UserError, match=f"the {what} has {4 + by} samples, and had 4") as raised:
         make().fit(model)
     assert "\n" not in str(raised.value)
     assert model.a.item() == -4

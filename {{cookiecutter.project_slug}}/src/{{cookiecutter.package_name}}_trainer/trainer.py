@@ -50,6 +50,7 @@ class RunResult:
     metrics: dict[str, float] = field(default_factory=dict)
     run_directory: Path | None = None
     weights: Mapping[str, Any] | None = None  # the module's, if another process trained it
+    buffers: Mapping[str, Tensor] = field(default_factory=dict)  # those that are in no state_dict
 
 
 class Trainer(current_run.RunProperties, current_run.OptionNames):
@@ -267,6 +268,7 @@ class Trainer(current_run.RunProperties, current_run.OptionNames):
         of["checkpoint"] = self._checkpoint(**of)
         from .run import commands
 
+        of["trained"] = self._last.position
         command = partial(commands.evaluate, kind=kind, module=module, data=data, **of)
         return self._result(module, command)
 
@@ -329,6 +331,9 @@ class Trainer(current_run.RunProperties, current_run.OptionNames):
         names = {"model": module, **command.keywords, "trainer": plan}
         result: RunResult = start.run_in_processes(launcher, processes, started, names)
         module.load_state_dict(result.weights or {})
+        for name, value in result.buffers.items():
+            layer, _, attribute = name.rpartition(".")
+            setattr(module.get_submodule(layer), attribute, value)
         return result
 
 
@@ -378,4 +383,5 @@ def _run_started(
         name: value.cpu() if isinstance(value, Tensor) else value
         for name, value in module.state_dict().items()
     }
-    return replace(result, weights=weights)
+    buffers = {name: b.cpu() for name, b in module.named_buffers() if name not in weights}
+    return replace(result, weights=weights, buffers=buffers)

@@ -10,7 +10,7 @@ from ..errors import UserError
 from ..launch import collectives
 from . import randomness
 from .moving import is_empty
-from .sampling import BatchPlan, GlobalOrder, KeyedDataset, MicroBatch, Share
+from .sampling import BatchPlan, GlobalOrder, KeyedDataset, MicroBatch, Share, check_count
 from .workers import iterator
 
 _IN_BATCHES = "__getitems__"
@@ -96,9 +96,7 @@ class OrderedFeed(Feed):
         plan, order = self.plan, self._order
         order.epoch, order.start = 0 if self._repeats else epoch, start
         self.set_epoch(epoch)
-        if (now := len(cast(Any, self._loader.dataset))) != self._samples:
-            line = f"the dataset has {now} samples, and had {self._samples} when steps were planned"
-            raise UserError(f"{line}: keep their number, or start another fit (--trainer.weights)")
+        check_count("dataset", len(cast(Any, self._loader.dataset)), self._samples)
         batches = drawn(iterator(self._loader), self._stream, start, len(order))
         if collectives.is_active():
             from .hashing import check_first_batch

@@ -16,6 +16,7 @@ import torch
 from torch.utils import data as torch_data
 from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, SequentialSampler
 
+from ..errors import UserError
 from . import randomness
 
 MOST_HELD = 2**20  # above it, an epoch's order is computed batch by batch instead of being held
@@ -152,6 +153,7 @@ class GlobalOrder(Sampler[list[Key]]):
         generator = torch.Generator().manual_seed(key)
         if self.sampler is not None:
             drawn = _draws(self.sampler, generator)
+            check_count("sampler", len(drawn), samples)
             drawn = drawn if self.shuffle else sorted(drawn)
             yield from (drawn[span.start : span.stop] for span in map(self._positions, batches))
             return
@@ -166,6 +168,13 @@ class GlobalOrder(Sampler[list[Key]]):
             positions = [self._positions(batch) for batch in block]
             indices = iter(randomness.permuted(chain.from_iterable(positions), samples, key))
             yield from (list(islice(indices, len(position))) for position in positions)
+
+
+def check_count(what: str, count: int, planned: int) -> None:
+    """Raise a UserError if a dataset or sampler has other samples than steps were planned for."""
+    if count != planned:
+        line = f"the {what} has {count} samples, and had {planned} when steps were planned"
+        raise UserError(f"{line}: keep their number, or start another fit (--trainer.weights)")
 
 
 def _draws(sampler: Any, generator: torch.Generator) -> list[int]:

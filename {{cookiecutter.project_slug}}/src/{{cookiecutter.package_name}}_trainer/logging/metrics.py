@@ -113,6 +113,7 @@ class Recorder:
         self.metrics: dict[str, Any] = {}  # the objects logged since they were last computed
         self._checked: set[str] = set()  # names of metric objects that are known to compute numbers
         self._of_training: dict[int, str] = {}  # names of training's by ``id``, in an evaluation
+        self._derived: dict[str, str] = {}  # names of values of steps and epochs: of which value
         self._is_noted = False
         self.may_lack_names = not counts  # it may log less than others, as without a batch
 
@@ -136,6 +137,8 @@ class Recorder:
         """See :meth:`~..module.TrainingModule.log`; the batch's loader is added to the name."""
         context = self.context
         name = f"{name}/{context.loader}" if context.loader else name
+        if name in self._derived:
+            raise UserError(_taken(name, self._derived[name]))
         count = context.counted if batch_size is None else batch_size
         samples = count if context.samples and self._counts else None
         if isinstance(value, Tensor):
@@ -170,6 +173,11 @@ class Recorder:
                 where = "values of single batches are written in training only"
                 output.print_lines(f"note: log({name!r}, on_step=True): {where}", error=True)
         on_step, on_epoch = _levels(name, context, on_step, on_epoch, prog_bar)
+        if on_step and on_epoch and f"{name}_step" not in self._derived:
+            for key in (f"{name}_step", f"{name}_epoch"):
+                if key in self._step or key in self._epoch or key in self._steps:
+                    raise UserError(_taken(key, name))
+                self._derived[key] = name
         if on_step:
             key = f"{name}_step" if on_epoch else name
             logged = _Logged(key, value, samples, reduce_fx, sync_dist)
@@ -208,6 +216,9 @@ class Recorder:
             if how not in _REDUCE_FX:
                 known = nearest(str(how), _REDUCE_FX)
                 raise UserError(f"log({name!r}): reduce_fx={how!r} is unknown{known}")
+            other = totals.keys() & {name.removesuffix("_epoch"), f"{name}_epoch"}
+            if other and totals is self._steps:
+                raise UserError(_taken(*sorted([name, *other], key=len, reverse=True)))
             totals[name] = _empty_total(how, synced, self._device)
         try:
             number = _number(value, self._device)
@@ -350,6 +361,10 @@ def _number_of(name: str, metric: Any, value: Any) -> float:
             f"log({name!r}): {type(metric).__name__} computes {kind}, not one number: log numbers "
             "of its compute() in on_train_epoch_end or on_validation_epoch_end, and reset it there"
         ) from None
+
+
+def _taken(name: str, of: str) -> str:
+    return f"log({name!r}): log({of!r}) writes values of this name, too: use another"
 
 
 def _levels(

@@ -68,7 +68,7 @@ class RemoteLogger(Logger):
 
     def write(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
         """Send the values that were not sent before a resume."""
-        row = {**values, "epoch": epoch}
+        row = {"epoch": epoch, **values}
         if new := {name: value for name, value in row.items() if self._last.get(name, -1) < step}:
             self._file.write(json.dumps([step, new]) + "\n")
             self._file.flush()

@@ -55,9 +55,10 @@ def set_aside(module: nn.Module, logged: Iterable[Any]) -> Iterator[None]:
 
 
 def sync_evenly(module: nn.Module) -> None:
-    """Let metrics gather lists of which ranks have different numbers of items.
+    """Let metrics gather lists of which ranks have different numbers of items, or none.
 
-    torchmetrics gathers a list without a reduction item by item, and would wait forever.
+    torchmetrics gathers a list without a reduction item by item, and would wait forever. For a list
+    to concatenate, a rank without items gives floats of one dimension, whatever the others'.
     """
     for metric in metrics(module) if collectives.world_size() > 1 else ():
         if _lists(metric):
@@ -65,36 +66,55 @@ def sync_evenly(module: nn.Module) -> None:
 
 
 def _lists(metric: Any) -> dict[str, list[Any]]:
-    """The states of a metric that are gathered item by item."""
-    names = [name for name, how in metric._reductions.items() if how is None]
-    return {name: value for name in names if isinstance(value := getattr(metric, name), list)}
+    """The states of a metric that are lists; one that is to be concatenated has an item at most."""
+    states = {name: getattr(metric, name) for name in metric._reductions}
+    lists = {name: items for name, items in states.items() if isinstance(items, list)}
+    for name, items in lists.items():
+        if items and _is_concatenated(metric, name):
+            lists[name] = [torch.cat([item if item.ndim else item[None] for item in items])]
+    return lists
+
+
+def _is_concatenated(metric: Any, name: str) -> bool:
+    return getattr(metric._reductions[name], "__name__", "") == "dim_zero_cat"
 
 
 def _sync(metric: Any, dist_sync_fn: Callable[..., Any], process_group: Any = None) -> None:
     """Gather a metric's states; of a list whose lengths differ, all items in one tensor."""
     lists = _lists(metric)
-    facts = {name: [len(items), *{_kind(item) for item in items}] for name, items in lists.items()}
+    kinds = {name: {_kind(metric, name, item) for item in lists[name]} for name in lists}
+    facts = {name: [len(items), *kinds[name]] for name, items in lists.items()}
     known = collectives.gather(facts, process_group or metric.process_group)
     uneven = [name for name in lists if len({of_rank[name][0] for of_rank in known}) > 1]
     for name in uneven:
-        kinds = {kind for of_rank in known for kind in of_rank[name][1:]}
-        if len(kinds) > 1 or "" in kinds:
+        of_ranks = {tuple(kind) for of_rank in known for kind in of_rank[name][1:]}
+        if len(of_ranks) > 1 or () in of_ranks:
             problem = f"{type(metric).__name__}.{name} has different numbers of items on ranks"
             raise UserError(f"{problem}, and not only tensors of one data type: gather it yourself")
-        flat = [item.reshape(-1) for item in lists[name]]
-        flat = flat or [torch.empty(0, dtype=getattr(torch, kinds.pop()), device=metric.device)]
+        dtype, *shape = of_ranks.pop()
+        empty = torch.empty(0, *shape, dtype=getattr(torch, dtype), device=metric.device)
+        if _is_concatenated(metric, name):
+            lists[name] = lists[name] or [empty]
+            continue
         sizes = [size for item in lists[name] for size in (item.ndim, *item.shape)]
         shapes = torch.tensor(sizes, dtype=torch.int64, device=metric.device)
-        setattr(metric, name, [torch.cat(flat), shapes])
+        lists[name] = [torch.cat([empty, *(item.reshape(-1) for item in lists[name])]), shapes]
+    for name, items in lists.items():
+        setattr(metric, name, items)
     type(metric)._sync_dist(metric, dist_sync_fn, process_group)
     for name in uneven:
-        merged = getattr(metric, name)
-        ranks = zip(merged[: len(known)], merged[len(known) :], strict=True)
-        setattr(metric, name, [item for pair in ranks for item in _items(*pair)])
+        if not _is_concatenated(metric, name):
+            merged = getattr(metric, name)
+            ranks = zip(merged[: len(known)], merged[len(known) :], strict=True)
+            setattr(metric, name, [item for pair in ranks for item in _items(*pair)])
 
 
-def _kind(item: Any) -> str:
-    return str(item.dtype).removeprefix("torch.") if isinstance(item, Tensor) else ""
+def _kind(metric: Any, name: str, item: Any) -> tuple[Any, ...]:
+    """Data type of an item of a list, and its sizes but the first if it will be concatenated."""
+    if not isinstance(item, Tensor):
+        return ()
+    sizes = item.shape[1:] if _is_concatenated(metric, name) else ()
+    return (str(item.dtype).removeprefix("torch."), *sizes)
 
 
 def _items(flat: Tensor, shapes: Tensor) -> Iterator[Tensor]:

@@ -74,16 +74,22 @@ class FirstGradients:
         self._module = strategy.module
         self._hook = register_multi_grad_hook(watched, self._reach, mode="any")
 
-    def check_layers(self) -> None:
-        """Raise a UserError if a hook has added what is not trained with the others."""
+    def check_layers(self, *, only_used: bool) -> None:
+        """Raise a UserError if user code has added what is not trained with the others.
+
+        ``only_used``: what an optimizer has, or a backward has reached, and not parts that are just
+        kept, such as a copy of the model.
+        """
         optimized = {*map(id, self._optimization.parameters)}
         is_alone = collectives.world_size() == 1
         for name, layer in self._module.named_modules():
             is_old = layer in self._layers
             for own_name, parameter in layer.named_parameters(recurse=False):
                 is_known = id(parameter) in self._known if self._known else is_old
-                has_it = is_alone and id(parameter) in optimized
-                if parameter.requires_grad and not (is_known or has_it):
+                is_optimized = id(parameter) in optimized
+                if is_known or not parameter.requires_grad or (is_alone and is_optimized):
+                    continue
+                if not only_used or is_optimized or parameter.grad is not None:
                     what = f"parameter {own_name}" if is_old else type(layer).__name__
                     alone = ", or give its parameters to an optimizer by add_param_group" * is_alone
                     raise UserError(

@@ -76,7 +76,7 @@ class FitLoop(AbstractContextManager["FitLoop"]):
         self._speed = speed_of(fit)
         self._last_factor = 1.0  # factor of the learning rates in the last step
         self._gradient_norm: Tensor | None = None  # of the last step, if it was computed
-        self._last_rates: list[float | Tensor | None] = []  # stepped with last, if changed since
+        self._last_rates: list[float | Tensor | None] = []  # of the last step, where they were read
         self._has_gradients = False
         self._parameters: list[Tensor] = []  # of the module; an engine's optimizers have others
         parts = (fit.strategy, fit.optimization)
@@ -140,8 +140,8 @@ class FitLoop(AbstractContextManager["FitLoop"]):
             fit.outputs.recorder.enter(BatchContext(level="epoch"))
             for call in fit.calls.on_train_epoch_start:
                 call()
-            if fit.calls.on_train_epoch_start or fit.calls.on_fit_start:
-                self._first_gradients.check_layers()
+        may_add = bool(fit.calls.on_train_epoch_start or fit.calls.on_fit_start)
+        self._first_gradients.check_layers(only_used=not may_add or position.batch > 0)
         self._parameters = list(fit.strategy.module.parameters())
         # In no variable: the traceback of a step that raises would keep the loader's workers alive.
         for batch in read(fit.strategy, fit.feed, position.epoch, position.batch, self._speed):
@@ -163,6 +163,11 @@ class FitLoop(AbstractContextManager["FitLoop"]):
             if context.ends_step:
                 if fit.manual is None:
                     self._optimize(context)
+                    # Before hooks that change them.
+                    is_read = context.is_recorded or fit.optimization.schedulers
+                    self._last_rates = fit.optimization.first_rates() if is_read else []
+                else:
+                    self._last_rates = fit.manual.rates
                 position.global_step += 1
                 for call in fit.calls.on_after_optimizer_step:
                     call()
@@ -334,8 +339,6 @@ class FitLoop(AbstractContextManager["FitLoop"]):
         outputs.last_values, self._last_factor = {}, context.rate_factor
         if self.hashes.is_due:
             self.hashes.write(step)
-        if (manual := self.fit.manual) or self.fit.optimization.schedulers:
-            self._last_rates = manual.rates if manual else self.fit.optimization.first_rates()
         if context.is_recorded:
             if "asynchronous" not in self.fit.strategy.limits.always:
                 self._nonfinite.check()
@@ -416,6 +419,7 @@ class FitLoop(AbstractContextManager["FitLoop"]):
         if position.saved_at == position.global_step:
             return
         self._nonfinite.check()
+        self._first_gradients.check_layers(only_used=True)
         with self._speed.paused("checkpoint"):
             state = saving.state(self.fit)
             self._nonfinite.check_weights(state["model"])

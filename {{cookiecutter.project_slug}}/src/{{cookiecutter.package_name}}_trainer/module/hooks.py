@@ -15,7 +15,9 @@ from ..errors import missing, nearest, shown
 
 Loader = Iterable[Any]
 Loaders = Loader | Mapping[str, Loader]  # a loader, or several by name
-_LIKE_A_HOOK = r"on_.*_(start|begin|end|checkpoint|eval|train|save|load)|on_(before|after|init)_.*"
+_LIKE_A_HOOK = (
+    r"on_.*_(start|begin|end|step|checkpoint|eval|train|save|load)|on_(before|after|init)_.*"
+)
 _HOOK = re.compile(r"on_.*|.*_(step|step_end|dataloader)|configure_optimizers|prepare_data")
 _OTHER_HOOKS = (  # other hooks of Lightning that are not called here
     *("training_epoch_end", "validation_epoch_end", "test_epoch_end", "tbptt_split_batch"),
@@ -24,6 +26,7 @@ _OTHER_HOOKS = (  # other hooks of Lightning that are not called here
     *("configure_sharded_model", "transfer_batch_to_device", "toggle_optimizer"),
     *("init_ddp_connection", "configure_ddp", "setup", "teardown", "on_keyboard_interrupt"),
     *("state_dict", "load_state_dict"),  # of a data module
+    *("predict_step_end", "training_dataloader", "validation_dataloader", "dev_dataloader"),
 )
 
 

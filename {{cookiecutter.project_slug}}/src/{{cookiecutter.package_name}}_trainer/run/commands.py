@@ -8,6 +8,7 @@ from ..data.sources import Data
 from ..errors import CheckpointError
 from ..launch import files
 from ..loop import evaluation, trials
+from ..loop.position import Position
 from ..memory import activation_checkpointing
 from ..module import TrainingModule
 from ..module.hooks import Hooks, is_overridden
@@ -25,8 +26,13 @@ def evaluate(
     data: Data,
     checkpoint: str | None,
     averaged: bool,
+    trained: Position,
 ) -> Any:
-    """Validate, test or predict, with the weights of a checkpoint if one is given."""
+    """Validate, test or predict, with the weights of a checkpoint if one is given.
+
+    ``trained``: where the trainer's last fit ended, for the module's ``global_step``.
+    """
+    run.position = Position(trained.last_epoch, global_step=trained.global_step)
     name: Literal["val", "test", "predict"] = "val" if kind == "validation" else kind
     with run.running(module, "validate" if kind == "validation" else kind, data):
         feeds = run.evaluation_feeds(sources.evaluation_loaders(data, module, name), name)
@@ -50,6 +56,9 @@ def _place(run: RankRun, module: TrainingModule, checkpoint: str | None, average
     weights, remarks = loaded.weights(averaged)
     run.console.note(*remarks)
     try:
+        saved = loaded.stored_state()["position"]
+        of_epoch = Position(saved["epoch"], saved["step_in_epoch"])
+        run.position = Position(of_epoch.last_epoch, global_step=loaded.step)
         run.strategy.load_state({**loaded.stored_state(), "model": weights}, None)
     except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
         reason = " ".join(str(error).split())[:300]

@@ -257,7 +257,8 @@ def read_optimization(returned: Any) -> Optimization:
     """Normalize the result of ``configure_optimizers``; refuse steps that need an argument."""
     # torch's warning about the order of optimizer and scheduler steps is wrong where another
     # optimizer has replaced the scheduler's, and where a gradient scaler skips the first step.
-    warnings.filterwarnings("ignore", "(Seems like|Detected call)", module=_STEPPING)
+    warnings.filterwarnings("ignore", "Seems like `optimizer.step")
+    warnings.filterwarnings("ignore", "Detected call", module=_STEPPING)
     optimization = _read(returned)
     for opt in optimization.optimizers:
         arguments = list(inspect.signature(type(opt).step).parameters.values())[1:]

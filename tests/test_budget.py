@@ -51,7 +51,6 @@ SLACK = 40
 
 
 def count(path: Path) -> int:
-    """Return the number of lines of a file, or of all Python files in a folder."""
     files = path.rglob("*.py") if path.is_dir() else [path]
     return sum(file.read_bytes().count(b"\n") for file in files)
 

@@ -214,7 +214,6 @@ def train(*words: str) -> None:
 
 
 def check_exact(whole: str, resumed: str) -> None:
-    """Compare a run and a resumed one bit by bit."""
     one, other = saved(whole), saved(resumed)
     for part in (lambda state: state["model"], average_of):
         assert part(one).keys() == part(other).keys()

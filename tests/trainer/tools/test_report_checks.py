@@ -24,12 +24,10 @@ RANK, BATCH, WAITS = "Slow rank", "Small batch", "Step that waits for the device
 
 
 def examined(run_directory: Path) -> dict[str, checks.Check]:
-    """What is said of each cause."""
     return {each.cause: each for each in checks.check(reading.read(run_directory))}
 
 
 def advised(run_directory: Path) -> set[str]:
-    """Causes that were found."""
     return {cause for cause, each in examined(run_directory).items() if each.advice is not None}
 
 

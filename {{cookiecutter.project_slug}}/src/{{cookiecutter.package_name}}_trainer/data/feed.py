@@ -1,7 +1,6 @@
 """Feeds: iterate over the batches of an epoch, with sample counts and weights for the loop."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import nullcontext
 from typing import Any, cast
 
 from torch import Tensor
@@ -138,11 +137,7 @@ def drawn(
     batches: Iterator[Any], stream: randomness.Stream | None, number: int, total: int | None
 ) -> Iterator[Any]:
     """Yield batches from ``number`` on, which draw their random numbers from a stream, if any."""
-    while True:
-        with stream or nullcontext():
-            batch = next(batches, END)
-        if batch is END:
-            break
+    for batch in batches if stream is None else _in_stream(batches, stream):
         if batch is None or is_empty(batch):
             reason = "is None" if batch is None else "its tensors' first dimension is 0"
             line = f"batch {number} of the loader has no samples ({reason})"
@@ -152,6 +147,15 @@ def drawn(
     if total is not None and number < total:
         advice = "its dataset raised StopIteration, or __len__ of its sampler is wrong"
         raise UserError(f"the loader ended after {number} of {total} batches: {advice}")
+
+
+def _in_stream(batches: Iterator[Any], stream: randomness.Stream) -> Iterator[Any]:
+    while True:
+        with stream:
+            batch = next(batches, END)
+        if batch is END:
+            return
+        yield batch
 
 
 def length(loader: Iterable[Any]) -> int | None:

@@ -56,6 +56,5 @@ def clone_with_working_tree(folder: Path) -> Path:
 
 
 def commit(repository: Path, message: str) -> None:
-    """Commit all that stands in a repository."""
     git(repository, "add", "--all")
     git(repository, *IDENTITY, "commit", "--quiet", "--allow-empty", "--message", message)

@@ -81,7 +81,6 @@ class Area:
         return self.root / "a" / "b" / "cwd"
 
     def lay(self) -> None:
-        """Make the folders."""
         self.output.mkdir(parents=True)
         self.cwd.mkdir()
 
@@ -91,7 +90,6 @@ class Area:
         assert not Path("/tmp/cookiecutter-canary").exists()  # noqa: S108 - see above
 
     def assert_untouched(self) -> None:
-        """Assert that nothing at all was written."""
         self.assert_nothing_ran()
         assert tree(self.root) == {"a", "a/b", "a/b/output", "a/b/cwd"}
 

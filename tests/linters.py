@@ -45,7 +45,6 @@ def lint_python(project: Path) -> str:
 
 
 def scripts(project: Path) -> list[Path]:
-    """Return the shell scripts of a render, relative to its folder."""
     return sorted(path.relative_to(project) for path in project.rglob("*.sh"))
 
 

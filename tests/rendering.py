@@ -91,7 +91,6 @@ def ran(command: Sequence[str | os.PathLike[str]], **how: Any) -> subprocess.Com
 
 
 def git(project: Path, *arguments: str) -> str:
-    """Return what git says in that folder."""
     return ran(["git", *arguments], cwd=project, check=True).stdout
 
 
@@ -155,7 +154,6 @@ def expected_files(answers: dict[str, str]) -> dict[str, Path]:
 
 
 def tree(folder: Path) -> set[str]:
-    """Return all that stands in a folder, as relative paths."""
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
 

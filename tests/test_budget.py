@@ -15,28 +15,28 @@ PACKAGE = TEMPLATE / "src" / "{{cookiecutter.package_name}}"
 TRAINER = PACKAGE.with_name(f"{PACKAGE.name}_trainer")
 LINES = {
     "__init__.py": 40,
-    "callbacks": 856,
-    "checkpoint": 1643,
-    "cli": 1182,
-    "data": 2001,
-    "errors.py": 189,
-    "launch": 2794,
+    "callbacks": 855,
+    "checkpoint": 1647,
+    "cli": 1183,
+    "data": 2000,
+    "errors.py": 186,
+    "launch": 2779,
     "legacy": 592,
-    "logging": 1519,
-    "loop": 2444,
-    "memory": 299,
+    "logging": 1517,
+    "loop": 2434,
+    "memory": 298,
     "module": 842,
-    "options": 1104,
-    "run": 1925,
-    "strategies/*.py": 2472,
+    "options": 1100,
+    "run": 1922,
+    "strategies/*.py": 2451,
     "strategies/asynchronous": 413,
     "strategies/deepspeed": 1646,
-    "strategies/fairscale": 255,
-    "strategies/fsdp": 759,
-    "strategies/gradients": 479,
+    "strategies/fairscale": 250,
+    "strategies/fsdp": 754,
+    "strategies/gradients": 478,
     "strategies/horovod": 200,
-    "strategies/model_parallel": 1836,
-    "strategies/replicated": 582,
+    "strategies/model_parallel": 1835,
+    "strategies/replicated": 576,
     "strategies/xla": 261,
     "tools/__init__.py": 6,
     "tools/doctor": 675,
@@ -44,14 +44,13 @@ LINES = {
     "tools/plan": 746,
     "tools/report": 565,
     "tools/reproduce": 403,
-    "trainer.py": 381,
+    "trainer.py": 379,
 }
 # How far below its limit a folder may be, before the limit is to be lowered.
 SLACK = 40
 
 
 def count(path: Path) -> int:
-    """Return the number of lines of a file, or of all Python files in a folder."""
     files = path.rglob("*.py") if path.is_dir() else [path]
     return sum(file.read_bytes().count(b"\n") for file in files)
 
@@ -83,12 +82,12 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
     components = sum(count(folder) for folder in folders if folder.is_dir())
     assert count(TRAINER / "tools") <= 2500
     # To be 27,600 and 19,100, with 1,100 for everyday faults, clusters, disks and files.
-    assert count(TRAINER) <= 29_181
-    assert count(TRAINER) - components <= 21_510
+    assert count(TRAINER) <= 29_106
+    assert count(TRAINER) - components <= 21_441
 
 
 def test_the_tests_are_few() -> None:
-    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 57_998
+    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 57_764
 
 
 def test_the_benchmarks_are_few_lines() -> None:

@@ -29,12 +29,10 @@ Pair = frozenset[tuple[str, str]]
 
 
 def pairs(answers: dict[str, str]) -> set[Pair]:
-    """Return all pairs of two answers."""
     return {frozenset(pair) for pair in itertools.combinations(answers.items(), 2)}
 
 
 def go_together(answers: dict[str, str]) -> bool:
-    """Return whether none of these answers contradicts another."""
     return not any(contradiction(name, answers) for name in answers)
 
 

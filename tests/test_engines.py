@@ -35,7 +35,6 @@ PYTEST = ("pytest", "-p", "no:cacheprovider")
 
 @pytest.fixture(scope="session")
 def renders(tmp_path_factory: pytest.TempPathFactory) -> Renders:
-    """Return the renders, hooks included, by their names."""
     folder = tmp_path_factory.mktemp("engines")
     return {name_of(a): render(folder / name_of(a), a, hooks=True) for a in CHOICES}
 

@@ -47,7 +47,6 @@ def rendered(answers: dict[str, str], tmp_path_factory: pytest.TempPathFactory) 
 
 
 def delete_examples(project: Path) -> None:
-    """Run the command of the page that deletes the examples."""
     page = project / "docs" / "how-to" / "delete-examples.md"
     [lines] = re.findall(r"```\n(rm src/.*?)```", page.read_text("utf-8"), re.DOTALL)
     subprocess.run(["bash", "-e", "-c", lines], cwd=project, check=True)

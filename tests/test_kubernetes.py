@@ -36,7 +36,6 @@ NAME = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
 def manifests(project: Path) -> dict[str, Manifest]:
-    """Return all manifests of a render by their kind."""
     texts = [file.read_text("utf-8") for file in sorted((project / "kubernetes").glob("*.yaml"))]
     every = [manifest for text in texts for manifest in yaml.safe_load_all(text)]
     assert len(every) == len({manifest["kind"] for manifest in every})
@@ -241,11 +240,9 @@ class Pods:
             )
 
     def said(self) -> str:
-        """What both have printed."""
         return "".join((self._project / f"pod-{rank}.log").read_text("utf-8") for rank in range(2))
 
     def end(self) -> list[int]:
-        """Return both exit codes."""
         return [process.wait(timeout=600) for process in self.processes]
 
     def kill(self) -> None:

@@ -67,13 +67,11 @@ def project(request: pytest.FixtureRequest, projects: dict[str, Path]) -> Path:
 
 
 def texts(project: Path) -> dict[Path, str]:
-    """Return a project's pages, and its README."""
     files = [*sorted(project.glob("docs/**/*.md")), project / "README.md"]
     return {file: file.read_text(encoding="utf-8") for file in files}
 
 
 def broken_links(files: dict[Path, str], github: bool) -> Iterator[str]:
-    """Yield the links of pages that lead nowhere."""
     for file, text in files.items():
         for target in pages.links(text):
             name, _, anchor = urllib.parse.unquote(target).partition("#")
@@ -232,7 +230,6 @@ def fields() -> set[str]:
 
 
 def strategy_arguments() -> set[str]:
-    """Return the names of all arguments of strategies."""
     (folder,) = TEMPLATE.glob("src/*_trainer/strategies")
     names: set[str] = set()
     for file in folder.rglob("*.py"):

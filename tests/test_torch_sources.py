@@ -42,18 +42,15 @@ class Place:
         return write_wheel(self.wheels / index / name, name, version, tag)
 
     def lock(self, file: str, requirement: str, digest: str) -> None:
-        """Write a lock of one package."""
         (self.requirements / file).write_text(f"{requirement} \\\n    --hash=sha256:{digest}\n")
 
     def lock_more(self, file: str, requirement: str, digest: str) -> None:
-        """Add a package to a lock."""
         before = (self.requirements / file).read_text()
         self.lock(file, requirement, digest)
         lock = self.requirements / file
         lock.write_text(before + lock.read_text())
 
     def change(self, before: str, after: str) -> None:
-        """Change a constant of the script."""
         script = self.requirements / "install_torch.py"
         text = script.read_text(encoding="utf-8")
         assert text.count(before) == 1
@@ -73,7 +70,6 @@ class Place:
         return done.returncode, [line.removeprefix("install_torch.py: ") for line in lines]
 
     def installed(self, name: str = "torch") -> str:
-        """Return the version that is installed, or nothing."""
         code = f"import {name}; print({name}.__version__)"
         return ran([self.python, "-c", code]).stdout.strip()
 

@@ -59,7 +59,6 @@ cat here.txt
 
 
 def followed(folder: Path, text: str = PAGE, *stages: str) -> int:
-    """Follow a page in a folder of its own."""
     page = folder / "page.md"
     page.write_text(text, encoding="utf-8")
     return tutorial.follow(page, folder, stages or ("local",))

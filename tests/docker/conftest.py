@@ -30,7 +30,6 @@ class Built:
 
     @property
     def by_commit(self) -> str:
-        """The image's name by its commit."""
         return f"{self.image}-{self.commit[:12]}"
 
 

@@ -10,8 +10,7 @@ import os
 import secrets
 import subprocess
 import tarfile
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,11 +96,9 @@ class Engine:
             self("rm", "--force", name)
 
     def wait(self, container: str, timeout: float = 600) -> int:
-        """Return a container's exit code, once it has ended."""
         return int(self("wait", container, timeout=timeout).stdout)
 
     def logs(self, container: str) -> str:
-        """Return all that a container has printed."""
         return self("logs", container).stdout
 
     def search(self, image: str, words: Iterable[bytes]) -> set[bytes]:
@@ -147,11 +144,3 @@ def _search(file: io.BufferedReader, words: Iterable[bytes]) -> set[bytes]:
         matches |= {word for word in words if word in text}
         tail = text[-longest:]
     return matches
-
-
-def until(condition: Callable[[], bool], timeout: float = 600) -> None:
-    """Wait until a condition holds; fail if it does not within that many seconds."""
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "this did not happen in time"
-        time.sleep(0.1)

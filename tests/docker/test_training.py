@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 from rendering import git
+from slurm.jobs import until
 
 from .conftest import CANARY, Built
-from .engine import HARDENED, Engine, until
+from .engine import HARDENED, Engine
 
 FIT = (
     *("fit", "--config", "configs/digits.yaml", "--trainer.devices", "2"),
@@ -25,7 +26,6 @@ SIGTERM = 128 + 15
 
 @pytest.fixture(scope="module")
 def volume(engine: Engine) -> Iterator[str]:
-    """Return a volume for the runs of this file."""
     with engine.volume() as name:
         yield name
 
@@ -97,7 +97,7 @@ def test_stopped_by_docker_it_saves_and_goes_on_to_the_same_end(
     command = (*mounted, built.image, *FIT, "--trainer.run_name", "cut")
     began = time.monotonic()
     with engine.container(*command) as container:
-        until(lambda: "epoch 3/25" in engine.logs(container))
+        until(lambda: "epoch 3/25" in engine.logs(container), lambda: engine.logs(container))
         started = time.monotonic()
         engine("stop", "--time", "60", container)
         stopped = time.monotonic()

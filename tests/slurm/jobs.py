@@ -96,12 +96,9 @@ def until(
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster in a folder of its own."""
-
     folder: Path
 
     def control(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Call cluster.sh."""
         variables = os.environ | {"SLURM_CLUSTER_DIR": str(self.folder)}
         return ran([str(SCRIPT), *arguments], env=variables, stdin=subprocess.DEVNULL)
 
@@ -126,8 +123,6 @@ def _environment() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Project:
-    """A rendered project whose jobs go to a cluster."""
-
     cluster: Cluster
     folder: Path
 
@@ -150,12 +145,10 @@ class Job:
 
     @property
     def run(self) -> Path:
-        """Its run's directory."""
         return self.project.folder / "runs" / f"job-{self.id.replace('_', '-')}"
 
     @property
     def log(self) -> str:
-        """What it has printed."""
         path = self.project.folder / f"slurm-{self.id}.out"
         return path.read_text() if path.exists() else ""
 
@@ -176,16 +169,13 @@ class Job:
         return f"{self.ask('JobState')} after {self.ask('Restarts')} restarts"
 
     def step(self) -> int:
-        """Return the newest step in its metrics."""
         rows = read_metrics(self.run)
         return int(rows[-1][0]) if rows else 0
 
     def has_requeued(self, times: int) -> bool:
-        """Whether it was put back into the queue so often."""
         return self.ask("Restarts") == str(times)
 
     def reach(self, step: int, timeout: float = 600) -> None:
-        """Wait until it has made so many steps."""
         until(
             lambda: self.step() >= step,
             lambda: f"step {step} of job {self.id}:\n{self.log}",
@@ -225,5 +215,4 @@ def difference(ours: Rows, theirs: Rows, steps: int) -> float:
 
 
 def value(rows: Rows, name: str) -> float:
-    """Return the last value of that name."""
     return float([row for row in rows if row[2] == name][-1][3])

@@ -69,13 +69,11 @@ def has_processes(job: Job, count: str) -> None:
 
 
 def queue(job: Job) -> str:
-    """Return the cluster's jobs and nodes."""
     slurm = job.project.cluster.slurm
     return f"{slurm('squeue', '--states=all')}\n{slurm('sinfo', '--Node', '--long')}"
 
 
 def resumed(job: Job) -> list[int]:
-    """Return the steps that it went on from."""
     return [int(step) for step in re.findall(r"resumed from runs/\S+/step-(\d+)", job.log)]
 
 

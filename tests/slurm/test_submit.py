@@ -17,7 +17,6 @@ CPU = "--trainer.accelerator=cpu"
 
 
 def submit(project: Project, *words: str, **extra: str) -> subprocess.CompletedProcess[str]:
-    """Call submit.sh in the project's folder."""
     link = project.cluster.slurm("printenv", "SLURM_CONF")
     variables = _environment() | {"SLURM_CONF": link} | extra
     command = ["bash", "slurm/submit.sh", *words]

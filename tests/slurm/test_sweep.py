@@ -22,7 +22,6 @@ HOSTILE = (
 
 
 def sweep(project: Project, *arguments: str, succeeds: bool = True, **extra: str) -> str:
-    """Call sweep.sh in the project's folder and return what it prints."""
     if succeeds:
         path = str(project.folder / "src")
         command = ("bash", "slurm/sweep.sh", *arguments)
@@ -33,13 +32,11 @@ def sweep(project: Project, *arguments: str, succeeds: bool = True, **extra: str
 
 
 def command(job: Job) -> list[str]:
-    """Return the command line of a run's first process."""
     recorded: list[str] = json.loads((job.run / "run.json").read_text())["attempts"][-1]["command"]
     return recorded
 
 
 def config(job: Job) -> dict[str, dict[str, object]]:
-    """Return the options that a run was made with."""
     loaded: dict[str, dict[str, object]] = yaml.safe_load((job.run / "config.yaml").read_text())
     return loaded
 

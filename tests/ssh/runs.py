@@ -55,8 +55,6 @@ class Project:
 
 @dataclass(frozen=True)
 class Run:
-    """A run, and the process of `ssh/train.sh`."""
-
     project: Project
     name: str
     process: subprocess.Popen[bytes]
@@ -64,21 +62,16 @@ class Run:
 
     @property
     def said(self) -> str:
-        """What it has printed."""
         return self.log.read_text(encoding="utf-8")
 
     @property
     def directory(self) -> Path:
-        """The run's directory."""
         return self.project.folder / "runs" / self.name
 
     def metrics(self) -> Rows:
-        """Return the rows of its metrics."""
         return read_metrics(self.directory)
 
     def reach(self, step: int) -> None:
-        """Wait until it has made so many steps."""
-
         def reached() -> bool:
             assert self.process.poll() is None, self.said
             rows = self.metrics()

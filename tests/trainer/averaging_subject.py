@@ -70,7 +70,6 @@ def _data(samples: int) -> tuple[Tensor, Tensor]:
 
 
 def validation_data() -> tuple[Tensor, Tensor]:
-    """Inputs and targets of the validation."""
     return _data(12)
 
 

@@ -309,7 +309,6 @@ ENVIRONMENTS: list[tuple[dict[str, str], str]] = [
 
 
 def options() -> Iterator[Bad]:
-    """Bad options of the command line."""
     for table in (OPTIONS, NAMES):
         for option, values in table.items():
             for value in values:
@@ -323,7 +322,6 @@ def options() -> Iterator[Bad]:
 
 
 def files() -> Iterator[Bad]:
-    """Bad configuration files."""
     for what, content, said in FILES:
         yield Bad(what, (said,), file=content if isinstance(content, bytes) else content.encode())
     for what, text, named in SECTIONS:
@@ -331,13 +329,11 @@ def files() -> Iterator[Bad]:
 
 
 def environments() -> Iterator[Bad]:
-    """Bad variables of the environment."""
     for variables, named in ENVIRONMENTS:
         yield Bad(f"{named} {list(variables.values())[-1][:20]}", (named,), variables=variables)
 
 
 def arguments(defaults: dict[str, Any]) -> Iterator[Bad]:
-    """Bad arguments of ``Trainer`` in Python."""
     for option, values in PYTHON.items():
         for value in values:
             yield Bad(option, (f"{option}",), arguments={option: value})

@@ -97,7 +97,6 @@ class Browser:
         file.write_bytes(base64.b64decode(answer["data"]))
 
     def pdf(self) -> bytes:
-        """The page as printed."""
         return base64.b64decode(self.send("Page.printToPDF", printBackground=True)["data"])
 
     def problems(self) -> list[str]:

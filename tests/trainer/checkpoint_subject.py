@@ -15,7 +15,6 @@ OWN = {"random/torch": torch.arange(16, dtype=torch.uint8)}
 
 
 def save(directory: Path, step: int = 1, state: Any = None, **options: Any) -> Path:
-    """Save one checkpoint and give its directory."""
     writer = Checkpoints(directory, **options)
     writer.save(step, STATE if state is None else state, OWN)
     writer.close()

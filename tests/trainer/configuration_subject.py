@@ -55,13 +55,11 @@ def read(*arguments: str | Path, command: str = "fit") -> Any:
 
 
 def resolved(work: Any) -> dict[str, Any]:
-    """The configuration that a run records."""
     content: dict[str, Any] = yaml.safe_load(work.trainer.configuration)
     return content
 
 
 def mistakes(*arguments: str | Path, command: str = "fit") -> list[str]:
-    """The lines that refuse a command."""
     with pytest.raises(ConfigurationError) as raised:
         read(*arguments, command=command)
     lines: list[str] = raised.value.problems

@@ -43,7 +43,6 @@ class Meter:
         sys.setprofile(self._note)
 
     def tick(self) -> None:
-        """Begin a step."""
         self.step += 1
         if self.step == CALLS[0]:
             sys.setprofile(self._count)
@@ -62,7 +61,6 @@ class Meter:
         self.calls += event == "call"
 
     def result(self) -> dict[str, Any]:
-        """All that was measured, in words and numbers."""
         sys.setprofile(None)
         packages = {name.partition(".")[0] for name in sys.modules} - set(sys.stdlib_module_names)
         return {

@@ -97,7 +97,6 @@ subject.KINDS.update(
 
 
 def configured(**config: Any) -> dict[str, Any]:
-    """A trainer's arguments for an own configuration."""
     return {"strategy": "deepspeed", "strategy_options": {"config": config}}
 
 

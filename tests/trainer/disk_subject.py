@@ -48,7 +48,6 @@ class Net(Descends, by=torch.optim.Adam, lr=0.1):
 
 
 def fit(root: Path, asynchronous: bool, steps: int = STEPS) -> None:
-    """Train, or go on."""
     torch.manual_seed(0)
     module = Net()
     Trainer(

@@ -36,7 +36,6 @@ _counts: list[Counts] = []
 
 @contextlib.contextmanager
 def counting() -> Iterator[Counts]:
-    """Count for a while."""
     counts = Counts()
     _counts.append(counts)
     try:
@@ -46,7 +45,6 @@ def counting() -> Iterator[Counts]:
 
 
 def note_operator(name: str) -> None:
-    """Count an operator that runs."""
     for count in _counts:
         count.operators[name] += 1
 

@@ -118,11 +118,9 @@ class EmulatedTensor(Tensor):
         return _run(func, *args, **(kwargs or {}))
 
     def untyped_storage(self) -> torch.UntypedStorage:
-        """Of the numbers."""
         return self.elem.untyped_storage()
 
     def record_stream(self, stream: Any) -> None:
-        """Note a stream that uses the tensor."""
         self.recorded.add(stream)
 
     def tolist(self) -> Any:

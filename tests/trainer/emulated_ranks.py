@@ -102,7 +102,6 @@ def fit(folder: Path, **options: Any) -> tuple[Any, Model]:
 
 
 def drawn(module: Model) -> list[dict[str, list[bool]]]:
-    """The masks that this rank has drawn."""
     masks: list[dict[str, list[bool]]] = module.sequential_module[0].drawn
     return masks
 

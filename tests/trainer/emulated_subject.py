@@ -36,8 +36,6 @@ _BATCH = 4
 
 @dataclass(frozen=True)
 class Fit:
-    """A fit: its model, and the trainer's arguments."""
-
     model: Callable[[], Model] = Model
     options: tuple[tuple[str, Any], ...] = ()
 
@@ -98,7 +96,6 @@ def make_trainer(folder: Path, accelerator: str, **options: Any) -> Any:
 
 
 def trained(fit: Fit, folder: Path, accelerator: str = "gpu", **more: Any) -> tuple[Any, Model]:
-    """A trainer that has run a fit, and the model."""
     options = dict(fit.options)
     running = make_trainer(folder, accelerator, **options, **more)
     torch.manual_seed(0)
@@ -108,7 +105,6 @@ def trained(fit: Fit, folder: Path, accelerator: str = "gpu", **more: Any) -> tu
 
 
 def saved(running: Any) -> Path:
-    """The checkpoint within a fit."""
     checkpoint: Path = running.run_directory / "checkpoints" / f"step-{SAVED:08d}"
     return checkpoint
 

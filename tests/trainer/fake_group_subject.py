@@ -67,7 +67,6 @@ class Case:
     is_fake: bool = True
 
     def options_in(self, world: int) -> dict[str, Any]:
-        """Its options at a world size."""
         return {
             key: world // int(value.partition("/")[2]) if isinstance(value, str) else value
             for key, value in self.options.items()

@@ -84,10 +84,16 @@ def saved(run_directory: Any) -> dict[str, Tensor]:
     return model
 
 
+def rows(run_directory: Any, file: str = "metrics.csv") -> list[tuple[int, int, str, float]]:
+    """Step, epoch, name and value of each row of a run's log, or of another of its files."""
+    with (run_directory / file).open(newline="") as opened:
+        _, *found = csv.reader(opened)
+    return [(int(step), int(epoch), name, float(value)) for step, epoch, name, value in found]
+
+
 def logged(run_directory: Any, name: str) -> list[float]:
     """All values of a name in a run's log, in order."""
-    with (run_directory / "metrics.csv").open(newline="") as file:
-        return [float(row["value"]) for row in csv.DictReader(file) if row["name"] == name]
+    return [value for _, _, each, value in rows(run_directory) if each == name]
 
 
 def assert_close(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:

@@ -90,7 +90,6 @@ class Case:
 
 
 def copies(tensors: Iterator[Tensor]) -> Iterator[tuple[int, Tensor]]:
-    """Tensors as they are now, numbered."""
     return enumerate([tensor.clone() for tensor in tensors])
 
 
@@ -128,7 +127,6 @@ CASES = {
 
 
 def train_cases(rank: int, processes: int, folder: Path) -> None:
-    """Write a file a case."""
     for name, sizes in CASES.items():
         case = sizes[processes]
         bounds = [0, *itertools.accumulate(case.parts)]
@@ -142,7 +140,6 @@ MOST = (37, 21, 90)  # that fit on each rank
 
 
 def find_batch_size(rank: int, processes: int, folder: Path) -> None:
-    """Print what was found, and what was tried on the way."""
     tried = []
 
     def trial(size: int) -> bool:
@@ -198,7 +195,6 @@ def step_one_bit_adam(rank: int, processes: int, folder: Path) -> None:
 
 
 def main(subject: str, rank: int, processes: int, folder: Path) -> None:
-    """Join the group and run the subject in it."""
     stay_on_loopback()
     store = dist.FileStore(str(folder / "store"), processes)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=processes)

@@ -25,7 +25,6 @@ class Net(averaging_subject.Net):
 
 
 def fit(module: trainer.TrainingModule, name: str, **options: Any) -> trainer.Trainer:
-    """Train for three steps."""
     shared: dict[str, Any] = {"accelerator": "cpu", "devices": 1, "loggers": [], "run_name": name}
     made = trainer.Trainer(**shared | {"max_steps": STEPS, "limit_val_batches": 0} | options)
     made.fit(module)

@@ -48,11 +48,9 @@ class ByHand(Descends, lr=0.1, momentum=0.9):
         self.log("loss", loss)
 
     def ends_step(self, batch_idx: int) -> bool:
-        """Whether an optimizer steps after this batch."""
         return (batch_idx + 1) % self.accumulate == 0 or self.trainer.is_last_batch
 
     def loss(self, batch: Any) -> Tensor:
-        """Of the regression."""
         x, y = batch
         return mse_loss(self.network(x), y)
 

@@ -18,8 +18,6 @@ SECONDS = 600.0
 
 @dataclass(frozen=True)
 class Server:
-    """Its address, and its process group."""
-
     address: str
     group: int
 
@@ -51,7 +49,6 @@ def serving(folder: Path) -> Iterator[Server]:
 
 
 def kill(server: Server) -> None:
-    """Kill all its processes."""
     with suppress(ProcessLookupError):
         os.killpg(server.group, signal.SIGKILL)
 

@@ -191,7 +191,6 @@ class Routed(Descends, Even, lr=0.05):
         return mse_loss(self(x), y)
 
     def chosen(self) -> list[int]:
-        """The experts of this rank in a step."""
         return [self.global_rank]
 
 

@@ -244,7 +244,6 @@ def fit(folder: Path, name: str, case: Case, devices: int) -> None:
 
 
 def main(folder: Path, launch: str, *names: str) -> None:
-    """Train all cases of a launch, or those."""
     devices, cases = LAUNCHES[launch]
     for name in names or cases:
         fit(folder, name, cases[name], devices)

@@ -95,12 +95,10 @@ class Array:
 
 
 def pairs(row: Mapping[str, int]) -> set[frozenset[Atom]]:
-    """All pairs of a row's values."""
     return {frozenset(pair) for pair in itertools.combinations(row.items(), 2)}
 
 
 def all_pairs(sizes: Mapping[str, int]) -> set[frozenset[Atom]]:
-    """All pairs of two factors' values."""
     return {
         frozenset([(one, first), (other, second)])
         for one, other in itertools.combinations(sizes, 2)

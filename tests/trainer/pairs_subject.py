@@ -271,7 +271,6 @@ def train_all(folder: Path, requests: list[dict[str, Any]]) -> None:
 
 
 def main(command: str, folder: Path, *names: str) -> None:
-    """Make the array, or train."""
     use_backend("aot_eager")
     if command == "array":
         write_weights(folder)

@@ -7,7 +7,6 @@
 them, which must be trained before, has stopped.
 """
 
-import csv
 import json
 import sys
 from collections import Counter
@@ -25,7 +24,7 @@ from torch.nn.functional import mse_loss
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
-from fitting import draw, quiet, saved
+from fitting import draw, quiet, rows, saved
 from pipeline_children import Decays, Shrinks, body
 
 SAMPLES, BATCH, STOP = 53, 12, 3  # the last batch of an epoch has 5 samples
@@ -107,7 +106,6 @@ class Subject(trainer.TrainingModule):
 
 
 def collated(samples: Any) -> Any:
-    """A nested batch."""
     x, y = map(torch.stack, zip(*samples, strict=True))
     return x, {"y": y}
 
@@ -177,12 +175,10 @@ PORTED = {
 
 
 def dashed(name: str) -> str:
-    """A name for files."""
     return name.replace(", ", "-").replace(" ", "-")
 
 
 def make_trainer(folder: Path, name: str, case: Case, **more: Any) -> trainer.Trainer:
-    """The trainer of a case."""
     options: dict[str, Any] = {
         "strategy": "sequential",
         "strategy_options": dict(case.options),
@@ -220,11 +216,9 @@ def evaluate(folder: Path, name: str, case: Case, checkpoint: Path, **more: Any)
 
 
 def logged(directory: Path) -> dict[str, Tensor]:
-    """Everything that was logged."""
     by_name: dict[str, list[float]] = {}
-    with (directory / "metrics.csv").open() as file:
-        for row in csv.DictReader(file):
-            by_name.setdefault(row["name"], []).append(float(row["value"]))
+    for _, _, name, value in rows(directory):
+        by_name.setdefault(name, []).append(value)
     return {name: torch.tensor(values, dtype=torch.float64) for name, values in by_name.items()}
 
 
@@ -288,7 +282,6 @@ class Seen(TorchDispatchMode):
         self.before = self.messages.copy()
 
     def note(self, layer: Any, *_: Any) -> None:
-        """Note what is in memory."""
         self.counts.append(sum(not reference.expired() for reference in self.made))
         self.weights.add((str(layer.weight.dtype), str(getattr(layer.weight.grad, "dtype", None))))
 
@@ -304,7 +297,6 @@ class Seen(TorchDispatchMode):
         return output
 
     def write(self, path: Path) -> None:
-        """Write all of it as JSON."""
         in_memory = [max(self.counts), sorted(self.weights)]
         record = [*in_memory, list(self.before.items()), list(self.messages.items())]
         path.write_text(json.dumps(record))

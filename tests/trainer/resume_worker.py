@@ -113,7 +113,6 @@ def tail(run: Any, checkpoint: Path) -> list[str]:
 
 
 def is_main(run: Any) -> bool:
-    """Whether this process speaks for the run."""
     return run.global_rank == 0
 
 

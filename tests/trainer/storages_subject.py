@@ -171,7 +171,6 @@ def fit(folder: Path, name: str, case: Case, devices: int) -> None:
 
 
 def main(folder: Path, group: str, *names: str) -> None:
-    """Train all cases of a group, or those."""
     for name in names or CASES[group]:
         fit(folder, name, CASES[group][name], devices=4 if group == "four" else 2)
 

@@ -18,14 +18,12 @@ CPU = ("--trainer.accelerator", "cpu", "--trainer.devices", "1")
 
 
 def command(name: str, *arguments: str | Path) -> None:
-    """Run a command as the command line does."""
     config = ("--config", ROOT / "configs" / "digits.yaml")
     cli.main([name, *map(str, (*config, *CPU, *arguments))])
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run of a short fit."""
     folder = tmp_path_factory.mktemp("runs")
     where = ("--trainer.default_root_dir", folder, "--trainer.run_name", "digits")
     command("fit", "--trainer.max_epochs", "3", "--trainer.loggers", "[csv]", *where)

@@ -214,7 +214,6 @@ def train(*words: str) -> None:
 
 
 def check_exact(uninterrupted: str, resumed: str) -> None:
-    """Compare a run and a resumed one bit by bit."""
     one, other = saved(uninterrupted), saved(resumed)
     for weights_of in (lambda state: state["model"], average_of):
         assert weights_of(one).keys() == weights_of(other).keys()

@@ -1,6 +1,5 @@
 """Limits of a run: batches, time, ``fast_dev_run``, ``overfit_batches`` and ``sanity_check``."""
 
-import csv
 import json
 from collections.abc import Iterable
 from itertools import chain
@@ -17,6 +16,7 @@ from my_project_trainer.options import Options
 from torch.utils.data import DataLoader
 
 import control_subject as subject
+import fitting
 from tests import project
 
 
@@ -46,9 +46,8 @@ def flat(lists: Iterable[list[Any]]) -> list[Any]:
     return list(chain.from_iterable(lists))
 
 
-def logged(name: str) -> list[tuple[str, ...]]:
-    with Path("runs", name, "metrics.csv").open() as file:
-        return [tuple(row.values()) for row in csv.DictReader(file)]
+def logged(name: str) -> list[tuple[int, int, str, float]]:
+    return fitting.rows(Path("runs", name))
 
 
 def test_epochs_end_after_the_limit() -> None:
@@ -63,7 +62,7 @@ def test_epochs_end_after_the_limit() -> None:
     assert (made.global_step, limited.total_steps) == (4, 4)
     assert made.metrics["count"] == 12
     steps = [(step, epoch) for step, epoch, name, _ in logged("run") if name == "loss_step"]
-    assert steps == [("1", "0"), ("4", "1")]
+    assert steps == [(1, 0), (4, 1)]
 
 
 def test_each_nth_step_validates_and_saves_also_at_the_end_of_an_epoch() -> None:
@@ -72,7 +71,7 @@ def test_each_nth_step_validates_and_saves_also_at_the_end_of_an_epoch() -> None
     every = {"val_every_n_steps": 2, "checkpoint_every_n_steps": 2, **dict.fromkeys(names, 9)}
     fit(model, max_epochs=3, run_name="run", **every)
     expected = [2, 4, 6, 8, 10, 12, 14, 15]
-    assert [int(step) for step, _, name, _ in logged("run") if name == "val_loss"] == expected
+    assert [step for step, _, name, _ in logged("run") if name == "val_loss"] == expected
     saved = sorted(path.name for path in Path("runs/run/checkpoints").iterdir())
     assert saved == [f"step-{step:08}" for step in expected]
 

@@ -47,7 +47,6 @@ ATTACKS: dict[str, Attack] = {
 
 
 def refused(path: Path) -> str:
-    """The one line that refuses a checkpoint."""
     with pytest.raises(CheckpointError) as raised:
         read(path)
     (line,) = raised.value.problems
@@ -178,7 +177,6 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
 
 
 def flip(file: Path, bit: int) -> None:
-    """Invert one bit of a file."""
     data = bytearray(file.read_bytes())
     data[bit // 8] ^= 1 << bit % 8
     file.write_bytes(data)

@@ -122,7 +122,6 @@ def use(run: Path, with_page: bool) -> None:
 
 
 def filled(folder: Path) -> Path:
-    """A run directory with all files."""
     for name, content in FILES.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).unlink(missing_ok=True)

@@ -132,16 +132,27 @@ def test_attempts_are_told_with_what_they_resumed_from(root: Path) -> None:
 def test_loggers_are_resumed_by_name(tmp_path: Path, first: list[str], second: list[str]) -> None:
     train(tmp_path, loggers=first, max_steps=4)
     train(tmp_path, loggers=second, resume="auto")
-    rows = (tmp_path / "run" / "metrics.csv").read_text().splitlines()[1:]
-    assert [int(row.split(",")[0]) for row in rows] == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6]
+    assert [step for step, *_ in fitting.rows(tmp_path / "run")] == [
+        1,
+        1,
+        2,
+        2,
+        3,
+        3,
+        4,
+        4,
+        5,
+        5,
+        6,
+        6,
+    ]
 
 
 def test_a_logger_that_the_checkpoint_does_not_know_keeps_what_it_had(tmp_path: Path) -> None:
     train(tmp_path, max_steps=3)
     train(tmp_path, loggers=[], resume="auto", max_steps=4)
     train(tmp_path, resume="auto")
-    rows = (tmp_path / "run" / "metrics.csv").read_text().splitlines()[1:]
-    assert [int(row.split(",")[0]) for row in rows] == [1, 1, 2, 2, 3, 3, 5, 5, 6, 6]
+    assert [step for step, *_ in fitting.rows(tmp_path / "run")] == [1, 1, 2, 2, 3, 3, 5, 5, 6, 6]
 
 
 def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_resumed(root, capsys):

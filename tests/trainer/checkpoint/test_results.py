@@ -13,7 +13,6 @@ pytestmark = pytest.mark.usefixtures("apart")
 
 
 def command(name: str, *arguments: str) -> None:
-    """Run a command on the digits in this process."""
     config = ["--config", str(ROOT / "configs" / "digits.yaml")]
     cli.main([name, *config, "--trainer.accelerator", "cpu", "--trainer.devices", "1", *arguments])
 

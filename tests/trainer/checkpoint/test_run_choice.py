@@ -47,7 +47,6 @@ def refused(root: Path, name: str | None, resume: str | None, **more: Any) -> li
 
 
 def damage(path: Path) -> Path:
-    """Invert one bit of a checkpoint's tensors."""
     file = path / "rank-00000.safetensors"
     data = bytearray(file.read_bytes())
     data[-1] ^= 1

@@ -43,7 +43,6 @@ GATHERED = {
 
 
 def marks(group: str) -> list[pytest.MarkDecorator]:
-    """Of what is counted of a group's cases."""
     decorators = [pytest.mark.needs(group)] if group in ENGINES else []
     decorators += [] if group == "torch" else [pytest.mark.slow]
     return decorators

@@ -41,7 +41,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def runs(trained: Path) -> Path:
-    """A copy of these runs in the working directory."""
     shutil.copytree(trained, "runs", symlinks=True)
     return Path("runs")
 

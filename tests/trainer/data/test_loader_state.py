@@ -58,7 +58,6 @@ PLAIN = LOADERS["dataset"]
 
 
 def read(feed: Feed, start: int = 0) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
-    """The batches of an epoch, and the state after each."""
     batches, states = [], []
     for batch in feed.epoch(1, start):
         batches.append(batch.data)

@@ -1,6 +1,5 @@
 """Several loaders of an evaluation, in a dict by name."""
 
-import csv
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchmetrics import SumMetric
 
-from fitting import Descends, quiet
+from fitting import Descends, quiet, rows
 
 
 def loader(*numbers: float, size: int = 2) -> DataLoader[Any]:
@@ -83,9 +82,8 @@ def test_values_are_logged_by_name_over_their_own_loader(tmp_path: Path) -> None
         **{"val_loss/noisy": 30, "largest/noisy": 50, "sum/noisy": 150},
     }
     assert {name: trainer.metrics[name] for name in expected} == expected
-    with (tmp_path / "run" / "metrics.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if row["step"] == "2"]
-    assert {row["name"]: float(row["value"]) for row in rows if "/" in row["name"]} == expected
+    of_step_2 = {name: value for step, _, name, value in rows(tmp_path / "run") if step == 2}
+    assert {name: value for name, value in of_step_2.items() if "/" in name} == expected
     assert trainer.metrics["batches"] == len(module.seen)
     assert Checkpoint(tmp_path / "run" / "best").step == 2  # of the first validation
 

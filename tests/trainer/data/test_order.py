@@ -24,7 +24,6 @@ LEFT_OUT = {
 
 
 def marks(launch: str) -> list[pytest.MarkDecorator]:
-    """Of a case of a launch."""
     needs = [pytest.mark.needs(launch)] if launch in ENGINES else []
     return needs if launch == "two" else [*needs, pytest.mark.slow]
 
@@ -90,7 +89,6 @@ def reduced(name: str = "w", size: int = 4, group: tuple[int, ...] = WORLD) -> O
 
 
 def sent(kind: str, peer: int, size: int = 4, batch: int | None = None) -> Operation:
-    """A send or receive."""
     return Operation(kind, WORLD, "w", (size,), peer, batch)
 
 

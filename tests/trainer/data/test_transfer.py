@@ -77,12 +77,10 @@ class Squares(Dataset[Tensor]):
 
 
 def ordered(data: Dataset[Tensor], batch_size: int = 2) -> Any:
-    """Batches of the trainer's own order."""
     return feed_creation.feed_evaluation(DataLoader(data, batch_size), SHARE, in_global_order=True)
 
 
 def read(feed: Any, device: torch.device = CPU, dtype: torch.dtype | None = None) -> list[Any]:
-    """All batches of an epoch."""
     return list(moving.ahead(feed.epoch(0, 0), [device], dtype))
 
 

@@ -53,7 +53,6 @@ def act_as_one_of_several() -> None:
 
 
 def main(kind: str, folder: Path) -> None:
-    """Fail."""
     ranks = 2 if kind == "one_of_two" else 1
     if ranks > 1:
         share_the_gpu()

@@ -23,8 +23,6 @@ from .failing_subject import share_the_gpu
 
 @dataclass(frozen=True)
 class Row:
-    """A strategy, its options, and the number of its ranks."""
-
     strategy: str
     ranks: int = 2
     options: tuple[tuple[str, Any], ...] = ()
@@ -97,7 +95,6 @@ def send_through_the_host() -> None:
 
 
 def main(name: str, folder: Path) -> None:
-    """Train, and save the last step."""
     row = ROWS[name]
     share_the_gpu(row.ranks)
     send_through_the_host()

@@ -55,7 +55,6 @@ def imports(name: str, path: Path, known: dict[str, Path]) -> set[str]:
 
 
 def graph() -> dict[str, set[str]]:
-    """What each module of the trainer imports."""
     known = modules()
     return {name: imports(name, path, known) for name, path in known.items()}
 

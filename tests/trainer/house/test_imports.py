@@ -44,7 +44,6 @@ def foreign(apart: None) -> Iterator[Path]:
 
 
 def name_in(run: Path, section: str, **values: Any) -> None:
-    """Change the configuration of a run."""
     config = yaml.safe_load((run / "config.yaml").read_text())
     config[section] |= values
     (run / "config.yaml").write_text(yaml.safe_dump(config))

@@ -1,6 +1,5 @@
 """Options in pairs: each row trains, resumes to the last bit, and equals one process."""
 
-import csv
 import json
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +16,7 @@ from tests.conformance.rows import PROPERTIES
 from tests.project import run, succeed
 from torch import Tensor
 
+import fitting
 from pairs import Array, Atom, Row, all_pairs, pairs
 from pairs_factors import (
     BUILT_IN,
@@ -183,7 +183,6 @@ def in_one_process(folder: Path, number: str, options: Mapping[str, Any]) -> Req
 
 
 def values(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Each value in a tree, with its path."""
     if isinstance(tree, Mapping | list | tuple):
         items = tree.items() if isinstance(tree, Mapping) else enumerate(tree)
         for key, child in items:
@@ -203,12 +202,10 @@ def saved(run_directory: Path) -> dict[str, Any]:
 
 def metrics(run_directory: Path) -> dict[str, float]:
     """What was logged, by step and name, but what says something of the machine."""
-    path = run_directory / "metrics.csv"
-    if not path.exists():
+    if not (run_directory / "metrics.csv").exists():
         return {}
-    with path.open() as file:
-        rows = [row for row in csv.DictReader(file) if not row["name"].startswith("system/")]
-    return {f"step {row['step']}: {row['name']}": float(row["value"]) for row in rows}
+    rows = [row for row in fitting.rows(run_directory) if not row[2].startswith("system/")]
+    return {f"step {step}: {name}": value for step, _, name, value in rows}
 
 
 def difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[float, str]:

@@ -10,8 +10,6 @@ from my_project_trainer import errors
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Have torch see so many GPUs."""
-
     def see(count: int) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
@@ -38,7 +36,6 @@ def srun(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def chosen_device(**options: Any) -> torch.device:
-    """The device of this process."""
     checked = trainer.Trainer(max_steps=1, accelerator="gpu", **options)._plan
     assert len(checked.node_devices) == 4
     device: torch.device = checked.device

@@ -15,7 +15,6 @@ from fitting import quiet
 
 
 def settings() -> tuple[Any, ...]:
-    """All that is set."""
     try:
         older = torch.get_float32_matmul_precision()
     except RuntimeError:  # the newer interface has been used, and contradicts it

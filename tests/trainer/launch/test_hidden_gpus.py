@@ -14,7 +14,6 @@ HAVE = "this machine has 2 GPUs, which torch cannot use: "
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine of two GPUs."""
     for number in (0, 1):
         (tmp_path / "gpus" / f"0000:0{number}:00.0").mkdir(parents=True)
         (tmp_path / f"nvidia{number}").touch()

@@ -27,7 +27,6 @@ def launched(launcher: str, *arguments: str | Path) -> list[str | Path]:
 
 
 def model(name: str, folder: Path) -> list[str | Path]:
-    """Arguments that train a subject into a folder."""
     return ["--model", f"{SUBJECT}.{name}", "--trainer.default_root_dir", folder]
 
 

@@ -43,7 +43,6 @@ def write(folder: Path, body: str, guard: str = "if __name__ == '__main__':") ->
 
 
 def run_script(folder: Path, body: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    """Run a user's script in a folder."""
     return run([write(folder, body), *arguments], cwd=folder, extra=at_root())
 
 

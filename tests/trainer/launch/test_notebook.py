@@ -57,7 +57,6 @@ def execute(folder: Path, *cells: str, **options: Any) -> list[nbformat.Notebook
 
 
 def text(cell: nbformat.NotebookNode) -> str:
-    """What a cell printed."""
     return "".join(output.text for output in cell.outputs if output.output_type == "stream")
 
 

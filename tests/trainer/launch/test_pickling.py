@@ -49,7 +49,6 @@ def local_object() -> object:
 
 
 def module(child: object) -> nn.Module:
-    """A module that has something as an attribute."""
     made: Any = nn.Linear(1, 1)
     made.activation = child
     return made

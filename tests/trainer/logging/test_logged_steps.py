@@ -1,6 +1,5 @@
 """Which steps a fit logs: the first, every N-th and the last; and what it leaves on the disk."""
 
-import csv
 import os
 import time
 from pathlib import Path
@@ -13,7 +12,7 @@ from my_project_trainer.callbacks import EarlyStopping
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from fitting import Descends
+from fitting import Descends, rows
 
 
 class Slope(Descends, lr=1.0):
@@ -57,14 +56,9 @@ def fit(folder: Path, module: Any = None, **options: Any) -> Any:
     return made
 
 
-def rows(made: Any) -> list[list[str]]:
-    with (made.run_directory / "metrics.csv").open(newline="") as file:
-        return list(csv.reader(file))[1:]
-
-
-def losses(made: Any) -> list[tuple[int, float]]:
-    """Steps and values of the logged losses, which say the step too."""
-    return [(int(row[0]), float(row[3])) for row in rows(made) if row[2] == "loss"]
+def logged(made: Any, name: str) -> list[tuple[int, float]]:
+    """Steps and values; the losses say the step too."""
+    return [(step, value) for step, _, each, value in rows(made.run_directory) if each == name]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +74,7 @@ def losses(made: Any) -> list[tuple[int, float]]:
 )
 def test_the_first_and_the_last_step_are_logged(tmp_path, capsys, options, steps):
     made = fit(tmp_path, **options)
-    assert losses(made) == [(step, float(step)) for step in steps]
+    assert logged(made, "loss") == [(step, float(step)) for step in steps]
     if "max_steps" in options and options["max_steps"] < 100:
         assert made.metrics["loss"] == steps[-1]
     text = f"loss {made.metrics['loss']:.4g}  "
@@ -99,16 +93,15 @@ def test_the_mean_of_each_epoch_is_logged_and_is_the_latest_value(tmp_path):
 
     module = Validated(DataLoader(TensorDataset(torch.zeros(110)), batch_size=2))
     made = fit(tmp_path, module, max_epochs=2, log_every_n_steps=50, callbacks=[Notes()])
-    assert losses(made) == [(step, float(step)) for step in (1, 50, 100, 110)]
-    means = [(int(row[0]), float(row[3])) for row in rows(made) if row[2] == "loss_epoch"]
-    assert means == [(55, 28.0), (110, 83.0)]
+    assert logged(made, "loss") == [(step, float(step)) for step in (1, 50, 100, 110)]
+    assert logged(made, "loss_epoch") == [(55, 28.0), (110, 83.0)]
     assert seen == [28.0, (28.0, 28.0), 83.0, (83.0, 83.0)]
     assert made.metrics == {"loss": 83.0, "loss_epoch": 83.0, "lr": 1.0, "val_loss": 0.5}
 
 
 def test_the_last_step_of_a_loader_of_unknown_length_is_logged(tmp_path):
     made = fit(tmp_path, Slope(DataLoader(Endless(), batch_size=1)), max_epochs=2)
-    assert losses(made) == [(step, float(step)) for step in (1, 5, 10, 12)]
+    assert logged(made, "loss") == [(step, float(step)) for step in (1, 5, 10, 12)]
 
 
 @pytest.mark.parametrize(
@@ -117,7 +110,7 @@ def test_the_last_step_of_a_loader_of_unknown_length_is_logged(tmp_path):
 def test_the_last_step_before_early_stopping_is_logged(tmp_path, options, steps):
     stopping = EarlyStopping("val_loss", patience=1)
     made = fit(tmp_path, Validated(), max_epochs=9, callbacks=[stopping], **options)
-    assert losses(made) == [(step, float(step)) for step in steps]
+    assert logged(made, "loss") == [(step, float(step)) for step in steps]
     assert made.metrics["loss"] == (9.5 if not options else steps[-1])  # steps 7 to 12
 
 
@@ -147,10 +140,10 @@ def test_the_last_step_is_logged_if_a_hook_stops_training(tmp_path, hook, accumu
         **{"reference_batch_size": 1, "learning_rate_warmup_steps": 4},
     )
     last = 6 // accumulate
-    assert losses(made) == [(1, 1.0), (last, float(last))]
+    assert logged(made, "loss") == [(1, 1.0), (last, float(last))]
     factors = [1 + (2 * accumulate - 1) * min(step / 4, 1) for step in (1, last)]
-    rates = [float(row[3]) for row in rows(made) if row[2] == "lr"]
-    assert rates == [factors[0], factors[1] * 0.5 ** (last - 1)]
+    rates = [(1, factors[0]), (last, factors[1] * 0.5 ** (last - 1))]
+    assert logged(made, "lr") == rates
 
 
 def test_the_last_step_is_logged_if_the_time_is_over(tmp_path):
@@ -162,15 +155,16 @@ def test_the_last_step_is_logged_if_the_time_is_over(tmp_path):
 
     made = fit(tmp_path, Late(), max_time={"seconds": 1}, max_epochs=99, log_every_n_steps=50)
     last = made.global_step
-    assert losses(made) == [(1, 1.0), (last, float(last))]
+    assert logged(made, "loss") == [(1, 1.0), (last, float(last))]
 
 
 @pytest.mark.parametrize("shorter", [{"max_epochs": 1}, {"max_steps": 8}])
 def test_a_run_that_is_extended_logs_what_one_fit_does(tmp_path, shorter):
     uninterrupted = fit(tmp_path, run_name="whole", max_epochs=3)
     first = fit(tmp_path, run_name="two", **shorter)
-    assert losses(first)[-1][0] == (6 if "max_epochs" in shorter else 8)
-    assert rows(fit(tmp_path, run_name="two", resume="auto", max_epochs=3)) == rows(uninterrupted)
+    assert logged(first, "loss")[-1][0] == (6 if "max_epochs" in shorter else 8)
+    second = fit(tmp_path, run_name="two", resume="auto", max_epochs=3)
+    assert rows(second.run_directory) == rows(uninterrupted.run_directory)
 
 
 @pytest.mark.parametrize(
@@ -212,29 +206,26 @@ def logging_in(hook: str, **options: Any) -> Slope:
     return module
 
 
-def logged(made: Any) -> list[tuple[int, str, float]]:
-    return [(int(row[0]), row[2], float(row[3])) for row in rows(made) if row[2] == "x"]
-
-
 @pytest.mark.parametrize("options", [{}, {"on_epoch": True}])
 @pytest.mark.parametrize("hook", EPOCH_HOOKS)
 def test_hooks_of_an_epoch_log_its_value(tmp_path, hook, options):
     made = fit(tmp_path, logging_in(hook, **options), max_epochs=3)
     starts = hook != "on_train_epoch_end"
-    expected = [(6 * n, "x", 6.0 * (n - starts)) for n in (1, 2, 3)]
-    assert logged(made) == (expected[:1] if hook == "on_fit_start" else expected)
+    expected = [(6 * n, 6.0 * (n - starts)) for n in (1, 2, 3)]
+    assert logged(made, "x") == (expected[:1] if hook == "on_fit_start" else expected)
 
 
 @pytest.mark.parametrize("hook", STEP_HOOKS)
 def test_hooks_of_a_step_log_its_value(tmp_path, hook):
     made = fit(tmp_path, logging_in(hook), max_epochs=1)
     before = hook in ("on_train_batch_start", "on_before_optimizer_step")
-    assert logged(made) == [(step, "x", float(step - before)) for step in (1, 5, 6)]
+    assert logged(made, "x") == [(step, float(step - before)) for step in (1, 5, 6)]
 
 
 @pytest.mark.parametrize("hook", ["on_validation_epoch_start", "on_validation_epoch_end"])
 def test_hooks_of_a_validation_log_its_value(tmp_path, hook):
-    assert logged(fit(tmp_path, logging_in(hook), max_epochs=2)) == [(6, "x", 6.0), (12, "x", 12.0)]
+    made = fit(tmp_path, logging_in(hook), max_epochs=2)
+    assert logged(made, "x") == [(6, 6.0), (12, 12.0)]
 
 
 def test_a_hook_that_belongs_to_nothing_says_so(tmp_path):
@@ -249,4 +240,5 @@ def test_a_resume_logs_what_hooks_of_an_epoch_have_logged_before(tmp_path):
 
     uninterrupted = made("whole", max_epochs=2)
     made("two", max_steps=8)
-    assert rows(made("two", max_epochs=2, resume="auto")) == rows(uninterrupted)
+    second = made("two", max_epochs=2, resume="auto")
+    assert rows(second.run_directory) == rows(uninterrupted.run_directory)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from my_project_trainer.logging import CSVLogger, LoggedRun, TensorBoardLogger
+from my_project_trainer.logging import LoggedRun
+from my_project_trainer.logging.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 

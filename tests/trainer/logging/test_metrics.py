@@ -14,7 +14,6 @@ from torchmetrics.classification import MulticlassAccuracy
 
 
 def make_recorder() -> Any:
-    """A recorder of one process."""
     recorder = metrics.Recorder(lambda tensor, how: tensor, torch.device("cpu"))
     recorder.context = BatchContext(is_recorded=True)
     return recorder

@@ -1,6 +1,5 @@
 """W&B and MLflow, with the real libraries, MLflow's own server, and without a network."""
 
-import csv
 import importlib
 import importlib.util
 import json
@@ -22,8 +21,8 @@ from tests.project import fit as fit_words
 from tests.project import run, succeed
 from torch.utils.data import DataLoader, TensorDataset
 
+import fitting
 import mlflow_server
-from fitting import Descends
 from processes import at_root
 
 LOADER: DataLoader[Any] = DataLoader(TensorDataset(torch.ones(4, 1)))
@@ -31,7 +30,6 @@ AT_4 = "runs/run/checkpoints/step-00000004"
 
 
 def fit_options(logger: Any, **options: Any) -> str:
-    """Options of a fit."""
     shared = {"accelerator": "cpu", "devices": 1, "enable_progress_bar": False, "run_name": "run"}
     shared |= {"log_every_n_steps": 1, "checkpoint_every_n_steps": 2, "loggers": [logger, "csv"]}
     return json.dumps({**shared, **options})
@@ -59,9 +57,7 @@ def fit_and_resume(folder: Path, logger: dict[str, Any]) -> str:
 
 
 def logged(folder: Path, name: str) -> list[float]:
-    """The values of a name in metrics.csv."""
-    table = csv.reader((folder / "runs" / "run" / "metrics.csv").read_text().splitlines())
-    return [float(value) for _, _, key, value in table if key == name]
+    return fitting.logged(folder / "runs" / "run", name)
 
 
 class Known(RemoteLogger):
@@ -118,7 +114,7 @@ def test_mlflow_continues_its_run_without_a_step_twice(store: str, tmp_path: Pat
     assert len(client.search_runs([record.info.experiment_id])) == 1
 
 
-class Fails(Descends):
+class Fails(fitting.Descends):
     """Logs a name that MLflow does not accept, and raises in its third step."""
 
     def __init__(self) -> None:
@@ -202,7 +198,6 @@ def records(data: bytes) -> Iterator[bytes]:
 
 
 def parsed(path: Path) -> Iterator[Any]:
-    """The records of a W&B file."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     for data in records(path.read_bytes()):
@@ -212,7 +207,6 @@ def parsed(path: Path) -> Iterator[Any]:
 
 
 def history(path: Path) -> list[dict[str, Any]]:
-    """The rows of a W&B file."""
     rows: list[dict[str, Any]] = []
     for record in parsed(path):
         items = record.history.item

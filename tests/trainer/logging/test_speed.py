@@ -1,6 +1,5 @@
 """The speed of training, by a clock that only the test moves; and the norm of the gradients."""
 
-import csv
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -61,9 +60,8 @@ PEAK, CHECKPOINT = "speed/peak_memory_mib", "speed/checkpoint_seconds"
 
 def rows(folder: Path, file: str, run_name: str = "run") -> list[tuple[int, str, float]]:
     """The rows of a file, without those of the memory, which no test controls."""
-    with (folder / run_name / file).open(newline="") as opened:
-        lines = list(csv.reader(opened))[1:]
-    return [(int(step), name, float(value)) for step, _, name, value in lines if name != PEAK]
+    table = fitting.rows(folder / run_name, file)
+    return [(step, name, value) for step, _, name, value in table if name != PEAK]
 
 
 def validation(count: int) -> dict[str, float]:

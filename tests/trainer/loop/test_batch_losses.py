@@ -51,8 +51,6 @@ class InHalves(Contrastive):
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory):
-    """Trains once in each way."""
-
     @cache
     def trained(
         strategy: str, devices: int, nodes: int = 1, batch: int = 24, kind: str = "Contrastive"
@@ -68,7 +66,6 @@ def weights(tmp_path_factory: pytest.TempPathFactory):
 
 
 def difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
-    """Largest of any weight."""
     return max(float((one[key] - other[key]).abs().max()) for key in one)
 
 

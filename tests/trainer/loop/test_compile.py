@@ -179,7 +179,6 @@ class Calls(Model):
 
 
 def fitted(folder: Path, how: str, value: Any, **options: Any) -> Calls:
-    """A module after three steps."""
     torch.manual_seed(0)
     module = Calls(how)
     quiet(max_steps=3, default_root_dir=folder, compile=value, **options).fit(module)

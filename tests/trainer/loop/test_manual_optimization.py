@@ -19,20 +19,18 @@ from manual_subject import SAMPLES, Accumulates, ByHand
 
 
 def fit(module: ByHand, folder: Path, **options: Any) -> Any:
-    """Train in this process; the trainer."""
     return fitting.fit(module, folder, **{"max_epochs": 1, "run_name": None, **options})
 
 
 def weights(module: nn.Module) -> dict[str, Tensor]:
-    """Copies of a module's parameters."""
     return {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
 
 
 class Once(ByHand):
-    """Does something in its only batch, and never steps."""
+    """Does something in each batch, by default in its only one, and never steps."""
 
-    def __init__(self) -> None:
-        super().__init__(batch_size=SAMPLES)
+    def __init__(self, batch_size: int = SAMPLES) -> None:
+        super().__init__(batch_size=batch_size)
         self.other = nn.Linear(4, 1)
         self.did: list[Any] = []
 
@@ -201,10 +199,6 @@ def test_clipping_is_of_one_optimizer_s_gradients(tmp_path, precision, value, al
 @pytest.mark.parametrize("count", [1, 2])
 def test_schedulers_are_stepped_by_hand_and_not_by_the_trainer(tmp_path, count):
     class Schedules(Once):
-        def __init__(self) -> None:
-            super().__init__()
-            self.batch_size = 8
-
         def do(self, batch: Any) -> None:
             self.optimizers()[1].step()
             schedulers = self.lr_schedulers()
@@ -218,7 +212,7 @@ def test_schedulers_are_stepped_by_hand_and_not_by_the_trainer(tmp_path, count):
             schedules = [{"scheduler": StepLR(sgd, 1, 0.5)} for sgd in optimizers[:count]]
             return optimizers, [schedule | {"interval": "step"} for schedule in schedules]
 
-    module = Schedules()
+    module = Schedules(batch_size=8)
     with pytest.warns(UserWarning, match="lr_scheduler.step"):
         fit(module, tmp_path)
     assert module.did == [0.05, 0.05, 0.025, 0.025, 0.0125, 0.0125]
@@ -243,10 +237,6 @@ def test_the_rate_that_is_logged_is_that_of_the_step(tmp_path):
 
 def test_rates_are_scaled_in_a_step_and_their_own_before_and_after(tmp_path):
     class Scaled(Once):
-        def __init__(self) -> None:
-            super().__init__()
-            self.batch_size = 8
-
         def do(self, batch: Any) -> None:
             optimizer = self.optimizers()[1]
             self.other.weight.grad = torch.ones_like(self.other.weight)
@@ -256,7 +246,7 @@ def test_rates_are_scaled_in_a_step_and_their_own_before_and_after(tmp_path):
             assert optimizer.param_groups[0]["lr"] == 0.1
 
     options = {"learning_rate_scaling": "linear", "reference_batch_size": 4}
-    fit(module := Scaled(), tmp_path, learning_rate_warmup_steps=4, **options)
+    fit(module := Scaled(batch_size=8), tmp_path, learning_rate_warmup_steps=4, **options)
     assert module.did == pytest.approx([0.125, 0.15, 0.175, 0.2, 0.2, 0.2], rel=1e-5)
 
 

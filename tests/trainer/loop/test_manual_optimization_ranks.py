@@ -14,7 +14,6 @@ from manual_subject import Accumulates, ByHand, Clips
 
 
 def train(processes: int, folder: Path, *options: str | Path) -> None:
-    """Train the models of the subject."""
     succeed(["-m", "manual_subject", str(processes), folder, *options])
 
 

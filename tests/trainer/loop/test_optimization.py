@@ -130,7 +130,6 @@ def make_module() -> nn.Sequential:
 
 
 def step(module: nn.Module, optimizer: Optimizer, times: int) -> list[Tensor]:
-    """Train, and give the weights."""
     for index in range(times):
         module(torch.linspace(-1, 1, 8).reshape(2, 4) * (index + 1)).square().sum().backward()
         optimizer.step()

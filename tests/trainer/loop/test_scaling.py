@@ -24,7 +24,6 @@ FACTORS = st.floats(1e-3, 1e3)
 
 
 def by(rule: str, reference: int | None = None) -> Options:
-    """The options of a rule."""
     return Options(learning_rate_scaling=rule, reference_batch_size=reference)  # type: ignore[arg-type]
 
 

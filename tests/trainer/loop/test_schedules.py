@@ -3,7 +3,6 @@
 Numbers are compared with those of a plain torch loop.
 """
 
-import csv
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
-from fitting import quiet
+from fitting import quiet, rows
 
 BATCHES = 4  # of an epoch
 EPOCHS = 4
@@ -67,10 +66,7 @@ def make(folder: Path, **options: Any) -> Trainer:
 
 
 def logged(folder: Path, name: str) -> dict[int, float]:
-    """A value of a run's log, by step."""
-    with (folder / "metrics.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if row["name"] == name]
-    return {int(row["step"]): float(row["value"]) for row in rows}
+    return {step: value for step, _, each, value in rows(folder) if each == name}
 
 
 OFTEN: dict[str, Any] = {

@@ -194,10 +194,10 @@ def test_values_of_the_other_rank_are_logged(tmp_path: Path, rank: int) -> None:
             super().log(name, value * 0 + self.global_rank + 1, **options)
 
     fit_on_two(Constant((2,), rank), tmp_path, loggers=["csv"], log_every_n_steps=1)
-    rows = [row.split(",") for row in (tmp_path / "run" / "metrics.csv").read_text().splitlines()]
-    steps = {int(row[0]): float(row[3]) for row in rows if row[2] == "loss_step"}
+    rows = fitting.rows(tmp_path / "run")
+    steps = {step: value for step, _, name, value in rows if name == "loss_step"}
     assert steps == {step: (2.0 - rank if step == 3 else 1.5) for step in range(1, 9)}
-    losses = [float(row[3]) for row in rows if row[2] == "loss_epoch"]
+    losses = fitting.logged(tmp_path / "run", "loss_epoch")
     assert losses == [pytest.approx((7 * 3 + 2 - rank) / 15)]
 
 

@@ -193,7 +193,6 @@ SLOW = ("ddp, sync batchnorm", "fsdp", "hsdp")  # and these in CI
 
 
 def marks(name: str) -> list[pytest.MarkDecorator]:
-    """Of a run."""
     if name in QUICK:
         return []
     return [pytest.mark.slow, *[pytest.mark.exhaustive] * (name not in SLOW)]

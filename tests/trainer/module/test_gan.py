@@ -21,7 +21,6 @@ EPOCHS = 6
 
 
 def command(name: str, *arguments: str | Path) -> list[str | Path]:
-    """Arguments of a command on the adversarial networks' own config."""
     return ["-m", PACKAGE, name, "--config", ROOT / "configs" / "gan.yaml", *arguments]
 
 

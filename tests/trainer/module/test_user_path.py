@@ -1,7 +1,6 @@
 """A user's path, as the docs describe it: their code and commands are taken from the pages."""
 
 import ast
-import csv
 import json
 import re
 import runpy
@@ -14,6 +13,8 @@ import torch
 from my_project_trainer.cli import command as cli
 from safetensors.torch import load_file
 from tests.project import ROOT, fit, succeed
+
+import fitting
 
 pytestmark = pytest.mark.usefixtures("apart")
 DOCS = ROOT / "docs" / "how-to"
@@ -36,7 +37,6 @@ trainer:
 
 
 def blocks(page: str, language: str = "") -> list[str]:
-    """The blocks of a language on a page."""
     text = (DOCS / page).read_text()
     fenced = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     return [content for kind, content in fenced if kind == language]
@@ -62,9 +62,8 @@ def test_train_with_own_classes_then_test_load_and_export(capsys: Any) -> None:
     done = succeed(fit("--config", "mine.yaml", "--trainer.run_name", "RUN"), cwd=Path.cwd())
     expected = [f"epoch {epoch}: step {22 * epoch + 22} of 440" for epoch in range(3)]
     assert re.findall("^epoch .*", done.stdout, re.MULTILINE) == expected
-    with Path("runs/RUN/metrics.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if row["name"] == "val_loss"]
-    losses = {int(row["step"]): float(row["value"]) for row in rows}
+    rows = fitting.rows(Path("runs/RUN"))
+    losses = {step: value for step, _, name, value in rows if name == "val_loss"}
     assert list(losses) == [22, 44, 66]
     logged = Path("runs/RUN/a.txt").read_text().splitlines()
     assert sum("'val_loss'" in line for line in logged) == 3

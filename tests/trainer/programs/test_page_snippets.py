@@ -28,7 +28,6 @@ IMPORTS = "import torch\nfrom torch import nn\nfrom torch.utils.data import Data
 
 
 def blocks(page: str, language: str = "python", heading: str = "") -> list[str]:
-    """The code of a page, or of a section."""
     text = (DOCS / page).read_text()
     text = text.split(f"\n## {heading}")[1] if heading else text
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.M | re.S)

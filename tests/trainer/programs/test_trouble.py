@@ -34,7 +34,6 @@ def template(node: ast.expr) -> str | None:
 
 @functools.cache
 def functions() -> list[list[str]]:
-    """The texts of each function of the trainer, and of each script of SLURM."""
     return [*_functions()]
 
 

@@ -26,7 +26,6 @@ class Base(trainer.TrainingModule):
         torch.manual_seed(1)
 
     def sample(self, generator: torch.Generator) -> Any:
-        """Make a sample."""
         raise NotImplementedError
 
     def loss(self, batch: Any) -> Tensor:
@@ -34,7 +33,6 @@ class Base(trainer.TrainingModule):
         raise NotImplementedError
 
     def samples(self) -> Any:
-        """Make all samples."""
         generator = torch.Generator().manual_seed(2)
         return [self.sample(generator) for _ in range(STEPS * GLOBAL_BATCH)]
 

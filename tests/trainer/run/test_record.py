@@ -22,7 +22,6 @@ import reproduce_subject as subject
 
 @pytest.fixture
 def started(apart: None, tmp_path: Path) -> Path:
-    """A working directory with data."""
     subject.write_data(tmp_path / "data")
     return tmp_path
 

@@ -70,7 +70,6 @@ def lines(printed: str) -> list[str]:
 
 
 def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Change a YAML or JSON file."""
     content = yaml.safe_load(path.read_text())
     change(content)
     path.write_text(json.dumps(content))

@@ -102,7 +102,6 @@ def test_one_bit_adam_trains_on_compressed_momentum(trained):
 
 
 def scaler(run_directory: Path) -> dict[str, Any]:
-    """State of the gradient scaler in the last checkpoint."""
     states = sorted(run_directory.glob("checkpoints/*/state.json"))
     state: dict[str, Any] = json.loads(states[-1].read_text())["content"]["state"]["precision"]
     return state

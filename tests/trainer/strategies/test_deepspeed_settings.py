@@ -28,7 +28,6 @@ def problems(strategy: str = "deepspeed", **options: Any) -> list[str]:
 
 
 def written(path: Path, content: Any) -> str:
-    """The path of a file that holds JSON."""
     path.write_text(json.dumps(content))
     return str(path)
 

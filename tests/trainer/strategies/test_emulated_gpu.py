@@ -38,7 +38,6 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def section(seen: Any, *names: str) -> Any:
-    """Of what was seen."""
     for name in names:
         seen = seen[name]
         assert "failed" not in seen, seen["failed"]
@@ -110,7 +109,6 @@ def test_a_search_for_the_batch_size_steps_in_16_mixed(seen: Any) -> None:
 
 
 def planted_at(name: str) -> str:
-    """Where a fault is planted."""
     source = (Path(__file__).parents[1] / "emulated_subject.py").read_text().splitlines()
     (line,) = (number for number, text in enumerate(source, 1) if text.endswith(f"planted: {name}"))
     return f"emulated_subject.py:{line}"

@@ -15,7 +15,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * SECONDS)]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the ranks have written."""
     path = tmp_path_factory.mktemp("emulated-ranks")
     succeed(["-m", "emulated_ranks", path], timeout=SECONDS)
     return path

@@ -24,7 +24,6 @@ each_engine = pytest.mark.parametrize("engine", HERE)
 
 
 def declared(engine: str) -> Any:
-    """What an engine's folder adds to the trainer."""
     return importlib.import_module(f"{PACKAGE}_trainer.strategies.{engine}").REGISTRATION
 
 

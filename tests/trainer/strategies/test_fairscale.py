@@ -43,12 +43,10 @@ def fitted(folder: Path, subject: str, devices: int, **options: Any) -> list[dic
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    """Of the newest checkpoint."""
     return {name: value.double() for name, value in saved(folder / "run").items()}
 
 
 def difference(one: Path, other: Path) -> float:
-    """Largest difference of a weight or a buffer."""
     ours, theirs = weights(one), weights(other)
     assert ours.keys() == theirs.keys()
     return max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
@@ -56,7 +54,6 @@ def difference(one: Path, other: Path) -> float:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What one process makes of the subject Odd."""
     folder = tmp_path_factory.mktemp("alone")
     fitted(folder, "Odd", 1)
     return folder

@@ -36,7 +36,6 @@ def group_of(name: str, world: int) -> str:
 
 
 def marks(name: str, world: int) -> list[pytest.MarkDecorator]:
-    """Of a strategy."""
     decorators = [] if group_of(name, world) == "quick" else [pytest.mark.slow]
     if name in ("fsdp", "fsdp, whole"):
         decorators.append(fake_broadcast)

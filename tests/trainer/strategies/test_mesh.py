@@ -69,7 +69,6 @@ def results(tmp_path_factory: pytest.TempPathFactory):
 
 
 def distance(one: Path, other: Path) -> float:
-    """Largest difference of a weight or an optimizer state."""
     ours, theirs = load_file(one), load_file(other)
     assert ours.keys() == theirs.keys()
     return max(float((ours[key].double() - theirs[key].double()).abs().max()) for key in ours)

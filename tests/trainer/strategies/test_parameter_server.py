@@ -18,6 +18,7 @@ from tests.conformance.subject import make
 from tests.project import run
 from torch import nn
 
+from fitting import rows
 from parameter_server_subject import BATCH, SAMPLES, Watched
 
 STEPS = -(-SAMPLES // BATCH)
@@ -82,7 +83,6 @@ class Workers:
 
     @staticmethod
     def together(calls: Sequence[Callable[[], object]]) -> None:
-        """Make calls in threads of their own."""
         with ThreadPoolExecutor(len(calls)) as threads:
             for future in [threads.submit(call) for call in calls]:
                 future.result()
@@ -175,11 +175,10 @@ def train(folder: Path, options: Any, subject: Any) -> tuple[int, str, dict[str,
     words = ["-m", "parameter_server_subject", folder, json.dumps(options), json.dumps(subject)]
     # In forks, a thread of the server sometimes had torch's SystemError: () method: bad call flags.
     done = run(words, fresh=True)
-    log = folder / "run" / "metrics.csv"
-    rows = [line.split(",") for line in log.read_text().splitlines()[1:]] if log.exists() else []
     values: dict[str, list[float]] = {}
-    for _, _, name, value in rows:
-        values.setdefault(name, []).append(float(value))
+    if (folder / "run" / "metrics.csv").exists():
+        for _, _, name, value in rows(folder / "run"):
+            values.setdefault(name, []).append(value)
     return done.returncode, done.stderr, values
 
 

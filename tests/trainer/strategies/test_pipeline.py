@@ -41,7 +41,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory):
 
 
 def results(folder: Path, name: str) -> dict[str, torch.Tensor]:
-    """What a run has written."""
     return load_file(folder / f"{dashed(name)}.safetensors")
 
 

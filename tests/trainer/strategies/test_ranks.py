@@ -17,8 +17,6 @@ STRATEGIES = ["ddp", "ddp-manual", "fsdp", "ddp_zero1"]
 
 
 class Results:
-    """What the ranks of a launch have written into a folder, and printed."""
-
     def __init__(self, folder: Path, printed: str) -> None:
         self.folder, self.printed = folder, printed
 

@@ -22,8 +22,6 @@ def fit(folder, subject, strategy, devices=2) -> "subprocess.CompletedProcess[st
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, torch.Tensor]]:
-    """Weights that one process trains."""
-
     @cache
     def weights(subject: str) -> dict[str, torch.Tensor]:
         folder = tmp_path_factory.mktemp(subject)

@@ -16,7 +16,6 @@ pytestmark = pytest.mark.timeout(SECONDS + 60)
 
 
 def told(folder: Path, command: str, devices: int, **how: Any) -> Any:
-    """What the subject has found in rank 0."""
     succeed(["-m", "xla_subject", command, folder, str(devices)], timeout=SECONDS, **how)
     return json.loads((folder / f"{command}-0.json").read_text())
 

@@ -28,7 +28,6 @@ CPU = ("--trainer.accelerator", "cpu", "--trainer.max_steps", "4")
 
 
 def words(model: str, *others: str) -> list[str]:
-    """Options of a fit."""
     return ["--model", f"doctor_subject.{model}", "--data", "doctor_subject.Data", *CPU, *others]
 
 
@@ -37,7 +36,6 @@ def read(model: str, *others: str) -> Work:
 
 
 def checked(model: str, check: Any = fit._step, *others: str, seconds: float = 60) -> list[Check]:
-    """The result of one check."""
     return checks.run("step", partial(check, read(model, *others)), seconds)
 
 
@@ -236,7 +234,6 @@ def test_the_machine_alone_without_any_program(tmp_path: Path) -> None:
 
 
 def doctor(*arguments: str) -> int:
-    """Run the command in this process, and return its exit code."""
     try:
         cli.main(["doctor", *arguments])
     except SystemExit as ended:

@@ -1,6 +1,5 @@
 """The MFU, from the floating-point operations of a sample that a module has."""
 
-import csv
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +62,7 @@ def test_the_part_of_the_peak_is_that_of_the_model(tmp_path: Path, options: dict
         start.run_in_processes("fork", 2, lambda: str(fit(tmp_path, **made)), {})
     else:
         fit(tmp_path, **made)
-    with (tmp_path / "run" / "speed.csv").open(newline="") as file:
-        last = {row[2]: float(row[3]) for row in csv.reader(file) if row[0] != "step"}
+    last = {name: value for _, _, name, value in fitting.rows(tmp_path / "run", "speed.csv")}
     operations = last["speed/samples_per_second"] * OPERATIONS
     assert last["speed/mfu"] == pytest.approx(operations / 1e6 / made.get("devices", 1))
 

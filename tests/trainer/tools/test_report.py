@@ -1,6 +1,5 @@
 """The page that ``report`` writes: its numbers are the logs', and what is missing is said."""
 
-import csv
 import json
 import math
 import re
@@ -17,6 +16,7 @@ from my_project_trainer.tools.report import page as pages
 from my_project_trainer.tools.report import reading
 from tests.project import ROOT
 
+from fitting import logged, rows
 from report_subject import Model, fit
 
 EVIL = "</script><img src=x onerror=alert(1)><!--{{7*7}}${x}"
@@ -67,16 +67,8 @@ class Page(HTMLParser):
 
 
 def written(*runs: Path, out: Path | None = None) -> Page:
-    """The page of runs, written by the command."""
     report.run("my-project", [*map(str, runs), *(["--out", str(out)] if out else [])])
     return Page(out or runs[0] / "report.html")
-
-
-def rows(file: Path) -> list[tuple[str, int, float]]:
-    """Name, step and value of each row of a log."""
-    with file.open(newline="") as opened:
-        lines = list(csv.reader(opened))[1:]
-    return [(name, int(step), float(value)) for step, _, name, value in lines]
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +80,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def made(folder: Path, *attempts: dict[str, Any], metrics: str = "", speed: str = "") -> Path:
-    """A run directory with these files."""
     folder.mkdir(parents=True)
     (folder / "run.json").write_text(json.dumps({"attempts": attempts}))
     for name, text in (("metrics", metrics), ("speed", speed)):
@@ -99,10 +90,10 @@ def made(folder: Path, *attempts: dict[str, Any], metrics: str = "", speed: str 
 
 def test_the_numbers_are_those_of_the_logs(run: Path) -> None:
     page = written(run)
-    logged = rows(run / "metrics.csv") + rows(run / "speed.csv")
+    written_rows = rows(run) + rows(run, "speed.csv")
     points = sorted((point["step"], point["value"]) for point in page.values if "step" in point)
-    assert points == sorted((step, value) for _, step, value in logged)
-    losses = [value for name, _, value in rows(run / "metrics.csv") if name == "loss"]
+    assert points == sorted((step, value) for step, _, _, value in written_rows)
+    losses = logged(run, "loss")
     assert page.row("last loss") == [f"{losses[-1]:.4g}"]
     step = 1 + losses.index(min(losses))
     assert page.row("best loss") == [f"{min(losses):.4g} at step {step}, epoch 0"]

@@ -24,12 +24,10 @@ RANK, BATCH, WAITS = "Slow rank", "Small batch", "Step that waits for the device
 
 
 def examined(run_directory: Path) -> dict[str, checks.Check]:
-    """What is said of each cause."""
     return {check.cause: check for check in checks.check(reading.read(run_directory))}
 
 
 def advised(run_directory: Path) -> set[str]:
-    """Causes that were found."""
     return {cause for cause, check in examined(run_directory).items() if check.advice is not None}
 
 

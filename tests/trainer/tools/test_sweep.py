@@ -1,6 +1,5 @@
 """sweeps/sweep.py: studies of Optuna, and runs of the digits."""
 
-import csv
 import importlib
 import json
 import os
@@ -17,6 +16,7 @@ import yaml
 from my_project_trainer.checkpoint import run_directory
 from tests.project import PATIENCE, ROOT, run, start
 
+from fitting import logged
 from preemption_subject import steps_of
 from processes import wait_for
 
@@ -36,7 +36,6 @@ WIDTH: dict[str, Any] = {"choices": [4, 8]}
 
 
 def write(folder: Path, **changed: Any) -> Path:
-    """Write the file of a sweep; None leaves out a key."""
     content = {"command": [*DIGITS, *SHORT], "metric": "val_loss", "direction": "minimize"}
     content |= {"trials": 2, "search": {"model.learning_rate": RATE, "model.width": WIDTH}}
     file = folder / "s.yaml"
@@ -46,7 +45,6 @@ def write(folder: Path, **changed: Any) -> Path:
 
 
 def sweep(folder: Path, *words: str, code: int = 0) -> "subprocess.CompletedProcess[str]":
-    """Run the script in a folder."""
     done = run([SCRIPT, "s.yaml", *words], cwd=folder)
     assert done.returncode == code, done.stdout + done.stderr
     return done
@@ -62,13 +60,10 @@ def trials(folder: Path) -> Any:
 
 
 def last_value(folder: Path, trial: int, name: str) -> float:
-    """Return the last value of that name in the metrics.csv of a trial's run."""
-    with (folder / "runs" / "sweep-s" / f"trial-{trial}" / "metrics.csv").open() as file:
-        return [float(row["value"]) for row in csv.DictReader(file) if row["name"] == name][-1]
+    return logged(folder / "runs" / "sweep-s" / f"trial-{trial}", name)[-1]
 
 
 def ended(folder: Path, trial: int) -> list[str]:
-    """Return how the attempts of a trial's run ended."""
     attempts = run_directory.attempts(folder / "runs" / "sweep-s" / f"trial-{trial}")
     return [attempt.get("ended", "") for attempt in attempts]
 

@@ -72,11 +72,9 @@ class Problems(AbstractContextManager["Problems", bool]):
         return isinstance(error, ConfigurationError)
 
     def add(self, line: str) -> None:
-        """Add a problem."""
         self.lines.append(line)
 
     def raise_any(self) -> None:
-        """Raise a :class:`ConfigurationError` with all problems, if there are any."""
         refuse(self.lines)
 
 
@@ -87,7 +85,6 @@ def refuse(lines: Sequence[str]) -> None:
 
 
 def refused(path: object, error: OSError) -> UserError:
-    """The error of a path that cannot be written."""
     kind = TemporaryError if error.errno in DISK else ConfigurationError
     return kind(f"{path}: cannot be written ({error.strerror})")
 

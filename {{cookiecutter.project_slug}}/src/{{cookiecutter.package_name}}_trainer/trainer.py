@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from . import errors
-from .checkpoint import find_link, is_link
+from .checkpoint.run_directory import find_link, is_link
 from .data import randomness, sources
 from .data.sources import Data
 from .errors import ConfigurationError, EarlyExit, Problems, TemporaryError, UserError, refuse
@@ -43,8 +43,6 @@ _RUNNING = threading.Lock()  # seeds, signals and process groups are the process
 
 @dataclass(frozen=True)
 class RunResult:
-    """The result of a run."""
-
     value: Any = None  # what its command returns
     position: Position = field(default_factory=Position)
     metrics: dict[str, float] = field(default_factory=dict)

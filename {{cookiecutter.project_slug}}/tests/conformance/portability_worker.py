@@ -16,7 +16,6 @@ SUBJECT = {"optimizer": "adam"}
 
 
 def save(folder: Path, name: str) -> None:
-    """Train a few steps and save."""
     devices = PORTABLE[name].saves.devices
     options = {**_chosen(name), "devices": devices, "run_name": name, "max_steps": STOP}
     train(folder / f"{name}-stopped.safetensors", SUBJECT, options)

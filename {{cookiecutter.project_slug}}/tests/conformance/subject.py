@@ -66,7 +66,6 @@ class Base(trainer.TrainingModule):
         self.uneven, self.drop_last, self.scale = uneven, drop_last, scale
 
     def start(self) -> None:
-        """Draw the parameters."""
         generator = torch.Generator().manual_seed(1)
         for parameter in self.parameters():
             parameter.data = torch.randn(parameter.shape, generator=generator) * 0.4 * self.scale
@@ -252,7 +251,6 @@ class Words(Base):
         return loss
 
     def loss(self, batch: Any) -> Tensor:
-        """Of a batch."""
         x, y = batch
         tokens = (x * 5).long() % 20
         return mse_loss(self.head(self.words(tokens[:, 0]) + self.bag(tokens[:, 1:])), y)
@@ -293,5 +291,4 @@ KINDS = {
 
 
 def make(kind: str = "regression", **arguments: Any) -> Base:
-    """A subject by name."""
     return KINDS[kind](**arguments)

@@ -76,7 +76,6 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def work(command: str, folder: Path, name: str, launch: Launch, *sources: str) -> None:
-    """Run a worker to its end."""
     arguments = [*WORKER, command, folder, name, *sources]
     succeed(arguments, timeout=SECONDS, by=launch.command, engine=launch.engine)
 

@@ -44,7 +44,6 @@ def train_row(folder: Path, row: Row, name: str, launch: Launch, ways: Sequence[
 
 
 def train_references(folder: Path, pieces: int, readers: int, ways: Sequence[str]) -> None:
-    """Train in some ways in one process."""
     for way in ways:
         one = PROPERTIES[way]
         subject = {**(one.alone or one.subject), "pieces": pieces, "readers": readers}

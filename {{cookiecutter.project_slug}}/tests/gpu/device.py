@@ -41,7 +41,6 @@ def only_a_gpu_shows(what: str) -> None:
 
 
 def synchronize() -> None:
-    """Wait for the device."""
     if IS_GPU:
         torch.cuda.synchronize()
 

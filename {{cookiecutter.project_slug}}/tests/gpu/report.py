@@ -31,7 +31,6 @@ class Result:
 
     @property
     def parameters(self) -> str:
-        """In the name's brackets."""
         return self.test.partition("[")[2].rstrip("]")
 
 

@@ -1,6 +1,7 @@
 """Every strategy on the GPU against the CPU, through a stop and a resume, and between the two."""
 
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -94,21 +95,19 @@ def test_dropout_is_resumed_to_the_last_bit(runs, reference, strategy):
     assert is_same(uninterrupted, resumed)
 
 
+def moved(folder, name: str, here: dict[str, Any], there: dict[str, Any]) -> Trained:
+    """A fit that is stopped here and resumed there."""
+    stop = {**here, **SAVING, "max_steps": STOP}
+    stopped = train(folder, name, Sequences(optimizer="adamw"), **stop)
+    resume = {**there, "resume": str(stopped.directory)}
+    return train(folder, f"{name}-resumed", Sequences(optimizer="adamw"), **resume)
+
+
 @pytest.mark.parametrize("strategy", all_of(precisions=False))
 def test_a_checkpoint_of_the_gpu_is_resumed_on_the_cpu(
     folder, reference, record_property, strategy
 ):
-    stopped = train(
-        *(folder, f"{strategy}-left", Sequences(optimizer="adamw")),
-        **options(strategy),
-        **SAVING,
-        max_steps=STOP,
-    )
-    resumed = train(
-        *(folder, f"{strategy}-left-resumed", Sequences(optimizer="adamw")),
-        **ON_CPU,
-        resume=str(stopped.directory),
-    )
+    resumed = moved(folder, f"{strategy}-left", options(strategy), ON_CPU)
     assert_near(resumed, reference(optimizer="adamw"), 1e-4, record_property)
 
 
@@ -116,17 +115,7 @@ def test_a_checkpoint_of_the_gpu_is_resumed_on_the_cpu(
 def test_a_checkpoint_of_the_cpu_is_resumed_on_the_gpu(
     folder, reference, record_property, strategy
 ):
-    stopped = train(
-        *(folder, f"{strategy}-came", Sequences(optimizer="adamw")),
-        **ON_CPU,
-        **SAVING,
-        max_steps=STOP,
-    )
-    resumed = train(
-        *(folder, f"{strategy}-came-resumed", Sequences(optimizer="adamw")),
-        **options(strategy),
-        resume=str(stopped.directory),
-    )
+    resumed = moved(folder, f"{strategy}-came", ON_CPU, options(strategy))
     assert_near(resumed, reference(optimizer="adamw"), 1e-4, record_property)
 
 

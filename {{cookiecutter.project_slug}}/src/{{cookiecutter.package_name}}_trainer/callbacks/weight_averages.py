@@ -35,7 +35,6 @@ class WeightAverage(Callback):
 
     @property
     def weights(self) -> Weights:
-        """The parameters of the fit in this process."""
         if self._weights is None:
             raise RuntimeError(f"{type(self).__name__} averages the weights of a fit only")
         return self._weights

@@ -5,7 +5,6 @@ file per rank. Imports ``launch`` and the folders below it; nothing here depends
 """
 
 from .reading import AVERAGE, Checkpoint, resolve, run_of
-from .run_directory import find_link, is_link
 from .state_file import ShardedDict
 from .stored_tensors import Stored, fill, fill_module, read_all
 from .writing import Checkpoints
@@ -18,8 +17,6 @@ __all__ = [
     "Stored",
     "fill",
     "fill_module",
-    "find_link",
-    "is_link",
     "read_all",
     "resolve",
     "run_of",

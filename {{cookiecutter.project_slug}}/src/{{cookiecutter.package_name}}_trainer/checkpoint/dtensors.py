@@ -3,6 +3,8 @@
 Source: https://docs.pytorch.org/docs/stable/distributed.tensor.html
 """
 
+from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
@@ -21,6 +23,14 @@ def local(value: Tensor) -> Tensor:
 def full(value: Any) -> Any:
     """The full tensor of a DTensor; other values as they are."""
     return value.full_tensor() if is_sharded(value) else value
+
+
+def by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Tensors by the mesh of DTensors, and plain ones together, each in their order."""
+    groups: dict[Any, list[Tensor]] = defaultdict(list)
+    for tensor in tensors:
+        groups[getattr(tensor, "device_mesh", None)].append(tensor)
+    return list(groups.values())
 
 
 def is_first_copy(value: Tensor) -> bool:

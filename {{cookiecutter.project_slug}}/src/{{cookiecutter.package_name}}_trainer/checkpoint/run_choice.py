@@ -47,8 +47,6 @@ class Request:
 
 @dataclass(frozen=True)
 class Selection:
-    """The selected run directory and checkpoint."""
-
     directory: Path
     checkpoint: Path | None = None
     is_same_run: bool = False  # the checkpoint belongs to this run

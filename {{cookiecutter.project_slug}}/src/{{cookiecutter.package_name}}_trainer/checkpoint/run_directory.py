@@ -39,7 +39,6 @@ _RECORDS = (
 
 
 def check_name(name: str | None) -> None:
-    """Raise ConfigurationError if a name is not valid for a run."""
     if name is not None and not _NAME.fullmatch(name):
         advice = "use at most 128 letters, digits, '.', '_' and '-', a letter or digit first"
         raise ConfigurationError(f"run_name={name!r}: {advice}")

@@ -47,7 +47,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
     path.unlink(missing_ok=True)
     with files.synced(path) as file, ThreadPoolExecutor(1, "checksum") as executor:
         sums = deque([executor.submit(int)], _MOST_BEHIND)
-        parts = (_content(tensors[name]) for name in order)
+        parts = (as_bytes(tensors[name]).numpy().data for name in order)
         head = memoryview(len(text).to_bytes(8, "little") + text)
         for pieces in _batches(itertools.chain([head], parts)):
             # Waiting for each sum would be slow: on a busy machine, its thread waits for a core.
@@ -104,6 +104,7 @@ def dtype_names() -> dict[torch.dtype, str]:
     return names
 
 
-def _content(tensor: Tensor) -> memoryview:
+def as_bytes(tensor: Tensor) -> Tensor:
+    """The bytes of a tensor, on the CPU."""
     plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    return plain.view(-1).view(torch.uint8).numpy().data
+    return plain.view(-1).view(torch.uint8)

@@ -158,7 +158,6 @@ class Checkpoints:
         return self._group is not None and self._pending is not None and not self._pending.done()
 
     def newest(self) -> Path | None:
-        """The newest complete checkpoint; ``None`` if there is none."""
         self.wait()
         return next(reversed(complete(self._directory)), None)
 

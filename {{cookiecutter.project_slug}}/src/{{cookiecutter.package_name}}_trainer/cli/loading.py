@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import Checkpoint, fill_module, find_link, is_link, read_all, resolve, run_of
+from ..checkpoint import Checkpoint, fill_module, read_all, resolve, run_of
 from ..checkpoint.left_out import check
+from ..checkpoint.run_directory import find_link, is_link
 from ..errors import CheckpointError, ConfigurationError, one_line, shown
 from ..launch import files, output
 from ..module import TrainingModule

@@ -142,7 +142,6 @@ class CopyStream:
 
 
 def copy_stream(device: torch.device) -> CopyStream | None:
-    """A side stream of a GPU; ``None`` for the CPU."""
     return CopyStream(device) if device.type != "cpu" else None
 
 

@@ -78,12 +78,6 @@ class Source:
     appended: Callable[[Environment], Sequence[str]] = lambda environment: ()
 
 
-def register(source: Source) -> None:
-    """Register a source for :func:`detect`, in the order of precedence."""
-    SOURCES.append(source)
-    SOURCES.sort(key=lambda source: source.precedence)
-
-
 def without_appended(words: Sequence[str]) -> list[str]:
     """A command line without the words that launchers append to it."""
     appended = {word for source in SOURCES for word in source.appended(os.environ)}

@@ -29,8 +29,6 @@ _DEVICES = Path("/dev")
 
 @dataclass(frozen=True)
 class Hardware:
-    """An accelerator that an engine adds."""
-
     strategy: str  # which ``"auto"`` selects on it, on any number of devices
     count: Callable[[], int | None]  # of this node; None: no engine, as its strategy reports
     device_type: str  # of its devices in torch

@@ -48,8 +48,6 @@ class RankError(RuntimeError):
 
 @dataclass(frozen=True)
 class Failure:
-    """A rank that failed, its exit code, and the message to show."""
-
     rank: int
     code: int
     message: str

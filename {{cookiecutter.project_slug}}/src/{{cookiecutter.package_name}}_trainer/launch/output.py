@@ -44,7 +44,6 @@ def print_lines(*lines: str, error: bool = False) -> None:
 
 
 def flush(stream: TextIO) -> None:
-    """Flush a stream that can be."""
     getattr(stream, "flush", bool)()
 
 

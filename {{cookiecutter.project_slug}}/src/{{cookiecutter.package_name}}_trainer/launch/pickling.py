@@ -30,8 +30,6 @@ def find_unpicklable(value: object, name: str) -> str | None:
 
 
 class _WithoutData(pickle.Pickler):
-    """Pickles all but the data of tensors."""
-
     def persistent_id(self, value: Any) -> Any:
         return vars(value) if isinstance(value, Tensor) else None
 

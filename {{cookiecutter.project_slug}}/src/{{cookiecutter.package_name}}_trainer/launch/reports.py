@@ -110,7 +110,6 @@ def _outcome() -> Path | None:
 
 
 def state(directory: Path, rank: int) -> str:
-    """The :data:`State` of a rank, for its launcher."""
     path = directory / f"state-{rank}"
     return path.read_text("utf-8") if path.exists() else ""
 

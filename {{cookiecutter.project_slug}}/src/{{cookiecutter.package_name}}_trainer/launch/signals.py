@@ -119,7 +119,6 @@ class Preemption:
 
     @property
     def has_requested_stop(self) -> bool:
-        """Whether :meth:`request_stop` was called on this rank."""
         return self._received == STOP
 
     def is_stop_requested(self) -> bool:

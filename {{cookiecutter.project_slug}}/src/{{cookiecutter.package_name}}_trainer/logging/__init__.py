@@ -5,7 +5,6 @@
 """
 
 from .logger import LoggedRun, Logger
-from .loggers import CSVLogger, TensorBoardLogger
 from .metrics import BatchContext, Recorder
 
-__all__ = ["BatchContext", "CSVLogger", "LoggedRun", "Logger", "Recorder", "TensorBoardLogger"]
+__all__ = ["BatchContext", "LoggedRun", "Logger", "Recorder"]

@@ -41,7 +41,6 @@ class RemoteLogger(Logger):
         raise NotImplementedError
 
     def send(self, step: int, values: Mapping[str, float]) -> None:
-        """Send values of a step."""
         raise NotImplementedError
 
     def start(self, run: LoggedRun) -> None:

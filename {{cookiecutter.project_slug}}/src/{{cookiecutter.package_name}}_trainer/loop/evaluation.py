@@ -9,12 +9,14 @@ import sys
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ..callbacks import Callback
+from ..checkpoint.tensor_files import as_bytes
 from ..data import Feed, moving, randomness
 from ..errors import UserError, nearest, refuse
 from ..launch import collectives
@@ -251,7 +253,7 @@ def gathered(outputs: Sequence[Packed], replica: int) -> list[Any]:
         if index < len(outputs):
             batch, tree, tensors = outputs[index]
             forms = [[str(tensor.dtype), list(tensor.shape)] for tensor in tensors]
-            head, parts = [batch, replica, tree, forms], [*map(_bytes, tensors), *parts]
+            head, parts = [batch, replica, tree, forms], [*map(as_bytes, tensors), *parts]
         heads = collectives.gather(head)
         for header, content in zip(heads, collectives.all_gather(torch.cat(parts)), strict=True):
             if header is not None:
@@ -306,9 +308,7 @@ def _class(name: str) -> Any:
 
 
 def _unpack(tree: Any, tensors: Sequence[Tensor], *, is_plain: bool = False) -> Any:
-    def unpack(item: Any) -> Any:
-        return _unpack(item, tensors, is_plain=is_plain)
-
+    unpack = partial(_unpack, tensors=tensors, is_plain=is_plain)
     if isinstance(tree, dict):
         ((label, index),) = tree.items()
         return tensors[index].numpy() if label == "array" and not is_plain else tensors[index]
@@ -325,11 +325,6 @@ def _unpack(tree: Any, tensors: Sequence[Tensor], *, is_plain: bool = False) -> 
         return kind([[unpack(key), unpack(item)] for key, item in items])
     values = [unpack(item) for item in items]
     return kind(*values) if hasattr(kind, "_fields") else kind(values)
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    dense = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    return dense.view(-1).view(torch.uint8)
 
 
 def _tensors(content: Tensor, forms: Sequence[Any]) -> list[Tensor]:

@@ -305,7 +305,7 @@ class FitLoop(AbstractContextManager["FitLoop"]):
                 self._clip(context.is_recorded)
         skips = self._nonfinite.needs_norm and self._nonfinite.skips(self._gradient_norm)
         if skips or not has_gradients:
-            strategy.precision.note_skipped_step()
+            strategy.precision.has_skipped = True
             for parameter in self._parameters:
                 parameter.grad = None
             return

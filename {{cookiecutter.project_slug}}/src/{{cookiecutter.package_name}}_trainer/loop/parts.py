@@ -32,7 +32,6 @@ FROZEN, EVAL_MODE, TOTAL_STEPS = "frozen parameters", "layers in eval mode", "to
 
 
 def frozen(module: TrainingModule) -> list[str]:
-    """Names of the parameters that are not trained."""
     return [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
 
 
@@ -43,8 +42,6 @@ def in_eval_mode(module: TrainingModule) -> list[str]:
 
 @dataclass(frozen=True)
 class FitParts:
-    """The parts of a fit, after the strategy's ``setup``."""
-
     options: Options
     module: TrainingModule
     strategy: Strategy

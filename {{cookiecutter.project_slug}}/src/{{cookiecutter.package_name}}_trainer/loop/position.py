@@ -9,8 +9,6 @@ from ..options import Options
 
 @dataclass
 class Position:
-    """The current position of training, updated by the loop."""
-
     epoch: int = 0
     batch: int = 0
     global_step: int = 0

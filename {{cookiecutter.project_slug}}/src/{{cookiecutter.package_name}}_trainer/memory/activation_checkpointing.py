@@ -63,11 +63,10 @@ def _innermost(layers: Sequence[nn.Module]) -> set[Callable[..., Any]]:
     return {type(layer).forward for layer in layers} - outer
 
 
-def check_names(names: Any, option: str = "activation_checkpointing") -> None:
-    """Raise ConfigurationError if the option is not a list of names."""
+def check_names(names: Any) -> None:
     if not (isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)):
         advice = "give a list of names, for example ['Block']"
-        raise ConfigurationError(f"{option}={shown(names)}: {advice}")
+        raise ConfigurationError(f"activation_checkpointing={shown(names)}: {advice}")
 
 
 def select(

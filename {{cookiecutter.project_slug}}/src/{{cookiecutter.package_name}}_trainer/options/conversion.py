@@ -31,8 +31,6 @@ class _Verbatim(str):
 
 
 class Argument(NamedTuple):
-    """A converted argument of a class."""
-
     value: Any  # as YAML
     create: Callable[[], Any]  # returns the value, with the objects that it describes
 

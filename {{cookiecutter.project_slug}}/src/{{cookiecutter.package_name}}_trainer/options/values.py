@@ -28,8 +28,6 @@ W = TypeVar("W")
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers that a type allows."""
-
     text: str
     contains: Callable[[float], bool]
 

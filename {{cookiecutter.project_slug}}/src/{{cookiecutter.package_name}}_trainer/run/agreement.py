@@ -48,7 +48,6 @@ def of_options(options: Options) -> dict[str, str]:
 
 
 def of_module(module: TrainingModule) -> dict[str, str]:
-    """Shapes and data types of a module's tensors."""
     named: list[tuple[str, Any]] = [*module.named_parameters(), *module.named_buffers()]
     shapes = {name: f"{tuple(tensor.shape)} of {tensor.dtype}" for name, tensor in named}
     return {"module": type(module).__name__, **shapes}

@@ -29,7 +29,6 @@ def check(options: Options, problems: Problems) -> None:
 
 
 def check_module(options: Options, started_in: Path, module: TrainingModule) -> None:
-    """Raise a ConfigurationError if the weights do not fit."""
     _fitting(module, _read(_source(started_in / str(options.weights)))[0], options)
 
 

@@ -57,7 +57,6 @@ class Plan:
 
     @property
     def local_processes(self) -> int:
-        """Number of processes per node."""
         return self.strategy.limits.local_processes(len(self.node_devices))
 
     @property

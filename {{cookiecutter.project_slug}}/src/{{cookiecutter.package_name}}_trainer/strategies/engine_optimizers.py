@@ -201,7 +201,6 @@ def _fits(kind: Any, cut: Cut, examined: str) -> bool | None:
 
 @contextmanager
 def requiring_grad(parameters: Iterable[Tensor], value: bool) -> Iterator[None]:
-    """Set ``requires_grad`` of parameters in this context."""
     changed = [parameter for parameter in parameters if parameter.requires_grad is not value]
     for parameter in changed:
         parameter.requires_grad_(value)

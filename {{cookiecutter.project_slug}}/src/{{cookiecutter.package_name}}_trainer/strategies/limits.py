@@ -84,11 +84,8 @@ class Limits:
 
 FEATURES = {
     "manual_optimization": "manual optimization",
-    "sync_batchnorm": "sync_batchnorm",
-    "learning_rate_scaling": "learning_rate_scaling",
-    "compile": "compile",
-    "activation_checkpointing": "activation_checkpointing",
-    "log_gradient_norm": "log_gradient_norm",
+    **{name: name for name in ("sync_batchnorm", "learning_rate_scaling", "compile")},
+    **{name: name for name in ("activation_checkpointing", "log_gradient_norm")},
     "skipping": "nonfinite_loss='skip'",
     "uneven_inputs": "uneven_inputs='join'",
     "skipped_batches": "may_skip_batches",

@@ -32,12 +32,10 @@ class Sizes:
 
     @property
     def ranks(self) -> int:
-        """Number of devices of all nodes."""
         return self.devices * self.nodes
 
     @property
     def elements(self) -> int:
-        """Number of elements of all trained parameters."""
         return sum(self.numels)
 
     @property
@@ -124,14 +122,6 @@ def memory(
     """
     work = own.work() if work is None else work
     step = own.gradients + own.step if step is None else step
-    return Memory(
-        peak=_PROCESS * own.is_on_host + own.parameters + own.optimizer + buckets + max(work, step),
-        parameters=own.parameters,
-        gradients=own.gradients,
-        optimizer=own.optimizer,
-        activations=own.activations,
-        buckets=buckets,
-        gathered=gathered,
-        mark=mark,
-        note=note,
-    )
+    peak = _PROCESS * own.is_on_host + own.parameters + own.optimizer + buckets + max(work, step)
+    kept = own.parameters, own.gradients, own.optimizer, own.activations
+    return Memory(peak, *kept, buckets, gathered, mark=mark, note=note)

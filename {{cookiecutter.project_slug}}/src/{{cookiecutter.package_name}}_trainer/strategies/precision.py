@@ -1,6 +1,5 @@
 """Precision of a run: autocast, the data type of parameters, and the gradient scaler."""
 
-from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..checkpoint import dtensors
 from ..errors import ConfigurationError, nearest, shown
 
 _AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
@@ -41,12 +41,9 @@ class _Scaler(torch.amp.GradScaler):
             # torch would copy the scale to the CPU without synchronizing, and read it at once.
             scale, overflow, *rest = arguments
             arguments = (scale.cpu(), overflow.cpu(), *rest)
-        by_mesh: dict[Any, list[Tensor]] = defaultdict(list)
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                by_mesh[getattr(parameter, "device_mesh", None)].append(parameter)
+        every = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         overflows: dict[torch.device, Tensor] = {}
-        for parameters in by_mesh.values():
+        for parameters in dtensors.by_mesh(every):
             stand_in: Any = SimpleNamespace(param_groups=[{"params": parameters}])
             for device, overflow in super()._unscale_grads_(stand_in, *arguments).items():
                 overflows[device] = torch.maximum(overflow, overflows.get(device, overflow))
@@ -81,7 +78,7 @@ class Precision:
         scaler = _Scaler(device_type) if name == "16-mixed" else None
         self.scaler: torch.amp.GradScaler | None = scaler
         self._last_scale: float | None = None
-        self._has_skipped = False
+        self.has_skipped = False  # set where a step is skipped, until that is asked for
         self._unscaled: set[int] = set()  # unscaled optimizers, until the next backward or step
         self._has_scaled = False  # whether the scaler has seen gradients since its last update
         self._is_together = False
@@ -152,27 +149,22 @@ class Precision:
         has = (p.grad is not None for group in optimizer.param_groups for p in group["params"])
         return self._is_together or any(has)
 
-    def note_skipped_step(self) -> None:
-        """Note that the loop skips a step."""
-        self._has_skipped = True
-
     def has_skipped_step(self) -> bool:
         """Whether a step was skipped since the last call: with a scaler, the scale has fallen.
 
         With a scaler, the first call only notes the scale.
         """
-        skipped, self._has_skipped = self._has_skipped, False
+        skipped, self.has_skipped = self.has_skipped, False
         if self.scaler is None:
             return skipped
         last, self._last_scale = self._last_scale, self.scaler.get_scale()
         return skipped or (last is not None and self._last_scale < last)
 
     def state(self) -> dict[str, float]:
-        """The scaler's state; empty without a scaler."""
         return {} if self.scaler is None else self.scaler.state_dict()
 
     def load_state(self, state: dict[str, float]) -> None:
-        """Load a state of :meth:`state`; a run of another precision starts with a new scaler."""
+        """Load a state; a run of another precision starts with a new scaler."""
         if self.scaler is not None and state:
             self.scaler.load_state_dict(state)
             self._last_scale = self.scaler.get_scale()

@@ -61,11 +61,14 @@ class Entry:
         return self._limited(self.cls.limits)
 
     def make(self, options: Mapping[str, Any]) -> Strategy:
-        """Create the strategy with the preset and the user's options."""
         make: Callable[..., Strategy] = self.cls
         made = make(**self.preset, **options)
         made.limits = self._limited(made.limits)
         return made
+
+    def on_one_node(self, launcher: Launcher, summary: str) -> "Entry":
+        """The same with processes that are started for one call of a program."""
+        return replace(self, summary=summary, launcher=launcher, max_nodes=1)
 
     def _limited(self, limits: Limits) -> Limits:
         launcher, most = self.launcher or limits.launcher, self.max_nodes or limits.max_nodes
@@ -105,7 +108,6 @@ def register(name: str, strategy: type[Strategy]) -> None:
 
 
 def names() -> list[str]:
-    """All registered names."""
     return list(_ENTRIES)
 
 
@@ -193,7 +195,7 @@ def _add(package: str, declared: Registration) -> None:
         _ENTRIES[name] = replace(entry, strategy=f"{package}.{entry.strategy}") if named else entry
     _REFUSED.update(declared.refused)
     devices.ENGINE_HARDWARE.update(declared.accelerators)
-    for source in declared.cluster_sources:
-        cluster.register(source)
+    cluster.SOURCES.extend(declared.cluster_sources)
+    cluster.SOURCES.sort(key=lambda source: source.precedence)
     variables.extend(declared.variables)
     lost_peer_errors.extend(declared.lost_peer_errors)

@@ -353,7 +353,7 @@ class DeepSpeed(ProcessGroupStrategy):
             self.slices.forget_gradients()
             self._unused.end_step(optimizer)
             if self.zero.overflow:
-                self.precision.note_skipped_step()
+                self.precision.has_skipped = True
 
     def state(self, optimization: Optimization | None) -> dict[str, Any]:
         if self.sharded is None:

@@ -1,7 +1,5 @@
 """The FairScale engine. No file outside this folder names it; deleting the folder removes it."""
 
-from dataclasses import replace
-
 from ..registry import Entry, Registration
 
 _SHARDED = Entry(
@@ -10,11 +8,8 @@ _SHARDED = Entry(
 REGISTRATION = Registration(
     {
         "ddp_sharded": _SHARDED,
-        "ddp_sharded_spawn": replace(
-            _SHARDED,
-            summary="ddp_sharded in processes that are spawned for one call of a script",
-            launcher="spawn",
-            max_nodes=1,
+        "ddp_sharded_spawn": _SHARDED.on_one_node(
+            "spawn", "ddp_sharded in processes that are spawned for one call of a script"
         ),
     },
     refused={"fairscale_fsdp": "; use 'fsdp', which is PyTorch's own"},

@@ -1,7 +1,6 @@
 """Place what is not sharded, compute in half precision, and step DTensors of several meshes."""
 
 import contextlib
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -13,6 +12,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from ...checkpoint import dtensors
 from ...data import moving
 from ...errors import UserError, refuse
 from ...module import TrainingModule
@@ -38,7 +38,6 @@ class HeldBatchStep(StepModule):
 
 
 def refuse_scripts(module: nn.Module) -> None:
-    """Raise UserError for a part that torch.jit has compiled."""
     for name, layer in module.named_modules():
         if isinstance(layer, torch.jit.ScriptModule):
             problem = f"{name} is a ScriptModule, which FSDP cannot shard"
@@ -127,7 +126,10 @@ def groups_split(optimizer: Optimizer) -> Iterator[None]:
     may know parameters by their places or wrap an optimizer, step one parameter after the other.
     """
     groups = optimizer.param_groups
-    parts = [_split(group) for group in groups]
+    parts = [
+        [{**group, "params": tensors} for tensors in dtensors.by_mesh(group["params"])]
+        for group in groups
+    ]
     if all(len(pieces) <= 1 for pieces in parts):
         yield
         return
@@ -143,13 +145,6 @@ def groups_split(optimizer: Optimizer) -> Iterator[None]:
         optimizer.param_groups = groups
         for group, options in zip(groups, kept, strict=True):
             group.update(options)
-
-
-def _split(group: dict[str, Any]) -> list[dict[str, Any]]:
-    by_mesh: dict[Any, list[Tensor]] = defaultdict(list)
-    for parameter in group["params"]:
-        by_mesh[getattr(parameter, "device_mesh", None)].append(parameter)
-    return [{**group, "params": parameters} for parameters in by_mesh.values()]
 
 
 def cast_calls(module: nn.Module, half: torch.dtype) -> list[RemovableHandle]:

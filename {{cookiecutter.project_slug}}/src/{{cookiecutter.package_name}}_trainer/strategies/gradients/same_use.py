@@ -145,7 +145,6 @@ def _shown(names: Sequence[str]) -> str:
 
 
 def trained(module: nn.Module) -> list[tuple[str, Tensor]]:
-    """Trainable parameters by name."""
     return [(name, p) for name, p in module.named_parameters() if p.requires_grad]
 
 

@@ -13,11 +13,8 @@ _DDP = Entry(
         "static_graph": "a step may use a parameter several times without it; leave it out",
     },
 )
-_FORKED = replace(
-    _DDP,
-    summary="ddp in processes that are forked for one call, in a notebook or a script",
-    launcher="fork",
-    max_nodes=1,
+_FORKED = _DDP.on_one_node(
+    "fork", "ddp in processes that are forked for one call, in a notebook or a script"
 )
 REGISTRATION = Registration(
     {
@@ -27,11 +24,8 @@ REGISTRATION = Registration(
         # Both start processes for one call, after which weights and metrics are in the calling
         # process. Spawned processes receive the module, data and trainer pickled; forked ones
         # require that CUDA is not initialized, and compute on one CPU thread each.
-        "ddp_spawn": replace(
-            _DDP,
-            summary="ddp in processes that are spawned for one call of a script",
-            launcher="spawn",
-            max_nodes=1,
+        "ddp_spawn": _DDP.on_one_node(
+            "spawn", "ddp in processes that are spawned for one call of a script"
         ),
         "ddp_fork": _FORKED,
         "ddp_notebook": _FORKED,

@@ -37,7 +37,6 @@ class Processes:
         self.has_first, self.has_last = self.position == 0, self.position == count - 1
 
     def rank_at(self, position: int) -> int:
-        """Rank of the process at a position of this pipeline."""
         return self._ranks[self.replica][position]
 
     def among(self, positions: Iterable[int]) -> dist.ProcessGroup | None:

@@ -4,13 +4,14 @@ A checkpoint is a directory per step: JSON for everything that is not a tensor, 
 file per rank. Imports ``launch`` and the folders below it; nothing here depends on a strategy.
 """
 
-from .reading import AVERAGE, Checkpoint, resolve, run_of
+from .reading import AVERAGE, OF_ANOTHER_MODEL, Checkpoint, resolve, run_of
 from .state_file import ShardedDict
 from .stored_tensors import Stored, fill, fill_module, read_all
 from .writing import Checkpoints
 
 __all__ = [
     "AVERAGE",
+    "OF_ANOTHER_MODEL",
     "Checkpoint",
     "Checkpoints",
     "ShardedDict",

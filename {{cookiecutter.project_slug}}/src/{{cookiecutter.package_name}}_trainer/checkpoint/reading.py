@@ -17,6 +17,7 @@ from . import state_file
 from .run_directory import DIRECTORY, is_checkpoint, named, step_of
 from .stored_tensors import Stored, checksum, find_tensors, read_all
 
+OF_ANOTHER_MODEL = (RuntimeError, ValueError, LookupError, TypeError, AttributeError)
 AVERAGE = "average"  # in the state of a callback: its average of the weights, by name
 _USED = (
     "weights: the average of {}, which validations of the fit used; for those of training: "
@@ -78,6 +79,12 @@ class Checkpoint:
             size, written = (path / name).stat().st_size, head.files[name].size
             if size != written:
                 raise CheckpointError(f"{path}: {name} has {size} bytes, {written} were written")
+
+    def mismatch(self, error: Exception) -> CheckpointError:
+        """The error where loading raised one of ``OF_ANOTHER_MODEL``."""
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        advice = "see docs/trouble.md#a-checkpoint-of-another-model"
+        return CheckpointError(f"{self.path}: does not match this model ({reason}); {advice}")
 
     def check_contents(self, reader: int = 0, readers: int = 1) -> None:
         """Raise CheckpointError if a file has changed; each of several readers checks some."""

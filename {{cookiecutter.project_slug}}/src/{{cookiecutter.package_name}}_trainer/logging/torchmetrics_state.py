@@ -2,15 +2,14 @@
 
 import contextlib
 import copy
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import UserError
 from ..launch import collectives
 
 _MOST = 100  # items of a container in which metrics are looked for
@@ -57,72 +56,59 @@ def set_aside(module: nn.Module, logged: Iterable[Any]) -> Iterator[None]:
 def sync_evenly(module: nn.Module) -> None:
     """Let metrics gather lists of which ranks have different numbers of items, or none.
 
-    torchmetrics gathers a list without a reduction item by item, and would wait forever. For a list
-    to concatenate, a rank without items gives floats of one dimension, whatever the others'.
+    torchmetrics gathers a list item by item, and would wait forever. Of a list that it
+    concatenates, a rank without items gives floats of one dimension, whatever the others have.
     """
     for metric in metrics(module) if collectives.world_size() > 1 else ():
-        if _lists(metric):
-            vars(metric)["_sync_dist"] = partial(_sync, metric)
+        if _lists(metric) and metric.dist_sync_fn is None:
+            vars(metric)["_sync_dist"] = functools.partial(_sync, metric)
 
 
 def _lists(metric: Any) -> dict[str, list[Any]]:
-    """The states of a metric that are lists; one that is to be concatenated has an item at most."""
     states = {name: getattr(metric, name) for name in metric._reductions}
-    lists = {name: items for name, items in states.items() if isinstance(items, list)}
-    for name, items in lists.items():
-        if items and _is_concatenated(metric, name):
-            lists[name] = [torch.cat([item if item.ndim else item[None] for item in items])]
-    return lists
-
-
-def _is_concatenated(metric: Any, name: str) -> bool:
-    return getattr(metric._reductions[name], "__name__", "") == "dim_zero_cat"
+    return {name: items for name, items in states.items() if isinstance(items, list)}
 
 
 def _sync(metric: Any, dist_sync_fn: Callable[..., Any], process_group: Any = None) -> None:
-    """Gather a metric's states; of a list whose lengths differ, all items in one tensor."""
-    lists = _lists(metric)
-    kinds = {name: {_kind(metric, name, item) for item in lists[name]} for name in lists}
-    facts = {name: [len(items), *kinds[name]] for name, items in lists.items()}
-    known = collectives.gather(facts, process_group or metric.process_group)
-    uneven = [name for name in lists if len({of_rank[name][0] for of_rank in known}) > 1]
-    for name in uneven:
-        of_ranks = {tuple(kind) for of_rank in known for kind in of_rank[name][1:]}
-        if len(of_ranks) > 1 or () in of_ranks:
-            problem = f"{type(metric).__name__}.{name} has different numbers of items on ranks"
-            raise UserError(f"{problem}, and not only tensors of one data type: gather it yourself")
-        dtype, *shape = of_ranks.pop()
-        empty = torch.empty(0, *shape, dtype=getattr(torch, dtype), device=metric.device)
-        if _is_concatenated(metric, name):
-            lists[name] = lists[name] or [empty]
-            continue
-        sizes = [size for item in lists[name] for size in (item.ndim, *item.shape)]
-        shapes = torch.tensor(sizes, dtype=torch.int64, device=metric.device)
-        lists[name] = [torch.cat([empty, *(item.reshape(-1) for item in lists[name])]), shapes]
-    for name, items in lists.items():
-        setattr(metric, name, items)
-    type(metric)._sync_dist(metric, dist_sync_fn, process_group)
-    for name in uneven:
-        if not _is_concatenated(metric, name):
-            merged = getattr(metric, name)
-            ranks = zip(merged[: len(known)], merged[len(known) :], strict=True)
-            setattr(metric, name, [item for pair in ranks for item in _items(*pair)])
+    """Gather a metric's states: lists of tensors here, and all else as torchmetrics does."""
+    group, kept = process_group or metric.process_group, metric._reductions
+    forms = {name: [_form(item) for item in items] for name, items in _lists(metric).items()}
+    known = collectives.gather(forms, group)
+    of_ranks = {name: [of_rank[name] for of_rank in known] for name in forms}
+    done = {name for name in forms if _gather(metric, name, of_ranks[name], group)}
+    metric._reductions = {name: how for name, how in kept.items() if name not in done}
+    try:
+        type(metric)._sync_dist(metric, dist_sync_fn, process_group)
+    finally:
+        metric._reductions = kept
 
 
-def _kind(metric: Any, name: str, item: Any) -> tuple[Any, ...]:
-    """Data type of an item of a list, and its sizes but the first if it will be concatenated."""
-    if not isinstance(item, Tensor):
-        return ()
-    sizes = item.shape[1:] if _is_concatenated(metric, name) else ()
-    return (str(item.dtype).removeprefix("torch."), *sizes)
+def _gather(metric: Any, name: str, forms: Sequence[Sequence[Any]], group: Any) -> bool:
+    """Gather a list of tensors, whose forms on each rank are known; False if it is another one."""
+    kinds = {form[0] for of_rank in forms for form in of_rank}
+    if not kinds or "" in kinds:
+        return False
+    # Ranks gather tensors of one data type.
+    dtype = functools.reduce(torch.promote_types, (getattr(torch, kind) for kind in kinds))
+    empty = torch.empty(0, dtype=dtype, device=metric.device)
+    flat = torch.cat([empty, *(item.reshape(-1) for item in getattr(metric, name))])
+    parts = zip(collectives.all_gather(flat, group), forms, strict=True)
+    items = [item for part, of_rank in parts for item in _items(part, of_rank)]
+    reduce = metric._reductions[name]
+    setattr(metric, name, reduce(items) if reduce else items)
+    return True
 
 
-def _items(flat: Tensor, shapes: Tensor) -> Iterator[Tensor]:
-    sizes = iter(shapes.tolist())
-    for ndim in sizes:
-        shape = [next(sizes) for _ in range(ndim)]
+def _form(item: Any) -> list[Any]:
+    """Data type and shape of a tensor."""
+    is_tensor = isinstance(item, Tensor)
+    return [str(item.dtype).removeprefix("torch."), *item.shape] if is_tensor else [""]
+
+
+def _items(flat: Tensor, forms: Sequence[Sequence[Any]]) -> Iterator[Tensor]:
+    for kind, *shape in forms:
         item, flat = flat[: math.prod(shape)], flat[math.prod(shape) :]
-        yield item.reshape(shape)
+        yield item.reshape(shape).to(getattr(torch, kind))
 
 
 def _copied(metric: Any) -> dict[str, Any]:

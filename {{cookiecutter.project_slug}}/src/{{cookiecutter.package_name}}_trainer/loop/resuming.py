@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from ..checkpoint import Checkpoint, read_all
+from ..checkpoint import OF_ANOTHER_MODEL, Checkpoint, read_all
 from ..checkpoint.state_file import MOST_STEPS, check_count, from_tensors
 from ..data import Feed, randomness
 from ..data.feed import note_unused
@@ -17,7 +17,6 @@ from ..logging import metrics, torchmetrics_state
 from .parts import EVAL_MODE, FROZEN, TOTAL_STEPS, FitParts
 from .saving import OF_MODULE, share
 
-_NOT_OF_THIS_MODEL = (RuntimeError, ValueError, LookupError, TypeError, AttributeError)
 # What schedulers set in parameter groups.
 _SCHEDULED = ("lr", "initial_lr", "max_lr", "min_lr", "swa_lr", "betas", "momentum")
 
@@ -56,11 +55,8 @@ def resume(fit: FitParts, checkpoint: Checkpoint, layout: Layout, same_run: bool
                 remarks.append("rank_state of the module is not restored: it is of other ranks")
     except ConfigurationError as error:
         raise CheckpointError(f"{checkpoint.path}: {error}") from None
-    except _NOT_OF_THIS_MODEL as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        problem = f"{checkpoint.path}: does not match this model ({reason})"
-        advice = "see docs/trouble.md#a-checkpoint-of-another-model"
-        raise CheckpointError(f"{problem}; {advice}") from None
+    except OF_ANOTHER_MODEL as error:
+        raise checkpoint.mismatch(error) from None
     fit.position.saved_at = fit.position.global_step if same_run else -1
     return remarks
 
@@ -186,7 +182,7 @@ def extra_steps(checkpoint: Checkpoint, feed: Feed) -> int:
     """By how much the steps of a checkpoint exceed those that a feed makes of its samples."""
     try:
         saved = _checked(checkpoint.stored_state()["position"], checkpoint.step)
-    except _NOT_OF_THIS_MODEL:
+    except OF_ANOTHER_MODEL:
         return 0  # :func:`resume` says what is wrong
     if feed.steps is None:
         return 0

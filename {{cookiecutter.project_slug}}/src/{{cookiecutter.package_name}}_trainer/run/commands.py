@@ -2,10 +2,9 @@
 
 from typing import Any, Literal
 
-from ..checkpoint import resolve, run_choice, run_directory
+from ..checkpoint import OF_ANOTHER_MODEL, resolve, run_choice, run_directory
 from ..data import sources
 from ..data.sources import Data
-from ..errors import CheckpointError
 from ..launch import files
 from ..loop import evaluation, trials
 from ..loop.position import Position
@@ -60,11 +59,8 @@ def _place(run: RankRun, module: TrainingModule, checkpoint: str | None, average
         of_epoch = Position(saved["epoch"], saved["step_in_epoch"])
         run.position = Position(of_epoch.last_epoch, global_step=loaded.step)
         run.strategy.load_state({**loaded.stored_state(), "model": weights}, None)
-    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
-        reason = " ".join(str(error).split())[:300]
-        problem = f"{loaded.path}: does not match this model ({reason})"
-        advice = "see docs/trouble.md#a-checkpoint-of-another-model"
-        raise CheckpointError(f"{problem}; {advice}") from None
+    except OF_ANOTHER_MODEL as error:
+        raise loaded.mismatch(error) from None
 
 
 def _note_hooks(run: RankRun, module: TrainingModule, command: str) -> None:

@@ -175,7 +175,7 @@ class Recorder:
         on_step, on_epoch = _levels(name, context, on_step, on_epoch, prog_bar)
         if on_step and on_epoch and f"{name}_step" not in self._derived:
             for key in (f"{name}_step", f"{name}_epoch"):
-                if key in self._step or key in self._epoch or key in self._steps:
+                if key in self._step or key in self._steps:
                     raise UserError(_taken(key, name))
                 self._derived[key] = name
         if on_step:

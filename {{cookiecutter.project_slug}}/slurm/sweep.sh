@@ -40,7 +40,7 @@ if [[ $grid == *.y@(a|)ml ]]; then
     # shellcheck source=SCRIPTDIR/settings.sh
     source slurm/settings.sh
     [ -x "$VENV/bin/python" ] || fail "there is no $VENV/bin/python in $PWD; \`make optuna\`, or set VENV (slurm/settings.sh)"
-    printed=$("$VENV/bin/python" sweeps/sweep.py "$grid" left) || exit
+    printed=$("$VENV/bin/python" sweeps/sweep.py "$grid" left "$@") || exit
     mapfile -t words <<< "$printed"
     [ "${words[0]}" != 0 ] || fail "$grid: no trial is left; for more, raise \`trials\`"
     export SWEEP_STUDY=$grid

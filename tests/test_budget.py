@@ -16,19 +16,19 @@ TRAINER = PACKAGE.with_name(f"{PACKAGE.name}_trainer")
 LINES = {
     "__init__.py": 40,
     "callbacks": 856,
-    "checkpoint": 1643,
+    "checkpoint": 1642,
     "cli": 1182,
     "data": 2001,
     "errors.py": 189,
-    "launch": 2794,
+    "launch": 2797,
     "legacy": 592,
     "logging": 1519,
     "loop": 2444,
     "memory": 299,
     "module": 842,
     "options": 1104,
-    "run": 1925,
-    "strategies/*.py": 2472,
+    "run": 1924,
+    "strategies/*.py": 2471,
     "strategies/asynchronous": 413,
     "strategies/deepspeed": 1646,
     "strategies/fairscale": 255,
@@ -74,8 +74,7 @@ def test_each_part_of_the_trainer_has_a_limit() -> None:
 @pytest.mark.parametrize("name", LINES)
 def test_a_part_of_the_trainer_does_not_grow(name: str) -> None:
     files = TRAINER.glob(name) if "*" in name else [TRAINER / name]
-    lines = sum(map(count, files))
-    assert LINES[name] - SLACK <= lines <= LINES[name]
+    assert LINES[name] - SLACK <= sum(map(count, files)) <= LINES[name]
 
 
 def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:

@@ -65,6 +65,15 @@ def names(lock_file: Path) -> list[str]:
     return list(lock.entries(lock_file.read_text(encoding="utf-8")))
 
 
+@pytest.mark.parametrize("written", ["['a>=1', \"b[c]\"]", "[\n  'a', # x\n  'b[c]'  # y\n]", "[]"])
+def test_dependencies_may_be_on_one_line_and_lack_the_last_comma(written: str) -> None:
+    text = add.with_dependencies(f"dependencies = {written}\nx = 1\n", ["a>=2", "z"])
+    kept = ["b[c]"] * ("b" in written)
+    assert tomllib.loads(text) == {"dependencies": [*kept, "a>=2", "z"], "x": 1}
+    with pytest.raises(SystemExit, match=r"add\.py: pyproject\.toml: write each of `dependencies`"):
+        add.with_dependencies("dependencies = [\n  'a']\n", ["z"])
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere torch has one build")
 def test_torchvision_is_locked_with_the_cpu_build_of_torch_s_index(
     requirements: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -16,6 +16,8 @@ import lock
 from install_torch import installed, locked, unlocked
 
 PYPROJECT = lock.HERE.parent / "pyproject.toml"
+ON_ONE_LINE = re.compile(r"^dependencies = \[(.*)\]$", re.MULTILINE)
+ITEM = re.compile(r"""("[^"]*"|'[^']*')(?:\s*,)?""")
 REQUIREMENT = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(\[[\w,-]+\])?([<>=!~]=?[\w.*+!,<>=~-]+)?")
 
 
@@ -28,8 +30,14 @@ def name_of(requirement: str) -> str:
 def with_dependencies(text: str, added: list[str]) -> str:
     """Return the text of pyproject.toml with these dependencies, each replaced or added."""
     names = {name_of(requirement) for requirement in added}
-    before, start, rest = text.partition("dependencies = [\n")
+    if line := ON_ONE_LINE.search(text):
+        items = "".join(f"    {item}\n" for item in ITEM.findall(line[1]))
+        text = text.replace(line[0], f"dependencies = [\n{items}]")
+    before, start, rest = text.partition("dependencies = [")
     block, end, after = rest.partition("\n]\n")
+    if not end:
+        raise SystemExit("add.py: pyproject.toml: write each of `dependencies` on its own line")
+    block = re.sub(rf"^(\s*){ITEM.pattern}", r"\1\2,", block, flags=re.MULTILINE)
     kept = [line for line in block.split("\n") if name_of(line.strip(" \"',")) not in names]
     lines = [*kept, *(f'    "{requirement}",' for requirement in added)]
     return before + start + "\n".join(lines) + end + after

@@ -88,3 +88,28 @@ check_options() { # OPTION of fit …
     said=$("$VENV/bin/python" -m "$PACKAGE" fit "${config[@]}" "$@" --print_config 2>&1 > /dev/null < /dev/null) || code=$?
     if [ "$code" = 2 ]; then fail "fit refuses its options: $said"; fi
 }
+
+# The same for each line of a file of options (sweep.sh), in one process: there may be 1,000.
+check_lines() { # OPTION of fit …
+    local said code=0
+    if [ "$CONTAINER" != none ] || [ "${1-}" = reproduce ]; then return; fi
+    use_own_packages
+    said=$("$VENV/bin/python" -c "
+import sys
+from ${PACKAGE}_trainer import errors
+from ${PACKAGE}_trainer.cli import configuration
+plan, config, *common = sys.argv[1:]
+for count, line in enumerate(open(plan + '/lines'), 1):
+    words = common + open(f'{plan}/{count}').read().split('\n')[:-1]
+    if not any(word.partition('=')[0] == '--config' for word in words):
+        words = ['--config', config, *words]
+    problems = errors.Problems()
+    try:
+        with configuration.read_sections('', 'fit', words, problems):
+            problems.raise_any()
+    except errors.UserError as error:
+        print(line.strip(), *error.problems, sep=': ', file=sys.stderr)
+        sys.exit(2)
+" "$SWEEP_PLAN" "$CONFIG" "$@" 2>&1 > /dev/null < /dev/null) || code=$?
+    if [ "$code" = 2 ]; then fail "$said"; fi
+}

@@ -96,7 +96,7 @@ run_python() { # ARGUMENT …
 # A task of slurm/sweep.sh has its own options: a line of a file of options, or a trial that it takes.
 words=()
 if [ -n "${SWEEP_STUDY-}" ]; then
-    taken=$(run_python sweeps/sweep.py "$SWEEP_STUDY" ask "$job") || fail "$SWEEP_STUDY: no trial can be taken"
+    taken=$(run_python sweeps/sweep.py "$SWEEP_STUDY" ask "$job" "$@") || fail "$SWEEP_STUDY: no trial can be taken"
     [ -n "$taken" ] || { echo "$SWEEP_STUDY: no trial is left" && exit; }
     mapfile -t words <<< "$taken"
 elif [ -n "${SWEEP_PLAN-}" ]; then

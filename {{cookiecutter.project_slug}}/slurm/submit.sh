@@ -81,7 +81,9 @@ of_gpus="${asked[gpus]-} ${asked[gpus-per-node]-} ${asked[gpus-per-task]-} ${ask
     set -u
     check_venv
     if [[ $of_gpus =~ (^|[ :])[1-9][0-9]* ]]; then check_torch "$@"; fi
-    check_options "$@"
+    words=()
+    if [ -n "${SWEEP_PLAN-}" ]; then check_lines "$@" && mapfile -t words < "$SWEEP_PLAN/1"; fi
+    check_options "$@" "${words[@]}"
 ) || exit
 
 # Lines that options replace: sbatch would refuse them on a cluster without GPUs, and beside other ways to ask for GPUs.

@@ -12,7 +12,9 @@
 # Task I of the array trains line I, in the run job-ARRAY-I.
 set -euo pipefail
 
-fail() { [ -z "${plan-}" ] || rm -r "$plan"; echo "sweep.sh: $*" >&2; exit 2; }
+fail() { echo "sweep.sh: $*" >&2; exit 2; }
+# Until tasks are submitted that read it.
+trap '[ -z "${plan-}" ] || rm -r "$plan"' EXIT
 
 ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 404)) || fail "bash 4.4 or newer is needed; this is $BASH_VERSION"
 [ -f slurm/train.sh ] || fail "run it in the project's folder: bash slurm/sweep.sh …"
@@ -31,16 +33,18 @@ shift
 
 submit() { # NUMBER_OF_TASKS OPTION …
     local most
-    most=$(scontrol show config 2> /dev/null | sed -n 's/^MaxArraySize *= //p')
+    most=$(scontrol show config 2> /dev/null | sed -n 's/^MaxArraySize *= //p') || true # sbatch says why
     [ "$1" -lt "${most:=1000000000}" ] || fail "$grid is $1 tasks, and this cluster allows $((most - 1)) in an array: split it"
-    exec bash slurm/submit.sh --array="1-$1${at_once:+%$at_once}" --output=slurm-%A_%a.out "${options[@]}" slurm/train.sh "${@:2}"
+    bash slurm/submit.sh --array="1-$1${at_once:+%$at_once}" --output=slurm-%A_%a.out "${options[@]}" slurm/train.sh "${@:2}"
+    plan=
+    exit
 }
 
 if [[ $grid == *.y@(a|)ml ]]; then
     # shellcheck source=SCRIPTDIR/settings.sh
     source slurm/settings.sh
     [ -x "$VENV/bin/python" ] || fail "there is no $VENV/bin/python in $PWD; \`make optuna\`, or set VENV (slurm/settings.sh)"
-    printed=$("$VENV/bin/python" sweeps/sweep.py "$grid" left) || exit
+    printed=$("$VENV/bin/python" sweeps/sweep.py "$grid" left "$@") || exit
     mapfile -t words <<< "$printed"
     [ "${words[0]}" != 0 ] || fail "$grid: no trial is left; for more, raise \`trials\`"
     export SWEEP_STUDY=$grid
@@ -61,6 +65,7 @@ while IFS= read -r line || [ -n "$line" ]; do
     # xargs removes quotes, and interprets no other shell syntax.
     xargs printf '%s\n' <<< "$line" > "$plan/$count" 2> /dev/null ||
         fail "$grid, line $number: a quote is not closed"
+    echo "$grid, line $number" >> "$plan/lines"
     printf '%d: %s\n' "$count" "$line"
 done < "$grid"
 [ "$count" != 0 ] || fail "$grid has no line with options"

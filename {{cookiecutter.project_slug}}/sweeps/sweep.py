@@ -1,13 +1,14 @@
 """Search for the options of `fit` that give the best metric, with Optuna: docs/how-to/sweep.md.
 
-usage: python sweeps/sweep.py FILE           train the trials that are left, one after another
-       python sweeps/sweep.py FILE left      check the file; print what is left, and the command
-       python sweeps/sweep.py FILE ask JOB   take a trial for a job, and print its options
-       python sweeps/sweep.py FILE tell JOB  record how the run of a job ended
+usage: python sweeps/sweep.py FILE            train the trials that are left, one after another
+       python sweeps/sweep.py FILE left …     check the file; print what is left, and the command
+       python sweeps/sweep.py FILE ask JOB …  take a trial for a job, and print its options
+       python sweeps/sweep.py FILE tell JOB   record how the run of a job ended
 
-slurm/sweep.sh and its jobs call the last three; they print a word per line. Trial N is the run
-runs/sweep-NAME/trial-N; study.log there is the study. What a trial trains depends only on the
-file, its number and the results before it, so that an interrupted sweep continues as if it was not.
+slurm/sweep.sh and its jobs call the last three; they print a word per line. …: options after the
+command; of a job, with it. Trial N is the run runs/sweep-NAME/trial-N; study.log there is the study.
+What a trial trains depends only on the file, its number and the results before it, so that an
+interrupted sweep continues as if it was not.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ import signal
 import subprocess
 import sys
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -37,7 +38,7 @@ except ModuleNotFoundError as missing:
 # isort: split
 from my_project_trainer import errors
 from my_project_trainer.checkpoint import run_directory
-from my_project_trainer.cli import config_files
+from my_project_trainer.cli import arguments, config_files
 from my_project_trainer.launch import failures, signals
 from my_project_trainer.options import values
 
@@ -45,8 +46,10 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)
 warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # PartialFixedSampler
 FIT = [sys.executable, "-m", "my_project", "fit"]
 OPTION = re.compile(r"(trainer|model|data)(\.\w+)+")
-OWN = ("trainer.run_name", "trainer.default_root_dir", "trainer.resume")  # set for each trial
+OWN = ("trainer.run_name", "trainer.default_root_dir", "trainer.resume", "trainer.overwrite")
 NO_WORD = re.compile(f"--({'|'.join(OWN)})|.*[\\n\\0]|-?inf$|nan$")
+# The line of an error, which notes may follow.
+ERROR = r"^(rank [0-9]+: )?(error: |[A-Za-z0-9_.]*(Error|Exception)(:|$))"
 
 
 def are_words(found: Any) -> bool:
@@ -90,10 +93,10 @@ def distribution(name: str, space: dict[str, Any]) -> Any:
     return getattr(optuna.distributions, kind)(**space)
 
 
-def read(path: Path, check: bool) -> tuple[dict[str, Any], dict[str, Any], bool]:
+def read(path: Path, more: Sequence[str] | None) -> tuple[dict[str, Any], dict[str, Any], bool]:
     """Return a file's content, what its options are drawn from, and whether it is a grid.
 
-    With `check`, `fit` checks its options. Raises ConfigurationError with a line per mistake.
+    `fit` checks its options with `more`, unless that is None. ConfigurationError: its mistakes.
     """
     given = {"seed": 0} | values.plain(config_files.read_file(str(path), path))
     lists, space, problems = dict[str, dict[str, list[Any]]], {}, errors.Problems()
@@ -103,14 +106,16 @@ def read(path: Path, check: bool) -> tuple[dict[str, Any], dict[str, Any], bool]
     given = values.convert(f"{path}: ", KEYS, dict.fromkeys(KEYS) | given, problems, values.fitting)
     for name, each in given.get("search", {}).items():
         try:
+            if (short := name.replace(".init_args.", ".")) in given["search"].keys() - {name}:
+                raise ValueError(f"it is {short}, which is searched, too")
             space[name] = distribution(name, each)
         except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
             form = "expected {low: …, high: …} or {choices: […]}"
             problems.add(f"{path}: search: {name}: {form}: {error}")
     given["command"] = [text(word) for word in given.get("command", [])]
-    if check:
+    if more is not None:
         drawn = optuna.create_study(sampler=optuna.samplers.RandomSampler(0)).ask(space).params
-        command = [*FIT, *given["command"], *options(drawn), "--print_config=unchecked"]
+        command = [*FIT, *given["command"], *more, *options(drawn), "--print_config=unchecked"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         for line in done.stderr.splitlines() if done.returncode else ():
             problems.add(f"{path}: {line.removeprefix('error: ')}")
@@ -149,10 +154,10 @@ class Lock(journal.JournalFileOpenLock):  # type: ignore[misc]
 
 
 class Sweep:
-    """The study of a file, and its runs; `alone`: check its options, and what became of trials."""
+    """The study of a file; `alone`: check options and trials; `words`: more options, or a job's."""
 
-    def __init__(self, path: Path, alone: bool) -> None:
-        self.given, self.space, self.is_grid = read(path, check=alone)
+    def __init__(self, path: Path, alone: bool, words: Sequence[str] = ()) -> None:
+        self.given, self.space, self.is_grid = read(path, words if alone else None)
         self.directory = Path("runs", f"sweep-{path.stem}")
         log = self.directory / "study.log"
         try:
@@ -175,14 +180,20 @@ class Sweep:
         except (ValueError, LookupError, TypeError) as error:
             line = f"{log}: cannot be read ({error}); delete {self.directory}, or restore it"
             raise errors.ConfigurationError(line) from None
-        # A hash: an option of the command may be a secret. Only `trials` may change.
-        content = text(self.given | {"trials": self.is_grid})
-        digest = hashlib.sha256(content.encode()).hexdigest()
-        if self.study.user_attrs.get("file", digest) != digest:
-            line = f"{path}: more than `trials` changed since its first trial: rename it"
-            raise errors.ConfigurationError(f"{line}, or delete {self.directory}")
+        # Hashes: an option may be a secret. `trials` may change, and `metric` until it has a value.
+        words = [*self.given["command"], *words] if alone else words
+        pairs = arguments.split(words, errors.Problems())
+        configs = [config_files.read(value) for key, value in pairs if key == "config"]
+        rest = {"metric": None, "trials": self.is_grid, "command": words}
+        contents = (f"{text(self.given | rest)} {configs}", self.given["metric"])
+        digests = [hashlib.sha256(each.encode()).hexdigest() for each in contents]
+        trains, metric = self.study.user_attrs.get("digests", digests)
+        has_values = self.found(TrialState.COMPLETE)
+        if (words and trains != digests[0]) or (has_values and metric != digests[1]):
+            line = f"{path}, or a config file or option: more than `trials` changed since its first"
+            raise errors.ConfigurationError(f"{line} trial: rename it, or delete {self.directory}")
         if alone:
-            self.study.set_user_attr("file", digest)
+            self.study.set_user_attr("digests", digests)
             jobs = {trial.user_attrs.get("job", "") for trial in self.found(TrialState.RUNNING)}
             self.settle(jobs - living_jobs() if jobs - {""} else jobs, is_over=False)
 
@@ -215,7 +226,7 @@ class Sweep:
             trial._suggest(name, each)
         run = f"trial-{trial.number}"
         print(f"{run}: {shlex.join(options(trial.params))}", file=sys.stderr)
-        own = dict(zip(OWN, (run, str(self.directory), "auto"), strict=True))
+        own = dict(zip(OWN, (run, str(self.directory), "auto", "false"), strict=True))
         return run, options(trial.params | own)
 
     def settle(self, jobs: Collection[str], is_over: bool) -> None:
@@ -233,17 +244,17 @@ class Sweep:
             if is_finished := said.startswith("finished"):
                 metrics = attempts[-1]["metrics"]
                 if metric not in metrics:
-                    line = f"metric {metric}: {run} has only {', '.join(metrics)}"
+                    line = f"metric {metric}: {run} has only {', '.join(metrics)}; name one of them"
                     raise errors.ConfigurationError(line)
                 value = float(metrics[metric])  # or a text: "nan"
                 said = f"{metric} {value:.6g}"
             if math.isfinite(value):
                 self.study.tell(trial.number, value)
             elif is_finished or (is_over and not said.startswith("preempted")):
-                tail = ["tail", "-n1", f"{run}.log"]  # that of a job is elsewhere
-                done = subprocess.run(tail, capture_output=True, check=False, errors="replace")
-                why = f"{metric} is {value}" if is_finished else done.stdout.strip() or said
-                said = f"failed: {why}"
+                grep = ["grep", "-aE", ERROR, f"{run}.log"]  # that of a job is elsewhere
+                done = subprocess.run(grep, capture_output=True, check=False, errors="replace")
+                why = done.stdout.strip().rpartition("\n")[2] or said
+                said = f"failed: {f'{metric} is {value}' if is_finished else why}"
                 self.study.tell(trial.number, state=TrialState.FAIL)
             else:
                 said = "interrupted"
@@ -273,22 +284,23 @@ class Sweep:
             best = self.study.best_trial
             print(f"best: trial-{best.number}, {self.given['metric']} {best.value:.6g}:")
             print(shlex.join(options(best.params)))
-        return 128 + stop if stop else 0
+        return 128 + stop if stop else int(not ended)
 
 
 def main() -> None:
     """Run the command."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # and its child
     try:
         match sys.argv[1:]:
             case ["-h" | "--help"]:
                 print(__doc__)
             case [file]:
                 sys.exit(Sweep(Path(file), alone=True).train())
-            case [file, "left"]:
-                sweep = Sweep(Path(file), alone=True)
+            case [file, "left", *words]:
+                sweep = Sweep(Path(file), alone=True, words=words)
                 print(sweep.left, *sweep.given["command"], sep="\n")
-            case [file, "ask", job]:
-                sweep = Sweep(Path(file), alone=False)
+            case [file, "ask", job, *words]:
+                sweep = Sweep(Path(file), alone=False, words=words)
                 sweep.settle({job}, is_over=False)  # it may have been requeued
                 if sweep.left:
                     print(*sweep.ask(job)[1], sep="\n")

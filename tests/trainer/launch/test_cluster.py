@@ -3,8 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from my_project_trainer.errors import ConfigurationError
+from my_project_trainer.errors import ConfigurationError, Problems
 from my_project_trainer.launch import cluster
+from my_project_trainer.options import Options
+from my_project_trainer.run import plan
 
 from cluster_environments import (
     BATCH,
@@ -192,6 +194,21 @@ def test_what_is_no_launch_is_alone(environment: Variables) -> None:
     assert not layout.started_outside
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("WORLD_SIZE=3 NNODES=2", ["WORLD_SIZE=3, NNODES=2, but no variable has the rank of this"]),
+        ("WORLD_SIZE=2 NUM_NODES=1", []),  # it starts two
+        ("NUM_NODES=2 TRAINER_CLUSTER=none", []),
+    ],
+)
+def test_a_number_of_processes_without_a_rank_is_a_note(words, said, monkeypatch):
+    for name, value in variables(words).items():
+        monkeypatch.setenv(name, value)
+    notes = plan.make(Options(accelerator="cpu", devices=2), Problems()).notes
+    assert [note.partition(" process:")[0] for note in notes] == said
+
+
 def test_plain_variables_of_one_process_a_node() -> None:
     """As Kubernetes' PyTorchJob sets them."""
     main = {"MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456"}
@@ -320,7 +337,7 @@ INCOMPLETE: list[tuple[Variables, str]] = [
             {name: value for name, value in ON_EACH_NODE.items() if name != missing},
             f"nodes: {missing} is not set; a command that is started once on each node needs "
             "NODE_RANK, MASTER_ADDR, MASTER_PORT and NUM_NODES (or num_nodes of the trainer); "
-            "set TRAINER_CLUSTER=none to ignore them",
+            "TRAINER_CLUSTER=none trains in this process alone",
         )
         for missing in ON_EACH_NODE
     ),

@@ -84,6 +84,5 @@ def test_ranks_that_others_start_do_not_choose_idle_gpus_each_alone(gpus, srun, 
     srun(0, 2)
     assert problems(devices=value, auto_select_gpus=True) == [
         "auto_select_gpus: srun started 2 processes on this node, each of which would choose by "
-        "itself; name the GPUs in CUDA_VISIBLE_DEVICES, or leave it to this command to start the "
-        "processes"
+        "itself; name the GPUs in CUDA_VISIBLE_DEVICES"
     ]

@@ -97,8 +97,7 @@ LAUNCHER = """
 import os, subprocess, sys, time
 if len(sys.argv) == 1:
     command = [sys.executable, "launcher.py", "rank"]
-    process = subprocess.Popen(command, env={**os.environ}, process_group=0)
-    print(process.pid, flush=True)
+    print(subprocess.Popen(command, env={**os.environ}, process_group=0).pid, flush=True)
 time.sleep(100)
 """
 

@@ -29,7 +29,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_cpu_build(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
-    advice = "install the one for CUDA (make setup VARIANT=cuda), or set accelerator='cpu'"
+    advice = "for CUDA: make setup VARIANT=cuda, or set accelerator='cpu'"
     assert devices.why_hidden() == f"{HAVE}torch {torch.__version__} is a CPU build; {advice}"
 
 

@@ -128,7 +128,7 @@ def test_a_full_disk_is_one_line(tmp_path: Path, is_full: bool) -> None:
 
 @pytest.mark.parametrize(("every", "at_end"), [(None, False), (1, False), (None, True)])
 def test_a_removed_run_directory_ends_the_run_with_a_line(tmp_path, every, at_end):
-    with pytest.raises(UserError, match="the run directory was removed") as raised:
+    with pytest.raises(UserError, match=r"was removed (.* no checkpoint$|while )") as raised:
         train(Removes(at_end), tmp_path, checkpoint_every_n_steps=every)
     assert len(raised.value.problems) == 1
     assert not (tmp_path / "run").exists()

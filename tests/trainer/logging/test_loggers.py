@@ -132,8 +132,10 @@ def test_csv_that_is_replaced_while_it_is_written_is_written_again(tmp_path, cap
     assert [row[0] for row in rows(tmp_path)] == ["step", "1", "2", "3", "4"]
     path.unlink()
     write_steps(logger, range(5, 7), 1.0)
-    logger.close()
     assert [row[0] for row in rows(tmp_path)] == ["step", "5", "6"]
+    tmp_path.rename(tmp_path.with_name("moved"))
+    with pytest.raises(FileNotFoundError):  # and no word of a new file
+        logger.write(7, 0, {"loss": 1.0})
     line = f"warning: {path} was removed or replaced; later rows are in a new file"
     assert capsys.readouterr().err.splitlines() == [line] * 2
 

@@ -202,6 +202,24 @@ def test_what_fit_refuses_is_refused_before_a_job_is_submitted(tmp_path, options
     assert (done.returncode, done.stdout, done.stderr) == (0 if is_right else 2, said, "")
 
 
+@pytest.mark.parametrize("code", [0, 1, 2])
+def test_a_sweep_that_is_not_submitted_leaves_nothing(tmp_path: Path, code: int) -> None:
+    """With 2, a line is wrong: it is found before sbatch, which fails with 1."""
+    for name in ("slurm", "src", "configs"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "sbatch").write_text(f"#!/bin/sh\necho submitted; exit {code}\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    lines = ["--model.width 4", "", "--model.widht 8" if code == 2 else "--model.width 8"]
+    (tmp_path / "grid.txt").write_text("\n".join(lines))
+    extra = {"VENV": sys.prefix, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    words = ["bash", "slurm/sweep.sh", "grid.txt", "--trainer.accelerator=cpu"]
+    done = subprocess.run(words, cwd=tmp_path, env=extra, capture_output=True, text=True)
+    said = "submit.sh: grid.txt, line 3: model.widht: there is no such option; did you mean"
+    assert (done.returncode, said in done.stderr) == (code, code == 2), done.stderr
+    assert ("submitted" in done.stdout) is (code != 2)
+    assert len([*tmp_path.glob("runs/.sweep-*")]) == (code == 0)
+
+
 def test_a_config_that_comes_later_says_otherwise(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("trainer:\n  accelerator: cpu\n")
     asked = ["--trainer.accelerator", "gpu"]

@@ -4,6 +4,7 @@ import importlib
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,15 @@ def test_a_preset_is_part_of_what_its_name_makes():
     assert (plain.limits.launcher, plain.limits.max_nodes) == ("subprocess", None)
     assert spawned.bucket_cap_mb == 1.0
     assert type(spawned) is type(plain)
+
+
+def test_strategies_are_found_in_a_zip_file_too(tmp_path, monkeypatch):
+    (tmp_path / "zipped").mkdir()
+    for name in ("__init__", "module"):
+        (tmp_path / "zipped" / f"{name}.py").write_text("")
+    monkeypatch.syspath_prepend(shutil.make_archive(str(tmp_path / "a"), "zip", tmp_path, "zipped"))
+    strategies.registry.discover("zipped", importlib.import_module("zipped").__path__)
+    assert "zipped.module" not in sys.modules  # it was read
 
 
 def test_the_contract_and_single_device_may_both_be_subclassed():

@@ -172,6 +172,7 @@ def test_a_grid_has_each_combination_once(script: ModuleType, tmp_path: Path) ->
         "--trainer.run_name=trial-0",
         "--trainer.default_root_dir=runs/sweep-s",
         "--trainer.resume=auto",
+        "--trainer.overwrite=false",
     ]
     pairs = [tuple(words[:2]) for words in asked]
     notes = [f"--model.note={value}" for value in (note, "null", "1e-05")]
@@ -188,6 +189,11 @@ def test_a_grid_has_each_combination_once(script: ModuleType, tmp_path: Path) ->
         ("search: {model.width: {low: 0.1, high: .inf}}", "search: model.width: "),
         ("search: {model.width: {low: 1, high: 1e999}}", "search: model.width: "),
         ("search: {model.width: {choices: [4, 4]}}", "search: model.width: "),
+        (
+            "search: {model.width: {choices: [4]}, model.init_args.width: {choices: [8]}}",
+            "search: model.init_args.width: expected {low: …, high: …} or {choices: […]}: it is "
+            "model.width, which is searched, too",
+        ),
         ("a: " + "[" * 5000, "nested more than 50 levels deep"),
         ("metric: 'x", "not YAML"),
     ],
@@ -261,7 +267,7 @@ def test_links_and_damaged_runs_are_a_line(script: ModuleType, tmp_path: Path) -
     assert [trial.state.name for trial in trials(tmp_path)] == ["FAIL"]
 
 
-def test_a_wrong_metric_ends_the_sweep_and_another_needs_another_study(script, tmp_path):
+def test_a_wrong_metric_ends_the_sweep_and_may_change_until_a_trial_has_a_value(script, tmp_path):
     file = write(tmp_path)
     script.Sweep(file, alone=True).ask("")
     record(0, "finished step 4", loss=1.0)
@@ -269,12 +275,54 @@ def test_a_wrong_metric_ends_the_sweep_and_another_needs_another_study(script, t
         script.errors.UserError, match="metric val_loss: runs/sweep-s/trial-0 has only loss"
     ):
         script.Sweep(file, alone=True)
-    changed = write(tmp_path, metric="loss")
+    script.Sweep(write(tmp_path, metric="loss"), alone=True)
+    assert [trial.value for trial in trials(tmp_path)] == [1.0]
     for alone in (True, False):
+        with pytest.raises(script.errors.UserError, match="more than `trials` changed since its "):
+            script.Sweep(write(tmp_path, metric="val_loss"), alone)
+
+
+@pytest.mark.parametrize("changed", ["file", "config", "option"])
+def test_all_trials_train_one_configuration(script, tmp_path, changed):
+    config = tmp_path / "c.yaml"
+    config.write_text("trainer: {max_epochs: 1}")
+    file, option = write(tmp_path, command=["--config=c.yaml"]), ["--model.classes=3"]
+    script.Sweep(file, alone=True, words=option).ask("7_1")
+    record(0, "finished step 4", val_loss=1.0)
+    script.Sweep(file, alone=False, words=["--config=c.yaml", *option]).ask("7_2")
+    config.write_text(f"trainer: {{max_epochs: {1 + (changed == 'config')}}} # a comment\n")
+    option = ["--model.classes=4"] if changed == "option" else option
+    file = write(tmp_path, command=["--config=c.yaml"], seed=int(changed == "file"))
+    for alone, words in ((True, option), (False, ["--config=c.yaml", *option])):
         with pytest.raises(
-            script.errors.UserError, match="more than `trials` changed since its first trial: "
+            script.errors.UserError, match="or a config file or option: more than `trials`"
         ):
-            script.Sweep(changed, alone)
+            script.Sweep(file, alone, words)
+    script.Sweep(file, alone=False).settle({"7_1"}, is_over=True)  # it was trained before
+    assert trials(tmp_path)[0].value == 1.0
+
+
+def test_a_sweep_without_a_finished_trial_fails_and_says_why(script, tmp_path, monkeypatch, capsys):
+    code = "error = ValueError('planted'); error.add_note('a note'); raise error"
+    sweep = script.Sweep(write(tmp_path, trials=1), alone=True)
+    monkeypatch.setattr(script, "FIT", [sys.executable, "-c", code])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    assert sweep.train() == 1
+    assert capsys.readouterr().err.endswith("trial-0: failed: ValueError: planted\n")
+
+
+def test_sigterm_ends_the_check_of_options_too(tmp_path: Path) -> None:
+    pid, config = tmp_path / "pid", "import os, pathlib, time\nfrom torch import nn\n"
+    config += f"pathlib.Path({str(pid)!r}).write_text(str(os.getpid()))\ntime.sleep(600)\n"
+    (tmp_path / "slow_to_import.py").write_text(config)
+    write(tmp_path, command=["--model=slow_to_import.Model"])
+    process = start([SCRIPT, "s.yaml"], cwd=tmp_path, fresh=True)
+    wait_for(lambda: pid.exists() and pid.read_text(), process)
+    process.terminate()
+    process.communicate(timeout=PATIENCE)
+    assert process.returncode == 143
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
 
 
 @exhaustive

@@ -52,9 +52,8 @@ class Checkpoints:
             self._group = dist.new_group(backend="gloo", timeout=timeout)
         folder.parent.mkdir(parents=True, exist_ok=True)  # so that a save finds its removal
         if collectives.rank() == 0:  # now, not in a save, in which another rank may write already
-            left = (folder.glob(f".{PREFIX}*"), folder.parent.glob(files.TEMPORARY))
-            for path in itertools.chain(*left):  # by an attempt that was killed
-                _discard(path)
+            for path in (*folder.glob(f".{PREFIX}*"), *folder.parent.glob(files.TEMPORARY)):
+                _discard(path)  # of an attempt that was killed
 
     def save(self, step: int, state: Mapping[str, Any], local: Mapping[str, Tensor]) -> None:
         """Save the state after so many optimizer steps; called by every rank.
@@ -132,7 +131,7 @@ class Checkpoints:
         if problem is not None:
             if is_first:
                 _discard(partial)
-            newest = "there is no checkpoint yet"
+            newest = "there is no checkpoint" + " yet" * self._directory.parent.exists()
             if saved := complete(self._directory):
                 newest = f"the newest checkpoint is {saved[-1]}"
             raise DiskError(f"{path}: cannot be saved: {problem}; {newest}")

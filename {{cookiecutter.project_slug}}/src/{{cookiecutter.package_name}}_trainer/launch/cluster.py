@@ -85,13 +85,9 @@ def without_appended(words: Sequence[str]) -> list[str]:
 
 
 def detect(environment: Environment | None = None, num_nodes: int | None = None) -> Layout:
-    """Detect this process' layout; ``num_nodes``: the user's, used if no variable gives it.
-
-    A ConfigurationError says what variables of a launch are missing or contradict each other.
-    """
-    environment = os.environ if environment is None else environment
-    if isinstance(num_nodes, int):
-        environment = {"NNODES": str(num_nodes), **environment}
+    """Detect this process' layout, or raise ConfigurationError; ``num_nodes``: the user's."""
+    given = {"NNODES": str(num_nodes)} if isinstance(num_nodes, int) else {}  # or a variable's
+    environment = {**given, **(os.environ if environment is None else environment)}
     chosen = environment.get(OVERRIDE)
     known = {source.name: source for source in SOURCES}
     if chosen is not None and chosen not in known:
@@ -123,6 +119,15 @@ def _read(source: Source, environment: Environment) -> Layout | None:
         )
     advice = "the launch is broken; TRAINER_CLUSTER=none ignores it, and trains in this process"
     raise ConfigurationError(f"{source.name}: {problem}; {advice}")
+
+
+def unused(layout: Layout, processes: int) -> list[str]:
+    """A note on variables of a launch that gave no rank to this process, which starts so many."""
+    usual = {"WORLD_SIZE": str(processes), "NUM_NODES": "1", "NNODES": "1"}
+    found = [f"{n}={os.environ[n]}" for n in usual if os.environ.get(n) not in (None, usual[n])]
+    is_alone = layout.source == "none" and OVERRIDE not in os.environ
+    line = "but no variable has the rank of this process: it trains without others; set RANK or"
+    return [f"{', '.join(found)}, {line} NODE_RANK, or unset it"] if found and is_alone else []
 
 
 def number(env: Environment, name: str, default: int | None = None) -> int:
@@ -221,15 +226,14 @@ def _nodes(env: Environment) -> Layout | None:
     if count == 1 or not ("NODE_RANK" in env or (count > 1 and "MASTER_ADDR" in env)):
         return None
     # Each command is the first process of its node.
-    named = {"LOCAL_RANK": "0", _COMMANDS.local_world_size: "1", **env}
-    if count > 1:
-        named["NUM_NODES"] = str(count)
+    nodes = {"NUM_NODES": str(count)} if count > 1 else {}
+    named = {"LOCAL_RANK": "0", _COMMANDS.local_world_size: "1", **env, **nodes}
     for name in ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "NUM_NODES"):
         if name not in named:
             raise ConfigurationError(
                 f"nodes: {name} is not set; a command that is started once on each node needs "
                 "NODE_RANK, MASTER_ADDR, MASTER_PORT and NUM_NODES (or num_nodes of the trainer); "
-                f"set {OVERRIDE}=none to ignore them"
+                f"{OVERRIDE}=none trains in this process alone"
             )
     if named["LOCAL_RANK"] != "0":
         problem = f"LOCAL_RANK={named['LOCAL_RANK']}, but neither RANK nor WORLD_SIZE"

@@ -122,8 +122,7 @@ def why_hidden() -> str | None:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if torch.version.cuda is None:
         built = "built for ROCm" if torch.version.hip else "a CPU build"
-        reason = f"torch {torch.__version__} is {built}; install the one for CUDA "
-        reason += "(make setup VARIANT=cuda)"
+        reason = f"torch {torch.__version__} is {built}; for CUDA: make setup VARIANT=cuda"
     elif visible is not None and not re.match(r"\s*(\d|GPU-|MIG-)", visible):
         reason = f"CUDA_VISIBLE_DEVICES={visible!r} hides them; unset it (in a SLURM job, ask for "
         reason += "GPUs by --gpus-per-node)"

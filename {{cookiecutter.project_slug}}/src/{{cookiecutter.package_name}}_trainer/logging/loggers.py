@@ -69,10 +69,10 @@ class _Table:
 
     def append(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
         if files.is_replaced(self.file.fileno(), self.path):
+            self.file.close()
+            self._open()  # or raise: the directory was removed, too
             line = f"warning: {self.path} was removed or replaced; later rows are in a new file"
             output.print_lines(line, error=True)
-            self.file.close()
-            self._open()
         for name, value in values.items():
             self._rows.writerow((step, epoch, name, repr(value)))
         self.file.flush()

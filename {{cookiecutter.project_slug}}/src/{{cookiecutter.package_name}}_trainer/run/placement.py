@@ -126,10 +126,11 @@ def check(options: Options, where: Placement) -> list[str]:
     is_by_node, ranks = source == cluster.NODES, str(layout.num_nodes * expected)
     size = os.environ.get("WORLD_SIZE", ranks)
     says = "NUM_NODES or NNODES is" if is_by_node else f"{source} started"
-    ignored = f"set {cluster.OVERRIDE}=none to ignore it"
+    ignored = f"where its variables are left of another launch, set {cluster.OVERRIDE}=none"
+    right = f"leave out devices, or start {expected}; {ignored}"
     if reports.is_reported():
         other = f"the Trainer of this script with {layout.local_world_size} processes did"
-        ignored = f"{other}: use strategy='ddp_spawn' for that one"
+        right = ignored = f"{other}: use strategy='ddp_spawn' for that one"
     planned = "" if reports.is_reported() else os.environ.get(cluster.PLANNED, "")
     advice = "see docs/trouble.md#processes-and-devices-do-not-match"
     lines = {
@@ -151,7 +152,7 @@ def check(options: Options, where: Placement) -> list[str]:
             by and not is_ours and source not in limits.sources
         ),
         f"{name} on devices={options.devices!r} needs {expected} processes per node, but {source} "
-        f"started {layout.local_world_size}; {ignored}": (
+        f"started {layout.local_world_size}; {right}": (
             not is_ours and expected != layout.local_world_size
         ),
     }
@@ -169,19 +170,17 @@ def _devices(
         if selects and processes > 1 and not reports.is_reported():
             raise ConfigurationError(
                 f"auto_select_gpus: {layout.source} started {processes} processes on this node, "
-                "each of which would choose by itself; name the GPUs in CUDA_VISIBLE_DEVICES, or "
-                "leave it to this command to start the processes"
+                "each of which would choose by itself; name the GPUs in CUDA_VISIBLE_DEVICES"
             )
-        alone = SingleDevice() if strategy is None else strategy
-        drives_all = alone.limits.one_process_per_node
+        limits = (SingleDevice() if strategy is None else strategy).limits
         # A process that sees one GPU may see its own: ranks compare GPUs after they have joined.
-        if not drives_all and available is not None and processes > available != 1:
+        if not limits.one_process_per_node and available is not None and processes > available != 1:
             raise ConfigurationError(
                 f"{layout.source} started {processes} processes on this node, which has "
                 f"{available} GPUs for them: start {available}, or set accelerator='cpu'"
             )
         # Such a launcher decides how many processes there are, whatever devices says.
-        if alone.limits.launched_by is not None or (value == "auto" and not drives_all):
+        if limits.launched_by is not None or (value == "auto" and not limits.one_process_per_node):
             return list(range(processes))
         if available == 1 and not isinstance(value, list) and "," not in str(value):
             available = processes

@@ -125,7 +125,7 @@ def make(requested: Options, problems: Problems, find: Find = placement.find) ->
         started_in=Path.cwd(),
         callbacks=callbacks,
         loggers=loggers,
-        notes=notes,
+        notes=[*notes, *cluster.unused(where.layout, len(where.devices))],
     )
 
 

@@ -4,13 +4,12 @@ It finds each file, and each folder's ``__init__.py``, that has a ``REGISTRATION
 folder removes its names; no other file has to change.
 """
 
-import importlib
+import importlib.resources
 import inspect
 import math
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigurationError, Problems, nearest, shown
@@ -174,7 +173,7 @@ def create(name: object, options: dict[str, Any]) -> Strategy:
 
 def discover(package: str, path: list[str]) -> None:
     """Add the strategies that the folders and files of a package declare."""
-    folder = Path(path[0])
+    folder = importlib.resources.files(package)  # also in a zip file
     modules = [
         info.name
         for info in pkgutil.iter_modules(path)

@@ -61,17 +61,6 @@ OF_PLACES = {
 # Cookiecutter takes a name that is empty under a condition for files only, and makes these folders
 # where all their files are left out. They are removed if they are empty.
 CONDITIONAL = (".github/workflows", ".github", ".vscode", ".devcontainer", *OF_PLACES)
-# Files whose names hold a condition. A render over an earlier one (cookiecutter -f) leaves those
-# that it does not have; they may be the user's, and so are named and not removed.
-ONLY_OF_SOME = (
-    *(".github/workflows/ci.yml", ".github/workflows/docs.yml", ".github/dependabot.yml"),
-    *(".gitlab-ci.yml", ".pre-commit-config.yaml", "renovate.json", ".devcontainer/*.json"),
-    *(".vscode/extensions.json", ".vscode/launch.json", ".vscode/settings.json"),
-    *("requirements/eject.py", "tests/test_examples.py", "src/*/tasks/responses.py"),
-    *(f"{where}/{name}.*" for name in EXAMPLES for where in ("configs", "src/*/tasks")),
-)
-SECONDS_TO_RENDER = 60
-EARLIER = "Not of these answers, but kept: %s: remove what is not yours.\n"
 NEXT_STEPS = """
 The project is ready. Next:
   cd %s
@@ -194,13 +183,9 @@ def main() -> None:
         remove_empty(Path(folder))
     if "DISTRIBUTED_TORCH_QUIET" in os.environ:  # a render that cruft compares and removes
         return
-    began = Path("pyproject.toml").stat().st_mtime - SECONDS_TO_RENDER
-    files = (file for pattern in ONLY_OF_SOME for file in sorted(Path().glob(pattern)))
-    earlier = ", ".join(file.as_posix() for file in files if file.stat().st_mtime < began)
     # A hook that fails removes the project: neither a closed pipe nor an odd locale may fail it.
     with contextlib.suppress(OSError):
-        text = NEXT_STEPS % shlex.quote(os.getcwd())  # noqa: PTH109
-        os.write(1, os.fsencode(text + (EARLIER % earlier if earlier else "")))
+        os.write(1, os.fsencode(NEXT_STEPS % shlex.quote(os.getcwd())))  # noqa: PTH109
 
 
 if __name__ == "__main__":

@@ -114,23 +114,6 @@ def test_it_removes_pages_that_were_rendered_empty(folder: Path) -> None:
     assert before - tree(folder) == empty | {"docs/strategies/family"}
 
 
-def test_it_names_files_that_only_earlier_answers_have_and_keeps_them(folder: Path) -> None:
-    names = (file.as_posix() for file in template_files(TEMPLATE))
-    own = {re.sub("{{.*?}}", "mine", re.sub("{%.*?%}", "", name)) for name in names if "{%" in name}
-    for file in own:
-        (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        (folder / file).touch()
-    assert run_hook(folder).stdout.endswith("has the rest.\n")
-    before = tree(folder)
-    for file in own:
-        os.utime(folder / file, (0, 0))
-    *_, line = run_hook(folder).stdout.splitlines()
-    start, named, end = line.split(": ")
-    assert (start, end) == ("Not of these answers, but kept", "remove what is not yours.")
-    assert set(named.split(", ")) == own
-    assert tree(folder) == before
-
-
 def test_it_removes_the_files_of_places_that_were_left_out(folder: Path) -> None:
     files = {"kubernetes/jobset.yaml", "kubernetes/setup.yaml", "kubernetes/trainjob.yaml"}
     files |= {"ssh/host.sh", "ssh/train.sh"}

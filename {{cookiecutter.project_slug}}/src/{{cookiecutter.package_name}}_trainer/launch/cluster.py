@@ -124,10 +124,10 @@ def _read(source: Source, environment: Environment) -> Layout | None:
 def unused(layout: Layout, processes: int) -> list[str]:
     """A note on variables of a launch that gave no rank to this process, which starts so many."""
     usual = {"WORLD_SIZE": str(processes), "NUM_NODES": "1", "NNODES": "1"}
-    found = [f"{n}={os.environ[n]}" for n in usual if os.environ.get(n) not in (None, usual[n])]
+    odd = [f"{n}={os.environ[n]}" for n in usual if os.environ.get(n) not in (None, usual[n])]
     is_alone = layout.source == "none" and OVERRIDE not in os.environ
     line = "but no variable has the rank of this process: it trains without others; set RANK or"
-    return [f"{', '.join(found)}, {line} NODE_RANK, or unset it"] if found and is_alone else []
+    return [f"{', '.join(odd)}, {line} NODE_RANK, or unset it"] if odd and is_alone else []
 
 
 def number(env: Environment, name: str, default: int | None = None) -> int:

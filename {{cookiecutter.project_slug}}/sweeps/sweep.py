@@ -5,10 +5,9 @@ usage: python sweeps/sweep.py FILE            train the trials that are left, on
        python sweeps/sweep.py FILE ask JOB …  take a trial for a job, and print its options
        python sweeps/sweep.py FILE tell JOB   record how the run of a job ended
 
-slurm/sweep.sh and its jobs call the last three; they print a word per line. …: options after the
-command; of a job, with it. Trial N is the run runs/sweep-NAME/trial-N; study.log there is the study.
-What a trial trains depends only on the file, its number and the results before it, so that an
-interrupted sweep continues as if it was not.
+slurm/sweep.sh and its jobs call the last three, with options of fit (…); they print a word per
+line. Trial N is the run runs/sweep-NAME/trial-N, and study.log there is the study. What a trial
+trains depends only on the file, its number and the results before it: a sweep can be interrupted.
 """
 
 import contextlib
@@ -52,10 +51,10 @@ NO_WORD = re.compile(f"--({'|'.join(OWN)})|.*[\\n\\0]|-?inf$|nan$")
 ERROR = r"^(rank [0-9]+: )?(error: |[A-Za-z0-9_.]*(Error|Exception)(:|$))"
 
 
-def are_words(found: Any) -> bool:
+def are_words(value: Any) -> bool:
     """Whether a value is a list of words, each on one line, without options that trials set."""
     types = list[str | bool | int | float | None]
-    return values.fits(types, found) and not any(NO_WORD.match(str(each)) for each in found)
+    return values.fits(types, value) and not any(NO_WORD.match(str(word)) for word in value)
 
 
 KEYS: dict[str, Any] = {
@@ -186,21 +185,19 @@ class Sweep:
         configs = [config_files.read(value) for key, value in pairs if key == "config"]
         rest = {"metric": None, "trials": self.is_grid, "command": words}
         contents = (f"{text(self.given | rest)} {configs}", self.given["metric"])
-        digests = [hashlib.sha256(each.encode()).hexdigest() for each in contents]
-        trains, metric = self.study.user_attrs.get("digests", digests)
-        has_values = self.found(TrialState.COMPLETE)
-        if (words and trains != digests[0]) or (has_values and metric != digests[1]):
+        now = [hashlib.sha256(content.encode()).hexdigest() for content in contents]
+        trains, metric = self.study.user_attrs.get("digests", now)
+        if (words and trains != now[0]) or (metric != now[1] and self.found(TrialState.COMPLETE)):
             line = f"{path}, or a config file or option: more than `trials` changed since its first"
             raise errors.ConfigurationError(f"{line} trial: rename it, or delete {self.directory}")
         if alone:
-            self.study.set_user_attr("digests", digests)
+            self.study.set_user_attr("digests", now)
             jobs = {trial.user_attrs.get("job", "") for trial in self.found(TrialState.RUNNING)}
             self.settle(jobs - living_jobs() if jobs - {""} else jobs, is_over=False)
 
     def found(self, state: TrialState) -> list[optuna.trial.FrozenTrial]:
         """The trials in a state."""
-        trials: list[optuna.trial.FrozenTrial] = self.study.get_trials(states=[state])
-        return trials
+        return list(self.study.get_trials(states=[state]))
 
     @property
     def left(self) -> int:
@@ -264,9 +261,9 @@ class Sweep:
     def train(self) -> int:
         """Train the trials that are left, until a signal; print the best; return the exit code."""
         stop, received = 0, queue.SimpleQueue[int]()
-        for each in signals.SIGNALS:
-            if signal.getsignal(each) is not signal.SIG_IGN:
-                signal.signal(each, lambda number, _: received.put(number))
+        for number in signals.SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, lambda number, _: received.put(number))
         how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
         # Signals come from here only, and a run that outlives this process keeps the lock.
         how |= {"start_new_session": True, "pass_fds": [self.lock.fileno()]}
@@ -278,7 +275,7 @@ class Sweep:
                 with contextlib.suppress(queue.Empty):
                     child.send_signal(stop := received.get(timeout=0.1))
             self.settle({""}, is_over=not stop)
-        ended, failed = (len(self.found(each)) for each in (TrialState.COMPLETE, TrialState.FAIL))
+        ended, failed = (len(self.found(state)) for state in (TrialState.COMPLETE, TrialState.FAIL))
         print(f"trials: {ended} finished, {failed} failed, {self.left} left; {self.directory}")
         if ended:
             best = self.study.best_trial

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 from my_project_trainer.checkpoint import run_directory
+from my_project_trainer.errors import UserError
 from tests.project import PATIENCE, ROOT, run, start
 
 from fitting import logged
@@ -206,7 +207,7 @@ def test_a_file_that_yaml_would_misread_is_refused(script, tmp_path, damage, say
     if damage.startswith("metric"):
         text = text.replace("metric: val_loss", "")
     file.write_text(f"{text}{damage}")
-    with pytest.raises(script.errors.UserError) as caught:
+    with pytest.raises(UserError) as caught:
         script.Sweep(file, alone=True)
     assert says in caught.value.problems[0]
     assert "\n" not in str(caught.value.problems[0])
@@ -216,7 +217,7 @@ def test_a_file_that_is_none_is_a_line(script: ModuleType, tmp_path: Path) -> No
     os.mkfifo(tmp_path / "pipe.yaml")
     (tmp_path / "bytes.yaml").write_bytes(b"metric: \xff")
     for name in ("/dev/zero", tmp_path, "pipe.yaml", "bytes.yaml", "nowhere.yaml"):
-        with pytest.raises(script.errors.UserError) as caught:
+        with pytest.raises(UserError) as caught:
             script.Sweep(Path(name), alone=True)
         (line,) = caught.value.problems
         assert line.startswith(f"{name}: ")
@@ -242,9 +243,7 @@ def test_a_study_whose_last_line_was_cut_continues(script: ModuleType, tmp_path:
             script.Sweep(file, alone=True)
         assert [trial.value for trial in trials(tmp_path)] == [0.5]
     log.write_bytes(content[:50] + b"x\n" + content[50:])
-    with pytest.raises(
-        script.errors.UserError, match=r"study\.log: cannot be read .* delete runs/sweep-s"
-    ):
+    with pytest.raises(UserError, match=r"study\.log: cannot be read .* delete runs/sweep-s"):
         script.Sweep(file, alone=True)
 
 
@@ -255,9 +254,7 @@ def test_links_and_damaged_runs_are_a_line(script: ModuleType, tmp_path: Path) -
     lock = Path("runs", "sweep-s", ".lock")
     lock.unlink()
     lock.symlink_to(victim.absolute())
-    with pytest.raises(
-        script.errors.UserError, match=r"\.lock: cannot be written \(Too many levels"
-    ):
+    with pytest.raises(UserError, match=r"\.lock: cannot be written \(Too many levels"):
         script.Sweep(file, alone=True)
     assert victim.read_text() == "precious"
     lock.unlink()
@@ -271,14 +268,12 @@ def test_a_wrong_metric_ends_the_sweep_and_may_change_until_a_trial_has_a_value(
     file = write(tmp_path)
     script.Sweep(file, alone=True).ask("")
     record(0, "finished step 4", loss=1.0)
-    with pytest.raises(
-        script.errors.UserError, match="metric val_loss: runs/sweep-s/trial-0 has only loss"
-    ):
+    with pytest.raises(UserError, match="metric val_loss: runs/sweep-s/trial-0 has only loss"):
         script.Sweep(file, alone=True)
     script.Sweep(write(tmp_path, metric="loss"), alone=True)
     assert [trial.value for trial in trials(tmp_path)] == [1.0]
     for alone in (True, False):
-        with pytest.raises(script.errors.UserError, match="more than `trials` changed since its "):
+        with pytest.raises(UserError, match="more than `trials` changed since its "):
             script.Sweep(write(tmp_path, metric="val_loss"), alone)
 
 
@@ -294,9 +289,7 @@ def test_all_trials_train_one_configuration(script, tmp_path, changed):
     option = ["--model.classes=4"] if changed == "option" else option
     file = write(tmp_path, command=["--config=c.yaml"], seed=int(changed == "file"))
     for alone, words in ((True, option), (False, ["--config=c.yaml", *option])):
-        with pytest.raises(
-            script.errors.UserError, match="or a config file or option: more than `trials`"
-        ):
+        with pytest.raises(UserError, match="or a config file or option: more than `trials`"):
             script.Sweep(file, alone, words)
     script.Sweep(file, alone=False).settle({"7_1"}, is_over=True)  # it was trained before
     assert trials(tmp_path)[0].value == 1.0

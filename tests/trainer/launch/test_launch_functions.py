@@ -68,6 +68,7 @@ report = {
 }
 predicted = torch.cat(first.predict(net))
 report["left"] = [first.global_step, os.path.relpath(first.run_directory)]
+report["buffer"] = net.fits.tolist()
 second = make(sys.argv[1], run_name="second", max_epochs=1)
 second.fit(net)
 if second.global_rank == 0:
@@ -103,7 +104,7 @@ def test_everything_comes_back_as_under_ddp(tmp_path, by_ddp, strategy):
     report, theirs = (json.loads((path / "report.json").read_text()) for path in (tmp_path, by_ddp))
     assert report == theirs
     assert report["directory"] == "runs/first"
-    assert report["steps"] == 10
+    assert (report["steps"], report["buffer"]) == (10, [1.0, 1.0])
     assert report["left"] == [10, "runs/first"]  # a prediction does not forget the fit
     assert {"loss", "val_loss", "lr"} <= report["metrics"].keys()
     # A thread of gloo's that is left may abort the end of a process that does not just stop.

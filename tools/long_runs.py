@@ -88,14 +88,14 @@ def train(run: Run, folder: Path) -> list[list[Reading]]:
 
 def tenths(readings: Sequence[Reading], steps: int) -> list[Reading]:
     """The median of each quantity in each tenth of the steps; ``step_ms`` is of processor time."""
-    parts: list[list[Reading]] = [[] for _ in range(TENTHS)]
+    per_tenth: list[list[Reading]] = [[] for _ in range(TENTHS)]
     for before, after in pairwise(readings):
         taken = (after["cpu_s"] - before["cpu_s"]) / (after["step"] - before["step"])
         tenth = min(int((after["step"] - 1) * TENTHS / steps), TENTHS - 1)
-        parts[tenth].append({**after, "step_ms": 1000 * taken})
-    names = [name for name in parts[0][0] if name not in ("step", "cpu_s")]
+        per_tenth[tenth].append({**after, "step_ms": 1000 * taken})
+    names = [name for name in per_tenth[0][0] if name not in ("step", "cpu_s")]
     return [
-        {name: statistics.median(row[name] for row in rows) for name in names} for rows in parts
+        {name: statistics.median(row[name] for row in rows) for name in names} for rows in per_tenth
     ]
 
 

@@ -51,11 +51,11 @@ def test_all_batches_are_read_after_the_comparison(monkeypatch: pytest.MonkeyPat
 def test_tells_if_replicas_read_the_same(tmp_path: Path) -> None:
     names = ["ddp:whole", "ddp:replica", "ddp:replica-sampler", "sequential:replica"]
     done = succeed(["-m", "replicas_subject", tmp_path, *names])
-    parts = {
+    outputs = {
         name: done.stderr[done.stderr.index(f"{name} begins") : done.stderr.index(f"{name} ends")]
         for name in names
     }
-    notes = {name: re.findall("^note: .*", text, re.MULTILINE) for name, text in parts.items()}
+    notes = {name: re.findall("^note: .*", text, re.MULTILINE) for name, text in outputs.items()}
     (note,) = notes.pop("ddp:whole")
     assert note == (
         "note: ranks 0 and 1 have read the same first batch: the loader is read as it is, and each "

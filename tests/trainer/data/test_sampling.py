@@ -37,15 +37,15 @@ def make_order(plan: Any, replica: int = 0, **options: Any) -> Any:
 
 
 @given(plans)
-def test_parts_partition_each_micro_batch(plan: Any) -> None:
+def test_bounds_of_replicas_partition_each_micro_batch(plan: Any) -> None:
     position = 0
     for batch in range(plan.batches):
-        parts = [plan.bounds(batch, replica) for replica in range(plan.replicas)]
-        for begin, end in parts:
+        bounds = [plan.bounds(batch, replica) for replica in range(plan.replicas)]
+        for begin, end in bounds:
             assert begin == position
             assert end >= begin
             position = end
-        sizes = [end - begin for begin, end in parts]
+        sizes = [end - begin for begin, end in bounds]
         assert max(sizes) - min(sizes) <= 1
         assert sizes == sorted(sizes, reverse=True)
         assert max(sizes) <= plan.batch_size
@@ -75,11 +75,11 @@ def steps_of(plan: Any, epoch: int = 0) -> list[list[int]]:
         order = make_order(plan, replica, fill=False)
         order.epoch, order.start = epoch, 0
         batches = iter(order)
-        parts = [plan.bounds(batch, replica) for batch in range(plan.batches)]
-        orders.append([next(batches) if end > begin else [] for begin, end in parts])
+        bounds = [plan.bounds(batch, replica) for batch in range(plan.batches)]
+        orders.append([next(batches) if end > begin else [] for begin, end in bounds])
     steps: list[list[int]] = [[] for _ in range(-(-plan.batches // plan.accumulate))]
-    for batch, parts in enumerate(zip(*orders, strict=True)):
-        for indices in parts:
+    for batch, replicas in enumerate(zip(*orders, strict=True)):
+        for indices in replicas:
             steps[batch // plan.accumulate] += indices
     return steps
 

@@ -20,12 +20,12 @@ def make_recorder() -> Any:
 
 
 @given(st.lists(st.tuples(st.integers(1, 64), st.floats(-1e3, 1e3)), min_size=1, max_size=9))
-def test_means_of_parts_are_the_mean_of_the_whole(parts: list[tuple[int, float]]) -> None:
+def test_means_of_batches_are_the_mean_of_all_samples(batches: list[tuple[int, float]]) -> None:
     recorder = make_recorder()
-    for samples, value in parts:
+    for samples, value in batches:
         recorder.context = recorder.context._replace(counted=samples)
         recorder.log("x", value, on_step=False, on_epoch=True)
-    repeated = [value for samples, value in parts for _ in range(samples)]
+    repeated = [value for samples, value in batches for _ in range(samples)]
     assert recorder.take_epoch()["x"] == pytest.approx(sum(repeated) / len(repeated), abs=1e-9)
 
 

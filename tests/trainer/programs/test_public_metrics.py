@@ -207,7 +207,7 @@ def test_ranks_may_have_different_numbers_of_items_or_no_batch(batch_size: int) 
 
 
 class Decays(Model):
-    """A schedule written by hand, after each step."""
+    """A manual schedule: a hook halves the rate after each step."""
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.trainer.optimizers[0].param_groups[0]["lr"] /= 2

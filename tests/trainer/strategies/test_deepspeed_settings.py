@@ -144,7 +144,7 @@ ON, ONE_BIT = {"enabled": True}, {"optimizer": {"type": "OneBitAdam"}}
 
 
 @pytest.mark.parametrize(
-    ("config", "options", "parts"),
+    ("config", "options", "phrases"),
     [
         ({"gradient_clipping": 1.0}, {}, ["gradient_clipping=1.0", "gradient_clip_val=None"]),
         ({"gradient_accumulation_steps": 4}, {}, ["accumulate_grad_batches=1"]),
@@ -182,9 +182,9 @@ ON, ONE_BIT = {"enabled": True}, {"optimizer": {"type": "OneBitAdam"}}
         (ONE_BIT, {"gradient_clip_val": 1.0}, ["OneBitAdam", "leave gradient_clip_val out"]),
     ],
 )
-def test_a_contradiction_is_one_line(config, options, parts):
+def test_a_contradiction_is_one_line(config, options, phrases):
     (line,) = problems(config=config, trainer=options)
-    assert all(word in line for word in parts), line
+    assert all(phrase in line for phrase in phrases), line
 
 
 def test_what_agrees_is_taken():

@@ -96,9 +96,9 @@ def test_the_norm_that_is_clipped_is_that_of_all_ranks_gradients(tmp_path):
     notes = fitted(tmp_path / "run", "Even", 2, gradient_clip_val=bound, **SHARDED)
     unclipped = fitted(tmp_path / "unclipped", "Even", 2, **SHARDED)
     for ranks, norm in ((unclipped, total), (notes, bound)):
-        parts = [rank["notes"][0]["norm"] for rank in ranks]
-        assert all(0.05 * norm < share < norm for share in parts)
-        assert sum(share**2 for share in parts) ** 0.5 == pytest.approx(norm, rel=1e-4)
+        shards = [rank["notes"][0]["norm"] for rank in ranks]
+        assert all(0.05 * norm < shard < norm for shard in shards)
+        assert sum(shard**2 for shard in shards) ** 0.5 == pytest.approx(norm, rel=1e-4)
 
 
 @pytest.mark.slow

@@ -54,16 +54,16 @@ def test_weights_are_those_of_one_process(tmp_path, strategy, subject, options):
 
 
 @pytest.mark.parametrize(
-    ("subject", "parts"),
+    ("subject", "phrases"),
     [
         ("ThawingAtOnce", ["frozen.weight is trained since the fit began", "strategy='fsdp'"]),
         ("Freezing", ["blocks.0.weight is frozen since the fit began", "strategy='fsdp'"]),
     ],
 )
-def test_deepspeed_refuses_what_is_thawed_or_frozen_in_a_fit(tmp_path, subject, parts):
+def test_deepspeed_refuses_what_is_thawed_or_frozen_in_a_fit(tmp_path, subject, phrases):
     done = fit(tmp_path / "run", subject, strategy="deepspeed_stage_1", devices=2)
     assert done.returncode == 2, done.stderr
-    assert all(text in done.stderr for text in parts), done.stderr
+    assert all(phrase in done.stderr for phrase in phrases), done.stderr
     assert "Traceback" not in done.stderr
 
 

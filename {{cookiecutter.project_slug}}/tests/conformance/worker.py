@@ -92,8 +92,8 @@ def _weights(module: Any, run: Any) -> dict[str, torch.Tensor]:
 def _tensors(name: str, state: Any) -> dict[str, torch.Tensor]:
     """The tensors and numbers of a callback's state, by their path in it."""
     if isinstance(state, Mapping):
-        parts = [_tensors(f"{name}.{key}", value) for key, value in state.items()]
-        return {key: value for tensors in parts for key, value in tensors.items()}
+        per_key = [_tensors(f"{name}.{key}", value) for key, value in state.items()]
+        return {key: value for tensors in per_key for key, value in tensors.items()}
     if isinstance(state, torch.Tensor):
         return {name: state.contiguous()}
     return {name: torch.tensor(state, dtype=torch.float64)}

@@ -92,8 +92,8 @@ def _gather(metric: Any, name: str, forms: Sequence[Sequence[Any]], group: Any) 
     dtype = functools.reduce(torch.promote_types, (getattr(torch, kind) for kind in kinds))
     empty = torch.empty(0, dtype=dtype, device=metric.device)
     flat = torch.cat([empty, *(item.reshape(-1) for item in getattr(metric, name))])
-    parts = zip(collectives.all_gather(flat, group), forms, strict=True)
-    items = [item for part, of_rank in parts for item in _items(part, of_rank)]
+    per_rank = zip(collectives.all_gather(flat, group), forms, strict=True)
+    items = [item for tensor, of_rank in per_rank for item in _items(tensor, of_rank)]
     reduce = metric._reductions[name]
     setattr(metric, name, reduce(items) if reduce else items)
     return True

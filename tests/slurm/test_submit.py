@@ -66,11 +66,7 @@ def test_a_cpu_build_of_torch_is_refused_for_gpus(on_cluster: Project) -> None:
         (("-N2", "slurm/nothing.sh"), {}, "there is no script in '-N2 slurm/nothing.sh': "),
         ((), {}, "there is no script in '': "),
         (("--time=2", "slurm/train.sh", CPU), {}, "--time=00:02:00 is not more than the 120 s "),
-        (
-            ("--signal=B:TERM@90", "slurm/train.sh", CPU),
-            {},
-            "--signal=B:TERM@90: the job would not save",
-        ),
+        (("--signal=B:TERM@9", "slurm/train.sh", CPU), {}, "--signal=B:TERM@9: the job would not "),
         (("-o", "no/%j.out", "slurm/train.sh", CPU), {}, "--output="),
         (("slurm/train.sh", CPU, "--config=no.yaml"), {}, "fit refuses its options: "),
         (("slurm/train.sh", CPU, "--model.widht=3"), {}, "fit refuses its options: error: "),

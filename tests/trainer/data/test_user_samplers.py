@@ -105,8 +105,7 @@ def test_a_batch_sampler_that_is_given_keeps_its_size_and_its_last_batch() -> No
 def test_a_generator_that_is_not_used_is_said() -> None:
     for generator, lines in ((torch.Generator(), 1), (None, 0)):
         loader = DataLoader(DATA, 2, shuffle=True, generator=generator)
-        feed = feed_creation.feed_training(loader, ALONE, **GIVEN)
-        assert len(feed.remarks) == lines
+        assert len(feed_creation.feed_training(loader, ALONE, **GIVEN).remarks) == lines
 
 
 class Drawing(RandomSampler):

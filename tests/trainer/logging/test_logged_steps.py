@@ -142,8 +142,7 @@ def test_the_last_step_is_logged_if_a_hook_stops_training(tmp_path, hook, accumu
     last = 6 // accumulate
     assert logged(made, "loss") == [(1, 1.0), (last, float(last))]
     factors = [1 + (2 * accumulate - 1) * min(step / 4, 1) for step in (1, last)]
-    rates = [(1, factors[0]), (last, factors[1] * 0.5 ** (last - 1))]
-    assert logged(made, "lr") == rates
+    assert logged(made, "lr") == [(1, factors[0]), (last, factors[1] * 0.5 ** (last - 1))]
 
 
 def test_the_last_step_is_logged_if_the_time_is_over(tmp_path):

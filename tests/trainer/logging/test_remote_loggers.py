@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -66,6 +66,8 @@ class Known(RemoteLogger):
     def open(self, run: LoggedRun, known: str | None) -> str:
         return known or "new"
 
+    def send(self, step: int, values: Mapping[str, float]) -> None: ...
+
 
 @pytest.mark.parametrize("name", ["run.json", "values.jsonl"])
 @pytest.mark.parametrize("damage", [b'{"id', b"[1, {\n", b'"\xff"\n', b"[1]\n", None])
@@ -79,6 +81,8 @@ def test_a_damaged_file_of_a_service_is_one_line(name, damage, tmp_path):
         (folder / name).write_bytes(damage)
     if (name, damage) == ("values.jsonl", b'{"id'):  # a line that a process was killed in
         logger.start(run)  # type: ignore[arg-type]
+        logger.write(1, 0, {"epoch": 8.0})  # the user's, not the trainer's
+        assert list(logger.sent()) == [(1, {"epoch": 8.0})]
         logger.close()
         return
     with pytest.raises(UserError) as caught:

@@ -79,8 +79,7 @@ def test_dp_and_ddp2_see_the_whole_batch(weights, strategy, devices):
 def test_ddp_compares_a_sample_with_those_of_its_own_process_only(weights):
     # Each process' loss has 12 candidates and not 24: another function, and not a rounding.
     assert difference(weights("ddp", 2), weights("single_device", 1)) > 0.05
-    in_halves = weights("single_device", 1, kind="InHalves")
-    assert difference(weights("ddp", 2), in_halves) < 1e-5
+    assert difference(weights("ddp", 2), weights("single_device", 1, kind="InHalves")) < 1e-5
 
 
 @pytest.mark.slow

@@ -220,11 +220,10 @@ def test_a_logged_rate_is_that_of_its_step() -> None:
 
 
 class Names(Model):
-    first: dict[str, Any]
-    second: dict[str, Any]
+    values: list[dict[str, Any]]
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        for named in (self.first, self.second):
+        for named in self.values:
             self.log(value=1.0, **named)
         return super().training_step(batch, batch_idx)
 
@@ -233,7 +232,7 @@ class Names(Model):
 @pytest.mark.parametrize("is_first", [True, False])
 def test_a_name_that_another_value_has_is_refused(other: dict[str, Any], is_first: bool) -> None:
     module, values = Names(), [{"name": "a", "on_epoch": other["name"] == "a_step" or None}, other]
-    module.first, module.second = values if is_first else values[::-1]
+    module.values = values if is_first else values[::-1]
     line = rf"^log\('{other['name']}'\): log\('a'\) writes values of this name, too: use another$"
     with pytest.raises(UserError, match=line):
         make().fit(module, data())

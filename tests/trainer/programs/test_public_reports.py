@@ -165,16 +165,23 @@ class Adds(Model):
         self.add(f"end of epoch {self.current_epoch}")
 
 
+class AddsLater(Adds):
+    on_fit_start, on_train_epoch_start = Descends.on_fit_start, Descends.on_train_epoch_start
+
+
 @pytest.mark.parametrize("hook", ["fit", "epoch 1", "step 1", "step 5", "end of epoch 0"])
 def test_a_layer_that_a_hook_adds_is_refused_unless_an_optimizer_has_it(hook: str) -> None:
+    module = Adds if hook in ("fit", "epoch 1") else AddsLater
+    made = make(checkpoint_every_n_epochs=9)
     with pytest.raises(UserError, match=r"head \(Linear\) was added after configure_optimizers"):
-        make().fit(Adds(hook), data())
+        made.fit(module(hook), data())
+    assert (made.global_step == 6) == (hook == "step 5")  # before the next epoch has trained
     made = make()
-    made.fit(Adds(hook, gives=True), data())
+    made.fit(module(hook, gives=True), data())
     assert made.global_step == 6
     if "epoch" in hook:  # ranks would not average it
         with pytest.raises(UserError, match=r"head \(Linear\) was added after configure_optimize"):
-            make(devices=2, strategy="ddp_fork").fit(Adds(hook, gives=True), data(4))
+            make(devices=2, strategy="ddp_fork").fit(module(hook, gives=True), data(4))
 
 
 def test_a_sparse_buffer_is_refused_before_the_first_step() -> None:
@@ -227,9 +234,7 @@ class Resized(Model):
 
 @pytest.mark.parametrize("by", [2, -2])
 @pytest.mark.parametrize("what", ["dataset", "sampler"])
-def test_data_that_changes_its_length_is_named_when_the_next_epoch_begins(
-    what: str, by: int
-) -> None:
+def test_data_that_changes_its_length_is_named_at_the_next_epoch(what: str, by: int) -> None:
     model = Resized(what, by)
     with pytest.raises(UserError, match=f"the {what} has {4 + by} samples, and had 4") as raised:
         make().fit(model)
@@ -316,8 +321,7 @@ def test_an_evaluation_drops_the_last_batch_of_a_loader_that_says_so() -> None:
             return batch[0].sum()
 
     loader = DataLoader(TensorDataset(torch.ones(7)), batch_size=2, drop_last=True)
-    predictions = make().predict(Predicts(), loader)
-    assert [prediction.item() for prediction in predictions] == [2, 2, 2]
+    assert [prediction.item() for prediction in make().predict(Predicts(), loader)] == [2, 2, 2]
     loader = DataLoader(TensorDataset(torch.ones(1)), batch_size=2, drop_last=True)
     with pytest.raises(UserError, match="drop_last=True leaves no batch: 1 samples, batch_size=2"):
         make().predict(Predicts(), loader)

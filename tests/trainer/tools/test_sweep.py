@@ -86,8 +86,7 @@ def test_the_best_trial_is_that_of_the_best_run(tmp_path: Path) -> None:
     assert chosen == f"--model.learning_rate={rate} --model.width={width}"
     for trial in all_trials:
         run = tmp_path / "runs" / "sweep-s" / f"trial-{trial.number}"
-        config = yaml.safe_load((run / "config.yaml").read_text())
-        made = config["model"]["init_args"]
+        made = yaml.safe_load((run / "config.yaml").read_text())["model"]["init_args"]
         assert [made["learning_rate"], made["width"]] == list(trial.params.values())
         assert 1e-4 <= made["learning_rate"] <= 0.1
         assert ended(tmp_path, trial.number) == ["finished step 4"]  # none was trained again

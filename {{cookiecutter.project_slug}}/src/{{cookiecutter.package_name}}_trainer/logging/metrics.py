@@ -173,11 +173,8 @@ class Recorder:
                 where = "values of single batches are written in training only"
                 output.print_lines(f"note: log({name!r}, on_step=True): {where}", error=True)
         on_step, on_epoch = _levels(name, context, on_step, on_epoch, prog_bar)
-        if on_step and on_epoch and f"{name}_step" not in self._derived:
-            for key in (f"{name}_step", f"{name}_epoch"):
-                if key in self._step or key in self._steps:
-                    raise UserError(_taken(key, name))
-                self._derived[key] = name
+        if on_step and on_epoch:
+            self._derived[f"{name}_step"] = self._derived[f"{name}_epoch"] = name
         if on_step:
             key = f"{name}_step" if on_epoch else name
             logged = _Logged(key, value, samples, reduce_fx, sync_dist)

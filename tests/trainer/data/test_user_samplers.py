@@ -3,7 +3,7 @@
 import random
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ import torch
 from my_project_trainer.data import feed as feeds
 from my_project_trainer.data import feed_creation
 from my_project_trainer.data.replay import ReplayFeed
+from my_project_trainer.errors import UserError
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -18,6 +19,7 @@ from torch.utils.data import (
     SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
+    default_collate,
 )
 
 ALONE = feeds.Share(0, 1, 7)
@@ -73,6 +75,10 @@ def test_what_a_sampler_draws_is_its_own() -> None:
     assert sorted(drawn("of fewer")) == list(range(24))
     assert max(drawn("weighted")) < 15
     assert sorted(drawn("subset")) == list(range(3, 27))
+
+
+def doubled(samples: Any) -> list[torch.Tensor]:
+    return [2 * column for column in default_collate(samples)]
 
 
 def evaluated(loader: Any, replicas: int) -> list[list[int]]:
@@ -165,3 +171,19 @@ def test_a_loader_with_a_collate_fn_of_its_own_is_put_into_the_global_order() ->
     loader = Collating(DATA, 3, batch_size=12)
     assert trained(loader, 2) == trained(loader, 1)
     assert sorted(joined(trained(loader, 3))) == list(range(0, 90, 3))
+
+
+def test_a_loader_that_a_hook_changes_is_read_as_it_is_then() -> None:
+    def sums(epoch: int) -> list[int]:
+        return sorted(int(batch.data[0].sum()) for batch in feed.epoch(epoch, 0))
+
+    loader = DataLoader(TensorDataset(torch.ones(12, dtype=torch.int)), batch_size=4)
+    feed = feed_creation.feed_training(loader, ALONE, **GIVEN)
+    assert sums(0) == [4, 4, 4]
+    loader.collate_fn = doubled
+    assert sums(1) == [8, 8, 8]
+    loader.num_workers, loader.prefetch_factor = 1, 2
+    assert sums(2) == [8, 8, 8]
+    cast(Any, loader.batch_sampler).batch_size = 6
+    with pytest.raises(UserError, match=r"were \(4, False\), and are \(6, False\); steps were"):
+        sums(3)

@@ -75,6 +75,21 @@ def test_without_saying_so_nothing_is_done_by_hand(tmp_path):
         fit(Forgets(), tmp_path)
 
 
+@pytest.mark.parametrize("is_manual", [True, False])
+def test_a_hook_may_not_take_over_steps_nor_optimizers(tmp_path, is_manual):
+    class Switches(ByHand):
+        def on_train_epoch_start(self) -> None:
+            with pytest.raises(TypeError, match="does not support item assignment"):
+                self.trainer.optimizers[0] = None
+            self.automatic_optimization = is_manual
+
+    module = Switches()
+    module.automatic_optimization = not is_manual
+    match = f"^a hook set automatic_optimization to {is_manual} when the fit had begun: set it in"
+    with pytest.raises(trainer.UserError, match=match):
+        fit(module, tmp_path)
+
+
 def test_without_a_run_there_are_no_optimizers():
     with pytest.raises(RuntimeError, match="ByHand is not being trained"):
         ByHand().optimizers()

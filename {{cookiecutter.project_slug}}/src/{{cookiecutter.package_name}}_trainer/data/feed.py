@@ -4,13 +4,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any, cast
 
 from torch import Tensor
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import BatchSampler, DataLoader, default_collate
 
 from ..errors import UserError
 from ..launch import collectives
-from . import randomness
+from . import randomness, sampling
 from .moving import is_empty
-from .sampling import BatchPlan, GlobalOrder, KeyedDataset, MicroBatch, Share, check_count
+from .sampling import BatchPlan, GlobalOrder, KeyedDataset, MicroBatch, Share
 from .workers import iterator
 
 _IN_BATCHES = "__getitems__"
@@ -64,7 +64,7 @@ def note_unused(batches: int) -> str:
 
 
 class OrderedFeed(Feed):
-    """Reads a ``DataLoader`` whose batch sampler is ``order``, from any batch on at no cost.
+    """Reads a copy of a ``DataLoader`` in the global order, from any batch on at no cost.
 
     ``repeats``: read the first epoch again and again. Batches are counted if they may differ from
     the plan: by a ``collate_fn`` or dataset that may drop samples, or a hook of the module.
@@ -75,18 +75,38 @@ class OrderedFeed(Feed):
     def __init__(
         self, loader: DataLoader[Any], order: GlobalOrder, share: Share, repeats: bool = False
     ) -> None:
-        self._loader, self._order, self._repeats = loader, order, repeats
+        self._source, self._order, self._repeats = loader, order, repeats
         self._share, self._samples = share, len(cast(Any, loader.dataset))
-        may_drop = loader.collate_fn is not default_collate or hasattr(loader.dataset, _IN_BATCHES)
-        self._counts = may_drop or bool(share.count_samples or share.count_weight)
+        self._copied: dict[str, Any] = {}
+        self._planned = self._sizes()
+        self._copy()
         self.plan: BatchPlan = order.plan
-        # Protect the model's generators unless workers draw the random numbers, or nothing does.
-        isolate = loader.num_workers == 0 and order.keyed
-        self._stream = randomness.Stream(order.seed) if isolate else None
         self.batches, self.accumulate = order.plan.batches, order.plan.accumulate
         self.samples_per_step = order.plan.global_batch
         begin, end = order.plan.bounds(order.plan.batches - 1, order.plan.replicas - 1)
         self.is_even = order.fill or begin < end
+
+    def _sizes(self) -> tuple[int, bool]:
+        batches = cast(BatchSampler, self._source.batch_sampler)
+        return batches.batch_size, batches.drop_last
+
+    def _copy(self) -> None:
+        """Copy the loader; again if a hook has set its ``collate_fn``, workers, … since."""
+        loader, order = self._source, self._order
+        if (sizes := self._sizes()) != self._planned:
+            line = "batch_size and drop_last of the loader's batch sampler were {}, and are {}"
+            advice = "steps were planned with the first: start another fit (--trainer.weights)"
+            raise UserError(f"{line.format(self._planned, sizes)}; {advice}")
+        now = {**vars(loader), "_iterator": None}
+        if all(self._copied.get(name, self) is now[name] for name in now):
+            return
+        self._copied, order.keyed = now, sampling.needs_keys(loader)
+        self._loader = sampling.order_globally(loader, order)
+        may_drop = loader.collate_fn is not default_collate or hasattr(loader.dataset, _IN_BATCHES)
+        self._counts = may_drop or bool(self._share.count_samples or self._share.count_weight)
+        # Protect the model's generators unless workers draw the random numbers, or nothing does.
+        isolate = loader.num_workers == 0 and order.keyed
+        self._stream = randomness.Stream(order.seed) if isolate else None
 
     def set_epoch(self, epoch: int) -> None:
         if isinstance(dataset := self._loader.dataset, KeyedDataset):
@@ -95,8 +115,9 @@ class OrderedFeed(Feed):
     def epoch(self, epoch: int, start: int) -> Iterator[MicroBatch]:
         plan, order = self.plan, self._order
         order.epoch, order.start = 0 if self._repeats else epoch, start
+        self._copy()
         self.set_epoch(epoch)
-        check_count("dataset", len(cast(Any, self._loader.dataset)), self._samples)
+        sampling.check_count("dataset", len(cast(Any, self._loader.dataset)), self._samples)
         batches = drawn(iterator(self._loader), self._stream, start, len(order))
         if collectives.is_active():
             from .hashing import check_first_batch

@@ -173,7 +173,7 @@ def _ordered(
     keyed = sampling.needs_keys(loader)
     order = sampling.GlobalOrder(plan, share.replica, share.seed, shuffle, keyed, fill)
     order.is_held, order.sampler = plan.samples <= sampling.MOST_HELD, sampling.own_draws(loader)
-    return OrderedFeed(sampling.order_globally(loader, order), order, share, repeats)
+    return OrderedFeed(loader, order, share, repeats)
 
 
 def _samples(loader: DataLoader[Any], stage: str) -> int:

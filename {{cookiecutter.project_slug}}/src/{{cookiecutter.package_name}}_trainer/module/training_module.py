@@ -198,7 +198,7 @@ class TrainingModule(RunProperties, Hooks, nn.Module):
         """
         is_manual = not self.automatic_optimization
         optimizers = self._manual().optimizers if is_manual else self.trainer.optimizers
-        return optimizers[0] if len(optimizers) == 1 else optimizers
+        return optimizers[0] if len(optimizers) == 1 else [*optimizers]
 
     def manual_backward(self, loss: Tensor) -> None:
         """Compute the gradients of a loss, and average them unless ``sync_grad=False``."""
@@ -207,7 +207,7 @@ class TrainingModule(RunProperties, Hooks, nn.Module):
     def lr_schedulers(self) -> Any:
         """Get the schedulers of ``configure_optimizers``; step them in manual optimization."""
         schedulers = self.trainer.schedulers
-        return schedulers[0] if len(schedulers) == 1 else schedulers
+        return schedulers[0] if len(schedulers) == 1 else [*schedulers]
 
     def _manual(self) -> Manual:
         if self.trainer.manual is None:

@@ -141,8 +141,8 @@ class _Fit:
     def _make_loop(self) -> FitLoop:
         options = self._plan.options
         fit = self._set_up()
-        self._run.optimizers = fit.optimization.optimizers
-        self._run.schedulers = [scheduler.scheduler for scheduler in fit.optimization.schedulers]
+        self._run.optimizers = tuple(fit.optimization.optimizers)
+        self._run.schedulers = tuple(entry.scheduler for entry in fit.optimization.schedulers)
         kept = (options.keep_checkpoints, options.async_checkpoints)
         checkpoints = Checkpoints(self._directory / run_directory.DIRECTORY, *kept, lock=self._lock)
         validate = self._validation() if self._loaders else None

@@ -20,7 +20,6 @@ from .logger import LoggedRun, Logger
 
 _SECONDS_TO_ANSWER = 5.0
 _MOST_BYTES = 2**30  # of values
-AXIS = "trainer/global_step"  # as Lightning names it: a module may log a ``step`` of its own
 # How long MLflow's client tries to reach a server that does not answer any more, unless the user
 # sets it: training waits for it, by MLflow's defaults for several minutes.
 _MLFLOW_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
@@ -139,7 +138,7 @@ class WandbLogger(RemoteLogger):
 
     @property
     def experiment(self) -> Any:
-        """W&B's run: ``log({"samples": wandb.Image(…), AXIS: trainer.global_step})``."""
+        """W&B's run: ``log({"samples": wandb.Image(…), "step": trainer.global_step})``."""
         return self._run
 
     def server(self) -> str | None:
@@ -168,14 +167,14 @@ class WandbLogger(RemoteLogger):
         finally:
             sys.argv = words
         # W&B's own step cannot stand still, as for a validation after the values of a step.
-        self._run.define_metric("*", step_metric=AXIS)
+        self._run.define_metric("*", step_metric="step")
         if self._run.offline:
             for step, values in self.sent():
                 self.send(step, values)
         return str(self._run.id)
 
     def send(self, step: int, values: Mapping[str, float]) -> None:
-        self._run.log({**values, AXIS: step})
+        self._run.log({**values, "step": step})
 
     def close(self) -> None:
         """Finish the run; the exit code says how."""

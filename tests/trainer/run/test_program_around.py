@@ -13,6 +13,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fitting import Descends, quiet
 
+LOADER: DataLoader[Any] = DataLoader(TensorDataset(torch.ones(4, 1)), batch_size=2)
+ANOTHER = r"^another thread of this process runs a trainer"
+
 
 class PrunedError(Exception):
     """As Optuna's TrialPruned: a caller catches it by its class."""
@@ -35,7 +38,7 @@ class Line(Descends, lr=1.0):
 def fit(folder: Path, model: Line, **options: Any) -> float:
     """Fit; the weight of two steps is -2."""
     made = quiet(**{"default_root_dir": folder, "max_epochs": 1} | options)
-    made.fit(model, DataLoader(TensorDataset(torch.ones(4, 1)), batch_size=2))
+    made.fit(model, LOADER)
     return model.weight.item()
 
 
@@ -60,8 +63,20 @@ def test_two_runs_at_once_are_refused_and_one_in_a_thread_trains(tmp_path: Path)
     model.inside = other  # in a hook of the run itself, whose random numbers it would draw
     assert fit(tmp_path, model, max_steps=1) == -2.0
     assert outcomes[1] == outcomes[0]
+    model.inside = quiet  # seeds the generators
+    with pytest.raises(UserError, match=ANOTHER):
+        fit(tmp_path, model, max_steps=1)
     in_thread()
     assert outcomes[2] == -2.0
+    early = quiet(max_steps=1)
+
+    def start() -> None:
+        with pytest.raises(UserError, match=ANOTHER):
+            early.fit(Line(), LOADER)
+
+    model.inside, model.on_fit_start = None, start
+    with pytest.raises(UserError, match=ANOTHER):
+        fit(tmp_path, model, max_steps=1)  # it may have begun with other random numbers
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ The top of the package: the only file that imports all parts.
 """
 
 import os
-import threading
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -29,6 +28,7 @@ from .module import DataModule, Loaders, TrainingModule, current_run
 from .options import Options, values
 from .options.reading import accepts_foreign, accepts_options
 from .run import console, environment, plan, training
+from .run import rank as run_rank
 from .run.plan import Plan
 from .run.rank import RankRun
 from .strategies import registry
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from .run.commands import Evaluation
 
 Command = partial[Any]  # a function of a :class:`~.run.rank.RankRun`, with the user's arguments
-
-_RUNNING = threading.Lock()  # seeds, signals and process groups are the process's
 
 
 @dataclass(frozen=True)
@@ -74,6 +72,8 @@ class Trainer(current_run.RunProperties, current_run.OptionNames):
         self._fitted: tuple[TrainingModule, DataModule | None] | None = None
         self.configuration: str | None = None
         console.warn_of_unused(self._plan)
+        if run_rank.RUNNING.locked():  # its random numbers would begin again
+            raise UserError(run_rank.SHARED)
         randomness.seed_generators(options.seed)
 
     def building(self) -> AbstractContextManager[object]:
@@ -295,16 +295,14 @@ class Trainer(current_run.RunProperties, current_run.OptionNames):
         return result.value
 
     def _launch(self, module: TrainingModule, command: Command) -> RunResult:
-        if not _RUNNING.acquire(blocking=False):
-            raise UserError(
-                "another thread of this process runs a trainer, or this is a hook of its run: they "
-                "share random numbers and the process group; run one after the other, or in "
-                "processes of their own"
-            )
+        if not run_rank.RUNNING.acquire(blocking=False):
+            run_rank.OTHERS.set()
+            raise UserError(run_rank.SHARED)
         try:
+            run_rank.OTHERS.clear()
             return self._launch_alone(module, command)
         finally:
-            _RUNNING.release()
+            run_rank.RUNNING.release()
 
     def _launch_alone(self, module: TrainingModule, command: Command) -> RunResult:
         plan = self._plan

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,13 @@ from ..options import reading
 from ..strategies.precision import Precision
 from .console import Console
 from .plan import Plan
+
+RUNNING = threading.Lock()  # seeds, signals and process groups are the process's
+OTHERS = threading.Event()  # another thread has called a trainer since RUNNING is held
+SHARED = (
+    "another thread of this process runs a trainer, or this is a hook of its run: they share "
+    "random numbers and the process group; run one after the other, or in processes of their own"
+)
 
 
 class RankRun(Run):

@@ -35,7 +35,7 @@ from ..module.hooks import with_own_mode
 from ..strategies.optimizers import Optimization, configured, described, replace_optimizers_kept
 from . import record
 from .plan import Plan, check_created_layers, check_loaders
-from .rank import RankRun
+from .rank import OTHERS, SHARED, RankRun
 
 if TYPE_CHECKING:
     from ..loop.compilation import Compiled
@@ -274,6 +274,8 @@ class _Fit:
             from ..loop.evaluation import unmonitored
 
             self._console.note(*unmonitored(loop.fit, self._plan.callbacks, names, is_complete))
+        if OTHERS.is_set():  # that may have seeded the generators
+            raise UserError(SHARED)
 
     def _write_records(self, loop: FitLoop, hosts: list[dict[str, Any]]) -> None:
         """Write records and open logs: after the last check that can refuse the run."""

@@ -43,10 +43,20 @@ def _common_length(batch: Any, expected: int | None) -> int | None:
     lengths = [len(leaf) for leaf in leaves(batch) if _has_length(leaf)]
     # A list of numbers or texts has one for each sample; one of tensors may have fields.
     sure = [len(item) for item in inner if item and isinstance(item[0], int | float | str)]
-    for number in dict.fromkeys([expected, *sure, *lengths[:1], *map(len, inner)]):
+    # Fields are not counted: a list of equally long tensors has samples if others say so, too.
+    outside = leaves(batch, lambda value: value is not batch and isinstance(value, list | tuple))
+    others = [value for value in outside if _has_length(value) and type(value) not in (list, tuple)]
+    of_samples = [*map(len, others), *(len(items) for items in inner if not _may_be_fields(items))]
+    for number in dict.fromkeys([expected, *sure, *lengths[:1], *of_samples]):
         if number and _samples_in(batch, number) is not None:
             return number
     return None
+
+
+def _may_be_fields(items: Any) -> bool:
+    """Whether a list's items are equally long, as fields such as ``[inputs, targets]`` are."""
+    sizes = {len(item) if _has_length(item) else 1 for item in items}
+    return len(sizes) == 1 and sizes != {1}
 
 
 def _lists(value: Any) -> list[Any]:
@@ -118,7 +128,8 @@ class Counter:
         for sizes in (named & {shortest}, before & {shortest}, fields):
             if len(sizes) == 1 and sizes != {0}:
                 return sizes.pop()
-        if type(batch) is tuple and getattr(batch[-1], "ndim", 1) == 1:
+        is_last = type(batch) is tuple and getattr(batch[-1], "ndim", 1) == 1
+        if is_last and not (isinstance(batch[-1], list) and _may_be_fields(batch[-1])):
             number, votes = lengths.get((-1,), 0), list(lengths.values())
             if number == shortest > 0 and votes.count(number) >= max(map(votes.count, votes)):
                 self._paths = frozenset(path for path in lengths if lengths[path] == number)

@@ -266,7 +266,9 @@ def test_a_script_reads_the_values_of_a_fit_that_it_has_ended() -> None:
     assert list((made.run_directory / "checkpoints").iterdir())
 
 
-@pytest.mark.parametrize("name", ["optimizers", "schedulers", "callbacks"])
+@pytest.mark.parametrize(
+    "name", ["optimizers", "schedulers", "callbacks", "total_steps", "metrics"]
+)
 def test_a_hook_cannot_replace_what_a_fit_has(name: str) -> None:
     class Replaces(Model):
         def on_train_epoch_start(self) -> None:

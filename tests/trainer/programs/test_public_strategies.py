@@ -214,13 +214,14 @@ class Baseline(Line):
     def training_step(self, batch: Any, batch_idx: int) -> None:
         target = batch[0].mean() * (1 + self.global_rank)
         optimizer = self.optimizers()
-        optimizer.step(closure=lambda: self.descend(target))
+        assert optimizer.step(closure=lambda: self.descend(target)) is target
         optimizer.zero_grad()
         self.mean.mul_(0.5).add_(target)
         assert not optimizer.state or optimizer.defaults["lr"] == 1.0
 
-    def descend(self, target: Tensor) -> None:
+    def descend(self, target: Tensor) -> Tensor:
         self.manual_backward(((self.layer.weight - target + self.mean) ** 2).mean() / 8)
+        return target
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.log("mean", self.mean)

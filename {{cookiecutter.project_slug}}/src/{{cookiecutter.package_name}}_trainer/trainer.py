@@ -238,20 +238,26 @@ class Trainer(current_run.RunProperties, current_run.OptionNames):
     @property
     def metrics(self) -> dict[str, float]:
         """The latest logged values."""
-        return self._last.metrics
+        return self._now().metrics
 
     @property
     def run_directory(self) -> Path | None:
         """The run directory of the last ``fit``."""
-        return self._last.run_directory
+        return self._now().run_directory
 
     @property
     def default_root_dir(self) -> Path:
         """Directory that contains run directories, with ``~`` and variables expanded."""
         return self._plan.request.root
 
+    def _now(self) -> RunResult:
+        """The state of the fit that runs in this process, else of the last one."""
+        rank = run_rank.current
+        is_of_this = rank is not None and rank.plan.options is self._plan.options
+        return _result_of(rank) if rank is not None and is_of_this and rank.loop else self._last
+
     def _run_facts(self) -> current_run.RunFacts:
-        position = self._last.position
+        position = self._now().position
         return current_run.RunFacts(self._plan.layout, position.global_step, position.epoch)
 
     def _evaluate(
@@ -345,6 +351,7 @@ def _run(rank: RankRun, command: Command) -> RunResult:
     plan = rank.plan
 
     def work() -> RunResult:
+        run_rank.current = rank
         kind = command.keywords.get("kind", "fit")
         rank.connect("validate" if kind == "validation" else kind)
         try:
@@ -361,6 +368,8 @@ def _run(rank: RankRun, command: Command) -> RunResult:
                 f"user code called sys.exit({error.code}) in step {rank.global_step + 1}, before "
                 f"{command.func.__name__} ended ({place}): return instead, or raise an error"
             ) from error
+        finally:
+            run_rank.current = None
         return _result_of(rank, value)
 
     deterministic = randomness.deterministic_algorithms(plan.options.deterministic)

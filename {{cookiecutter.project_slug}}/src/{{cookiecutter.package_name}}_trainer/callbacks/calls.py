@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
 
-from ..errors import Problems, refuse, shown
+from ..errors import Problems, UserError, refuse, shown
 from ..module import Run, TrainingModule
 from ..module.hooks import Hooks, is_overridden, problems_of_names, problems_of_signatures
 from ..options import class_paths
@@ -49,6 +49,14 @@ class HookCalls:
     on_validation_start: _Calls = ()
     on_validation_end: _Calls = ()
     on_exception: _Calls = ()
+    _bound: Sequence[tuple[object, str, Any]] = ()  # what has hooks, their names, and the hooks
+
+    def check(self) -> None:
+        """Raise UserError if user code has replaced a hook: the loop calls those of the start."""
+        for owner, name, hook in self._bound:
+            if getattr(owner, name) != hook:
+                line = f"{type(owner).__name__}.{name} was replaced when the fit had begun"
+                raise UserError(f"{line}: define it in the class, and branch inside it")
 
     def state(self) -> dict[str, Any]:
         states = {name: callback.state_dict() for name, callback in self.callbacks.items()}
@@ -78,14 +86,22 @@ def calls_of(
 ) -> HookCalls:
     """Collect the hooks that are overridden; ``around``: the context of each, by its name."""
     hooks = {}
-    for name in (hook.name for hook in fields(HookCalls) if hook.name != "callbacks"):
+    names = [hook.name for hook in fields(HookCalls) if hook.name.startswith("on_")]
+    for name in names:
         owners = [callback for callback in callbacks if is_overridden(callback, Callback, name)]
         of_module = [getattr(module, name)] if _has_own(module, name) else []
         calls = [*(partial(getattr(owner, name), trainer, module) for owner in owners), *of_module]
         if around is not None and name != "on_exception":  # of one rank
             calls = [partial(_call_within, around, name, call) for call in calls]
         hooks[name] = tuple(calls)
-    return HookCalls({_identity(callback): callback for callback in _stateful(callbacks)}, **hooks)
+    bound = [
+        (owner, name, getattr(owner, name))
+        for owner in (*callbacks, module)
+        for name in (*names, "count_samples", "count_weight")
+        if hasattr(owner, name)
+    ]
+    stateful = {_identity(callback): callback for callback in _stateful(callbacks)}
+    return HookCalls(stateful, **hooks, _bound=bound)
 
 
 def start_fresh(callbacks: Sequence[Callback]) -> None:

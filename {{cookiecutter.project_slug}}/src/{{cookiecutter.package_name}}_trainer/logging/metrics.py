@@ -115,6 +115,7 @@ class Recorder:
         self._of_training: dict[int, str] = {}  # names of training's by ``id``, in an evaluation
         self._derived: dict[str, str] = {}  # names of values of steps and epochs: of which value
         self._is_noted = False
+        self.written: set[str] = set()  # names of training's values
         self.may_lack_names = not counts  # it may log less than others, as without a batch
 
     def enter(self, context: BatchContext) -> None:
@@ -213,6 +214,8 @@ class Recorder:
             if how not in _REDUCE_FX:
                 known = nearest(str(how), _REDUCE_FX)
                 raise UserError(f"log({name!r}): reduce_fx={how!r} is unknown{known}")
+            if not (name.strip() and name.isprintable()):
+                raise UserError(f"log({shown(name)}): a name is a printable text")
             other = totals.keys() & {name.removesuffix("_epoch"), f"{name}_epoch"}
             if other and totals is self._steps:
                 raise UserError(_taken(*sorted([name, *other], key=len, reverse=True)))
@@ -238,6 +241,7 @@ class Recorder:
             if logged.version in (-1, getattr(logged.value, "_version", -1)):
                 self._add(totals, logged)
         self._late.clear()
+        self.written.update(totals)
         return self._reduced(totals) if self._steps_together else _values(totals)
 
     def epoch_values(self) -> dict[str, float]:
@@ -253,6 +257,7 @@ class Recorder:
     def take_epoch(self) -> dict[str, float]:
         """Take the values of the epoch; metrics are reset."""
         values = self.epoch_values()
+        self.written.update(values if self.context.is_training else ())
         for metric in self.metrics.values():  # one may have several names
             metric.reset()
         self._steps, self._epoch, self.metrics = {}, {}, {}

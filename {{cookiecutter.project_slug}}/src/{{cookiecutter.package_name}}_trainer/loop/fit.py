@@ -149,6 +149,7 @@ class FitLoop(AbstractContextManager["FitLoop"]):
         may_add = bool(fit.calls.on_train_epoch_start or fit.calls.on_fit_start)
         self._first_gradients.check_layers(only_used=not may_add or position.batch > 0)
         check_optimization(fit.module, is_manual=fit.manual is not None)
+        fit.calls.check()
         self._parameters = list(fit.strategy.module.parameters())
         # In no variable: the traceback of a step that raises would keep the loader's workers alive.
         for batch in read(fit.strategy, fit.feed, position.epoch, position.batch, self._speed):
@@ -404,7 +405,7 @@ class FitLoop(AbstractContextManager["FitLoop"]):
                     call()
                 outputs.validated = self.validate()
                 self.fit.feed.set_epoch(position.epoch)  # of data that both may read
-                outputs.write(position.global_step, position.epoch, outputs.validated)
+                outputs.write_validated(position.global_step, position.epoch)
                 for call in self.fit.calls.on_validation_end:
                     call()
             outputs.fresh["validation"].clear()

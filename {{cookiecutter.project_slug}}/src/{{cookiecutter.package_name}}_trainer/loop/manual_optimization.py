@@ -144,17 +144,23 @@ class ManualOptimizer:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.optimizer, name)  # such as its state
 
-    def step(self, closure: Callable[[], Any] | None = None) -> None:
-        """Step the optimizer; ``closure``: computes the gradients before that, once."""
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step the optimizer; ``closure``: computes the gradients and the loss before, once.
+
+        Returns:
+            What ``closure`` returned, as torch's optimizers do.
+        """
+        loss = None
         if closure is not None:
             with torch.enable_grad():
-                closure()
+                loss = closure()
         run, alone = self._optimization, self._alone
         [run.rates[run.optimizers.index(self)]] = alone.first_rates()
         run.before_step(alone)
         with alone.rates_multiplied(run.context().rate_factor):
             run.strategy.step(alone, ends=False)
         run.has_stepped, run.steps = True, run.steps + 1
+        return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients of the optimizer's parameters: to ``None``, or to zeros."""

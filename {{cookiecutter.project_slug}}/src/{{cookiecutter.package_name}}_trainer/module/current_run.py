@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ..errors import missing
+from ..errors import instead, missing
 from ..launch.cluster import Layout
 from ..logging import Recorder
 from ..options import Options
@@ -84,8 +84,14 @@ class OptionNames:
     metrics: Any
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if hasattr(Options, name) and not {"plan", "_plan"}.isdisjoint(vars(self)):
-            raise AttributeError(f"{name} cannot be changed: give it to Trainer({name}=…)")
+        if not {"plan", "_plan"}.isdisjoint(vars(self)) and name[0] != "_":
+            if hasattr(Options, name):
+                raise AttributeError(f"{name} cannot be changed: give it to Trainer({name}=…)")
+            is_own = name in vars(self) or hasattr(type(self), name)
+            is_own |= isinstance(self, Run) and name in Run.__annotations__
+            advice = "" if is_own else instead("attribute", name) or instead("argument", name)
+            if advice or (not is_own and name in Run.__annotations__):
+                raise AttributeError(f"{name} would have no effect{advice}")
         super().__setattr__(name, value)
 
     @property

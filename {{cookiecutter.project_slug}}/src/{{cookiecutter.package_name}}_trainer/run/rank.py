@@ -31,10 +31,13 @@ from .plan import Plan
 
 RUNNING = threading.Lock()  # seeds, signals and process groups are the process's
 OTHERS = threading.Event()  # another thread has called a trainer since RUNNING is held
+_OF_THE_FIT = {"callbacks", "metrics", "num_training_batches", "optimizers", "schedulers"}
+_OF_THE_FIT |= {"estimated_stepping_batches", "total_steps"}
 SHARED = (
     "another thread of this process runs a trainer, or this is a hook of its run: they share "
     "random numbers and the process group; run one after the other, or in processes of their own"
 )
+current: "RankRun | None" = None  # the run of this process
 
 
 class RankRun(Run):
@@ -86,7 +89,7 @@ class RankRun(Run):
             agreement.check(facts(agreement))
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in ("optimizers", "schedulers", "callbacks") and vars(self).get("loop"):
+        if name in _OF_THE_FIT and vars(self).get("loop"):
             raise AttributeError(f"trainer.{name} cannot be changed in a fit, which has its own")
         super().__setattr__(name, value)
 

@@ -124,9 +124,10 @@ class _Fit:
 
     def train(self) -> None:
         """Set the module up, resume, and run the loop; the record says how it ended."""
-        loop = self._run.loop = self._make_loop()
+        loop = self._make_loop()
         self._run.metrics = loop.fit.outputs.latest
         self._run.fresh_metrics = loop.fit.outputs.fresh["validation"]
+        self._run.loop = loop
         try:
             self._start(loop)
             self._run_until_interrupted(loop)

@@ -67,10 +67,10 @@ class Trainer(current_run.RunProperties, current_run.OptionNames):
     def __init__(self, options: Options, problems: Problems) -> None:
         drop_inherited_variables()  # no check: those below read the variables that this leaves
         environment.warn()
-        self._plan = plan.make(options, problems)
+        self.configuration: str | None = None
         self._last = RunResult()
         self._fitted: tuple[TrainingModule, DataModule | None] | None = None
-        self.configuration: str | None = None
+        self._plan = plan.make(options, problems)
         console.warn_of_unused(self._plan)
         if run_rank.RUNNING.locked():  # its random numbers would begin again
             raise UserError(run_rank.SHARED)

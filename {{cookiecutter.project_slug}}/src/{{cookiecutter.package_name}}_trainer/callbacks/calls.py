@@ -98,7 +98,7 @@ def calls_of(
         (owner, name, getattr(owner, name))
         for owner in (*callbacks, module)
         for name in (*names, "count_samples", "count_weight")
-        if hasattr(owner, name)
+        if hasattr(type(owner), name)
     ]
     stateful = {_identity(callback): callback for callback in _stateful(callbacks)}
     return HookCalls(stateful, **hooks, _bound=bound)

@@ -54,11 +54,11 @@ class RankRun(Run):
         self.console = Console(plan, is_command=configuration is not None)
         self.position = Position()
         self.weights = plan.strategy.weights
-        self.plan = plan  # no option can be set any more
         self.metrics: dict[str, float] = {}
         self.total_steps = plan.total_steps or plan.options.max_steps
         self.loop: FitLoop | None = None  # during a fit
         self._is_started = is_started
+        self.plan = plan  # no option can be set any more
 
     def connect(self, command: str) -> None:
         """Join the process group, and seed this rank."""

@@ -17,31 +17,22 @@ from fitting import Descends, StepsByHand
 
 
 class Samples(Dataset[tuple[Tensor, int]]):
-    """Images and labels; ``seconds``: to load one; ``noise``: from a generator without a seed.
+    """Images and labels; ``seconds``: to load one."""
 
-    ``by_set``: labels are numbered in the order of a set, which is another one in each interpreter.
-    """
-
-    def __init__(self, seconds: float = 0.0, noise: bool = False, by_set: bool = False) -> None:
+    def __init__(self, seconds: float = 0.0) -> None:
         self.seconds = seconds
-        names = {str(label) for label in range(10)}
-        self.labels = [int(name) for name in (names if by_set else sorted(names))]
-        self.noise = np.random.default_rng() if noise else None
 
     def __len__(self) -> int:
         return 64
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         time.sleep(self.seconds)
-        image = torch.full((1, 4, 4), index / 64)
-        if self.noise is not None:
-            image += float(self.noise.normal())
-        return image + torch.rand(1), self.labels[index % 10]
+        return torch.full((1, 4, 4), index / 64) + torch.rand(1), index % 10
 
 
 class Data(DataModule):
-    def __init__(self, seconds: float = 0.0, noise: bool = False, by_set: bool = False) -> None:
-        self.samples = Samples(seconds, noise, by_set)
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.samples = Samples(seconds)
 
     def train_dataloader(self) -> DataLoader[tuple[Tensor, int]]:
         return DataLoader(self.samples, batch_size=8)
@@ -163,20 +154,19 @@ def without_waits(module: Waits, logits: Tensor, labels: Tensor) -> Tensor:
 
 
 class Faulty(Plain):
-    """Has what cannot be pickled, an unused parameter, one rarely used, BatchNorm, tied weights."""
+    """Has what cannot be pickled, an unused parameter, one rarely used, BatchNorm."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(nn.Flatten(), nn.Linear(16, 10), nn.BatchNorm1d(10))
         self.unused = nn.Linear(2, 2, bias=False)
         self.rare = nn.Parameter(torch.zeros(()))
-        self.first, self.second = nn.Linear(10, 10), nn.Linear(10, 10)
-        self.second.weight = self.first.weight
+        self.head = nn.Linear(10, 10)
         self.lock = {"a": threading.Lock()}
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
         images, labels = batch
-        loss = cross_entropy(self.second(self.first(self(images))), labels)
+        loss = cross_entropy(self.head(self(images)), labels)
         return loss + self.rare if batch_idx == 1 else loss
 
 

@@ -31,7 +31,7 @@ def test_a_hook_that_is_replaced_in_a_fit_is_refused(owner: Any, name: str) -> N
     made = make(callbacks=[owner] if owner else [])
     module = Replaces(owner, name)
     line = f"{type(owner or module).__name__}.{name} was replaced when the fit had begun"
-    with pytest.raises(UserError, match=f"^{line}: define it in the class"):
+    with pytest.raises(UserError, match=f"^{line}, without effect: set it in the class"):
         made.fit(module, data())
     assert made.global_step == 2
 

@@ -97,8 +97,6 @@ def test_batchnorm_is_a_warning_with_several_replicas() -> None:
         assert (norm.status, norm.found.split(":")[0]) == (status, "layers.2")
         assert "sync_batchnorm true" in norm.advice
         assert "parameter_server" in norm.advice
-        (tied,) = named(results, "tied parameters")
-        assert tied.found.startswith("first.weight = second.weight")
     sync = ("--trainer.sync_batchnorm", "true", "--trainer.devices", "2")
     assert named(checked("Faulty", fit._model, *sync), "BatchNorm") == []
 
@@ -118,19 +116,8 @@ def test_a_check_that_fails_is_a_line(model: str, status: str, line: str) -> Non
     assert "secret" not in checks.report([check], is_json=True)
 
 
-def test_an_order_that_is_not_reproducible_is_found() -> None:
-    def order(workers: int, *others: str) -> Any:
-        return Child(partial(fit._read, read("Plain", *others), workers), 60).result()[0]
-
-    noisy = ("--data.noise", "true")
-    check = fit.compare("two runs", order(0, *noisy), order(0, *noisy))
-    assert check.status == "warning"
-    assert check.found.endswith("batch 1 differs in part 1, torch.float32 (8, 1, 4, 4)")
-    first = order(0)
-    assert len(first) == 4
+def test_the_run_s_folder_is_kept() -> None:
     assert fit._alone(read("Plain", "--trainer.default_root_dir=~")).default_root_dir == Path.home()
-    for workers in (0, 2):
-        assert fit.compare("two runs", first, order(workers)).status == "ok"
 
 
 def start_method() -> str:
@@ -277,7 +264,6 @@ def test_all_checks_of_an_example(tmp_path: Path) -> None:
     config = ["--config", ROOT / "configs" / "digits.yaml", *CPU]
     done = succeed(["-m", PACKAGE, "doctor", "--json", *config], cwd=tmp_path)
     results = [Check(**row) for row in json.loads(done.stdout)["checks"]]
-    assert [check.status for check in named(results, "data order")] == ["ok", "ok"]
     assert len(named(results, "num_workers")) == 1
     for name in ("step", "waits", "unused parameters", "pickling"):
         assert {check.status for check in named(results, name)} == {"ok"}
@@ -287,10 +273,7 @@ def test_all_checks_of_an_example(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_faulty_module_can_start_and_a_step_that_raises_cannot(tmp_path: Path) -> None:
     for model, code in (("Faulty", 0), ("Raises", 1)):
-        arguments = words(model, "--data.by_set", "true")
-        # Not forked: a fork would have the same hashes of strings.
-        done = run(["-m", PACKAGE, "doctor", *arguments], cwd=tmp_path, fresh=True)
+        done = run(["-m", PACKAGE, "doctor", *words(model)], cwd=tmp_path, fresh=True)
         assert done.returncode == code, done.stdout + done.stderr
         assert "Traceback" not in done.stdout + done.stderr
         assert ("a fit cannot start" in done.stdout) == bool(code)
-        assert "two runs with one seed: batch 1 differs in part 2, torch.int64 (8,)" in done.stdout

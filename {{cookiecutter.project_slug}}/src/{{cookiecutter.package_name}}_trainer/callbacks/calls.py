@@ -49,14 +49,14 @@ class HookCalls:
     on_validation_start: _Calls = ()
     on_validation_end: _Calls = ()
     on_exception: _Calls = ()
-    _bound: Sequence[tuple[object, str, Any]] = ()  # what has hooks, their names, and the hooks
+    _read: Sequence[tuple[object, str, Any]] = ()  # at the start: of what, its name, its value
 
     def check(self) -> None:
-        """Raise UserError if user code has replaced a hook: the loop calls those of the start."""
-        for owner, name, hook in self._bound:
-            if getattr(owner, name) != hook:
+        """Raise UserError if user code has replaced a hook, or another thing that is read once."""
+        for owner, name, value in self._read:
+            if getattr(owner, name) != value:
                 line = f"{type(owner).__name__}.{name} was replaced when the fit had begun"
-                raise UserError(f"{line}: define it in the class, and branch inside it")
+                raise UserError(f"{line}, without effect: set it in the class, for all of a fit")
 
     def state(self) -> dict[str, Any]:
         states = {name: callback.state_dict() for name, callback in self.callbacks.items()}
@@ -94,14 +94,11 @@ def calls_of(
         if around is not None and name != "on_exception":  # of one rank
             calls = [partial(_call_within, around, name, call) for call in calls]
         hooks[name] = tuple(calls)
-    bound = [
-        (owner, name, getattr(owner, name))
-        for owner in (*callbacks, module)
-        for name in (*names, "count_samples", "count_weight")
-        if hasattr(type(owner), name)
-    ]
+    names += ["count_samples", "count_weight", "automatic_optimization"]
+    pairs = [(owner, name) for owner in (*callbacks, module) for name in names]
+    read = [(*pair, getattr(*pair)) for pair in pairs if hasattr(type(pair[0]), pair[1])]
     stateful = {_identity(callback): callback for callback in _stateful(callbacks)}
-    return HookCalls(stateful, **hooks, _bound=bound)
+    return HookCalls(stateful, **hooks, _read=read)
 
 
 def start_fresh(callbacks: Sequence[Callback]) -> None:

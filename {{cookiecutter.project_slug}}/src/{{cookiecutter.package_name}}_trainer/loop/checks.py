@@ -53,13 +53,6 @@ def refuse_returned(returned: object) -> None:
         raise UserError(f"{line}; trainer.stop() ends the fit")
 
 
-def check_optimization(module: TrainingModule, *, is_manual: bool) -> None:
-    """Raise UserError if a hook has changed who steps, which the loop reads once."""
-    if module.automatic_optimization is is_manual:
-        line = f"a hook set automatic_optimization to {is_manual} when the fit had begun"
-        raise UserError(f"{line}: set it in __init__, for all of the fit")
-
-
 class FirstGradients:
     """Whether a backward has reached a parameter of the optimizers.
 

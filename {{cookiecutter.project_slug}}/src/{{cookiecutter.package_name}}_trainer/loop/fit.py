@@ -50,13 +50,7 @@ from ..logging.progress import peak_memory
 from ..strategies import BatchSkipped
 from ..strategies.optimizers import rates_to_log
 from . import saving
-from .checks import (
-    FirstGradients,
-    NonfinitePolicy,
-    check_optimization,
-    explain,
-    refuse_returned,
-)
+from .checks import FirstGradients, NonfinitePolicy, explain, refuse_returned
 from .hashes import StepHashes
 from .parts import FitParts, gathered, read, speed_of
 
@@ -148,7 +142,6 @@ class FitLoop(AbstractContextManager["FitLoop"]):
                 call()
         may_add = bool(fit.calls.on_train_epoch_start or fit.calls.on_fit_start)
         self._first_gradients.check_layers(only_used=not may_add or position.batch > 0)
-        check_optimization(fit.module, is_manual=fit.manual is not None)
         fit.calls.check()
         self._parameters = list(fit.strategy.module.parameters())
         # In no variable: the traceback of a step that raises would keep the loader's workers alive.

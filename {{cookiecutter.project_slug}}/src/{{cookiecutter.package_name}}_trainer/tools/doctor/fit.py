@@ -5,11 +5,10 @@ import os
 import sys
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain, count, islice
+from itertools import chain, count
 from statistics import median
 from typing import Any
 
@@ -20,7 +19,7 @@ from torch.utils.data import DataLoader
 from ... import strategies
 from ...callbacks import Callback
 from ...cli.configuration import Work, read_work
-from ...data import hashing, sources
+from ...data import sources
 from ...data.feed_creation import device_batch_size
 from ...data.moving import leaves, mapped
 from ...data.samples import Splitter, batch_length
@@ -37,13 +36,10 @@ from .checks import Check, run
 from .waits import Waits
 
 _SECONDS, _SECONDS_TO_MEASURE, _SECONDS_EACH = 180.0, 20.0, 3.0
-_STEPS, _SAMPLES, _COMPARED, _MEASURED = 4, 4, 4, 64
+_STEPS, _SAMPLES, _FIRST, _MEASURED = 4, 4, 4, 64
 _BATCHNORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-_ORDER = "draw from the global generators of torch, NumPy or Python, and sort sets and files"
 _WAITS = "keep values on the device, log tensors with self.log, copy with non_blocking"
 _SUM = "return a mean: replicas and accumulation change the scale of a sum over samples"
-_TIED = ": one parameter; a parallelize_plan may not shard it"
-Order = list[list[str]]  # for each batch, what each of its parts is, with a hash of its values
 
 
 def check(work: Work, program: str, options: Sequence[str]) -> list[Check]:
@@ -51,7 +47,6 @@ def check(work: Work, program: str, options: Sequence[str]) -> list[Check]:
     checks = run("step", partial(_step, work), _SECONDS)
     checks += run("model", partial(_model, work), _SECONDS)
     again = partial(read_work, program, "fit", options)
-    checks += run("data order", partial(_order, again, work), _SECONDS)
     return checks + run("num_workers", partial(_workers, again), _SECONDS, how="spawn")
 
 
@@ -163,24 +158,10 @@ def _model(work: Work) -> Iterator[Check]:
         text = f"{shorten(', '.join(norms))}: each replica normalizes with its own part of a batch"
         advice = f"--trainer.sync_batchnorm true, which {', '.join(without)} do not support"
         yield Check("BatchNorm", "warning" if _replicas(work) > 1 else "ok", text, advice)
-    names = defaultdict(list)
-    for name, parameter in work.model.named_parameters(remove_duplicate=False):
-        names[parameter].append(name)
-    for tied in (group for group in names.values() if len(group) > 1):
-        yield Check("tied parameters", "ok", f"{' = '.join(tied)}{_TIED}")
 
 
-def _order(again: Callable[[], Work], work: Work) -> list[Check]:
-    return run("data order", partial(_compared, again, _read(work, 0)[0]), 0.9 * _SECONDS, "spawn")
-
-
-def _compared(read_again: Callable[[], Work], first: Order) -> Iterator[Check]:
-    for label, workers in (("two runs with one seed", 0), ("0 and 2 workers", 2)):
-        yield compare(label, first, _read(read_again(), workers)[0])
-
-
-def _read(work: Work, workers: int, seconds: float = 0.0) -> tuple[Order, float, int | None]:
-    """The first batches, seconds for another one, and a DataLoader's own ``num_workers``."""
+def _read(work: Work, workers: int) -> tuple[float, int | None]:
+    """Seconds for a batch after the first ones, and a DataLoader's own ``num_workers``."""
     trainer = _alone(work, accelerator="cpu", precision="32-true", max_steps=1)
     rank = RankRun(trainer._plan, None, is_started=False)
     rank.connect("fit")
@@ -192,28 +173,13 @@ def _read(work: Work, workers: int, seconds: float = 0.0) -> tuple[Order, float,
             loader.prefetch_factor = (loader.prefetch_factor or 2) if workers else None
         feed = rank.training_feed(loader)
         batches = chain.from_iterable(feed.epoch(epoch, 0) for epoch in count())
-        first = [[_hash(leaf) for leaf in leaves(b.data)] for b in islice(batches, _COMPARED)]
+        for _ in range(_FIRST):
+            next(batches)
         started, number = time.perf_counter(), 0
-        while number < _MEASURED and time.perf_counter() - started < seconds:
+        while number < _MEASURED and time.perf_counter() - started < _SECONDS_EACH:
             next(batches)
             number += 1
-        return first, (time.perf_counter() - started) / max(1, number), asked
-
-
-def _hash(value: Any) -> str:
-    is_tensor = isinstance(value, Tensor)
-    kind = f"{value.dtype} {tuple(value.shape)}" if is_tensor else type(value).__name__
-    return f"{kind}: {hashing.digest(value)}"
-
-
-def compare(label: str, first: Order, second: Order) -> Check:
-    """Compare the first batches of two runs, and say which part of which batch differs."""
-    for number, batches in enumerate(zip(first, second, strict=False), 1):
-        for index, (old, new) in enumerate(zip(*batches, strict=False), 1):
-            if old != new:
-                text = f"{label}: batch {number} differs in part {index}, {old.rpartition(':')[0]}"
-                return Check("data order", "warning", text, _ORDER)
-    return Check("data order", "ok", f"{label}: the first {len(first)} batches are equal")
+        return (time.perf_counter() - started) / number, asked
 
 
 class _Clock(Callback):
@@ -236,7 +202,7 @@ def _workers(read_again: Callable[[], Work]) -> list[Check]:
     device = _fit(work, callbacks=[clock])._plan.device.type
     step, ends = median(clock.seconds[1:] or clock.seconds), time.monotonic() + _SECONDS_TO_MEASURE
     for workers in (0, *(2**power for power in range((os.cpu_count() or 1).bit_length() + 1))):
-        _, measured[workers], asked = _read(work, workers, _SECONDS_EACH)
+        measured[workers], asked = _read(work, workers)
         if asked is None:
             return [Check("num_workers", "ok", "not measured: the loader is no DataLoader")]
         if time.monotonic() > ends or _is_fed(workers, measured[workers], step):

@@ -78,7 +78,7 @@ class OrderedFeed(Feed):
         self._source, self._order, self._repeats = loader, order, repeats
         self._share, self._samples = share, len(cast(Any, loader.dataset))
         self._copied: dict[str, Any] = {}
-        self._planned = self._sizes()
+        self._batch_size = cast(BatchSampler, loader.batch_sampler).batch_size
         self._copy()
         self.plan: BatchPlan = order.plan
         self.batches, self.accumulate = order.plan.batches, order.plan.accumulate
@@ -86,17 +86,11 @@ class OrderedFeed(Feed):
         begin, end = order.plan.bounds(order.plan.batches - 1, order.plan.replicas - 1)
         self.is_even = order.fill or begin < end
 
-    def _sizes(self) -> tuple[int, bool]:
-        batches = cast(BatchSampler, self._source.batch_sampler)
-        return batches.batch_size, batches.drop_last
-
     def _copy(self) -> None:
         """Copy the loader; again if a hook has set its ``collate_fn``, workers, … since."""
         loader, order = self._source, self._order
-        if (sizes := self._sizes()) != self._planned:
-            line = "batch_size and drop_last of the loader's batch sampler were {}, and are {}"
-            advice = "steps were planned with the first: start another fit (--trainer.weights)"
-            raise UserError(f"{line.format(self._planned, sizes)}; {advice}")
+        size = cast(BatchSampler, loader.batch_sampler).batch_size
+        sampling.check_count("loader's batch", size, self._batch_size)
         now = {**vars(loader), "_iterator": None}
         if all(self._copied.get(name, self) is now[name] for name in now):
             return

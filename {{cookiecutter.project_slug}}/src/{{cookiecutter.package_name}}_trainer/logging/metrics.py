@@ -115,7 +115,6 @@ class Recorder:
         self._of_training: dict[int, str] = {}  # names of training's by ``id``, in an evaluation
         self._derived: dict[str, str] = {}  # names of values of steps and epochs: of which value
         self._is_noted = False
-        self.written: set[str] = set()  # names of training's values
         self.may_lack_names = not counts  # it may log less than others, as without a batch
 
     def enter(self, context: BatchContext) -> None:
@@ -241,7 +240,6 @@ class Recorder:
             if logged.version in (-1, getattr(logged.value, "_version", -1)):
                 self._add(totals, logged)
         self._late.clear()
-        self.written.update(totals)
         return self._reduced(totals) if self._steps_together else _values(totals)
 
     def epoch_values(self) -> dict[str, float]:
@@ -257,7 +255,6 @@ class Recorder:
     def take_epoch(self) -> dict[str, float]:
         """Take the values of the epoch; metrics are reset."""
         values = self.epoch_values()
-        self.written.update(values if self.context.is_training else ())
         for metric in self.metrics.values():  # one may have several names
             metric.reset()
         self._steps, self._epoch, self.metrics = {}, {}, {}

@@ -48,13 +48,6 @@ class Outputs:
                 names.update(values)
             self._call_all(lambda _, logger: logger.write(step, epoch, values))
 
-    def write_validated(self, step: int, epoch: int) -> None:
-        """Write the values of a validation; note names that training has written, too."""
-        for name in sorted(self.recorder.written & self.validated.keys()) if self.loggers else ():
-            line = f"log({name!r}) in training and in validation shares one curve: use two names"
-            output.print_once(f"note: {line}")
-        self.write(step, epoch, self.validated)
-
     def write_epoch(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
         """Write the values of an epoch; the latest ``loss`` becomes ``loss_epoch``."""
         self.write(step, epoch, values)

@@ -85,6 +85,15 @@ def test_folders_of_killed_launches_are_removed(tmp_path, monkeypatch):
         os.close(descriptor)
 
 
+def test_a_tmpdir_that_is_the_working_directory_becomes_absolute(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(rendezvous.tempfile, "tempdir", os.curdir)
+    monkeypatch.setattr(rendezvous.atexit, "register", lambda *_, **how: None)
+    with held_folders.private_folder("trainer-launch-") as folder:
+        store = rendezvous._private_file(layout(0, "x"))  # type: ignore[arg-type]
+        assert [folder.parent, store.parents[1]] == [tmp_path] * 2
+
+
 def test_a_folder_that_others_can_open_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(rendezvous.tempfile, "tempdir", str(tmp_path))
     folder = tmp_path / f"trainer-store-{os.geteuid()}-x"

@@ -70,6 +70,14 @@ def test_a_rank_that_raises_ends_all_and_is_the_one_shown(tmp_path, launcher):
     assert_nothing_left(tmp_path)
 
 
+def test_ranks_that_raise_before_they_train_are_shown(tmp_path):
+    done = run(launched("ours", *model("RaisesInRanks", tmp_path)), cwd=tmp_path, extra=at_root())
+    said = "error: model: RaisesInRanks() was refused: ArithmeticError: planted in ranks"
+    lines = [f"rank {rank}: {said} (launch_subject.py, line 25)\n" for rank in (0, 1)]
+    assert done.returncode == 2
+    assert done.stderr in lines
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "number",

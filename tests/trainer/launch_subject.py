@@ -18,13 +18,6 @@ class RaisesOnOneRank(classifier.ImageClassifier):
         return super().training_step(batch, batch_idx)
 
 
-class RaisesInRanks(classifier.ImageClassifier):
-    def __init__(self) -> None:
-        super().__init__()
-        if "RANK" in os.environ:
-            raise ArithmeticError("planted in ranks")
-
-
 class Sleeps(classifier.ImageClassifier):
     """Stays in its first step, for someone to look at its sockets."""
 

@@ -199,14 +199,13 @@ def test_what_is_no_launch_is_alone(environment: Variables) -> None:
     ("words", "said"),
     [
         ("WORLD_SIZE=3 NNODES=2", "WORLD_SIZE=3, NNODES=2"),
-        ("WORLD_SIZE=2 NUM_NODES=1", ""),  # it starts two
+        ("WORLD_SIZE=2 NUM_NODES=1 LOCAL_RANK=0", ""),  # it starts two, and DeepSpeed sets the last
         ("NUM_NODES=2 TRAINER_CLUSTER=none", ""),
         *((word, word) for word in ("PET_NNODES=2", "RANK=0", "LOCAL_RANK=1", "PALS_RANKID=0")),
         ('SM_HOSTS=["algo-1","algo-2"]',) * 2,
         ('CLUSTER_SPEC={"chief":["a"],"worker":["b"]}',) * 2,
         ('TF_CONFIG={"cluster":{"worker":["a:1","b:1"]},"task":{"index":1}}',) * 2,
-        # DeepSpeed sets the first.
-        ('LOCAL_RANK=0 SM_HOSTS=["a"] TF_CONFIG={"cluster":{"worker":["a"]},"task":{"id":0}}', ""),
+        ('SM_HOSTS=["a"] TF_CONFIG={"cluster":{"worker":["a"]},"task":{"id":0}}', ""),
     ],
 )
 def test_variables_of_a_launch_without_a_rank_and_a_size_are_a_note(words, said, monkeypatch):

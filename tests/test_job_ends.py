@@ -110,6 +110,19 @@ def test_a_job_is_requeued_at_most_max_requeues_times(folder: Path, restarts: in
     assert conclude(folder, stopped) == (REQUEUED if restarts < 2 else (1, []))
 
 
+@pytest.mark.parametrize(
+    ("facts", "why"), [("Requeue=0", "--no-requeue"), ("Requeue=1", "scontrol requeue: denied")]
+)
+def test_a_job_that_slurm_does_not_requeue_says_it_once(folder: Path, facts: str, why: str) -> None:
+    refuses = '#!/bin/sh\n[ $1 != requeue ] || { echo denied; exit 1; }\necho " $FACTS "\n'
+    (folder / "tools" / "scontrol").write_text(refuses, encoding="utf-8")
+    done = run(folder, Job(facts=facts), "sleep() { :; }", "requeue 'preempted step 5'")
+    resume = "To resume: sbatch slurm/train.sh … --trainer.run_name job-1"
+    said = f"job-1: preempted step 5; not requeued ({why}). {resume}\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", said)
+    assert not list(folder.glob("runs/.requeues-*"))
+
+
 def test_a_job_without_progress_is_not_requeued_forever(folder: Path) -> None:
     """Three attempts from the same step end it, whether or not its ranks were ready."""
     tried, kept = [], folder / "runs" / ".requeues-1"

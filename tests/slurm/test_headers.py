@@ -74,7 +74,7 @@ def started(job: Job) -> list[int]:
         ("--gpus-per-task=1 --ntasks=2", {}, [2]),
         ("--nodes=2 --gpus-per-task=1 --ntasks-per-node=2", TORCHRUN, [2, 2]),
         ("--ntasks-per-gpu=1 --gpus-per-node=2", {}, [2]),
-        ("--gres=gpu:2", {}, [2]),
+        ("--gres=gpu:2 --cpus-per-task=1", {}, [2]),
         ("--gres=gpu:fake:2", {}, [2]),
         ("--nodes=2 --gpus-per-node=0", {}, [1, 1]),
         ("--nodes=2 --gpus-per-node=0 --ntasks-per-node=3", TORCHRUN, [3, 3]),

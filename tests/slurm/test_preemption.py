@@ -77,7 +77,7 @@ def test_requeues_are_bounded(on_cluster: Project) -> None:
     job.reach(job.step() + 2)
     job.signal("USR2")  # as other launchers ask for
     assert job.finish(200) == "FAILED after 1 restarts"
-    assert "; not requeued again (MAX_REQUEUES=1). To resume: sbatch " in job.log.splitlines()[-1]
+    assert "; not requeued (MAX_REQUEUES=1). To resume: sbatch " in job.log.splitlines()[-1]
 
 
 def has_started(job: Job, times: int) -> bool:
@@ -97,7 +97,7 @@ def test_a_job_that_makes_no_step_is_not_requeued_for_ever(
         until(partial(has_started, job, start), lambda: job.log)
         job.signal()
     assert job.finish() == "FAILED after 2 restarts", job.log
-    said = "not requeued again (3 attempts without a step after step 0: --time leaves too little "
+    said = "not requeued (3 attempts without a step after step 0: --time leaves too little "
     assert said in job.log.splitlines()[-1]
     assert not list(on_cluster.folder.glob("runs/.requeues-*"))
 

@@ -38,8 +38,11 @@ def test_a_time_limit_that_no_partition_allows_is_refused(on_cluster: Project) -
     short = ("--partition=short", "slurm/train.sh", CPU)
     assert refusal(on_cluster, *short).startswith(said.format("1-00:00:00"))
     assert refusal(on_cluster, *short, SBATCH_TIMELIMIT="11").startswith(said.format("00:11:00"))
-    # One that allows it is enough, and so is the limit itself.
-    for options in (("--partition=short,work",), ("--partition=short", "--time=10"), ()):
+    least = refusal(on_cluster, "--time-min=11", *short)
+    assert least.startswith(said.replace("--time", "--time-min").format("00:11:00"))
+    # One that allows it is enough, and so is the limit itself, or the least time.
+    in_short = (("--partition=short", f"--time{least}") for least in ("=10", "-min=10"))
+    for options in (("--partition=short,work",), *in_short, ()):
         done = submit(on_cluster, "--parsable", "--hold", *options, "slurm/train.sh", CPU)
         assert (done.returncode, done.stderr) == (0, "")
         assert re.fullmatch(r"\d+\n", done.stdout)

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from rendering import ran
 
-from .jobs import PLAIN, PYTHON, Job, Project, read_metrics, until, value
+from .jobs import PLAIN, PYTHON, Job, Project, _environment, read_metrics, until, value
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1800)]
 HOSTILE = (
@@ -26,7 +26,8 @@ def sweep(project: Project, *arguments: str, succeeds: bool = True, **extra: str
         path = str(project.folder / "src")
         command = ("bash", "slurm/sweep.sh", *arguments)
         return project.cluster.slurm(*command, cwd=project.folder, PYTHONPATH=path, **extra)
-    done = ran(["bash", "slurm/sweep.sh", *arguments], cwd=project.folder)
+    environment = _environment() | {"SLURM_CONF": project.cluster.slurm("printenv", "SLURM_CONF")}
+    done = ran(["bash", "slurm/sweep.sh", *arguments], cwd=project.folder, env=environment)
     assert (done.returncode, done.stdout.count("Submitted")) == (2, 0)
     return done.stderr
 
@@ -123,6 +124,8 @@ def test_more_lines_than_an_array_may_have_are_a_line(on_cluster: Project) -> No
     printed = on_cluster.cluster.slurm("bash", "-c", words, cwd=on_cluster.folder)
     said = "sweep.sh: long.txt is 1001 tasks, and this cluster allows 1000 in an array: split it"
     assert printed.splitlines()[-1] == said
+    grid.write_text("--model.width 4\n")
+    sweep(on_cluster, "--test-only", "--nodes=1", "long.txt", *PLAIN)
     assert {*on_cluster.folder.glob("runs/.sweep-*")} == before
 
 
@@ -148,9 +151,12 @@ def test_a_stopped_task_brings_only_itself_back(on_cluster: Project) -> None:
         (("--at-once=a[$(touch canary)]", "g"), "sweep.sh: --at-once=a[$(touch canary)]: "),
         (("README.md",), "sweep.sh: README.md, line "),
         (("/dev/null",), "sweep.sh: there is no file /dev/null: "),
+        (("--array=2-3%9", "two.txt"), "submit.sh: --array=2-3%9: the file has lines 1 to 2, and "),
+        (("--gpus-per-node=0", "two.txt"), "submit.sh: two.txt, line 2: run_name='it s': use "),
     ],
 )
 def test_a_mistake_is_one_line(on_cluster: Project, arguments: tuple[str, ...], line: str) -> None:
+    (on_cluster.folder / "two.txt").write_text("--model.width 4\n--trainer.run_name 'it s'\n")
     error = sweep(on_cluster, *arguments, succeeds=False)
     assert error.startswith(line)
     assert error.count("\n") == 1

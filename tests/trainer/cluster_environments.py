@@ -62,6 +62,11 @@ HYDRA = variables("""
     MPI_LOCALNRANKS=2 MPI_LOCALRANKID=1 PMI_FD=8 PMI_RANK=3 PMI_SIZE=4
 """)
 
+# jsrun -n 4 -r 2 of LSF, with --smpiargs=none: the second process of the second node.
+JSRUN = variables("""
+    JSM_NAMESPACE_LOCAL_RANK=1 JSM_NAMESPACE_LOCAL_SIZE=2 JSM_NAMESPACE_RANK=3 JSM_NAMESPACE_SIZE=4
+""")
+
 # What srun --mpi=pmi2 sets beside the step's own variables.
 PMI2 = {"PMI_FD": "3", "PMI_JOBID": "4711.0", "PMI_RANK": "2", "PMI_SIZE": "4"}
 

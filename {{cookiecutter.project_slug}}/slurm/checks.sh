@@ -89,7 +89,7 @@ check_options() { # OPTION of fit …
     if [ "$code" = 2 ]; then fail "fit refuses its options: $said"; fi
 }
 
-# The same for each line of a file of options (sweep.sh), in one process: there may be 1,000.
+# The same for each line of a file of options (sweep.sh), but for its model, in one process: there may be 1,000.
 check_lines() { # OPTION of fit …
     local said code=0
     if [ "$CONTAINER" != none ] || [ "${1-}" = reproduce ]; then return; fi
@@ -98,15 +98,17 @@ check_lines() { # OPTION of fit …
 import sys
 from ${PACKAGE}_trainer import errors
 from ${PACKAGE}_trainer.cli import configuration
-plan, config, *common = sys.argv[1:]
-for count, line in enumerate(open(plan + '/lines'), 1):
-    words = common + open(f'{plan}/{count}').read().split('\n')[:-1]
+from ${PACKAGE}_trainer.run import plan
+folder, config, *common = sys.argv[1:]
+for count, line in enumerate(open(folder + '/lines'), 1):
+    words = ['--trainer.run_name=job-0', '--trainer.resume=auto', *common, *open(f'{folder}/{count}').read().split('\n')[:-1]]
     if not any(word.partition('=')[0] == '--config' for word in words):
         words = ['--config', config, *words]
     problems = errors.Problems()
     try:
-        with configuration.read_sections('', 'fit', words, problems):
+        with configuration.read_sections('', 'fit', words, problems) as checked:
             problems.raise_any()
+            plan.make_elsewhere(checked.trainer)
     except errors.UserError as error:
         print(line.strip(), *error.problems, sep=': ', file=sys.stderr)
         sys.exit(2)

@@ -100,7 +100,7 @@ if [ -n "${SWEEP_STUDY-}" ]; then
     [ -n "$taken" ] || { echo "$SWEEP_STUDY: no trial is left" && exit; }
     mapfile -t words <<< "$taken"
 elif [ -n "${SWEEP_PLAN-}" ]; then
-    mapfile -t words < "$SWEEP_PLAN/$SLURM_ARRAY_TASK_ID" || exit 2
+    mapfile -t words 2> /dev/null < "$SWEEP_PLAN/$SLURM_ARRAY_TASK_ID" || fail "$SWEEP_PLAN has no options of task $SLURM_ARRAY_TASK_ID; run slurm/sweep.sh again"
 fi
 set -- "$@" "${words[@]}"
 
@@ -233,19 +233,24 @@ write_report() {
 }
 
 requeue() { # WHY
-    local attempts=0 before=0 step=0 why="MAX_REQUEUES=$MAX_REQUEUES"
-    # As for restarts of torchrun, three attempts without progress are enough.
+    local attempts=0 before=0 step=0 why said
     read -r before attempts 2> /dev/null < "$requeues"
     [[ "$before $attempts" =~ ^[0-9]+\ [0-9]+$ ]] || before=0 attempts=0
     if [[ $1 == *" step "+([0-9]) ]]; then step=${1##* }; fi
     if [ "$step" -gt "$before" ]; then before=$step attempts=0; else attempts=$((attempts + 1)); fi
-    if [ "$attempts" = 3 ]; then why="3 attempts without a step after step $before: --time leaves too little before --signal"; fi
-    if [ "$attempts" = 3 ] || [ "$restarts" -ge "$MAX_REQUEUES" ]; then
-        echo "$run_name: $1; not requeued again ($why). To resume: sbatch slurm/train.sh … --trainer.run_name $run_name" >&2
-        exit 1
+    if [ "$attempts" = 3 ]; then # as for restarts of torchrun
+        why="3 attempts without a step after step $before: --time leaves too little before --signal"
+    elif [ "$restarts" -ge "$MAX_REQUEUES" ]; then
+        why="MAX_REQUEUES=$MAX_REQUEUES"
+    elif [[ $(patiently scontrol --oneliner show job "$job" 2> /dev/null) == *" Requeue=0 "* ]]; then
+        why=--no-requeue
+    elif echo "$before $attempts" > "$requeues" && said=$(patiently scontrol requeue "$job" 2>&1); then
+        requeues=
+        echo "$run_name: $1; requeued ($((restarts + 1)) of at most $MAX_REQUEUES)"
+        exit 0
+    else
+        why="scontrol requeue: ${said##*$'\n'}"
     fi
-    echo "$before $attempts" > "$requeues" && requeues=
-    echo "$run_name: $1; requeued ($((restarts + 1)) of at most $MAX_REQUEUES)"
-    patiently scontrol requeue "$job" || fail "scontrol requeue has failed"
-    exit 0
+    echo "$run_name: $1; not requeued ($why). To resume: sbatch slurm/train.sh … --trainer.run_name $run_name" >&2
+    exit 1
 }

@@ -44,23 +44,30 @@ seconds() { # [DAYS-][HOURS:]MINUTES:SECONDS
     echo $((10#0${BASH_REMATCH[2]} * 86400 + 10#0${BASH_REMATCH[4]} * 3600 + 10#${BASH_REMATCH[5]} * 60 + 10#${BASH_REMATCH[6]}))
 }
 
-# Fail if no partition of the job allows its time limit, or the job would save at once.
+# Fail if no partition of the job allows its time limit, or the least that it takes, or the job would save at once.
 check_time() {
-    local name limit limits='' time lead=${asked[signal]-}
-    time=$(seconds "${asked[time]-}") || return 0
+    local name limit limits='' time option=time lead=${asked[signal]-}
+    if [ -n "${asked[time-min]-}" ]; then option='time-min'; fi
+    time=$(seconds "${asked[$option]-}") || return 0
     lead=${lead##*@}
     [[ $lead != +([0-9]) ]] || [ "$time" -gt "$lead" ] ||
-        fail "--time=${asked[time]} is not more than the $lead s before its end at which the job saves (--signal): it would make no step"
+        fail "--$option=${asked[$option]} is not more than the $lead s before its end at which the job saves (--signal): it would make no step"
     while read -r name limit; do # the name of the default partition ends with *
         [[ ,${asked[partition]-}, == *,${name%\*},* || (-z ${asked[partition]-} && $name == *\*) ]] || continue
         [ "$(seconds "$limit" || echo "$time")" -lt "$time" ] || return 0
         limits+="${limits:+, }${name%\*}: $limit"
     done < <(sinfo --noheader --format='%P %l' 2> /dev/null)
     [ -z "$limits" ] ||
-        fail "--time=${asked[time]} is more than the partition allows ($limits): the job would never start; give less, and it is requeued and resumes"
+        fail "--$option=${asked[$option]} is more than the partition allows ($limits): the job would never start; give less, and it is requeued and resumes"
 }
 
 check_time
+if [ -n "${SWEEP_PLAN-}" ]; then # tasks train the lines of a file
+    tasks=${asked[array]-} tasks=${tasks%\%*}
+    for task in ${tasks//[^0-9]/ }; do
+        [ -f "$SWEEP_PLAN/$task" ] || fail "--array=${asked[array]}: the file has lines 1 to $(wc -l < "$SWEEP_PLAN/lines"), and no line $task"
+    done
+fi
 for name in output error; do
     path=${asked[$name]-x} folder=${path%/*}
     [[ $path != */* || $folder == *%* || -d $folder ]] ||
@@ -86,12 +93,13 @@ of_gpus="${asked[gpus]-} ${asked[gpus-per-node]-} ${asked[gpus-per-task]-} ${ask
     check_options "$@" "${words[@]}"
 ) || exit
 
-# Lines that options replace: sbatch would refuse them on a cluster without GPUs, and beside other ways to ask for GPUs.
+# Lines that options replace: sbatch would refuse them on a cluster without GPUs, and beside other ways to ask for the same.
 replaced=
 if [ -n "${asked[gpus]-}${asked[gpus-per-task]-}" ] || [[ ${asked[gres]-} == *gpu* ]]; then
     replaced='gpus-per-node'
 elif [ "${asked[gpus-per-node]-}" = 0 ]; then
     replaced='gpus-per-node\|cpus-per-gpu'
 fi
+if [ -n "${asked[cpus-per-gpu]-}" ] && [ -n "${asked[cpus-per-task]-}" ]; then replaced+="${replaced:+\|}cpus-per-\(gpu\|task\)"; fi
 [ -z "$replaced" ] || exec sbatch "${options[@]}" <(sed "/^#SBATCH --\($replaced\)=/d" "$script") "${settings[@]}" "$@"
 exec sbatch "${options[@]}" "$script" "${settings[@]}" "$@"

@@ -36,7 +36,7 @@ submit() { # NUMBER_OF_TASKS OPTION …
     most=$(scontrol show config 2> /dev/null | sed -n 's/^MaxArraySize *= //p') || true # sbatch says why
     [ "$1" -lt "${most:=1000000000}" ] || fail "$grid is $1 tasks, and this cluster allows $((most - 1)) in an array: split it"
     bash slurm/submit.sh --array="1-$1${at_once:+%$at_once}" --output=slurm-%A_%a.out "${options[@]}" slurm/train.sh "${@:2}"
-    plan=
+    [[ " ${options[*]-} " == *" --test-only "* ]] || plan=
     exit
 }
 

@@ -6,8 +6,7 @@ usage: python sweeps/sweep.py FILE            train the trials that are left, on
        python sweeps/sweep.py FILE tell JOB   record how the run of a job ended
 
 slurm/sweep.sh and its jobs call the last three, with options of fit (…); they print a word per
-line. Trial N is the run runs/sweep-NAME/trial-N, and study.log there is the study. What a trial
-trains depends only on the file, its number and the results before it: a sweep can be interrupted.
+line. Trial N is the run runs/sweep-NAME/trial-N, and study.log there is the study.
 """
 
 import contextlib
@@ -27,14 +26,17 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    from my_project.__main__ import interrupt
+
+    signal.signal(signal.SIGINT, interrupt)
 try:
     import optuna
-    from optuna.storages import journal
+    from optuna.storages import JournalStorage, journal
     from optuna.trial import TrialState
 except ModuleNotFoundError as missing:
     raise SystemExit(f"error: {missing.name} is not installed: make optuna") from None
 
-# isort: split
 from my_project_trainer import errors
 from my_project_trainer.checkpoint import run_directory
 from my_project_trainer.cli import arguments, config_files
@@ -47,8 +49,7 @@ FIT = [sys.executable, "-m", "my_project", "fit"]
 OPTION = re.compile(r"(trainer|model|data)(\.\w+)+")
 OWN = ("trainer.run_name", "trainer.default_root_dir", "trainer.resume", "trainer.overwrite")
 NO_WORD = re.compile(f"--({'|'.join(OWN)})|.*[\\n\\0]|-?inf$|nan$")
-# The line of an error, which notes may follow.
-ERROR = r"^(rank [0-9]+: )?(error: |[A-Za-z0-9_.]*(Error|Exception)(:|$))"
+ERROR = r"^(rank [0-9]+: )?(error: |[A-Za-z0-9_.]*(Error|Exception)(:|$))"  # notes may follow
 
 
 def are_words(value: Any) -> bool:
@@ -89,7 +90,8 @@ def distribution(name: str, space: dict[str, Any]) -> Any:
         raise ValueError("limits are finite numbers")
     is_int = all(type(space.get(key, 1)) is int for key in ("low", "high", "step"))
     kind = "IntDistribution" if is_int else "FloatDistribution"
-    return getattr(optuna.distributions, kind)(**space)
+    with warnings.catch_warnings(action="error", category=UserWarning):  # of an odd step
+        return getattr(optuna.distributions, kind)(**space)
 
 
 def read(path: Path, more: Sequence[str] | None) -> tuple[dict[str, Any], dict[str, Any], bool]:
@@ -100,17 +102,17 @@ def read(path: Path, more: Sequence[str] | None) -> tuple[dict[str, Any], dict[s
     given = {"seed": 0} | values.plain(config_files.read_file(str(path), path))
     lists, space, problems = dict[str, dict[str, list[Any]]], {}, errors.Problems()
     if is_grid := "trials" not in given and values.fits(lists, given.get("search")):
-        lengths = (len(each.get("choices", [])) for each in given["search"].values())
-        given["trials"] = math.prod(lengths)
+        given["trials"] = math.prod(len(one.get("choices", [])) for one in given["search"].values())
     given = values.convert(f"{path}: ", KEYS, dict.fromkeys(KEYS) | given, problems, values.fitting)
     for name, each in given.get("search", {}).items():
         try:
             if (short := name.replace(".init_args.", ".")) in given["search"].keys() - {name}:
                 raise ValueError(f"it is {short}, which is searched, too")
             space[name] = distribution(name, each)
-        except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
+        except (ArithmeticError, AttributeError, TypeError, ValueError, UserWarning) as error:
             form = "expected {low: …, high: …} or {choices: […]}"
-            problems.add(f"{path}: search: {name}: {form}: {error}")
+            why = "" if isinstance(error, AttributeError) else f": {error}"
+            problems.add(f"{path}: search: {name}: {form}{why}".partition(". It will")[0])
     given["command"] = [text(word) for word in given.get("command", [])]
     if more is not None:
         drawn = optuna.create_study(sampler=optuna.samplers.RandomSampler(0)).ask(space).params
@@ -167,8 +169,7 @@ class Sweep:
                 fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if log.exists() and not log.is_file():
                 raise ValueError("is not a regular file")
-            backend = journal.JournalFileBackend(str(log), Lock(log))
-            self.storage = optuna.storages.JournalStorage(backend)
+            self.storage = JournalStorage(journal.JournalFileBackend(str(log), Lock(log)))
             how = {"direction": self.given["direction"], "load_if_exists": True}
             self.study = optuna.create_study(storage=self.storage, study_name="sweep", **how)
         except BlockingIOError:
@@ -232,9 +233,8 @@ class Sweep:
         `is_over`: a run that did not record how it ended has failed.
         """
         metric = self.given["metric"]
-        for trial in self.found(TrialState.RUNNING):
-            if trial.user_attrs.get("job", "") not in jobs:
-                continue
+        running = self.found(TrialState.RUNNING)
+        for trial in [each for each in running if each.user_attrs.get("job", "") in jobs]:
             run = self.directory / f"trial-{trial.number}"
             attempts, damage = run_directory.read_record(run)
             said, value = damage or attempts[-1].get("ended", "killed"), math.nan

@@ -13,6 +13,7 @@ from cluster_environments import (
     DEEPSPEED,
     HOROVODRUN,
     HYDRA,
+    JSRUN,
     LAUNCHED,
     MASTER,
     MPIRUN,
@@ -44,6 +45,7 @@ LAYOUTS: dict[str, tuple[Variables, cluster.Layout]] = {
     "openmpi": (MPIRUN | MASTER, replace(AT_A, launch_id=OF_MPIRUN)),
     "openmpi, no address": (MPIRUN_5, replace(ALONE, launch_id="prterun-node-a-18038@1")),
     "hydra": (HYDRA | MASTER, AT_A),
+    "jsrun": (JSRUN | MASTER, AT_A),
     "environment, of our own launcher": (LAUNCHED, replace(ALONE, main_port=51234)),
 }
 
@@ -78,8 +80,7 @@ def test_srun_wins_over_hydra_where_it_has_started_the_ranks() -> None:
     assert cluster.detect(STEP | PMI2).source == "srun"
     assert cluster.detect(STEP | HYDRA | MASTER).source == "hydra"
     assert cluster.detect(STEP | HYDRA | MASTER | MPIRUN).source == "openmpi"
-    with pytest.raises(ConfigurationError, match="hydra: MPI_LOCALRANKID is not set"):
-        cluster.detect(PMI2)  # not to train four times
+    assert cluster.detect(PMI2 | LAUNCHED).source == "environment"
     assert cluster.detect(PMI2 | {"PMI_RANK": "0", "PMI_SIZE": "1"}) == Layout()
 
 
@@ -197,16 +198,23 @@ def test_what_is_no_launch_is_alone(environment: Variables) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("WORLD_SIZE=3 NNODES=2", ["WORLD_SIZE=3, NNODES=2, but no variable has the rank of this"]),
-        ("WORLD_SIZE=2 NUM_NODES=1", []),  # it starts two
-        ("NUM_NODES=2 TRAINER_CLUSTER=none", []),
+        ("WORLD_SIZE=3 NNODES=2", "WORLD_SIZE=3, NNODES=2"),
+        ("WORLD_SIZE=2 NUM_NODES=1 LOCAL_RANK=0", ""),  # it starts two, and DeepSpeed sets the last
+        ("NUM_NODES=2 TRAINER_CLUSTER=none", ""),
+        *((word, word) for word in ("PET_NNODES=2", "RANK=0", "LOCAL_RANK=1", "PALS_RANKID=0")),
+        ('SM_HOSTS=["algo-1","algo-2"]',) * 2,
+        ('CLUSTER_SPEC={"chief":["a"],"worker":["b"]}',) * 2,
+        ('TF_CONFIG={"cluster":{"worker":["a:1","b:1"]},"task":{"index":1}}',) * 2,
+        ('SM_HOSTS=["a"] TF_CONFIG={"cluster":{"worker":["a"]},"task":{"id":0}}', ""),
     ],
 )
-def test_a_number_of_processes_without_a_rank_is_a_note(words, said, monkeypatch):
+def test_variables_of_a_launch_without_a_rank_and_a_size_are_a_note(words, said, monkeypatch):
     for name, value in variables(words).items():
         monkeypatch.setenv(name, value)
     notes = plan.make(Options(accelerator="cpu", devices=2), Problems()).notes
-    assert [note.partition(" process:")[0] for note in notes] == said
+    rest = f"with no more than this, the process trains without others; {NEEDED}"
+    line = f"{said}: {rest}, or NODE_RANK in one per node, or unset it"
+    assert notes == ([line] if said else [])
 
 
 def test_plain_variables_of_one_process_a_node() -> None:
@@ -312,13 +320,14 @@ BROKEN: list[tuple[Variables, str]] = [
     ),
     (LAUNCHED | {"RANK": "one"}, "environment: RANK='one' is not a number"),
 ]
+NEEDED = "set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT in each"
 # What lacks something that can be added.
 INCOMPLETE: list[tuple[Variables, str]] = [
-    ({"TRAINER_CLUSTER": "srum"}, "TRAINER_CLUSTER=srum: no such source; did you mean 'srun'?"),
+    ({"TRAINER_CLUSTER": "hidra"}, "TRAINER_CLUSTER=hidra: no such source; did you mean 'hydra'?"),
     (
         {"TRAINER_CLUSTER": "xyz"},
         "TRAINER_CLUSTER=xyz: no such source; known: deepspeed, environment, horovod, hydra, "
-        "nodes, none, openmpi, srun, torchelastic",
+        "jsrun, nodes, none, openmpi, srun, torchelastic",
     ),
     *(
         (
@@ -350,6 +359,15 @@ INCOMPLETE: list[tuple[Variables, str]] = [
         HYDRA,
         "hydra: the address of rank 0 is unknown; start the ranks with "
         "mpiexec -genv MASTER_ADDR HOST_OF_RANK_0 -genv MASTER_PORT 29500",
+    ),
+    (
+        JSRUN,
+        "jsrun: the address of rank 0 is unknown; start the ranks with "
+        "jsrun -E MASTER_ADDR=HOST_OF_RANK_0 -E MASTER_PORT=29500",
+    ),
+    (
+        variables("FLUX_TASK_RANK=1 FLUX_JOB_SIZE=2 PMI_RANK=1 PMI_SIZE=2"),
+        f"FLUX_JOB_SIZE=2, PMI_SIZE=2: the launcher is not known; {NEEDED} process",
     ),
     (
         HOROVODRUN | {"HOROVOD_SIZE": "3"},

@@ -1,6 +1,7 @@
 """Real launches: our own and torchrun's, to a good end and to a bad one."""
 
 import json
+import os
 import signal
 import subprocess
 import time
@@ -68,6 +69,14 @@ def test_a_rank_that_raises_ends_all_and_is_the_one_shown(tmp_path, launcher):
     assert "ArithmeticError: planted on rank 1" in done.stderr
     assert "Connection closed" not in done.stderr
     assert_nothing_left(tmp_path)
+
+
+def test_a_rank_reports_what_it_cannot_do_before_it_trains(tmp_path):
+    launch = {"TRAINER_FAILURE_DIR": str(tmp_path), "TRAINER_PARENT_PID": str(os.getpid())}
+    done = run(["-m", PACKAGE, "fti"], extra=launch | {"RANK": "1"})
+    assert (done.returncode, done.stderr) == (2, "")
+    said = json.loads((tmp_path / "rank-1.json").read_text())["message"]
+    assert said == "rank 1: error: 'fti' is not a command; did you mean 'fit'?"
 
 
 @pytest.mark.slow

@@ -61,7 +61,8 @@ def test_ranks_of_another_launcher_meet_in_a_private_folder(tmp_path, monkeypatc
 
 
 def test_folders_of_killed_launches_are_removed(tmp_path, monkeypatch):
-    monkeypatch.setattr(rendezvous.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(rendezvous.tempfile, "tempdir", os.curdir)  # as TMPDIR=. sets it
     monkeypatch.setattr(rendezvous.atexit, "register", lambda *_, **how: None)
     store = f"trainer-store-{os.geteuid()}-"
     names = [f"{prefix}{what}" for prefix in ("trainer-launch-", store) for what in "abc"]
@@ -77,7 +78,8 @@ def test_folders_of_killed_launches_are_removed(tmp_path, monkeypatch):
     with held_folders.private_folder("trainer-launch-") as folder:
         assert not (tmp_path / left[0]).exists()
         assert (tmp_path / left[1]).exists()
-        rendezvous._private_file(layout(0, "x"))  # type: ignore[arg-type]
+        file = rendezvous._private_file(layout(0, "x"))  # type: ignore[arg-type]
+        assert (file, folder.parent) == (tmp_path / f"{store}x" / "store", tmp_path)
         assert folder.exists()
     assert {path.name for path in tmp_path.iterdir()} == {*held, *strange, f"{store}x", "precious"}
     assert (tmp_path / "precious" / ".lock").exists()

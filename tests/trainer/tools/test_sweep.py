@@ -19,7 +19,7 @@ from tests.project import PATIENCE, ROOT, run, start
 
 from fitting import logged
 from preemption_subject import steps_of
-from processes import wait_for
+from processes import assert_nothing_left, wait_for
 
 pytestmark = pytest.mark.needs("optuna")
 
@@ -188,6 +188,8 @@ def test_a_grid_has_each_combination_once(script: ModuleType, tmp_path: Path) ->
         ("search: {model.width: {choices: [.nan]}}", "search: model.width: "),
         ("search: {model.width: {low: 0.1, high: .inf}}", "search: model.width: "),
         ("search: {model.width: {low: 1, high: 1e999}}", "search: model.width: "),
+        ("search: {model.width: [8, 16]}", "expected {low: …, high: …} or {choices: […]}\n"),
+        ("search: {model.width: {low: 0, high: 5, step: 2}}", "range is not divisible by `step`\n"),
         ("search: {model.width: {choices: [4, 4]}}", "search: model.width: "),
         (
             "search: {model.width: {choices: [4]}, model.init_args.width: {choices: [8]}}",
@@ -208,7 +210,7 @@ def test_a_file_that_yaml_would_misread_is_refused(script, tmp_path, damage, say
     file.write_text(f"{text}{damage}")
     with pytest.raises(UserError) as caught:
         script.Sweep(file, alone=True)
-    assert says in caught.value.problems[0]
+    assert says in f"{caught.value.problems[0]}\n"
     assert "\n" not in str(caught.value.problems[0])
 
 
@@ -303,18 +305,20 @@ def test_a_sweep_without_a_finished_trial_fails_and_says_why(script, tmp_path, m
     assert capsys.readouterr().err.endswith("trial-0: failed: ValueError: planted\n")
 
 
-def test_sigterm_ends_the_check_of_options_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_check_of_options_too(tmp_path: Path, number: signal.Signals) -> None:
     pid, config = tmp_path / "pid", "import os, pathlib, time\nfrom torch import nn\n"
     config += f"pathlib.Path({str(pid)!r}).write_text(str(os.getpid()))\ntime.sleep(600)\n"
     (tmp_path / "slow_to_import.py").write_text(config)
     write(tmp_path, command=["--model=slow_to_import.Model"])
     process = start([SCRIPT, "s.yaml"], cwd=tmp_path, fresh=True)
     wait_for(lambda: pid.exists() and pid.read_text(), process)
-    process.terminate()
-    process.communicate(timeout=PATIENCE)
-    assert process.returncode == 143
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(pid.read_text()), 0)
+    # Ctrl-C is sent to both.
+    (os.kill if number == signal.SIGTERM else os.killpg)(process.pid, number)
+    _, error = process.communicate(timeout=PATIENCE)
+    said = "interrupted\n" if number == signal.SIGINT else ""
+    assert (process.returncode, error) == (128 + number, said)
+    assert_nothing_left(tmp_path)
 
 
 @exhaustive

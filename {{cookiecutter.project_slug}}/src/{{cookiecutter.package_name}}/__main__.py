@@ -14,7 +14,7 @@ def main() -> None:
     """Run the command line. Ctrl-C prints one line, even during the imports."""
     is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if is_default:
-        signal.signal(signal.SIGINT, _end)
+        signal.signal(signal.SIGINT, interrupt)
     try:
         Path.cwd()
     except FileNotFoundError:  # for which MKL blames a library of torch
@@ -41,7 +41,8 @@ def _explain(error: Exception) -> None:
             sys.exit(2)
 
 
-def _end(number: int, frame: FrameType | None) -> None:
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """End at once, with one line."""
     if os.environ.get("RANK", "0") == "0":
         os.write(2, b"interrupted\n")
     os._exit(128 + number)

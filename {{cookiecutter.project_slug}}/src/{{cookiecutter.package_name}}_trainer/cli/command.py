@@ -41,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 shows = cluster.detect().is_main
             _end(str(interrupt) or signals.INTERRUPTED, signals.INTERRUPTED_CODE, shows=shows)
         except Exception as error:
+            if reports.is_reported():
+                failures.report_failure(error)
             _end(failures.describe(error), reports.exit_code(error))
 
 

@@ -21,6 +21,10 @@ STORE_FILE = "store"
 NODES = "nodes"
 Environment = Mapping[str, str]
 _MOST_PROCESSES = 2**20  # of a larger number, ranks would wait in vain
+# Patterns of variables where a process trains alone: one node, and at most one host in JSON.
+_USUAL = dict.fromkeys(("NUM_NODES", "NNODES", "PET_NNODES"), "1") | {"PALS_RANKID": ""}
+_USUAL |= dict.fromkeys(("SM_HOSTS", "TF_CONFIG", "CLUSTER_SPEC"), r"[^[]*(\[[^],]*\][^[]*)?")
+_NEEDED = "set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT in each"
 # Step ids that SLURM reserves for other steps than srun's: pending, extern, batch, interactive.
 _FIRST_RESERVED_STEP = 0xFFFFFFF0
 
@@ -123,11 +127,11 @@ def _read(source: Source, environment: Environment) -> Layout | None:
 
 def unused(layout: Layout, processes: int) -> list[str]:
     """A note on variables of a launch that gave no rank to this process, which starts so many."""
-    usual = {"WORLD_SIZE": str(processes), "NUM_NODES": "1", "NNODES": "1"}
-    odd = [f"{n}={os.environ[n]}" for n in usual if os.environ.get(n) not in (None, usual[n])]
+    usual = {"WORLD_SIZE": str(processes), "RANK": "", "LOCAL_RANK": "0?"} | _USUAL
+    odd = [f"{n}={v}" for n, v in os.environ.items() if not re.fullmatch(usual.get(n, "(?s).*"), v)]
     is_alone = layout.source == "none" and OVERRIDE not in os.environ
-    line = "but no variable has the rank of this process: it trains without others; set RANK or"
-    return [f"{', '.join(odd)}, {line} NODE_RANK, or unset it"] if odd and is_alone else []
+    line = f"with no more than this, the process trains without others; {_NEEDED}, or NODE_RANK in"
+    return [f"{', '.join(odd)}: {line} one per node, or unset it"] if odd and is_alone else []
 
 
 def number(env: Environment, name: str, default: int | None = None) -> int:
@@ -280,7 +284,7 @@ def first_host(nodelist: str) -> str:
     return str(prefix + re.split(r"[-,]", ranges)[0])
 
 
-# --- MPI: Open MPI's mpirun, and hydra, the mpiexec of MPICH and Intel MPI -----------------------
+# --- MPI: Open MPI's mpirun; hydra, the mpiexec of MPICH and Intel MPI; jsrun, of LSF ------------
 
 # OMPI_COMM_WORLD_NODE_RANK is the rank within its node. Open MPI 5 sets no number of nodes.
 _OPEN_MPI = Names(
@@ -289,6 +293,9 @@ _OPEN_MPI = Names(
     num_nodes="OMPI_MCA_orte_num_nodes",
 )
 _HYDRA = Names("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+_OF_HYDRA = "start the ranks with mpiexec -genv MASTER_ADDR HOST_OF_RANK_0 -genv MASTER_PORT 29500"
+_JSRUN = Names(*(f"JSM_NAMESPACE_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")))
+_OF_JSRUN = "start the ranks with jsrun -E MASTER_ADDR=HOST_OF_RANK_0 -E MASTER_PORT=29500"
 
 
 def _open_mpi(env: Environment) -> Layout:
@@ -302,26 +309,28 @@ def _open_mpi(env: Environment) -> Layout:
     return check_filled(layout)
 
 
-def _hydra(env: Environment) -> Layout | None:
-    # srun's PMI plugins set the first two variables too.
-    is_started = _HYDRA.rank in env and env.get(_HYDRA.world_size, "1") != "1" and not _in_step(env)
-    if not is_started and _HYDRA.local_rank not in env:
-        return None
-    layout = check_filled(read_named(env, "hydra", _HYDRA))
+def _unidentified(source: str, names: Names, advice: str, env: Environment) -> Layout:
+    layout = check_filled(read_named(env, source, names))
     # Nothing else identifies a launch.
     if layout.world_size > 1 and not {"MASTER_ADDR", "MASTER_PORT"} <= env.keys():
-        problem = "the address of rank 0 is unknown"
-        command = "mpiexec -genv MASTER_ADDR HOST_OF_RANK_0 -genv MASTER_PORT 29500"
-        raise ConfigurationError(f"hydra: {problem}; start the ranks with {command}")
+        raise ConfigurationError(f"{source}: the address of rank 0 is unknown; {advice}")
     return layout
+
+
+def _alone(env: Environment) -> Layout:
+    odd = [f"{n}={env[n]}" for n in ("FLUX_JOB_SIZE", "PMI_SIZE") if env.get(n, "1") != "1"]
+    if odd and OVERRIDE not in env:
+        raise ConfigurationError(f"{', '.join(odd)}: the launcher is not known; {_NEEDED} process")
+    return Layout()
 
 
 SOURCES = [
     Source("torchelastic", 10, partial(_ranks, source="torchelastic"), ["TORCHELASTIC_RUN_ID"]),
     Source("openmpi", 30, _open_mpi, [_OPEN_MPI.rank]),
-    Source("hydra", 40, _hydra),
+    Source("hydra", 40, partial(_unidentified, "hydra", _HYDRA, _OF_HYDRA), [_HYDRA.local_rank]),
+    Source("jsrun", 45, partial(_unidentified, "jsrun", _JSRUN, _OF_JSRUN), [_JSRUN.rank]),
     Source("srun", 60, _srun),
     Source("environment", 70, _environment),
     Source(NODES, 80, _nodes),
-    Source("none", 90, lambda environment: Layout()),
+    Source("none", 90, _alone),
 ]

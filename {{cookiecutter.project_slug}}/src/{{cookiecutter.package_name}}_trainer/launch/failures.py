@@ -80,7 +80,7 @@ def report_failure(error: BaseException, lost_peer: Sequence[str] = ()) -> str:
         problems = [redaction.message(problem) for problem in problems]
         code, lost_at = reports.exit_code(error), hangs.of_error(error) if is_lost else ""
         failure = Failure(rank, code, message, problems, time.time(), reason(error), lost_at)
-        files.write_atomically(directory / f"rank-{rank}.json", json.dumps(asdict(failure)))
+        files.write_first(directory / f"rank-{rank}.json", json.dumps(asdict(failure)))
         if keep_error is not None:
             keep_error(error, rank)
         signals.hide_traceback(error)

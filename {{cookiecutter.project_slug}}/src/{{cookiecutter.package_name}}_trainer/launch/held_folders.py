@@ -17,8 +17,9 @@ _LOCK = ".lock"
 def private_folder(prefix: str) -> Iterator[Path]:
     """A folder that only this user can open, removed after this context, or by the next one."""
     remove_left(f"{prefix}*")
-    with tempfile.TemporaryDirectory(prefix=prefix) as name, os.fdopen(hold(folder := Path(name))):
-        yield folder
+    path = Path(tempfile.gettempdir()).absolute()  # not so if TMPDIR is "."
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=path) as name, os.fdopen(hold(Path(name))):
+        yield Path(name)
 
 
 def hold(folder: Path) -> int:

@@ -72,7 +72,7 @@ def _private_file(layout: Layout) -> Path | None:
     if not layout.launch_id:
         return None
     prefix = f"trainer-store-{os.geteuid()}-"
-    folder = Path(tempfile.gettempdir()) / f"{prefix}{layout.launch_id}"
+    folder = Path(tempfile.gettempdir()).absolute() / f"{prefix}{layout.launch_id}"
     if layout.is_main:
         held_folders.remove_left(f"{prefix}*")
     atexit.register(held_folders.release, folder, held_folders.hold(folder))

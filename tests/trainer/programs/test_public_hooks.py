@@ -80,14 +80,3 @@ def test_one_name_in_training_and_validation_is_noted(capfd: Any) -> None:
     assert capfd.readouterr().err.count(line) == 1
     make(loggers=["csv"]).fit(Model(), data(), data())
     assert "shares one curve" not in capfd.readouterr().err
-
-
-@pytest.mark.parametrize("name", ["", " ", "a\nb", "a\0"])
-def test_a_logged_name_is_a_printable_text(name: str) -> None:
-    class Logs(Model):
-        def on_train_epoch_end(self) -> None:
-            self.log(name, 1.0)
-
-    with pytest.raises(UserError) as raised:
-        make().fit(Logs(), data())
-    assert raised.value.problems == [f"log({name!r}): a name is a printable text"]

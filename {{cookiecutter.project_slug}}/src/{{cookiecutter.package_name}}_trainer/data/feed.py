@@ -1,10 +1,10 @@
 """Feeds: iterate over the batches of an epoch, with sample counts and weights for the loop."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, default_collate
+from torch.utils.data import DataLoader, default_collate
 
 from ..errors import UserError
 from ..launch import collectives
@@ -76,9 +76,8 @@ class OrderedFeed(Feed):
         self, loader: DataLoader[Any], order: GlobalOrder, share: Share, repeats: bool = False
     ) -> None:
         self._source, self._order, self._repeats = loader, order, repeats
-        self._share, self._samples = share, len(cast(Any, loader.dataset))
+        self._share, self._planned = share, sampling.counts(loader)
         self._copied: dict[str, Any] = {}
-        self._batch_size = cast(BatchSampler, loader.batch_sampler).batch_size
         self._copy()
         self.plan: BatchPlan = order.plan
         self.batches, self.accumulate = order.plan.batches, order.plan.accumulate
@@ -89,8 +88,6 @@ class OrderedFeed(Feed):
     def _copy(self) -> None:
         """Copy the loader; again if a hook has set its ``collate_fn``, workers, … since."""
         loader, order = self._source, self._order
-        size = cast(BatchSampler, loader.batch_sampler).batch_size
-        sampling.check_count("loader's batch", size, self._batch_size)
         now = {**vars(loader), "_iterator": None}
         if all(self._copied.get(name, self) is now[name] for name in now):
             return
@@ -111,7 +108,8 @@ class OrderedFeed(Feed):
         order.epoch, order.start = 0 if self._repeats else epoch, start
         self._copy()
         self.set_epoch(epoch)
-        sampling.check_count("dataset", len(cast(Any, self._loader.dataset)), self._samples)
+        for what, count in sampling.counts(self._source).items():
+            sampling.check_count(what, count, self._planned[what])
         batches = drawn(iterator(self._loader), self._stream, start, len(order))
         if collectives.is_active():
             from .hashing import check_first_batch

@@ -177,6 +177,12 @@ def check_count(what: str, count: int, planned: int) -> None:
         raise UserError(f"{line}: keep their number, or start another fit (--trainer.weights)")
 
 
+def counts(loader: DataLoader[Any]) -> dict[str, int]:
+    """The numbers of a loader for which steps are planned, by what has so many samples."""
+    size = cast(torch_data.BatchSampler, loader.batch_sampler).batch_size
+    return {"dataset": len(cast(Any, loader.dataset)), "loader's batch": size}
+
+
 def _draws(sampler: Any, generator: torch.Generator) -> list[int]:
     previous = getattr(sampler, "generator", None)
     sampler.generator = generator

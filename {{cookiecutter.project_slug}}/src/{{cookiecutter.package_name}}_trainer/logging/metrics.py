@@ -213,8 +213,6 @@ class Recorder:
             if how not in _REDUCE_FX:
                 known = nearest(str(how), _REDUCE_FX)
                 raise UserError(f"log({name!r}): reduce_fx={how!r} is unknown{known}")
-            if not (name.strip() and name.isprintable()):
-                raise UserError(f"log({shown(name)}): a name is a printable text")
             other = totals.keys() & {name.removesuffix("_epoch"), f"{name}_epoch"}
             if other and totals is self._steps:
                 raise UserError(_taken(*sorted([name, *other], key=len, reverse=True)))

@@ -391,8 +391,6 @@ class FitLoop(AbstractContextManager["FitLoop"]):
         position, outputs = self.fit.position, self.fit.outputs
         if self.validate is not None and position.validated_at != position.global_step:
             self._nonfinite.check()
-            is_told = position.validated_at < 0 and collectives.rank() == 0
-            of_training = set(outputs.latest) if is_told else set[str]()
             position.validated_at = position.global_step
             outputs.recorder.enter(BatchContext(level="none"))
             with self._speed.paused("validation"):
@@ -400,9 +398,6 @@ class FitLoop(AbstractContextManager["FitLoop"]):
                     call()
                 outputs.validated = self.validate()
                 self.fit.feed.set_epoch(position.epoch)  # of data that both may read
-                for name in sorted(of_training & outputs.validated.keys()):
-                    line = f"log({name!r}) in training and in validation shares one curve"
-                    output.print_once(f"note: {line}: use two names")
                 outputs.write(position.global_step, position.epoch, outputs.validated)
                 for call in self.fit.calls.on_validation_end:
                     call()

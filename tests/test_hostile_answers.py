@@ -246,12 +246,6 @@ def test_refused_in_a_user_s_configuration(area: Area, context: dict[str, Any]) 
     assert_refused(area, "--no-input", "--config-file", settings(area, context), says="refused")
 
 
-@pytest.mark.parametrize("field", FIELDS)
-def test_code_in_a_user_s_configuration(area: Area, field: str) -> None:
-    file = settings(area, {field: JINJA_CODE})
-    assert_refused(area, "--no-input", "--config-file", file, says="refused")
-
-
 def test_good_defaults_of_a_user_s_configuration_are_used(area: Area) -> None:
     context = {
         "author_name": "O'Brien",

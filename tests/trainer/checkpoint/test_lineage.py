@@ -132,20 +132,8 @@ def test_attempts_are_told_with_what_they_resumed_from(root: Path) -> None:
 def test_loggers_are_resumed_by_name(tmp_path: Path, first: list[str], second: list[str]) -> None:
     train(tmp_path, loggers=first, max_steps=4)
     train(tmp_path, loggers=second, resume="auto")
-    assert [step for step, *_ in fitting.rows(tmp_path / "run")] == [
-        1,
-        1,
-        2,
-        2,
-        3,
-        3,
-        4,
-        4,
-        5,
-        5,
-        6,
-        6,
-    ]
+    logged_steps = [step for step, *_ in fitting.rows(tmp_path / "run")]
+    assert logged_steps == sorted(2 * [1, 2, 3, 4, 5, 6])
 
 
 def test_a_logger_that_the_checkpoint_does_not_know_keeps_what_it_had(tmp_path: Path) -> None:

@@ -29,12 +29,6 @@ def test_the_configurations_that_come_along() -> None:
     assert gpt.data.context == 128
 
 
-@pytest.mark.parametrize("command", ["fit", "validate", "test", "predict"])
-def test_every_command_reads_a_configuration(command: str) -> None:
-    weights = [] if command == "fit" else ["--checkpoint", "none"]
-    assert read(*DIGITS, *weights, command=command).data.batch_size == 64
-
-
 def test_a_later_option_or_file_wins() -> None:
     for arguments in (
         [*DIGITS, "--trainer.max_epochs", "2", "--data.batch_size=8", "--model.width", "4"],

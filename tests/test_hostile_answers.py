@@ -181,12 +181,9 @@ def test_code_as_a_default_of_a_prompt(area: Area) -> None:
         ("slurm_partition", "long, short", "separated by commas without spaces"),
         ("slurm_partition", "long;id", "letters, digits"),
         ("slurm_account", "long,short", "letters, digits"),
-        ("slurm_account", "x/../y", "letters, digits"),
         ("gpus_per_node", "65", "a whole number from 0 to 64"),
         ("gpus_per_node", "08", "a whole number from 0 to 64"),
         ("gpus_per_node", "", "it may not be empty"),
-        ("container_runtime", "pyxsi", "did you mean pyxis?"),
-        ("ci", "GitHub", "did you mean github?"),
     ],
 )
 def test_refused_on_the_command_line(area: Area, field: str, answer: str, says: str) -> None:

@@ -89,13 +89,6 @@ def test_an_earlier_step_is_resumed_on_a_line_of_its_own(root: Path, capsys: Any
     assert logs[0] == logs[1]
 
 
-def test_a_second_run_of_the_same_name_is_refused_and_changes_nothing(root: Path) -> None:
-    before = content(root / "run")
-    with pytest.raises(errors.ConfigurationError, match="there is a run already"):
-        train(root)
-    assert content(root / "run") == before
-
-
 def test_a_refused_resume_changes_nothing(root: Path) -> None:
     before = content(root / "run")
     with pytest.raises(errors.CheckpointError, match="does not match this model"):

@@ -55,6 +55,17 @@ def test_what_a_peer_initializes_is_allocated_on_the_device():
     assert devices == {(0, "meta"), (1, "cpu")}
 
 
+def test_pieces_have_the_values_of_the_whole():
+    with meta_device.building():
+        module = Tied()
+    module.trainer_state = TrainerState(run=Run(0))
+    meta_device.Initializer(module).materialize(module.blocks[1])
+    assert [name for name, parameter in module.named_parameters() if not parameter.is_meta] == [
+        name for name, _ in module.named_parameters() if name.startswith("blocks.1")
+    ]
+    assert torch.equal(module.blocks[1].up.weight, materialized(Tied).blocks[1].up.weight)
+
+
 def test_the_language_model_begins_as_it_does_otherwise():
     arguments = {"layers": 2, "width": 256}
     for module in (

@@ -167,6 +167,16 @@ def test_an_optimizer_without_gradients_does_nothing_under_a_scaler() -> None:
     assert (unused.item(), mixed.state()["_growth_tracker"]) == (1.0, 0)
 
 
+def test_without_a_scaler_a_loss_is_itself() -> None:
+    parameter, optimizer, mixed = make(0.25, "bf16-mixed")
+    loss = torch.ones(1)
+    assert mixed.scale(loss) is loss
+    mixed.unscale([optimizer])
+    assert float(parameter.grad) == 0.25
+    mixed.update()
+    assert mixed.state() == {}
+
+
 def test_gradients_are_unscaled_once_until_the_next_backward() -> None:
     parameter, optimizer, mixed = make(0.25)
     mixed.unscale([optimizer])

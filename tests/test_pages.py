@@ -117,11 +117,6 @@ def test_the_navigation_names_each_page_once(project: Path) -> None:
         assert (docs / name).is_file()
 
 
-def test_a_name_is_quoted_in_the_configuration(projects: dict[str, Path]) -> None:
-    text = (projects["families"] / "mkdocs.yml").read_text(encoding="utf-8")
-    assert yaml.safe_load(text)["site_name"] == VARIANTS["families"]["project_name"]
-
-
 def easy_sentences(file: Path, text: str) -> list[pages.Sentence]:
     """Return a page's sentences; check its lines, its words and the longest sentence."""
     assert pages.long_lines(text) == [], file

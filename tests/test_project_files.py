@@ -49,12 +49,6 @@ def own_files(project: Path) -> set[str]:
     return {str(file.relative_to(project)) for place in places for file in project.glob(place)}
 
 
-def test_a_project_has_none_of_them_unless_they_are_asked_for(tmp_path: Path) -> None:
-    bare = render(tmp_path, {"ci": "none"}, hooks=True)
-    assert own_files(bare) == set()
-    assert not [name for name in (".vscode", ".devcontainer", ".github") if (bare / name).exists()]
-
-
 def test_each_answer_has_its_files(project: Path, tmp_path: Path) -> None:
     code = {f".vscode/{name}.json" for name in ("settings", "extensions", "launch")}
     editors = {"none": set[str](), "vscode": code}

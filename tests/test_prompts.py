@@ -146,14 +146,6 @@ def test_every_choice_of_a_menu_is_listed() -> None:
         assert lines == [f"    [bold magenta]{i}[/] - [bold]{word}[/]" for i, word in numbered]
 
 
-def test_a_choice_is_given_by_its_number(tmp_path: Path) -> None:
-    done = command("--no-input", "license=4", "fairscale=2", "ci=3", cwd=tmp_path)
-    project = tmp_path / "my-project"
-    assert (done.returncode, done.stdout, done.stderr) == (0, NEXT_STEPS % project, "")
-    chosen = {"license": "Proprietary", "fairscale": "no", "ci": "none"}
-    check_works(project, DEFAULTS | chosen)
-
-
 def test_names_beyond_ascii_are_taken_in_any_locale(tmp_path: Path) -> None:
     """Where Python takes the command line and the terminal for ASCII, bytes come as surrogates."""
     environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0"}

@@ -75,12 +75,6 @@ def test_it_makes_it_once(folder: Path) -> None:
     assert git(folder, "status", "--porcelain") == "?? later.txt\n"
 
 
-def test_cruft_s_file_is_in_the_first_commit(folder: Path) -> None:
-    (folder / ".cruft.json").write_text("{}\n", encoding="utf-8")
-    assert run(folder).returncode == 0
-    assert git(folder, "ls-files").splitlines() == [".cruft.json", *FILES]
-
-
 @pytest.mark.parametrize("template", ["/home/me/it's & \\1", "https://example.org/x.git"])
 def test_a_template_that_others_cannot_reach_is_said(folder: Path, template: str) -> None:
     stored = json.dumps({"template": template, "commit": "0"}, indent=2)

@@ -156,10 +156,6 @@ class OddAtOnce(Descends, Odd, lr=0.05, momentum=0.9):
     """The same with one optimizer that computes element by element."""
 
 
-class ThawingAtOnce(OddAtOnce, Thawing):
-    """A layer is thawed, and there is one optimizer."""
-
-
 class Freezing(OddAtOnce):
     """A layer is trained in the first epoch only."""
 

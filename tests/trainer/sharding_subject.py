@@ -1,8 +1,7 @@
 """A language model with tied weights, and all that is done with it under a strategy.
 
 ``python -m sharding_subject FOLDER STRATEGY DEVICES [meta]`` writes ``values.json`` and
-``weights.safetensors``, and each rank a line of what it holds; ``… overflow FOLDER STRATEGY
-DEVICES`` makes one step that must be left out.
+``weights.safetensors``, and each rank a line of what it holds.
 """
 
 import json
@@ -14,7 +13,6 @@ from typing import Any
 import my_project_trainer as trainer
 import torch
 from my_project_trainer.checkpoint import dtensors
-from my_project_trainer.checkpoint import reading as checkpoint
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
@@ -155,22 +153,5 @@ def main(folder: str, strategy: str, devices: str, *words: str) -> None:
         (Path(folder) / "values.json").write_text(json.dumps(metrics))
 
 
-def overflow(folder: str, strategy: str, devices: str) -> None:
-    """Make a step that must be left out; print what became of weights and scale."""
-    options = {"unit_classes": ["Linear"]}  # one is called by itself
-    shared = {"precision": "16-mixed", "max_steps": 1, "default_root_dir": folder}
-    run = quiet(strategy=strategy, devices=int(devices), strategy_options=options, **shared)
-    module = Overflows(folder)
-    before = {name: value.clone() for name, value in module.state_dict().items()}
-    run.fit(module)
-    if run.global_rank == 0:
-        state = checkpoint.Checkpoint(checkpoint.resolve(run.run_directory)).state()
-        moved = [name for name in before if not before[name].equal(state["model"][name])]
-        print(json.dumps({"moved": moved, "scale": state["precision"]["scale"]}))
-
-
 if __name__ == "__main__":
-    if sys.argv[1] == "overflow":
-        overflow(*sys.argv[2:])
-    else:
-        main(*sys.argv[1:])
+    main(*sys.argv[1:])

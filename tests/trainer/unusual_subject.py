@@ -88,32 +88,16 @@ class Mixed(Base):
         return self.last(self.layer(x).double())
 
 
-class Factored(Base, by=torch.optim.Adafactor, lr=0.01):
-    """Adafactor looks at the rows and columns of weights."""
+class Penalty(Base):
+    """A gradient penalty: the gradient of a gradient."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x)
-
-
-class Penalty(Factored, by=torch.optim.Adam, lr=0.01):
-    """A gradient penalty: the gradient of a gradient."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         x = batch[0].requires_grad_()
         (gradient,) = torch.autograd.grad(self(x).tanh().sum(), x, create_graph=True)
         return self(x).square().mean() + gradient.norm(dim=1).square().mean()
-
-
-class Routed(Base):
-    """Each rank uses an expert of its own, and these have different sizes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        wide = nn.Sequential(nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(3 * WIDTH, WIDTH))
-        self.experts = nn.ModuleList([nn.Linear(WIDTH, WIDTH), wide])
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.experts[self.global_rank](self.layer(x))
 
 
 class RoutedRaw(Base):

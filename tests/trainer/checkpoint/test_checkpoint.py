@@ -198,17 +198,6 @@ def test_asynchronous_writing_does_not_see_later_changes(tmp_path: Path) -> None
         assert len(restored["numbers"]) == step
 
 
-def test_resolve(tmp_path: Path) -> None:
-    writer = Checkpoints(tmp_path / "run" / "checkpoints")
-    for step in (9, 10):
-        writer.save(step, {"step": step}, {})
-    older, newest = sorted((tmp_path / "run" / "checkpoints").iterdir())
-    assert checkpoints.resolve(tmp_path / "run") == newest
-    assert checkpoints.resolve(str(tmp_path / "run" / "checkpoints")) == newest
-    assert checkpoints.resolve(older) == older
-    assert read(newest) == {"step": 10}
-
-
 @pytest.mark.parametrize("name", ["missing", "empty", "file"])
 def test_no_checkpoint_is_one_line(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()

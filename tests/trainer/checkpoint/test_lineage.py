@@ -89,13 +89,6 @@ def test_an_earlier_step_is_resumed_on_a_line_of_its_own(root: Path, capsys: Any
     assert logs[0] == logs[1]
 
 
-def test_a_second_run_of_the_same_name_is_refused_and_changes_nothing(root: Path) -> None:
-    before = content(root / "run")
-    with pytest.raises(errors.ConfigurationError, match="there is a run already"):
-        train(root)
-    assert content(root / "run") == before
-
-
 def test_a_refused_resume_changes_nothing(root: Path) -> None:
     before = content(root / "run")
     with pytest.raises(errors.CheckpointError, match="does not match this model"):
@@ -132,20 +125,8 @@ def test_attempts_are_told_with_what_they_resumed_from(root: Path) -> None:
 def test_loggers_are_resumed_by_name(tmp_path: Path, first: list[str], second: list[str]) -> None:
     train(tmp_path, loggers=first, max_steps=4)
     train(tmp_path, loggers=second, resume="auto")
-    assert [step for step, *_ in fitting.rows(tmp_path / "run")] == [
-        1,
-        1,
-        2,
-        2,
-        3,
-        3,
-        4,
-        4,
-        5,
-        5,
-        6,
-        6,
-    ]
+    logged_steps = [step for step, *_ in fitting.rows(tmp_path / "run")]
+    assert logged_steps == sorted(2 * [1, 2, 3, 4, 5, 6])
 
 
 def test_a_logger_that_the_checkpoint_does_not_know_keeps_what_it_had(tmp_path: Path) -> None:

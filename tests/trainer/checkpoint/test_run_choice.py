@@ -19,7 +19,7 @@ from my_project_trainer.checkpoint import run_directory, run_lock
 from my_project_trainer.checkpoint import writing as writer
 from my_project_trainer.launch import rank, reports
 from my_project_trainer.launch.cluster import Layout
-from test_lineage import Model, content
+from test_lineage import Model, content, steps
 from tests.project import ROOT
 
 
@@ -178,10 +178,6 @@ def test_a_run_of_damaged_checkpoints_does_not_start_again(tmp_path: Path) -> No
     assert [line.split(":")[0] for line in lines[:2]] == begun
     problem = "none of these 2 checkpoints is complete: resume from another one"
     assert lines[2:] == [f"{problem}; see docs/trouble.md#a-damaged-checkpoint"]
-
-
-def steps(directory: Path) -> list[int]:
-    return [run_directory.step_of(path) for path in run_directory.complete(directory)]
 
 
 def test_one_that_was_set_aside_can_be_taken_up_again(tmp_path: Path) -> None:

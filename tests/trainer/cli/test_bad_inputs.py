@@ -235,24 +235,6 @@ def assert_lines(attempt: Callable[[], object]) -> None:
     assert all("\n" not in line and line.strip() for line in lines)
 
 
-def test_all_mistakes_from_python_are_told_at_once() -> None:
-    with pytest.raises(ConfigurationError) as raised:
-        trainer.Trainer(
-            seed=-1, num_nodes="2", loggers="csv", strategy=5, max_epochs=True,
-            gradient_clip_val=float("nan"), precision="double", accelerator="mps",
-        )  # fmt: skip
-    assert set(raised.value.problems) == {
-        "strategy=5: give a name, a class path, or a Strategy object",
-        "num_nodes='2': expected int >= 1 | None",
-        "max_epochs=True: expected int >= 1 | None",
-        "seed=-1: expected int >= 0",
-        "loggers='csv': give a list of loggers, or of names",
-        "precision='double' is unknown; known: 16-mixed, 16-true, 32-true, bf16-mixed, bf16-true",
-        "accelerator='mps' is unknown; known: auto, cpu, cuda, gpu, tpu",
-        "gradient_clip_val=nan: expected float > 0 | None",
-    }
-
-
 def test_a_path_in_the_home_directory_and_in_a_variable(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("WORK", str(tmp_path / "work"))

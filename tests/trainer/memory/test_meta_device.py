@@ -55,13 +55,6 @@ def test_what_a_peer_initializes_is_allocated_on_the_device():
     assert devices == {(0, "meta"), (1, "cpu")}
 
 
-def test_a_parameter_that_is_used_twice_stays_one():
-    module = materialized(Tied)
-    assert module.head.weight is module.tokens.weight
-    assert not any(parameter.is_meta for parameter in module.parameters())
-    assert not Tied().head.weight.is_meta
-
-
 def test_pieces_have_the_values_of_the_whole():
     with meta_device.building():
         module = Tied()

@@ -111,29 +111,18 @@ def test_the_seed_is_that_of_seed_everything(monkeypatch: pytest.MonkeyPatch) ->
     assert torch.equal(before, torch.nn.Linear(3, 3).weight)  # created after the trainer
 
 
-def test_making_a_trainer_writes_no_variable(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TRAINER_OUTCOME", "outcome")
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
-    monkeypatch.setattr("torch.version.cuda", None)
-    gpus = [idle_gpus.GPU(index, "GPU", "default", 4 - index, 2**30) for index in range(4)]
-    monkeypatch.setattr(idle_gpus, "read_gpus", lambda: gpus)
-    monkeypatch.setattr(idle_gpus, "choose_idle", lambda found, count: [3, 1])
-    before = dict(os.environ)
-    made = trainer.Trainer(accelerator="gpu", devices="2", auto_select_gpus=True, max_steps=1)
-    assert [device.index for device in made._plan.node_devices] == [3, 1]
-    assert dict(os.environ) == before
-
-
 def test_copies_of_the_command_are_told_which_gpus_were_chosen(monkeypatch, tmp_path):
     monkeypatch.delenv("TRAINER_GPUS", raising=False)
+    monkeypatch.setenv("TRAINER_OUTCOME", str(tmp_path / "outcome"))
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
     monkeypatch.setattr("torch.version.cuda", None)
     monkeypatch.setattr(idle_gpus, "read_gpus", list)
     monkeypatch.setattr(idle_gpus, "choose_idle", lambda found, count: [3, 1])
+    before = dict(os.environ)
     made = trainer.Trainer(accelerator="gpu", devices=2, auto_select_gpus=True, max_steps=1)
+    assert dict(os.environ) == before  # until it starts them
+    assert [device.index for device in made._plan.node_devices] == [3, 1]
     told = []
 
     def started(*_: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import my_project_trainer as trainer
 import pytest
 import torch
+from my_project_trainer.checkpoint import Checkpoint, resolve
 from my_project_trainer.errors import UserError
 from my_project_trainer.launch.start import run_in_processes
 from my_project_trainer.strategies.fsdp import units
@@ -96,8 +97,13 @@ def test_a_module_that_is_still_sharded_is_refused(tmp_path):
 
 
 def test_an_overflow_that_one_rank_sees_has_all_leave_the_step_out(tmp_path):
-    done = succeed(["-m", "sharding_subject", "overflow", tmp_path, "fsdp", "2"])
-    assert json.loads(done.stdout.splitlines()[-1]) == {"moved": [], "scale": 2.0**15}
+    how = {"strategy": "fsdp", "devices": 2, "precision": "16-mixed", "max_steps": 1}
+    how |= {"strategy_options": {"unit_classes": ["Linear"]}}  # one is called by itself
+    module = {"module": "sharding_subject.Overflows", "init": {"folder": str(tmp_path)}}
+    assert fitting.fits(tmp_path, [{"name": "run", **module, **how}]) == [{"run": ""}] * 2
+    state = Checkpoint(resolve(tmp_path / "run")).state()
+    assert [optimizer["state"] for optimizer in state["optimizers"]] == [{}]
+    assert state["precision"]["scale"] == 2.0**15
 
 
 def test_units_by_size_are_the_smallest_that_are_large_enough():

@@ -53,20 +53,6 @@ def test_weights_are_those_of_one_process(tmp_path, strategy, subject, options):
     assert difference(tmp_path / "run", tmp_path / "alone") < 1e-5
 
 
-@pytest.mark.parametrize(
-    ("subject", "phrases"),
-    [
-        ("ThawingAtOnce", ["frozen.weight is trained since the fit began", "strategy='fsdp'"]),
-        ("Freezing", ["blocks.0.weight is frozen since the fit began", "strategy='fsdp'"]),
-    ],
-)
-def test_deepspeed_refuses_what_is_thawed_or_frozen_in_a_fit(tmp_path, subject, phrases):
-    done = fit(tmp_path / "run", subject, strategy="deepspeed_stage_1", devices=2)
-    assert done.returncode == 2, done.stderr
-    assert all(phrase in done.stderr for phrase in phrases), done.stderr
-    assert "Traceback" not in done.stderr
-
-
 def test_half_precision_beside_a_parameter_without_dimensions(tmp_path):
     for name, more in ("alone", {}), ("run", {"strategy": "fsdp", "devices": 2}):
         done = fit(tmp_path / name, "Odd", precision="16-mixed", **more)

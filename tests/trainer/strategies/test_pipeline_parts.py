@@ -101,8 +101,6 @@ def test_children_are_measured_and_stay_as_they_are(kind):
 
 
 class NotSequential(trainer.TrainingModule):
-    """A list of layers in place of a sequential module."""
-
     def __init__(self) -> None:
         super().__init__()
         self.sequential_module = nn.ModuleList([nn.Linear(1, 1)])
@@ -112,8 +110,6 @@ class NotSequential(trainer.TrainingModule):
 
 
 class Manual(Subject):
-    """Steps its optimizers itself."""
-
     automatic_optimization = False
 
 

@@ -15,19 +15,19 @@ PACKAGE = TEMPLATE / "src" / "{{cookiecutter.package_name}}"
 TRAINER = PACKAGE.with_name(f"{PACKAGE.name}_trainer")
 LINES = {
     "__init__.py": 40,
-    "callbacks": 855,
+    "callbacks": 868,
     "checkpoint": 1654,
-    "cli": 1183,
-    "data": 2007,
+    "cli": 1185,
+    "data": 2037,
     "errors.py": 186,
-    "launch": 2782,
+    "launch": 2792,
     "legacy": 592,
     "logging": 1535,
-    "loop": 2440,
+    "loop": 2447,
     "memory": 298,
-    "module": 845,
+    "module": 851,
     "options": 1100,
-    "run": 1926,
+    "run": 1952,
     "strategies/*.py": 2451,
     "strategies/asynchronous": 413,
     "strategies/deepspeed": 1646,
@@ -39,12 +39,12 @@ LINES = {
     "strategies/replicated": 576,
     "strategies/xla": 261,
     "tools/__init__.py": 6,
-    "tools/doctor": 675,
+    "tools/doctor": 641,
     "tools/isolated.py": 73,
     "tools/plan": 746,
     "tools/report": 565,
     "tools/reproduce": 403,
-    "trainer.py": 385,
+    "trainer.py": 392,
 }
 # How far below its limit a folder may be, before the limit is to be lowered.
 SLACK = 40
@@ -81,12 +81,12 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
     components = sum(count(folder) for folder in folders if folder.is_dir())
     assert count(TRAINER / "tools") <= 2500
     # To be 27,600 and 19,100, with 1,100 for everyday faults, clusters, disks and files.
-    assert count(TRAINER) <= 29_160
-    assert count(TRAINER) - components <= 21_495
+    assert count(TRAINER) <= 29_227
+    assert count(TRAINER) - components <= 21_596
 
 
 def test_the_tests_are_few() -> None:
-    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 57_919
+    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 57_791
 
 
 def test_the_benchmarks_are_few_lines() -> None:

@@ -221,6 +221,7 @@ def check_exact(uninterrupted: str, resumed: str) -> None:
             assert torch.equal(value, weights_of(other)[name])
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_ddp_resumes_under_fsdp_exactly(batches: list[Any]) -> None:
     expected = by_hand(batches)
     train("ddp:5:run", f"fsdp:{STEPS}:run", f"fsdp:{STEPS}:whole", "fsdp:5:half")

@@ -103,7 +103,9 @@ test_overwrite.overwrite(Path(sys.argv[1]), sys.argv[2], devices=int(sys.argv[3]
 """
 
 
-@pytest.mark.parametrize(("how", "processes"), [("kill", 1), ("rank", 2)])
+@pytest.mark.parametrize(
+    ("how", "processes"), [("kill", 1), pytest.param("rank", 2, marks=pytest.mark.slow)]
+)
 def test_a_process_that_ends_at_once_loses_nothing(root, tmp_path, how, processes):
     before = relative(root / "run")
     script = tmp_path / "script.py"

@@ -103,7 +103,7 @@ ASCII = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 @pytest.mark.parametrize(
     ("devices", "outputs", "variables"),
     [
-        pytest.param(2, ">&- 2>&-", {}, id="closed"),
+        pytest.param(2, ">&- 2>&-", {}, id="closed", marks=pytest.mark.slow),
         pytest.param(1, "2>/dev/full", ASCII, id="ascii, errors full"),
         pytest.param(2, "2>/dev/full", {}, id="errors full", marks=pytest.mark.slow),
         pytest.param(2, ">/dev/full", {}, id="full", marks=pytest.mark.slow),
@@ -129,7 +129,7 @@ def test_a_directory_that_was_removed_is_named(tmp_path):
     assert (done.returncode, done.stderr) == (2, line)
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_changed_directory_changes_no_path(tmp_path, devices):
     arguments = command("changes_the_directory", devices)
     done = succeed(arguments, cwd=tmp_path, extra=at_root() | {reports.OUTCOME: "told"})

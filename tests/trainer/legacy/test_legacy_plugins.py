@@ -215,6 +215,7 @@ def trained(folder: Path, plugin: str | None, **options: Any) -> dict[str, torch
     return weights
 
 
+@pytest.mark.slow
 def test_overridden_methods_make_the_process_group_and_the_wrapper(tmp_path: Path) -> None:
     alone = trained(tmp_path / "alone", None)
     overridden = trained(tmp_path / "own", "OwnDDP")
@@ -230,6 +231,7 @@ def test_overridden_methods_make_the_process_group_and_the_wrapper(tmp_path: Pat
         assert (tmp_path / "extended" / f"wrapped-{rank}").read_text() == "5"
 
 
+@pytest.mark.slow
 def test_a_module_is_divided_as_the_documents_say(tmp_path: Path) -> None:
     plugin("RPCSequentialPlugin")
     alone = trained(tmp_path / "alone", None)

@@ -160,6 +160,7 @@ def test_optimizers_that_are_not_refused_equal_one_process(tmp_path, engine, equ
         assert float((found_weights - expected).abs().max()) < 1e-5, name
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_draws_noise_steps_replicas_alike(tmp_path: Path) -> None:
     scaled = {"module": "optimizer_subject.Scaled", "init": {"optimizer": "noisy"}}
     steps = {"max_steps": 4, "global_batch_size": 4, "seed": 7, **scaled}

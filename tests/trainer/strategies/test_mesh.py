@@ -117,6 +117,7 @@ def test_replicas_average_gradients_of_units_during_backward(tmp_path, options):
         assert max(averages) > last_product
 
 
+@pytest.mark.slow
 def test_random_numbers_differ_where_activations_are_sharded_only(tmp_path):
     succeed(["-m", "mesh_subject", "draw", tmp_path, "2", "tensor_parallel"], timeout=SECONDS)
     first, second = (load_file(tmp_path / f"drawn-{rank}.safetensors") for rank in range(2))

@@ -81,6 +81,7 @@ def test_what_all_ranks_leave_out_is_no_difference(tmp_path, strategy, options):
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 def test_units_that_are_called_several_times_are_compared_in_the_first_steps_only(tmp_path):
     done = fit(tmp_path / "run", "Recalled", "fsdp", FSDP_UNITS)
     assert done.returncode == 0, done.stderr

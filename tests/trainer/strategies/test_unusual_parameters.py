@@ -44,7 +44,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str,
         pytest.param("Strided", "fsdp", marks=slow),
         pytest.param("Strided", "hsdp", marks=exhaustive),
         *(pytest.param("Strided", f"deepspeed_stage_{stage}", marks=slow) for stage in (2, 3)),
-        ("ScalarManual", "fsdp"),
+        pytest.param("ScalarManual", "fsdp", marks=slow),
         *(
             pytest.param("Scalar", strategy, marks=slow)
             for strategy in ("fsdp", "deepspeed_stage_2", "deepspeed_stage_3")

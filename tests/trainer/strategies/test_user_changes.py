@@ -159,7 +159,12 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "strategy",
     [
-        pytest.param(name, marks=[pytest.mark.needs(ENGINES[name])] if name in ENGINES else [])
+        pytest.param(
+            name,
+            marks=[pytest.mark.needs(ENGINES[name])]
+            if name in ENGINES
+            else [pytest.mark.slow] * (name not in ("ddp", "fsdp")),
+        )
         for name in WAYS
     ],
 )
@@ -192,7 +197,12 @@ def test_a_module_trains_as_in_one_process_or_is_refused_in_one_line(tmp_path, a
             "ShrinkHeadInStep",
             "training_step changes head.weight, and runs for each micro",
         ),
-        ("sequential", "Penalty", "training_step uses weights that are not whole in this process"),
+        pytest.param(
+            "sequential",
+            "Penalty",
+            "training_step uses weights that are not whole in this process",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_the_error_of_one_rank_ends_all(tmp_path: Path, strategy: str, name: str, line: str):

@@ -6,8 +6,7 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-# Variables that torch reads at import.
-_IMPORTED = ("TORCH", "PYTORCH", "GLOO", "NCCL")
+_IMPORTED = ("TORCH", "PYTORCH", "GLOO", "NCCL")  # variables that torch reads at import
 
 
 def main() -> None:

@@ -89,7 +89,7 @@ class OptionNames:
                 raise AttributeError(f"{name} cannot be changed: give it to Trainer({name}=…)")
             is_own = name in vars(self) or hasattr(type(self), name)
             is_own |= isinstance(self, Run) and name in Run.__annotations__
-            advice = "" if is_own else instead("attribute", name) or instead("argument", name)
+            advice = "" if is_own else instead("attribute", name)
             if advice or (not is_own and name in Run.__annotations__):
                 raise AttributeError(f"{name} would have no effect{advice}")
         super().__setattr__(name, value)

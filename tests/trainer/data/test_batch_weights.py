@@ -57,7 +57,8 @@ def test_what_told_the_samples_of_a_flat_batch_tells_that_one_has_a_single_sampl
         ((torch.ones(8, 3), torch.ones(8), torch.ones(3)), "8, 3"),
         ((torch.ones(7, 3), torch.ones(7), torch.ones(2)), "7, 2"),  # points, clouds, labels
         ({"labeled": [torch.ones(4)] * 2, "other": [torch.ones(8)] * 2}, "2, 4, 8"),
-        (([torch.ones(4)] * 3, (torch.ones(8),) * 3), "3, 4, 8"),
+        (([torch.ones(4)] * 2, [torch.ones(8)] * 2), "2, 4, 8"),
+        (([torch.ones(4)] * 2, (torch.ones(8),) * 2), "2, 4, 8"),
     ],
 )
 def test_an_ambiguous_batch_is_one_line(batch: Any, lengths: str) -> None:

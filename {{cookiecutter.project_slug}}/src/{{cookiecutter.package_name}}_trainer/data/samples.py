@@ -128,8 +128,8 @@ class Counter:
         for sizes in (named & {shortest}, before & {shortest}, fields):
             if len(sizes) == 1 and sizes != {0}:
                 return sizes.pop()
-        is_last = type(batch) is tuple and getattr(batch[-1], "ndim", 1) == 1
-        if is_last and not (isinstance(batch[-1], list) and _may_be_fields(batch[-1])):
+        may_be_labels = type(batch) is tuple and getattr(batch[-1], "ndim", 1) == 1
+        if may_be_labels and not any(map(_may_be_fields, _lists(batch[-1])[:1])):
             number, votes = lengths.get((-1,), 0), list(lengths.values())
             if number == shortest > 0 and votes.count(number) >= max(map(votes.count, votes)):
                 self._paths = frozenset(path for path in lengths if lengths[path] == number)

@@ -136,7 +136,7 @@ def test_torch_s_compiler_is_not_imported_with_the_trainer():
 
 
 def test_sources_are_asked_in_their_order():
-    order = ["torchelastic", "horovod", "openmpi", "hydra", "deepspeed"]
+    order = ["torchelastic", "horovod", "openmpi", "hydra", "jsrun", "deepspeed"]
     order += ["srun", "environment", "nodes", "none"]
     engines = {source.name for engine in HERE for source in declared(engine).cluster_sources}
     absent = {"horovod", "deepspeed"} - engines

@@ -18,16 +18,16 @@ LINES = {
     "callbacks": 868,
     "checkpoint": 1654,
     "cli": 1185,
-    "data": 2037,
+    "data": 2038,
     "errors.py": 186,
     "launch": 2792,
     "legacy": 592,
     "logging": 1535,
-    "loop": 2447,
+    "loop": 2443,
     "memory": 298,
     "module": 851,
     "options": 1100,
-    "run": 1952,
+    "run": 1940,
     "strategies/*.py": 2451,
     "strategies/asynchronous": 413,
     "strategies/deepspeed": 1646,
@@ -44,7 +44,7 @@ LINES = {
     "tools/plan": 746,
     "tools/report": 565,
     "tools/reproduce": 403,
-    "trainer.py": 392,
+    "trainer.py": 393,
 }
 # How far below its limit a folder may be, before the limit is to be lowered.
 SLACK = 40
@@ -81,12 +81,12 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
     components = sum(count(folder) for folder in folders if folder.is_dir())
     assert count(TRAINER / "tools") <= 2500
     # To be 27,600 and 19,100, with 1,100 for everyday faults, clusters, disks and files.
-    assert count(TRAINER) <= 29_227
-    assert count(TRAINER) - components <= 21_596
+    assert count(TRAINER) <= 29_213
+    assert count(TRAINER) - components <= 21_582
 
 
 def test_the_tests_are_few() -> None:
-    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 57_812
+    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 57_809
 
 
 def test_the_benchmarks_are_few_lines() -> None:

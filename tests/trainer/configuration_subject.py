@@ -12,6 +12,7 @@ from tests.project import PACKAGE, ROOT
 
 TASKS = f"{PACKAGE}.tasks"
 DIGITS = ["--config", str(ROOT / "configs" / "digits.yaml")]
+GPT = ["--config", str(ROOT / "configs" / "gpt.yaml")]
 CPU = ["--trainer.accelerator", "cpu"]
 
 

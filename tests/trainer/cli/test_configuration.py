@@ -14,9 +14,19 @@ from my_project_trainer.cli import command as cli
 from my_project_trainer.errors import foreign as legacy
 from tests.project import PACKAGE
 
-from configuration_subject import CPU, DIGITS, mistakes, read, resolved, write
+from configuration_subject import CPU, DIGITS, GPT, mistakes, read, resolved, write
 
 pytestmark = pytest.mark.usefixtures("nothing_runs")
+
+
+def test_the_configurations_that_come_along() -> None:
+    digits, gpt = read(*DIGITS), read(*GPT)
+    assert type(digits.model).__name__ == "ImageClassifier"
+    assert type(digits.data).__name__ == "Digits"
+    assert digits.data.batch_size == 64
+    assert digits.weights == {"checkpoint": None, "averaged": True}
+    assert type(gpt.model).__name__ == "LanguageModel"
+    assert gpt.data.context == 128
 
 
 def test_a_later_option_or_file_wins() -> None:
@@ -24,9 +34,7 @@ def test_a_later_option_or_file_wins() -> None:
         [*DIGITS, "--trainer.max_epochs", "2", "--data.batch_size=8", "--model.width", "4"],
         ["--trainer.max_epochs=2", *DIGITS, "--data.batch_size", "8", "--model.width=4"],
     ):
-        work = read(*arguments)
-        assert work.weights == {"checkpoint": None, "averaged": True}
-        content = resolved(work)
+        content = resolved(read(*arguments))
         epochs = 2 if arguments[0] == "--config" else 25
         assert content["trainer"]["max_epochs"] == epochs
         assert content["trainer"]["global_batch_size"] == 64

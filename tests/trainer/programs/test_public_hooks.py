@@ -6,7 +6,6 @@ import pytest
 from my_project_trainer import Callback, UserError
 from test_public_programs import data
 from test_public_reports import Model, make
-from torch import Tensor
 
 pytestmark = pytest.mark.usefixtures("apart")
 
@@ -68,17 +67,3 @@ def test_what_a_script_may_not_set_on_a_trainer(name: str, advice: str) -> None:
     made: Any = make()
     made.tokenizer = 1  # another trainer's argument, and a name that is free
     assert made.tokenizer == 1
-
-
-class LogsOneName(Model):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        self.log("a", 1.0)
-        return super().training_step(batch, batch_idx)
-
-
-def test_one_name_in_training_and_validation_is_noted(capfd: Any) -> None:
-    line = "note: log('a') in training and in validation shares one curve: use two names\n"
-    make(loggers=["csv"]).fit(LogsOneName(), data(), data())
-    assert capfd.readouterr().err.count(line) == 1
-    make(loggers=["csv"]).fit(Model(), data(), data())
-    assert "shares one curve" not in capfd.readouterr().err

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import fitting
 from fitting import Descends, quiet
 from my_project.tasks.language_model import LanguageModel
-from sharding_subject import SAMPLES, TOKENS, WIDTH, Block, Tied
+from sharding_subject import SAMPLES, TOKENS, WIDTH, Block, Overflows, Tied
 
 ON_THREE = pytest.param("fsdp", 3, marks=pytest.mark.slow)
 SHARDED = pytest.mark.parametrize(
@@ -102,6 +102,9 @@ def test_an_overflow_that_one_rank_sees_has_all_leave_the_step_out(tmp_path):
     module = {"module": "sharding_subject.Overflows", "init": {"folder": str(tmp_path)}}
     assert fitting.fits(tmp_path, [{"name": "run", **module, **how}]) == [{"run": ""}] * 2
     state = Checkpoint(resolve(tmp_path / "run")).state()
+    quiet(max_steps=1)  # seeds as that of the fit does
+    before = Overflows().state_dict()
+    assert [name for name in before if not before[name].equal(state["model"][name])] == []
     assert [optimizer["state"] for optimizer in state["optimizers"]] == [{}]
     assert state["precision"]["scale"] == 2.0**15
 

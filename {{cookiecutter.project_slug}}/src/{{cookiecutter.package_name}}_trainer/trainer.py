@@ -253,8 +253,9 @@ class Trainer(current_run.RunProperties, current_run.OptionNames):
     def _now(self) -> RunResult:
         """The state of the fit that runs in this process, else of the last one."""
         rank = run_rank.current
-        is_of_this = rank is not None and rank.plan.options is self._plan.options
-        return _result_of(rank) if rank is not None and is_of_this and rank.loop else self._last
+        if rank is None or rank.loop is None or rank.plan.options is not self._plan.options:
+            return self._last
+        return _result_of(rank)
 
     def _run_facts(self) -> current_run.RunFacts:
         position = self._now().position

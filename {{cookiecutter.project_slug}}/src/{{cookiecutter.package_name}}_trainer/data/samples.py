@@ -53,8 +53,9 @@ def _common_length(batch: Any, expected: int | None) -> int | None:
     return None
 
 
-def _may_be_fields(items: Any) -> bool:
-    """Whether a list's items are equally long, as fields such as ``[inputs, targets]`` are."""
+def _may_be_fields(value: Any) -> bool:
+    """Whether it is a list of equally long items, as fields such as ``[inputs, targets]`` are."""
+    items = value if isinstance(value, list | tuple) else []
     sizes = {len(item) if _has_length(item) else 1 for item in items}
     return len(sizes) == 1 and sizes != {1}
 
@@ -129,7 +130,7 @@ class Counter:
             if len(sizes) == 1 and sizes != {0}:
                 return sizes.pop()
         may_be_labels = type(batch) is tuple and getattr(batch[-1], "ndim", 1) == 1
-        if may_be_labels and not any(map(_may_be_fields, _lists(batch[-1])[:1])):
+        if may_be_labels and not _may_be_fields(batch[-1]):
             number, votes = lengths.get((-1,), 0), list(lengths.values())
             if number == shortest > 0 and votes.count(number) >= max(map(votes.count, votes)):
                 self._paths = frozenset(path for path in lengths if lengths[path] == number)

@@ -145,11 +145,7 @@ class ManualOptimizer:
         return getattr(self.optimizer, name)  # such as its state
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step the optimizer; ``closure``: computes the gradients and the loss before, once.
-
-        Returns:
-            What ``closure`` returned, as torch's optimizers do.
-        """
+        """Step the optimizer after ``closure``, which computes gradients, and return its result."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -117,7 +117,6 @@ class _Fit:
     _data_record: "DataRecord | None" = None
     _check: Validate | None = None
     _checks_all: bool = False  # whether the check reads all validation loaders
-    _is_first_validation: bool = False
 
     def __post_init__(self) -> None:
         self._plan, self._console = self._run.plan, self._run.console
@@ -219,17 +218,7 @@ class _Fit:
             feeds = run.evaluation_feeds(self._loaders, "val")
         self._even = {name: feed.is_even for name, feed in feeds.items()}
         args = module, run.strategy, run.recorder, feeds
-
-        def validate() -> dict[str, float]:
-            of_training = set(run.metrics) if self._is_first_validation else set[str]()
-            self._is_first_validation = False
-            values = evaluate(*args, "validation", run.metrics)
-            for name in sorted(of_training & values.keys()):
-                line = f"log({name!r}) in training and in validation shares one curve"
-                self._console.note(f"{line}: use two names")
-            return values
-
-        return validate
+        return lambda: evaluate(*args, "validation", run.metrics)
 
     def _validation_check(self) -> Validate | None:
         """A check of some validation batches before the first step, if there can be one."""
@@ -264,7 +253,6 @@ class _Fit:
             remarks = resuming.resume(loop.fit, checkpoint, layout, chosen.is_same_run)
             self._console.note(f"resumed from {self._plan.shown(chosen.checkpoint)}")
             self._console.note(*remarks, on_each_rank=True)
-        self._is_first_validation = run.position.validated_at < 0
         saving.check(loop.fit)
         if loop.fit.manual is None:
             refuse(loop.fit.optimization.too_short(run.total_steps))

@@ -43,7 +43,7 @@ IN_PROJECT = $(MAKE) -C
 # Number of processes for the tests of a rendered project and of the trainer.
 WORKERS ?= 2
 # What needs nothing else; test-slow runs the rest of them too. CI runs what is marked exhaustive once a week.
-QUICK := not (slow or needs or gpu)
+QUICK := not (slow or needs or gpu or exhaustive)
 # In the project's environment, on the project that `make project` has rendered.
 PYTEST = -m pytest --numprocesses $(WORKERS) --dist loadfile --durations 30
 TRAINER_TYPES = cd tests/trainer && $(PROJECT_VENV)/bin/mypy --cache-dir $(CURDIR)/build/mypy-cache . $(addprefix ../../tools/,golden.py long_runs*.py soak)

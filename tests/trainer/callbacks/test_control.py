@@ -309,6 +309,7 @@ def saved(name: str) -> list[int]:
     return sorted(int(path.name[5:]) for path in Path("runs", name, "checkpoints").glob("step-*"))
 
 
+@pytest.mark.slow
 def test_two_processes_read_the_same_samples(tmp_path: Path) -> None:
     ended = project.run(["-m", "control_subject", tmp_path], cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr

@@ -66,7 +66,8 @@ def marks(strategy: str) -> list[pytest.MarkDecorator]:
     return [pytest.mark.slow, pytest.mark.needs(engine)] if engine else []
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("strategy", [pytest.param(name, marks=marks(name)) for name in SHARES])
 def test_a_rank_holds_its_shards_and_one_tensor(noted, strategy, ranks):
     folder = noted(ranks, ENGINES.get(strategy, "torch"))

@@ -118,6 +118,7 @@ def test_the_sampler_in_a_batch_sampler_is_told(tmp_path: Path) -> None:
     assert [[row[0] for row in batches[:2]] for batches in rows] == [[0, 1], [1, 2], [2, 3]]
 
 
+@pytest.mark.slow
 def test_validation_of_the_same_data_leaves_training_its_epoch(tmp_path: Path) -> None:
     data = Data()
     loaders = [DataLoader(Subset(data, range(first, first + 4)), 1) for first in (0, 4)]

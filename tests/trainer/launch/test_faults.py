@@ -188,9 +188,9 @@ def test_a_rank_that_is_stopped_at_any_moment_is_named(tmp_path, launcher, secon
     assert_nothing_left(tmp_path)
 
 
+@slow
 @pytest.mark.parametrize(
-    ("launcher", "rank"),
-    [("ours", 1), pytest.param("torchrun", 0, marks=[slow, pytest.mark.exhaustive])],
+    ("launcher", "rank"), [("ours", 1), pytest.param("torchrun", 0, marks=pytest.mark.exhaustive)]
 )
 def test_a_rank_that_never_comes_is_named(tmp_path, launcher, rank):
     model = ["--model", f"{SUBJECT}.NeverComes", "--model.rank", str(rank)]
@@ -257,7 +257,8 @@ def test_a_script_s_error_is_shown_once(tmp_path, strategy):
     assert_nothing_left(tmp_path)
 
 
-@pytest.mark.parametrize("launcher", ["ours", pytest.param("torchrun", marks=slow)])
+@slow
+@pytest.mark.parametrize("launcher", ["ours", "torchrun"])
 def test_a_failure_is_reported_though_a_save_never_ends(tmp_path, launcher):
     saving = ["--trainer.async_checkpoints", "true", "--trainer.checkpoint_every_n_steps", "1"]
     more = [*saving, "--model.step", "1"]  # the next save would wait for the first

@@ -141,6 +141,7 @@ rank()
 """
 
 
+@pytest.mark.slow
 def test_a_timeout_tells_where_each_process_stands(tmp_path, monkeypatch):
     (tmp_path / "hangs.py").write_text(HANGS)
     with start(["hangs.py"], cwd=tmp_path) as process:

@@ -64,9 +64,9 @@ def test_the_first_one_saves_and_says_how_to_resume(tmp_path, devices):
     assert [row.step for row in steps_of(tmp_path)] == [*range(step), step, step + 1]
 
 
+@slow
 @pytest.mark.parametrize(
-    ("devices", "expected"),
-    [pytest.param(1, (-signal.SIGINT, ""), marks=slow), (2, (130, "interrupted\n"))],
+    ("devices", "expected"), [(1, (-signal.SIGINT, "")), (2, (130, "interrupted\n"))]
 )
 def test_a_second_one_ends_at_once(tmp_path, devices, expected):
     arguments = fit_of(devices, model="launch_subject.Sleeps")

@@ -99,6 +99,7 @@ def test_a_launcher_that_is_ended_takes_its_ranks_along(tmp_path, number):
         assert alive == []
 
 
+@pytest.mark.slow
 def test_a_run_on_one_node_listens_on_loopback_only(tmp_path):
     with running(launched("ours", *model("Sleeps", tmp_path)), tmp_path) as process:
         family = [psutil.Process(process.pid), *wait_for_ranks(tmp_path, process)]

@@ -184,6 +184,7 @@ def started_by_its_name(script: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, check=False, **where, **texts)
 
 
+@pytest.mark.slow
 def test_what_starts_the_script_once_per_rank_must_be_a_script(tmp_path):
     body = """
 import multiprocessing

@@ -70,6 +70,7 @@ def test_two_nodes_train_as_one_does(tmp_path, alone, devices, more):
     assert losses(tmp_path / "run") == pytest.approx(alone, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_rank_of_the_second_node_that_fails_ends_both(tmp_path: Path) -> None:
     more = ["--trainer.devices", "1", "--model", f"{SUBJECT}.RaisesOnOneRank"]
     first, second = on_two_nodes(tmp_path, *more, NUM_NODES="2")
@@ -78,6 +79,7 @@ def test_a_rank_of_the_second_node_that_fails_ends_both(tmp_path: Path) -> None:
     assert first.returncode != 0
 
 
+@pytest.mark.slow
 def test_a_rank_ends_though_that_with_the_store_is_stopped(tmp_path: Path) -> None:
     model = ["--model", "fault_subject.Fails", "--model.fault", "is_stopped", "--model.rank", "0"]
     # expires

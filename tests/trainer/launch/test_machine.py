@@ -148,6 +148,7 @@ class Stuck(Fragile):
         raise AssertionError("the run has waited for it")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("timeout", "said"), [(0, "3 s: they hang, or need a longer"), (1, "1 ")])
 def test_workers_that_read_nothing_end_the_run(tmp_path, monkeypatch, timeout, said):
     """Within a limit of the trainer, or the user's, whose error is torch's."""
@@ -295,6 +296,7 @@ class ClosingLogger(Logger):
         self.call()
 
 
+@pytest.mark.slow
 def test_a_killed_worker_keeps_no_logger_from_being_closed(tmp_path, capsys):
     waiting, closed = tmp_path / "is_waiting", list[str]()
 

@@ -37,6 +37,7 @@ def test_a_rank_that_raises_ends_the_run_though_its_group_cannot_be_destroyed(tm
     assert_nothing_left(tmp_path)
 
 
+@pytest.mark.slow
 def test_an_error_is_shown_before_the_abort_of_a_peer_that_lost_the_rank(tmp_path):
     done = run(command("Aborts", "ddp"), cwd=tmp_path, extra=at_root())
     assert done.returncode == 1

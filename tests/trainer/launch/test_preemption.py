@@ -92,6 +92,7 @@ def test_a_run_preempted_twice_equals_one_that_was_not(tmp_path, launch, number)
     assert len(list(tmp_path.glob("*/run.json"))) == 2
 
 
+@pytest.mark.slow
 def test_ranks_with_loader_workers_save_too(tmp_path):
     arguments = [*command("ours", tmp_path, "run"), "--data.num_workers", "1"]
     code, told = preempt(arguments, tmp_path, "run", signal.SIGTERM)

@@ -77,6 +77,7 @@ hang()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to_file", [True, False])
 def test_the_timer_ends_a_batch_that_takes_too_long_and_nothing_else(tmp_path, to_file):
     code = TIMED.replace("PACKAGE", reports.__name__.partition("_trainer")[0])

@@ -232,6 +232,7 @@ def test_wandb_s_newest_offline_folder_has_the_whole_run(tmp_path: Path) -> None
 
 class Ends(Fails):
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.log("step", 0.5)
         if batch_idx == 2:
             signal.raise_signal(signal.SIGTERM)
         return self.layer(batch[0]).mean()
@@ -239,7 +240,7 @@ class Ends(Fails):
 
 @pytest.mark.needs("wandb")
 @pytest.mark.parametrize(("kind", "code", "is_preempted"), [(Ends, 143, True), (Fails, 1, False)])
-def test_wandb_knows_that_a_run_is_preempted(tmp_path, kind, code, is_preempted):
+def test_wandb_knows_that_a_run_is_preempted(tmp_path, capsys, kind, code, is_preempted):
     options = {"accelerator": "cpu", "devices": 1, "max_epochs": 1, "default_root_dir": tmp_path}
     logger = WandbLogger(mode="offline")
     with pytest.raises((SystemExit, RuntimeError)) as raised:
@@ -249,6 +250,8 @@ def test_wandb_knows_that_a_run_is_preempted(tmp_path, kind, code, is_preempted)
     kinds = [record.WhichOneof("record_type") or "" for record in parsed(path)]
     requests = [record.request.WhichOneof("request_type") for record in parsed(path)]
     assert ("preempting" in [*kinds, *requests]) == is_preempted
+    assert ("one that is logged as 'step' is left out" in capsys.readouterr().err) == is_preempted
+    assert 0.5 not in [row.get("step") for row in history(path)]
 
 
 @pytest.mark.needs("wandb")

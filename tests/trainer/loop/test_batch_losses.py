@@ -76,6 +76,7 @@ def test_dp_and_ddp2_see_the_whole_batch(weights, strategy, devices):
     assert difference(weights(strategy, devices), weights("single_device", 1)) < ROUNDING
 
 
+@pytest.mark.slow
 def test_ddp_compares_a_sample_with_those_of_its_own_process_only(weights):
     # Each process' loss has 12 candidates and not 24: another function, and not a rounding.
     assert difference(weights("ddp", 2), weights("single_device", 1)) > 0.05

@@ -24,10 +24,7 @@ RUNS: dict[str, tuple[int, dict[str, Any], tuple[str, ...]]] = {
 }
 # What "fsdp", "tensor_parallel" and "mesh of tensors" cover together.
 COVERED = {"hsdp", "mesh", "mesh of replicas"}
-SLOW = [
-    pytest.param(name, marks=[pytest.mark.slow, *[pytest.mark.exhaustive] * (name in COVERED)])
-    for name in list(RUNS)[1:]
-]
+NAMES = [pytest.param(name, marks=[pytest.mark.exhaustive] * (name in COVERED)) for name in RUNS]
 
 
 def losses_and_weights(folder, name, backend, ways=()) -> dict[str, Any]:
@@ -41,7 +38,8 @@ def losses_and_weights(folder, name, backend, ways=()) -> dict[str, Any]:
     return results
 
 
-@pytest.mark.parametrize("name", ["single_device", *SLOW])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
 def test_a_compiled_step_equals_an_eager_one(tmp_path, name):
     # AOTAutograd traces as for inductor, and torch's eager kernels compute.
     results = losses_and_weights(tmp_path, name, "aot_eager")

@@ -67,6 +67,7 @@ def test_what_it_generates_comes_close_to_what_is_real(trained, untrained, strat
     assert attempt["layout"]["world_size"] == STRATEGIES[strategy]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_a_trained_generator_is_tested(trained, processes):
     options = ("--trainer.accelerator", "cpu", "--trainer.devices", processes)

@@ -33,8 +33,9 @@ def template(node: ast.expr) -> str | None:
 
 
 @functools.cache
-def functions() -> list[list[str]]:
-    return [*_functions()]
+def functions() -> list[str]:
+    """The texts of each function, one a line."""
+    return ["\n".join(texts) for texts in _functions()]
 
 
 def _functions() -> Iterator[list[str]]:
@@ -49,20 +50,20 @@ def _functions() -> Iterator[list[str]]:
         yield re.sub(r"\$\{[^{}]*\}", "…", text).splitlines()
 
 
-def is_printed(message: str, texts: list[str]) -> bool:
+def is_printed(message: str, texts: str) -> bool:
     """Whether texts of one function have all fragments of a message."""
     pieces = [word.strip(" ():;,.") for word in re.split("…|[;:] ", message)]
     fragments = [piece for piece in pieces if len(piece) >= SHORT]
     return bool(fragments) and all(is_made_of(fragment, texts) for fragment in fragments)
 
 
-def is_made_of(fragment: str, texts: list[str]) -> bool:
+def is_made_of(fragment: str, texts: str) -> bool:
     """Whether a text has a fragment, or several have its parts: variables of a function."""
-    if any(fragment in text for text in texts):
+    if fragment in texts:
         return True
     ends = (match.start() for match in re.finditer(" ", fragment) if match.start() > 4)
     return any(
-        any(fragment[:end] in text for text in texts) and is_made_of(fragment[end + 1 :], texts)
+        fragment[:end] in texts and is_made_of(fragment[end + 1 :], texts)
         for end in ends
         if len(fragment) - end > SHORT
     )

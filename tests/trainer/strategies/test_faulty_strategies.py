@@ -22,6 +22,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fault", "way"), PAIRS)
 def test_a_deliberate_error_is_detected(results, fault, way):
     distance = difference(results / fault / f"{way}.safetensors", results / f"{way}.safetensors")

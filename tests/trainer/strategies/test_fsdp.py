@@ -47,8 +47,9 @@ def results(tmp_path_factory: pytest.TempPathFactory):
     return folder
 
 
+@pytest.mark.slow
 @SHARDED
-@pytest.mark.parametrize("words", [(), pytest.param(("meta",), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("words", [(), ("meta",)])
 def test_tied_weights_train_and_predict_as_in_one_process(results, strategy, devices, words):
     alone = load_file(results("single_device", 1, *words) / "weights.safetensors")
     sharded = load_file(results(strategy, devices, *words) / "weights.safetensors")
@@ -96,6 +97,7 @@ def test_a_module_that_is_still_sharded_is_refused(tmp_path):
         made.validate(module)
 
 
+@pytest.mark.slow
 def test_an_overflow_that_one_rank_sees_has_all_leave_the_step_out(tmp_path):
     how = {"strategy": "fsdp", "devices": 2, "precision": "16-mixed", "max_steps": 1}
     how |= {"strategy_options": {"unit_classes": ["Linear"]}}  # one is called by itself

@@ -105,7 +105,8 @@ def test_activation_checkpointing_draws_the_same_dropout_again(results):
     assert distance(first / "dropout.safetensors", again / "computed_again.safetensors") < ROUNDING
 
 
-@pytest.mark.parametrize("options", [UNITS, pytest.param({}, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [UNITS, {}])
 def test_replicas_average_gradients_of_units_during_backward(tmp_path, options):
     succeed(["-m", "mesh_subject", "order", tmp_path, json.dumps({"data": 2, **options})])
     for rank in range(2):

@@ -33,6 +33,7 @@ def command(strategy: str, *arguments: str) -> list[str]:
     return ["-m", PACKAGE, "fit", *(word for pair in options.items() for word in pair), *arguments]
 
 
+@pytest.mark.slow
 def test_registered_where_the_model_is(tmp_path):
     assert fitted(tmp_path, "mine") == [[f"hello from {rank} of 2", "wraps Net"] for rank in (0, 1)]
 

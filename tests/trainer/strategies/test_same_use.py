@@ -148,7 +148,7 @@ def test_parameters_of_no_module_are_compared_too(tmp_path, strategy):
 @pytest.mark.parametrize(
     "subject",
     # The last: torch's DDP would say so in the next step, and there is none.
-    ["Routed", pytest.param("RoutedLater", marks=slow), "RoutedLast"],
+    ["Routed", *(pytest.param(name, marks=slow) for name in ("RoutedLater", "RoutedLast"))],
 )
 def test_ddp_names_them_and_our_option(tmp_path, subject):
     line = refusal(fit(tmp_path / "run", subject, "ddp", {}))

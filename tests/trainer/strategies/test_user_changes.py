@@ -163,7 +163,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             name,
             marks=[pytest.mark.needs(ENGINES[name])]
             if name in ENGINES
-            else [pytest.mark.slow] * (name not in ("ddp", "fsdp")),
+            else [pytest.mark.slow] * (name != "ddp"),
         )
         for name in WAYS
     ],
@@ -192,10 +192,11 @@ def test_a_module_trains_as_in_one_process_or_is_refused_in_one_line(tmp_path, a
     ("strategy", "name", "line"),
     [
         ("parameter_server", "AddsGroup", GROUPS["AddsGroup"]),
-        (
+        pytest.param(
             "sequential",
             "ShrinkHeadInStep",
             "training_step changes head.weight, and runs for each micro",
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             "sequential",

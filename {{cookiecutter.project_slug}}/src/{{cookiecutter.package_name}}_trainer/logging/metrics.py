@@ -114,7 +114,7 @@ class Recorder:
         self._checked: set[str] = set()  # names of metric objects that are known to compute numbers
         self._of_training: dict[int, str] = {}  # names of training's by ``id``, in an evaluation
         self._derived: dict[str, str] = {}  # names of values of steps and epochs: of which value
-        self._is_noted = False
+        self._names_of_training: set[str] = set()  # in an evaluation
         self.may_lack_names = not counts  # it may log less than others, as without a batch
 
     def enter(self, context: BatchContext) -> None:
@@ -167,11 +167,10 @@ class Recorder:
         if prog_bar:
             self.latest[name] = value
         is_default = on_epoch is None
-        if on_step and not context.is_training and not self._is_noted:
-            self._is_noted = True
-            if collectives.rank() == 0:
-                where = "values of single batches are written in training only"
-                output.print_lines(f"note: log({name!r}, on_step=True): {where}", error=True)
+        if on_step and not context.is_training:
+            _note(f"log({name!r}, on_step=True): values of single batches are written in training")
+        if name in self._names_of_training:
+            _note(f"log({name!r}): training logs this name, too, so that one curve shows both")
         on_step, on_epoch = _levels(name, context, on_step, on_epoch, prog_bar)
         if on_step and on_epoch:
             self._derived[f"{name}_step"] = self._derived[f"{name}_epoch"] = name
@@ -312,13 +311,15 @@ class Recorder:
         kept = self.context, self._epoch, self._steps, self.metrics, self.latest
         may_lack_names = self.may_lack_names
         self._of_training = {id(metric): name for name, metric in self.metrics.items()}
+        self._names_of_training = {*self._steps, *self._epoch}
         self.context = self.context._replace(is_training=False, level="step")
         self._epoch, self._steps, self.metrics, self.latest = {}, {}, {}, {}
         try:
             yield
         finally:
             self.context, self._epoch, self._steps, self.metrics, self.latest = kept
-            self._of_training, self.may_lack_names = {}, may_lack_names
+            self._of_training, self._names_of_training = {}, set()
+            self.may_lack_names = may_lack_names
 
     def state(self) -> dict[str, Tensor]:
         """This rank's sums of the current epoch."""
@@ -336,6 +337,11 @@ class Recorder:
             totals = self._steps if key.startswith(STEPS) else self._epoch
             moved = total.to(self._device)
             totals[name] = _Total(how, synced == "1", moved, float(weight))  # type: ignore[arg-type]
+
+
+def _note(line: str) -> None:
+    if collectives.rank() == 0:
+        output.print_once(f"note: {line}")
 
 
 def _first_value(metric: Any) -> Any:

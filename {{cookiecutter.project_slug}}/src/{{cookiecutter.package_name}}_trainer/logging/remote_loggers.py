@@ -174,6 +174,9 @@ class WandbLogger(RemoteLogger):
         return str(self._run.id)
 
     def send(self, step: int, values: Mapping[str, float]) -> None:
+        if "step" in values:
+            line = "note: W&B draws values over 'step', so one that is logged as 'step' is left out"
+            output.print_once(line)
         self._run.log({**values, "step": step})
 
     def close(self) -> None:

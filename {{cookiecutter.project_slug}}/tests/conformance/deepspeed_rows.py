@@ -26,14 +26,16 @@ ROWS = {
         only=("sgd", "two optimizers"),
         is_alias=True,
     ),
-    "deepspeed, stage 0": Row(DEEPSPEED_SLOWLY, "deepspeed", {"stage": 0}, only=ONE_OPTIMIZER),
-    "deepspeed_stage_1": Row(DEEPSPEED_SLOWLY, refused=DEEPSPEED_REFUSES),
+    "deepspeed, stage 0": Row(
+        DEEPSPEED_SLOWLY, "deepspeed", {"stage": 0}, only=ONE_OPTIMIZER, weekly=True
+    ),
+    "deepspeed_stage_1": Row(DEEPSPEED_SLOWLY, refused=DEEPSPEED_REFUSES, weekly=True),
     "deepspeed_stage_2": Row(DEEPSPEED, refused=DEEPSPEED_REFUSES),
     "deepspeed_stage_3": Row(
         DEEPSPEED_SLOWLY,
         refused={**DEEPSPEED_REFUSES, "averaged": "its engine gathers and frees parameters"},
     ),
-    "deepspeed_stage_2_offload": Row(DEEPSPEED_SLOWLY, only=(*OFFLOADED, "averaged")),
+    "deepspeed_stage_2_offload": Row(DEEPSPEED_SLOWLY, only=(*OFFLOADED, "averaged"), weekly=True),
     "deepspeed_stage_3_offload": Row(DEEPSPEED_SLOWLY, only=OFFLOADED),
 }
 

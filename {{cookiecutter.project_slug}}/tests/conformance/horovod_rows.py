@@ -30,6 +30,7 @@ ROWS = {
         "horovod",
         {"scale_learning_rate": False},
         only=ONE_OPTIMIZER,
+        weekly=True,
     ),
 }
 

@@ -50,6 +50,7 @@ ROWS = {
         tolerances=IN_UNITS,
         refused={**NO_SPARSE, **NO_UNITS},
         only=MESHED,
+        weekly=True,
     ),
 }
 

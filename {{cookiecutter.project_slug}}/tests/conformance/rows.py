@@ -164,6 +164,7 @@ class Row:
         only: properties that are tried; by default all. For rows that differ from another in one
             thing alone.
         is_alias: it is another strategy that is started in another way, and nothing else.
+        weekly: CI tries it once a week, because another row runs the same code on each push.
     """
 
     launches: tuple[Launch, ...]
@@ -174,6 +175,7 @@ class Row:
     reads_by_node: bool = False
     only: tuple[str, ...] = tuple(PROPERTIES)
     is_alias: bool = False
+    weekly: bool = False
 
     def ways(self, launch: Launch) -> list[str]:
         """Properties that are tried of a launch."""

@@ -39,7 +39,7 @@ def marks(name: str, number: int, way: str) -> list[pytest.MarkDecorator]:
 
 def in_ci(row: Row, launch: Launch, way: str) -> bool:
     """Whether CI tries it on each push: most strategies train on two processes only then."""
-    if launch.devices > 2 and len(row.launches) > 1:
+    if row.weekly or (launch.devices > 2 and len(row.launches) > 1):
         return False
     return way in COVERING if launch.slow else way not in CONTAINED
 

@@ -22,7 +22,7 @@ ROWS = {
     ),
     "ddp": Row(TWO_AND_THREE),
     "ddp, unused parameters": Row(
-        SLOWLY, "ddp", {"find_unused_parameters": True}, only=ONE_OPTIMIZER
+        SLOWLY, "ddp", {"find_unused_parameters": True}, only=ONE_OPTIMIZER, weekly=True
     ),
     "ddp, fp16 hook": Row(
         SLOWLY,
@@ -38,6 +38,7 @@ ROWS = {
         {"communication_hook": "bf16"},
         dict.fromkeys(ONE_OPTIMIZER, 2e-2),
         only=ONE_OPTIMIZER,
+        weekly=True,
     ),
     "ddp, PowerSGD": Row(
         SLOWLY,
@@ -76,6 +77,7 @@ ROWS = {
         "fsdp",
         {**SMALL_UNITS, "reduce_every_microbatch": False, "reshard_after_forward": False},
         only=(*ONE_OPTIMIZER, "experts, clipped"),
+        weekly=True,
     ),
     "hsdp": Row(
         SLOWLY_ON_FOUR,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 from cookiecutter.main import cookiecutter
 from history import clone_with_working_tree, commit, earlier_commits, missing
-from rendering import CORE, DEFAULTS, ROOT, TEMPLATE, git, make_repository, ran, tree
+from rendering import CORE, DEFAULTS, ROOT, git, make_repository, ran, tree
 from terminal import Terminal
 from test_prompts import PROMPTS
 
@@ -176,69 +175,6 @@ def test_an_update_leaves_out_and_brings_engines(
     assert [name for name in there if there[name] != expected[name]] == []
     assert answers(project) == DEFAULTS | GIVEN | (begin or {}) | switch | {QUESTION: "green"}
     assert git(project, "ls-files", "--unmerged") == ""
-
-
-def test_a_project_of_before_there_were_parts_keeps_its_answers(
-    template: Path, tmp_path: Path
-) -> None:
-    search = ("log", "-1", "--format=%H", "-S", '"__checked_parts"', "--", "cookiecutter.json")
-    added = git(ROOT, *search).strip()
-    parts = {"horovod": "no", "legacy": "no"}
-    (tmp_path / "old").mkdir()
-    project = start(template, tmp_path / "old", f"{added}~1" if added else "HEAD~2", **parts)
-    edit(project)
-    cruft("update", "--skip-apply-ask", cwd=project)
-    assert files(project) == files_of_new(template, tmp_path / "new", **parts)
-    assert answers(project) == DEFAULTS | GIVEN | parts | {QUESTION: "green"}
-
-
-def test_an_edit_of_a_file_that_became_a_folder_is_named(template: Path, tmp_path: Path) -> None:
-    """`trainer/loop.py` is now a folder, and Python would import nothing of the user's file."""
-    name = "src/my_project/trainer/loop.py"
-    there = f"{TEMPLATE.name}/src/{{{{cookiecutter.package_name}}}}/trainer/loop.py"
-    moved = git(ROOT, "log", "-1", "--format=%H", "--diff-filter=D", "--", there).strip()
-    project = start(template, tmp_path, f"{moved}~1")
-    with (project / name).open("a", encoding="utf-8") as file:
-        file.write("EDITED = True\n")
-    mine = project / "src" / "my_project" / "tasks" / "mine.py"
-    mine.write_text("from ..trainer import TrainingModule\n", encoding="utf-8")
-    commit(project, "Edit the loop")
-    subprocess.run(
-        [sys.executable, "-m", "cruft", "update", "--skip-apply-ask"], cwd=project, timeout=600
-    )
-    assert (project / name).read_text(encoding="utf-8").endswith("EDITED = True\n")
-    bin_folder = tmp_path / "bin"
-    bin_folder.mkdir()
-    (bin_folder / "python").symlink_to("/bin/true")
-    settings = ("READY=README.md", f"BIN={bin_folder}", f"VENV={tmp_path}")
-    done = ran(["make", "setup", *settings], cwd=project)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.splitlines()[-2:] == [
-        f"note: the trainer no longer imports {name}: move your edits to where it is now, below "
-        "src/my_project_trainer",
-        "note: src/my_project/tasks/mine.py: import from my_project_trainer, where the trainer is "
-        "now",
-    ]
-
-
-def test_edits_of_moved_files_move_along(template: Path, tmp_path: Path) -> None:
-    """The trainer was in the user's package; what the owner changed in it is kept."""
-    there = f"{TEMPLATE.name}/src/{{{{cookiecutter.package_name}}}}/trainer/errors.py"
-    moved = git(ROOT, "log", "-1", "--format=%H", "--diff-filter=D", "--", there).strip()
-    project = start(template, tmp_path, f"{moved}~1")
-    package = project / "src" / "my_project"
-    names = {"trainer/errors.py": "errors.py", "trainer/loop/fit.py": "loop/fit.py"}
-    for name in names:
-        with (package / name).open("a", encoding="utf-8") as file:
-            file.write("EDITED = True\n")
-    commit(project, "Edit the trainer")
-    # To the commit that moved it: git marks a conflict where a later one changes the same lines.
-    said = cruft("update", "--skip-apply-ask", "--checkout", moved, cwd=project)
-    assert "Project's cruft has been updated" in said
-    assert not (package / "trainer").exists()
-    for name in names.values():
-        text = (project / "src" / "my_project_trainer" / name).read_text(encoding="utf-8")
-        assert text.endswith("EDITED = True\n")
 
 
 def test_an_added_question_is_asked_where_cruft_is_to_ask(template: Path, tmp_path: Path) -> None:

@@ -85,8 +85,8 @@ class Reordered(ddp.DDP):
         super().connect(*args)
         self.groups = [dist.new_group([0, 1]) for _ in range(2)]
 
-    def backward(self, loss: Tensor, *, synchronize: bool) -> None:
-        super().backward(loss, synchronize=synchronize)
+    def backward(self, loss: Tensor, *, synchronize: bool, retain_graph: bool = False) -> None:
+        super().backward(loss, synchronize=synchronize, retain_graph=retain_graph)
         groups = self.groups[::-1] if self.layout.rank == 1 else self.groups
         for work in [dist.all_reduce(loss.detach(), group=g, async_op=True) for g in groups]:
             work.wait()

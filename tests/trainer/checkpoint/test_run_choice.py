@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -67,6 +68,31 @@ def test_auto_without_a_checkpoint_starts_fresh(tmp_path: Path, name: str | None
     assert chosen.checkpoint is None
 
 
+def test_only_a_new_run_needs_the_directory_of_runs(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    choice.check_new(choice.Request(file / "runs", None, str(save(tmp_path / "mine", 3))))
+    with pytest.raises(errors.ConfigurationError, match=r"runs': .*/file is a file$"):
+        choice.check_new(choice.Request(file / "runs"))
+
+
+def test_a_run_whose_record_is_another_user_s_is_not_continued(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        save(Path(folder, "mine"), 3)
+        record = Path(folder, "mine", "run.json")
+        record.touch(mode=0)
+        for path in (record.parent, record.parents[1]):
+            path.chmod(0o777)
+        before = os.geteuid()
+        try:
+            os.seteuid(before or 65534)
+            (line,) = refused(Path(folder), "mine", "auto")
+        finally:
+            os.seteuid(before)
+        assert "the run belongs to another user: its run.json cannot be read" in line
+        assert [path.name for path in record.parent.glob("run.*")] == ["run.json"]
+
+
 def test_auto_resumes_from_the_newest_of_the_run(tmp_path: Path) -> None:
     newest = save(tmp_path / "mine", 3, 4)
     save(tmp_path / "other", 9)
@@ -119,10 +145,10 @@ def test_an_existing_run_is_refused(tmp_path: Path) -> None:
     assert refused(tmp_path, "mine", None) == [line]
     assert refused(tmp_path, "mine", str(other)) == [line]
     with pytest.raises(errors.ConfigurationError) as raised:
-        choice.refuse_existing(choice.Request(tmp_path, "mine"))
+        choice.check_new(choice.Request(tmp_path, "mine"))
     assert raised.value.problems == [line]
-    choice.refuse_existing(choice.Request(tmp_path, "mine", "auto"))
-    choice.refuse_existing(choice.Request(tmp_path, "mine", overwrite=True))
+    choice.check_new(choice.Request(tmp_path, "mine", "auto"))
+    choice.check_new(choice.Request(tmp_path, "mine", overwrite=True))
 
 
 def test_one_without_a_checkpoint_cannot_be_resumed(tmp_path: Path) -> None:

@@ -135,16 +135,20 @@ def test_an_interrupt_saves_and_gives_the_session_back(tmp_path):
                 time.sleep(0.1)
                 return super().training_step(batch, batch_idx)
         trainer = make(devices={0}, run_name="run{0}", max_epochs=50)
-        trainer.fit(Interrupts())
+        net = Interrupts()
+        trainer.fit(net)
         """
     again = """
+        saved = Line()
+        cli.load_weights(saved, trainer.run_directory)
+        assert torch.equal(net.layer.weight, saved.layer.weight)
         assert trainer.run_directory == pathlib.Path("runs/run{0}").absolute()
         steps = trainer.global_step + 1
         make(devices={0}, resume=str(trainer.run_directory), max_steps=steps).fit(Line())
         """
     cells = execute(
         tmp_path,
-        "import os, pathlib, signal, time",
+        f"import os, pathlib, signal, time; from {PACKAGE}_trainer import cli",
         *(text.format(devices) for devices in (1, 2) for text in (body, again)),
         allow_errors=True,
     )

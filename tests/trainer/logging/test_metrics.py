@@ -224,6 +224,12 @@ def test_a_tensor_of_several_numbers_is_refused() -> None:
     assert raised.value.problems == ["log('x'): give one number, not a tensor of shape (2, 3)"]
 
 
+@pytest.mark.parametrize("name", ["", " ", "a\nb"])
+def test_a_name_that_cannot_be_shown_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match="give a name of letters"):
+        make_recorder().log(name, 1.0)
+
+
 def test_an_unknown_reduction_is_refused() -> None:
     with pytest.raises(UserError) as raised:
         make_recorder().log("x", 1.0, reduce_fx="meen")

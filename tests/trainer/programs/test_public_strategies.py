@@ -220,7 +220,9 @@ class Baseline(Line):
         assert not optimizer.state or optimizer.defaults["lr"] == 1.0
 
     def descend(self, target: Tensor) -> Tensor:
-        self.manual_backward(((self.layer.weight - target + self.mean) ** 2).mean() / 8)
+        loss = ((self.layer.weight - target + self.mean) ** 2).mean() / 16
+        self.manual_backward(loss, retain_graph=True)
+        self.manual_backward(loss)
         return target
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:

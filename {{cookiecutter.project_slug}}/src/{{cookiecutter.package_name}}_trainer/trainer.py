@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from . import errors
-from .checkpoint.run_directory import find_link, is_link
+from .checkpoint import Checkpoint, fill_module
+from .checkpoint.run_directory import LAST, find_link, is_link
 from .data import randomness, sources
 from .data.sources import Data
 from .errors import ConfigurationError, EarlyExit, Problems, TemporaryError, UserError, refuse
@@ -332,7 +333,12 @@ class Trainer(current_run.RunProperties, current_run.OptionNames):
             start.supervise_copies(processes, plan.layout, plan.started_in)
         started = partial(_run_started, plan, self.configuration, command, module)
         names = {"model": module, **command.keywords, "trainer": plan}
-        result: RunResult = start.run_in_processes(launcher, processes, started, names)
+        try:
+            result: RunResult = start.run_in_processes(launcher, processes, started, names)
+        except Interrupted as interrupted:  # the ranks have saved what they trained
+            saved = Checkpoint(find_link(plan.started_in / interrupted.directory, LAST))
+            fill_module(module, saved.weights(averaged=False)[0])
+            raise
         module.load_state_dict(result.weights or {})
         for name, value in result.buffers.items():
             layer, _, attribute = name.rpartition(".")

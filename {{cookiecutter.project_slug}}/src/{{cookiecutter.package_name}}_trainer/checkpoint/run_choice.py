@@ -58,7 +58,6 @@ def check(options: Options, layout: Layout, problems: Problems) -> None:
     """Check where a run writes and from what it resumes; ``problems`` collects a line per error."""
     with problems:
         run_directory.check_name(options.run_name)
-    _check_root(Path(options.default_root_dir), problems)
     if options.resume == "auto":
         # torchrun's restarts name the run by its --rdzv-id.
         name = rank.elastic_run_name() if rank.restarts_expected(layout) else None
@@ -73,22 +72,25 @@ def check(options: Options, layout: Layout, problems: Problems) -> None:
         problems.add(f"resume={shown(options.resume)}: no such directory; {advice}")
 
 
-def _check_root(root: Path, problems: Problems) -> None:
-    option = f"default_root_dir={shown(str(root))}"
+def check_new(request: Request) -> None:
+    """Raise ConfigurationError if a new run could not write, or would use an old one's directory.
+
+    A run that goes on writes to its own directory.
+    """
+    if request.resume not in (None, "auto"):
+        return
+    root, option = request.root, f"default_root_dir={shown(str(request.root))}"
     try:
-        existing = next(folder for folder in (root, *root.absolute().parents) if folder.exists())
-        if root.exists() and not root.is_dir():
-            problems.add(f"{option} is a file")
-        elif not os.access(existing, os.W_OK):
-            problems.add(f"{option}: {existing} cannot be written; give a directory that can")
+        existing = next(folder for folder in (root, *root.parents) if folder.exists())
     except OSError as error:
         raise refused(option, error) from None
-
-
-def refuse_existing(request: Request) -> None:
-    """Raise ConfigurationError, before any process starts, if a new run would use an old one's."""
+    if not existing.is_dir():
+        raise ConfigurationError(f"{option}: {existing} is a file")
+    if not os.access(existing, os.W_OK):
+        line = f"{option}: {existing} cannot be written; give a directory that can"
+        raise ConfigurationError(line)
     if request.name is not None and request.resume is None and not request.overwrite:
-        _check_empty(request.root / request.name)
+        _check_empty(root / request.name)
 
 
 def choose(request: Request, layout: Layout, lock: RunLock) -> Selection:
@@ -122,6 +124,7 @@ def _choose(request: Request, lock: RunLock) -> dict[str, Any]:
     directory = _own_run(request, _candidates(request))
     directory = directory or run_directory.create(request.root, request.name)
     remark = lock.acquire(directory)
+    run_directory.check_readable(directory)
     # All else only now: the run that had the lock may have saved, and removed what was there.
     if request.launched and run_directory.was_begun_since(directory, request.launched):
         request = Request(directory.parent, directory.name, "auto")  # whatever it began with

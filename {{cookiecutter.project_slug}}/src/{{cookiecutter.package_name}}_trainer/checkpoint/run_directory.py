@@ -33,7 +33,7 @@ _OUTPUTS = (
     *(DIRECTORY, BEST, f"{BEST}-*", LAST),
 )
 _RECORDS = (
-    *(_RECORD, _DAMAGED, "config.yaml", "config.*.yaml", "restarts.json", "report.html"),
+    *(_RECORD, "run.damaged*.json", "config.yaml", "config.*.yaml", "restarts.json", "report.html"),
     *("test-step-*.json", "validation-step-*.json", "predictions-step-*", "exported-step-*"),
 )
 
@@ -150,6 +150,17 @@ def find_link(run: Path, name: str) -> Path:
     raise ConfigurationError(f"checkpoint={name!r}: {link}: {reason}")
 
 
+def check_readable(directory: Path) -> None:
+    """Raise ConfigurationError if the record is another user's, and cannot be added to."""
+    try:
+        (directory / _RECORD).open("rb").close()
+    except PermissionError:
+        line = f"{directory}: the run belongs to another user: its {_RECORD} cannot be read"
+        raise ConfigurationError(f"{line}; use another run_name, or let that user go on") from None
+    except OSError:
+        pass  # there is none, or it is damaged
+
+
 def write_record(
     directory: Path, attempt: Mapping[str, Any], configuration: str | None = None
 ) -> str | None:
@@ -158,7 +169,7 @@ def write_record(
     ``configuration``: as YAML; another one of an earlier attempt is kept as ``config.N.yaml``.
     """
     earlier, damage = read_record(directory)
-    record, kept = directory / _RECORD, directory / _DAMAGED
+    record, kept = directory / _RECORD, _unused(directory / _DAMAGED)
     if is_kept := damage is not None and os.path.lexists(record):
         record.replace(kept)
     if configuration is not None:
@@ -168,10 +179,16 @@ def write_record(
         with contextlib.suppress(OSError, ValueError):  # another one, in any case
             existing = files.read(path, len(configuration.encode()))
         if has_config and existing != configuration.encode():
-            path.rename(directory / f"config.{len(earlier)}.yaml")
+            path.rename(_unused(directory / f"config.{len(earlier)}.yaml"))
         files.write_atomically(path, configuration, mode=0o600)
     _write_attempts(directory, [*earlier, {"started": time.strftime(_TIME), **attempt}])
     return f"{damage}; kept as {kept.name}" if is_kept else None
+
+
+def _unused(path: Path) -> Path:
+    """A path, or the first one like ``run.damaged-2.json``, that nothing has."""
+    others = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2))
+    return next(p for p in itertools.chain([path], others) if not os.path.lexists(p))
 
 
 def extend_record(directory: Path, facts: Mapping[str, Any]) -> None:

@@ -69,7 +69,7 @@ class ManualOptimization:
         self._parameters = optimization.parameters
         self._versions: list[int] = []  # of parameters, when the epoch began
 
-    def backward(self, loss: Tensor) -> None:
+    def backward(self, loss: Tensor, retain_graph: bool = False) -> None:
         """Compute the gradients of a loss, and average them over ranks unless toggled not to.
 
         The loss, a mean over this rank's samples, is weighted by their share of the global batch.
@@ -78,7 +78,8 @@ class ManualOptimization:
         check_loss(full, "manual_backward")
         self._losses.append(full.detach())
         with torch.autocast(self.strategy.device.type, enabled=False):
-            self.strategy.backward(loss * self.context().weight, synchronize=self.synchronizes)
+            loss, synchronizes = loss * self.context().weight, self.synchronizes
+            self.strategy.backward(loss, synchronize=synchronizes, retain_graph=retain_graph)
         self.first_gradients.note()
 
     def gradients(self, kind: Callable[[Tensor], bool]) -> dict[str, Tensor]:

@@ -200,9 +200,12 @@ class TrainingModule(RunProperties, Hooks, nn.Module):
         optimizers = self._manual().optimizers if is_manual else self.trainer.optimizers
         return optimizers[0] if len(optimizers) == 1 else [*optimizers]
 
-    def manual_backward(self, loss: Tensor) -> None:
-        """Compute the gradients of a loss, and average them unless ``sync_grad=False``."""
-        self._manual().backward(loss)
+    def manual_backward(self, loss: Tensor, *, retain_graph: bool = False) -> None:
+        """Compute the gradients of a loss, and average them unless ``sync_grad=False``.
+
+        ``retain_graph``: as in ``Tensor.backward``, for another loss of the same forward.
+        """
+        self._manual().backward(loss, retain_graph)
 
     def lr_schedulers(self) -> Any:
         """Get the schedulers of ``configure_optimizers``; step them in manual optimization."""

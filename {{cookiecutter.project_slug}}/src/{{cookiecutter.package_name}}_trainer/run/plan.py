@@ -242,7 +242,7 @@ def check_module(plan: Plan, module: TrainingModule) -> None:
         problems.lines += problems_of_manual(plan.callbacks, module)
     if not plan.layout.started_outside:  # otherwise rank 0 checks this before it writes
         with problems:
-            run_choice.refuse_existing(plan.request)
+            run_choice.check_new(plan.request)
     problems.raise_any()
 
 

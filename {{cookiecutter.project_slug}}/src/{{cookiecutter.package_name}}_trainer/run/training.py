@@ -253,6 +253,8 @@ class _Fit:
             remarks = resuming.resume(loop.fit, checkpoint, layout, chosen.is_same_run)
             self._console.note(f"resumed from {self._plan.shown(chosen.checkpoint)}")
             self._console.note(*remarks, on_each_rank=True)
+            if loop.fit.position.is_end(self._plan.options):
+                self._console.note("no step is left: its max_epochs or max_steps is reached")
         saving.check(loop.fit)
         if loop.fit.manual is None:
             refuse(loop.fit.optimization.too_short(run.total_steps))

@@ -218,10 +218,10 @@ class Strategy:
         """The loss in what ``training_step``, or ``training_step_end``, returned."""
         return read_loss(outputs)
 
-    def backward(self, loss: Tensor, *, synchronize: bool) -> None:
+    def backward(self, loss: Tensor, *, synchronize: bool, retain_graph: bool = False) -> None:
         """Compute the gradients of a loss, and accumulate them."""
         scaled = loss if self.precision.scaler is None else self.precision.scale(loss)
-        scaled.backward()
+        scaled.backward(retain_graph=retain_graph)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

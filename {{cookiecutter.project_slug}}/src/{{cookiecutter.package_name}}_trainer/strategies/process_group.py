@@ -152,10 +152,10 @@ class ProcessGroupStrategy(Strategy):
         with self.wrapped.no_sync() if waits else nullcontext():
             return run(batch, batch_idx, weight=weight, synchronize=synchronize)
 
-    def backward(self, loss: Tensor, *, synchronize: bool) -> None:
+    def backward(self, loss: Tensor, *, synchronize: bool, retain_graph: bool = False) -> None:
         is_checked, self._has_run = self.wrapped is None or self._has_run, True
         with nullcontext() if is_checked else accumulated_once(self.module):
-            super().backward(loss, synchronize=synchronize)
+            super().backward(loss, synchronize=synchronize, retain_graph=retain_graph)
         if synchronize and self.averaged is not None:
             self.averaged.average()
 

@@ -316,11 +316,11 @@ class DeepSpeed(ProcessGroupStrategy):
                 return self.engine(stage, batch, batch_idx)
         return self._step_module(stage, batch, batch_idx)
 
-    def backward(self, loss: Tensor, *, synchronize: bool) -> None:
+    def backward(self, loss: Tensor, *, synchronize: bool, retain_graph: bool = False) -> None:
         if self.same_use is not None:
             self.same_use.check(loss)
         with process.explained():
-            self.engine.backward(loss, scale_wrt_gas=False)
+            self.engine.backward(loss, retain_graph=retain_graph, scale_wrt_gas=False)
         if synchronize and self.zero is None:
             compresses = self.one_bit_adam is not None and self.one_bit_adam.compresses
             average_used(self.engine, trained(self.module), averages=not compresses)

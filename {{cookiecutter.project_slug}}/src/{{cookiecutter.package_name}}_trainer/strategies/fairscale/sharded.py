@@ -122,10 +122,10 @@ class DDPSharded(ProcessGroupStrategy):
                 )
         return output
 
-    def backward(self, loss: Tensor, *, synchronize: bool) -> None:
+    def backward(self, loss: Tensor, *, synchronize: bool, retain_graph: bool = False) -> None:
         if self.same_use is not None and synchronize:
             self.same_use.check(loss)
-        super().backward(loss, synchronize=synchronize)
+        super().backward(loss, synchronize=synchronize, retain_graph=retain_graph)
         if self.wrapped is not None:
             self.wrapped.finish()
 

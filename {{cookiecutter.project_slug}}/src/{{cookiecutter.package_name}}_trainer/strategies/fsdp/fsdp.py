@@ -268,7 +268,7 @@ class FSDP(ProcessGroupStrategy):
             self.same_use.note("ends its forward")  # peers may wait in a unit, and not skip
         return outputs
 
-    def backward(self, loss: Tensor, *, synchronize: bool) -> None:
+    def backward(self, loss: Tensor, *, synchronize: bool, retain_graph: bool = False) -> None:
         for group in self._parameter_groups:
             # torch looks for dtypes in a unit's first forward, where all of it may be frozen.
             if vars(group).get("_orig_dtype", True) is None:
@@ -284,7 +284,7 @@ class FSDP(ProcessGroupStrategy):
         elif self.same_use is not None:
             self.same_use.check(loss)
         with explain_sharded_use(self.half):
-            super().backward(loss, synchronize=synchronize)
+            super().backward(loss, synchronize=synchronize, retain_graph=retain_graph)
         if synchronize and self.find_unused_parameters:
             self._leave_out_unused()
 

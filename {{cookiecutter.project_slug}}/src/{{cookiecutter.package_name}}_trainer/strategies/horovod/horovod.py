@@ -151,8 +151,8 @@ class Horovod(ProcessGroupStrategy):
         if self._synchronizes:
             copy_gradient(parameter)
 
-    def backward(self, loss: Tensor, *, synchronize: bool) -> None:
-        super().backward(loss, synchronize=synchronize)
+    def backward(self, loss: Tensor, *, synchronize: bool, retain_graph: bool = False) -> None:
+        super().backward(loss, synchronize=synchronize, retain_graph=retain_graph)
         optimizers: list[Any] = self._optimization.optimizers if synchronize else []
         for optimizer in optimizers:  # wait for the averages
             parameters = [p for group in optimizer.param_groups for p in group["params"]]

@@ -138,8 +138,8 @@ class DDP(ProcessGroupStrategy):
             self.rank_local = RankLocal(partial(hooks.state, made), load)
         return wrapped
 
-    def backward(self, loss: Tensor, *, synchronize: bool) -> None:
-        super().backward(loss, synchronize=synchronize)
+    def backward(self, loss: Tensor, *, synchronize: bool, retain_graph: bool = False) -> None:
+        super().backward(loss, synchronize=synchronize, retain_graph=retain_graph)
         if not synchronize or self.wrapped is None:
             return
         try:  # now: DDP itself raises in the next step, if it still waits for gradients

@@ -120,8 +120,8 @@ class XLA(ProcessGroupStrategy):
             _sync_outside_steps()
         return outputs
 
-    def backward(self, loss: Tensor, *, synchronize: bool) -> None:
-        super().backward(loss, synchronize=synchronize)
+    def backward(self, loss: Tensor, *, synchronize: bool, retain_graph: bool = False) -> None:
+        super().backward(loss, synchronize=synchronize, retain_graph=retain_graph)
         if not synchronize:
             _sync()  # a graph for each micro-batch, so that all are the same
 

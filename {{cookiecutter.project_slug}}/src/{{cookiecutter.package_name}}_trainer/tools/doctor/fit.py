@@ -119,9 +119,9 @@ class _Watched(strategies.SingleDevice):
         once, doubled = (float(read_loss(run(batch=b))) for b in (batch, mapped(batch, twice)))
         self.growth.append(doubled / once)
 
-    def backward(self, loss: Tensor, *, synchronize: bool) -> None:
+    def backward(self, loss: Tensor, *, synchronize: bool, retain_graph: bool = False) -> None:
         with self.waits.watching():
-            super().backward(loss, synchronize=synchronize)
+            super().backward(loss, synchronize=synchronize, retain_graph=retain_graph)
 
 
 def _step(work: Work) -> Iterator[Check]:

@@ -170,10 +170,10 @@ class Mesh(FSDP):
         loss: Tensor = dtensors.full(super().read_loss(outputs))
         return loss
 
-    def backward(self, loss: Tensor, *, synchronize: bool) -> None:
+    def backward(self, loss: Tensor, *, synchronize: bool, retain_graph: bool = False) -> None:
         # In manual optimization, units reduce gradients in each backward; so do replicas.
         synchronize = synchronize or not self.module.automatic_optimization
-        super().backward(loss, synchronize=synchronize)
+        super().backward(loss, synchronize=synchronize, retain_graph=retain_graph)
         if synchronize and self.sizes.tensor > 1:
             self._complete_gradients()
 

@@ -5,22 +5,20 @@ from dataclasses import replace
 import my_project_trainer as trainer
 import pytest
 import torch
+from my_project_trainer.launch.cluster import detect
 
 GPUS = tuple(torch.device("cuda", index) for index in (0, 2, 3))
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn", "ddp_fork", "ddp_zero1"])
-def test_a_started_rank_takes_its_own_device(monkeypatch, strategy):
+def test_a_started_rank_takes_its_own_device(strategy):
     run = trainer.Trainer(accelerator="cpu", devices=3, strategy=strategy, max_steps=1)
     parent = replace(run._plan, node_devices=GPUS)
     for rank in range(3):
-        for name in ("RANK", "LOCAL_RANK"):
-            monkeypatch.setenv(name, str(rank))
-        for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
-            monkeypatch.setenv(name, "3")
-        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-        monkeypatch.setenv("MASTER_PORT", "1")
-        assert parent.placed().devices == (GPUS[rank],)
+        ranks = dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))
+        sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "3")
+        layout = detect({**ranks, **sizes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"})
+        assert replace(parent, layout=layout).devices == (GPUS[rank],)
 
 
 @pytest.mark.parametrize("strategy", ["dp", "ddp2"])

@@ -75,7 +75,7 @@ def test_it_goes_on_from_any_batch_without_reading_earlier_ones(monkeypatch, kin
 
     def feed(dataset: Noisy) -> Feed:
         share = Share(replica=0, replicas=1, seed=3)
-        return replay.ReplayFeed(LOADERS[kind](dataset), share, 1, most=most)
+        return replay.ReplayFeed(LOADERS[kind](dataset), share, 1, "refuse", most)
 
     has_workers = "workers" in kind  # each reads the whole stream, with its own random numbers
     batches, states = read(feed(Noisy()))
@@ -125,7 +125,7 @@ def test_the_state_of_a_sampler_is_not_saved_and_said_so(told: bool) -> None:
         DataLoader(dataset, SIZE, sampler=sampler),
         DataLoader(dataset, batch_sampler=BatchSampler(sampler, SIZE, False)),
     ):
-        feed = replay.ReplayFeed(loader, Share(replica=0, replicas=1, seed=3), 1)
+        feed = replay.ReplayFeed(loader, Share(replica=0, replicas=1, seed=3), 1, "refuse", None)
         expected = ["the state_dict of Told is not saved"] * told
         assert [remark.split(":")[0] for remark in feed.remarks] == expected
         batches, states = read(feed)

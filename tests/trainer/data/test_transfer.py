@@ -128,7 +128,8 @@ def test_tensors_are_moved_and_cast_wherever_they_are_and_nothing_else(streams):
     packed = pack_sequence([torch.ones(3), torch.ones(2)], enforce_sorted=False)
     left = [Graph(), torch.ones(2).to_sparse(), torch.ones(2).as_subclass(Own), "text", 3, None]
     moved = defaultdict(list, half=torch.ones(2), whole=[(torch.arange(2),)], packed=packed)
-    (batch,) = read(replay.ReplayFeed([{"left": left, "moved": moved}], SHARE, 1), META, torch.half)
+    feed = replay.ReplayFeed([{"left": left, "moved": moved}], SHARE, 1, "refuse", None)
+    (batch,) = read(feed, META, torch.half)
     assert all(one is other for one, other in zip(batch.data["left"], left, strict=True))
     container = batch.data["moved"]
     assert type(container) is defaultdict

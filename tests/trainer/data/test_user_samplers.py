@@ -125,7 +125,7 @@ class Seeded(Drawing):
 def test_a_generator_that_a_resume_does_not_restore_is_said() -> None:
     def remarks(sampler: Any, **attributes: Any) -> list[str]:
         vars(sampler).update(attributes)
-        return ReplayFeed(DataLoader(DATA, 2, sampler=sampler), ALONE, 1).remarks
+        return ReplayFeed(DataLoader(DATA, 2, sampler=sampler), ALONE, 1, "refuse", None).remarks
 
     for generator in (np.random.default_rng(5), random.Random(5), torch.Generator()):
         (line,) = remarks(Drawing(DATA), rng=generator)

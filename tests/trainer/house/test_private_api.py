@@ -110,7 +110,7 @@ OF_FOLDERS = {
     },
     "tools/doctor": {"torch.utils._python_dispatch.TorchDispatchMode", "_linalg_check_errors"},
 }
-PUBLIC = {"_exit", "_asdict", "_make", "_replace"}  # of os and of named tuples
+PUBLIC = {"_exit", "_asdict", "_fields", "_make", "_replace"}  # of os and of named tuples
 
 
 def is_private(name: str) -> bool:

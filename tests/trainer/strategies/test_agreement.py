@@ -45,7 +45,7 @@ def epoch(monkeypatch, peer, stream, uneven="refuse", start=0) -> Iterator[Any]:
     """An epoch of rank 0 of two."""
     monkeypatch.setattr(replay.collectives, "world_size", lambda: 2)
     monkeypatch.setattr(replay.collectives, "all_reduce", peer.all_reduce)
-    return replay.ReplayFeed(stream, SHARE, 2, uneven).epoch(0, start)
+    return replay.ReplayFeed(stream, SHARE, 2, uneven, None).epoch(0, start)
 
 
 @pytest.mark.parametrize("start", [0, 5])

@@ -41,7 +41,7 @@ def test_a_module_is_cast_and_nothing_else_is_done(name: str, dtype: torch.dtype
     module.register_buffer("rotations", torch.ones(2, dtype=torch.complex64))
     module.tied = module[0].weight
     weight, counted = module[0].weight, module[1].num_batches_tracked
-    half.cast(module)
+    half.cast((*module.parameters(), *module.buffers()))
     assert {parameter.dtype for parameter in module.parameters()} == {dtype}
     assert module[0].weight is weight is module.tied
     assert module[1].running_var.dtype is dtype
@@ -55,7 +55,7 @@ def test_a_module_is_cast_and_nothing_else_is_done(name: str, dtype: torch.dtype
 @pytest.mark.parametrize("name", ["32-true", "bf16-mixed", "16-mixed"])
 def test_other_precisions_leave_parameters_as_they_are(name: str) -> None:
     module = nn.Linear(2, 2).double()
-    precision.Precision(name, "cpu").cast(module)
+    precision.Precision(name, "cpu").cast((*module.parameters(), *module.buffers()))
     assert module.weight.dtype is torch.float64
 
 

@@ -177,6 +177,12 @@ def lost_worker(error: BaseException) -> str:
     return match[0] if match else ""
 
 
+def listed(names: Sequence[str], most: int) -> str:
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 def shorten(text: str, longest: int = _LONGEST) -> str:
     """Shorten a text to one line of about ``longest`` characters by cutting its middle."""
     text = " ".join(text.splitlines())

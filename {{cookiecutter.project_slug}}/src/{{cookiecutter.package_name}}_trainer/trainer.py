@@ -20,10 +20,9 @@ from .checkpoint.run_directory import LAST, find_link, is_link
 from .data import randomness, sources
 from .data.sources import Data
 from .errors import ConfigurationError, EarlyExit, Problems, TemporaryError, UserError, refuse
-from .launch import failures, hangs, reports, signals
+from .launch import cluster, failures, hangs, reports, signals
 from .launch.devices import backends_set
 from .launch.rank import drop_inherited_variables, run_external
-from .launch.signals import Interrupted
 from .loop.position import Position
 from .module import DataModule, Loaders, TrainingModule, current_run
 from .options import Options, values
@@ -121,12 +120,12 @@ class Trainer(current_run.RunProperties, current_run.OptionNames):
         self._last = RunResult()
         try:
             self._last = self._launch(module, command)
-        except Interrupted as interrupted:
+        except signals.Interrupted as interrupted:
             directory = self._plan.started_in / interrupted.directory
             position = Position(global_step=interrupted.step)
             self._last = replace(self._last, position=position, run_directory=directory)
             line = str(interrupted) * (self.is_global_zero and not reports.is_reported())
-            signals.hide_traceback(Interrupted, line, signals.INTERRUPTED_CODE)
+            signals.hide_traceback(signals.Interrupted, line, signals.INTERRUPTED_CODE)
             raise
 
     def check_fit(self, module: TrainingModule) -> None:
@@ -280,11 +279,8 @@ class Trainer(current_run.RunProperties, current_run.OptionNames):
 
     def _checkpoint(self, checkpoint: Any, averaged: Any) -> str | None:
         """The absolute path of a checkpoint, because user code may change the directory."""
-        if not isinstance(averaged, bool):
-            raise ConfigurationError(values.refusal("averaged", averaged, bool))
-        expected = str | os.PathLike[str] | None
-        if not values.fits(expected, checkpoint):
-            raise ConfigurationError(values.refusal("checkpoint", checkpoint, expected))
+        values.fitting("averaged", bool, averaged)
+        values.fitting("checkpoint", str | os.PathLike[str] | None, checkpoint)
         if checkpoint is None:
             if not averaged:
                 raise ConfigurationError("averaged=False: only for a checkpoint, and none is given")
@@ -390,7 +386,8 @@ def _run_started(
     plan: Plan, configuration: str | None, command: Command, module: TrainingModule
 ) -> RunResult:
     """Run a command in a process that was started for it; the result includes the weights."""
-    result = _run(RankRun(plan.placed(), configuration, is_started=True), command)
+    here = replace(plan, layout=cluster.detect())
+    result = _run(RankRun(here, configuration, is_started=True), command)
     weights = {
         name: value.cpu() if isinstance(value, Tensor) else value
         for name, value in module.state_dict().items()

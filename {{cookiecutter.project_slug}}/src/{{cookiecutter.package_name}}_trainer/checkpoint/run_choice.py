@@ -23,7 +23,6 @@ from ..launch import collectives, files, rank
 from ..launch.cluster import Layout
 from ..options import Options
 from . import reading, run_directory
-from .reading import Checkpoint
 from .run_lock import RunLock
 
 
@@ -112,12 +111,12 @@ def choose(request: Request, layout: Layout, lock: RunLock) -> Selection:
     return Selection(directory, checkpoint, is_same, remarks, answer["overwrites"])
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
+def open_checkpoint(path: Path) -> reading.Checkpoint:
     """Open a checkpoint, or raise a CheckpointError that names the one before, if it is corrupt."""
     if (damage := _damage(path)) is not None:
         before = run_directory.before(path)
         raise type(damage)(f"{damage}; the previous one is {before[-1]}" if before else str(damage))
-    return Checkpoint(path)
+    return reading.Checkpoint(path)
 
 
 def _choose(request: Request, lock: RunLock) -> dict[str, Any]:
@@ -188,7 +187,7 @@ def _damage(path: Path) -> CheckpointError | None:
     """Why a checkpoint is corrupt; each rank checks some of its files."""
     damage = None
     try:
-        Checkpoint(path).check_contents(collectives.rank(), collectives.world_size())
+        reading.Checkpoint(path).check_contents(collectives.rank(), collectives.world_size())
     except CheckpointError as error:
         damage = [str(error), isinstance(error, DiskError)]
     damage = next((report for report in collectives.gather(damage) if report is not None), None)

@@ -76,7 +76,6 @@ class Stored:
     dtype: torch.dtype
 
     def read(self) -> Tensor:
-        """Read the full tensor to the CPU."""
         tensor = torch.empty(self.shape, dtype=self.dtype)
         self.read_into(tensor)
         return tensor
@@ -199,13 +198,6 @@ def fill_module(module: nn.Module, saved: Mapping[str, Any], strict: bool = True
     for name in [name for name, value in state.items() if isinstance(value, str) and name in names]:
         state[name] = here[name]  # left out: that of the code
     module.load_state_dict(state, strict)
-
-
-def flat_part(value: Tensor | Stored, start: int, length: int) -> Tensor:
-    """Some elements of a flattened tensor; of a stored one, little more is read."""
-    if isinstance(value, Stored):
-        return value.read_flat(start, length)
-    return value.reshape(-1).narrow(0, start, length)
 
 
 @torch.no_grad()

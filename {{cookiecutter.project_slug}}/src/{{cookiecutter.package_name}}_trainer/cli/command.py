@@ -12,7 +12,6 @@ from typing import Any, NoReturn
 from ..errors import ConfigurationError, UserError, nearest, shorten
 from ..launch import cluster, failures, files, output, rank, reports, signals
 from . import configuration, export, imports
-from .configuration import Work
 
 HELP = {**configuration.COMMANDS, export.COMMAND: export.HELP}
 _TOOLS = Path(__file__).parents[1] / "tools"
@@ -76,13 +75,13 @@ def _run(words: list[str]) -> None:
                 output.print_lines(line.format(program=program, run=quoted))
 
 
-def _score(work: Work, evaluate: Callable[..., dict[str, float]], stage: str) -> None:
+def _score(work: configuration.Work, evaluate: Callable[..., dict[str, float]], stage: str) -> None:
     metrics = evaluate(work.model, work.data, **work.weights)
     if work.trainer.global_rank == 0:
         work.results.write_metrics(stage, metrics)
 
 
-def _predict(work: Work) -> None:
+def _predict(work: configuration.Work) -> None:
     outputs = work.trainer.predict(work.model, work.data, **work.weights)
     named = outputs if isinstance(outputs, dict) else {"predictions": outputs}
     if all(output is None for outputs in named.values() for output in outputs):
@@ -91,7 +90,7 @@ def _predict(work: Work) -> None:
         work.results.write_predictions(outputs)
 
 
-_COMMANDS: dict[str, Callable[[Work], object]] = {
+_COMMANDS: dict[str, Callable[[configuration.Work], object]] = {
     "fit": lambda work: work.trainer.fit(work.model, work.data),
     "validate": lambda work: _score(work, work.trainer.validate, "validation"),
     "test": lambda work: _score(work, work.trainer.test, "test"),

@@ -61,8 +61,6 @@ def read_file(name: str, file: Path) -> dict[Any, Any]:
     """Read the sections of a file; a ConfigurationError begins with ``name``."""
     try:
         text = files.read(file, _MOST_BYTES).decode()
-    except IsADirectoryError:
-        raise ConfigurationError(f"{name}: is a directory; name a YAML file") from None
     except OSError as error:
         raise ConfigurationError(f"{name}: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -96,8 +94,6 @@ def dump(sections: dict[str, Any]) -> str:
 
 
 def _load(name: str, text: str) -> Any:
-    if len(text) > _MOST_BYTES:
-        raise ConfigurationError(f"{name}: larger than {_MOST_BYTES // 1024} KiB")
     try:
         if (node := yaml.compose(text, _Loader)) is None:
             return None

@@ -18,7 +18,6 @@ from ..errors import Problems, foreign, shorten
 from ..launch import output, reports
 from ..module import DataModule, TrainingModule
 from ..options import Options, class_paths, reading, values
-from ..options.class_paths import Specified
 from ..run import plan
 from ..trainer import Trainer
 from . import arguments, config_files, imports, loading
@@ -97,7 +96,7 @@ class Checked:
     """Valid sections: the trainer's options, the classes, and the checkpoint to load."""
 
     trainer: dict[str, Any]
-    classes: dict[str, Specified[Any]]
+    classes: dict[str, class_paths.Specified[Any]]
     checkpoint: Path | None
     averaged: bool
 
@@ -163,7 +162,7 @@ def _add_classes_of(checkpoint: Path | None, sections: dict[str, Any]) -> bool:
 
 
 def _check(sections: Mapping[str, Any], checkpoint: Path | None, problems: Problems) -> Checked:
-    classes = dict[str, Specified[Any]]()
+    classes = dict[str, class_paths.Specified[Any]]()
     for name, base in BASES.items():  # first: their modules may register the trainer's strategy
         if sections.get(name) is not None:
             with problems:

@@ -28,7 +28,6 @@ from .moving import leaves
 _WORDS = 2**15  # words of a piece: with their numbers and products, 640 KiB
 _PIECES = 32  # at once on an accelerator, on which each operation has a price
 _TYPES = {1: torch.uint8, 2: torch.int16}
-_DEPTH = 3  # of objects in a value
 _HOW = "by data_index and data_replicas of the module or the data module"
 
 
@@ -40,8 +39,8 @@ class Hash:
         self._sums: dict[torch.device, list[Tensor]] = defaultdict(list)
 
     @torch.no_grad()
-    def add(self, values: Any, depth: int = _DEPTH) -> None:
-        """Add values of any nesting; of tensors the bits that this process holds."""
+    def add(self, values: Any, depth: int = 3) -> None:
+        """Add values of any nesting, also in objects; of tensors the bits that are here."""
         for leaf in leaves(values):
             if isinstance(leaf, Tensor):
                 self._add_tensor(dtensors.local(leaf).detach())

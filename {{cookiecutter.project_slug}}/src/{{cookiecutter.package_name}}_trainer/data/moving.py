@@ -57,7 +57,6 @@ def mapped(batch: Any, change: Callable[[Any], Any], is_leaf: _IsLeaf | None = N
 
 
 def mapped_tensors(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Apply ``change`` to all tensors of a batch, and to nothing else."""
     return mapped(batch, lambda value: change(value) if isinstance(value, Tensor) else value)
 
 
@@ -130,7 +129,6 @@ class CopyStream:
         self._stream = self._gpu.Stream(device)
 
     def copying(self) -> AbstractContextManager[Any]:
-        """Enqueue copies made in this context on this stream."""
         return cast(AbstractContextManager[Any], self._gpu.stream(self._stream))
 
     def synchronize(self, tensors: Sequence[Tensor]) -> None:

@@ -142,12 +142,7 @@ class ReplayFeed(Feed):
     """
 
     def __init__(
-        self,
-        loader: Iterable[Any],
-        share: Share,
-        accumulate: int,
-        uneven: str = "refuse",
-        most: int | None = None,
+        self, loader: Iterable[Any], share: Share, accumulate: int, uneven: str, most: int | None
     ) -> None:
         self._loader, self._share, self._uneven, self._most = loader, share, uneven, most
         self._tells = True  # whether to tell if replicas read the same samples: once

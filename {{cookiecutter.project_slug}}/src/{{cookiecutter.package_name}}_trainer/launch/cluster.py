@@ -254,13 +254,9 @@ _STEP = Names(
 )
 
 
-def _in_step(env: Environment) -> bool:
-    """Whether srun has started this process; a job alone may be an allocation or a script."""
-    return number(env, "SLURM_STEP_ID", _FIRST_RESERVED_STEP) < _FIRST_RESERVED_STEP
-
-
 def _srun(env: Environment) -> Layout | None:
-    if not _in_step(env):
+    # A job alone may be an allocation or a script.
+    if number(env, "SLURM_STEP_ID", _FIRST_RESERVED_STEP) >= _FIRST_RESERVED_STEP:
         return None
     node_rank = number(env, _STEP.node_rank)
     # Numbers of tasks, each with the number of nodes: "2(x3),1" is [(2, 3), (1, 1)].

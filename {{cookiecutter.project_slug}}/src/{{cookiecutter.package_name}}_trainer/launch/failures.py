@@ -24,7 +24,6 @@ from torch.utils.data import dataloader
 from ..errors import DISK, EarlyExit, UserError, lost_worker
 from ..options import redaction
 from . import collectives, files, hangs, output, reports, signals
-from .signals import Interrupted, Preempted
 
 # How long a rank that only lost a peer waits for a peer to fail, and for one that has to end.
 _SECONDS_FOR_PEER, _SECONDS_TO_END = 8.0, 60.0
@@ -55,7 +54,7 @@ class Failure:
     time: float = 0.0
     reason: str = ""  # the first sentence of an error that only reports a lost peer
     lost_at: str = ""  # the stack where the rank lost a peer; empty for other errors
-    interrupted: Interrupted | None = None  # by SIGINT, if the ranks saved a checkpoint
+    interrupted: signals.Interrupted | None = None  # by SIGINT, if the ranks saved a checkpoint
 
 
 def report_failure(error: BaseException, lost_peer: Sequence[str] = ()) -> str:
@@ -63,10 +62,10 @@ def report_failure(error: BaseException, lost_peer: Sequence[str] = ()) -> str:
     hangs.timer.pause()
     directory, rank = reports.launcher_directory(), reports.own_rank()
     is_ours = reports.is_reported()
-    if isinstance(error, Interrupted) and rank == 0 and directory:
+    if isinstance(error, signals.Interrupted) and rank == 0 and directory:
         saved = [error.step, error.directory, error.is_command]
         files.write_atomically(directory / _INTERRUPTED, json.dumps(saved))
-    is_requested = isinstance(error, KeyboardInterrupt | Preempted)
+    is_requested = isinstance(error, KeyboardInterrupt | signals.Preempted)
     if is_requested or (isinstance(error, SystemExit) and not error.code):
         return ""
     is_lost = collectives.world_size() > 1 and is_lost_peer(error, lost_peer)
@@ -130,10 +129,10 @@ def failures(directory: Path) -> list[Failure]:
     return sorted((Failure(**report) for report in read), key=lambda failure: failure.time)
 
 
-def interrupted(directory: Path) -> Interrupted | None:
+def interrupted(directory: Path) -> signals.Interrupted | None:
     """Read rank 0's record of an interrupt; ``None`` if the ranks did not save a checkpoint."""
     path = directory / _INTERRUPTED
-    return Interrupted(*json.loads(path.read_text("utf-8"))) if path.exists() else None
+    return signals.Interrupted(*json.loads(path.read_text("utf-8"))) if path.exists() else None
 
 
 def describe(error: BaseException, prefix: str = "") -> str:

@@ -19,7 +19,6 @@ from typing import TypeVar
 from ..errors import UserError
 from . import collectives, failures, files, output, reports
 from .cluster import Layout
-from .reports import PARENT, RANK_PROCESS
 from .signals import Interrupted, Preempted
 
 Result = TypeVar("Result")
@@ -77,7 +76,7 @@ def _die_with_parent() -> None:
     """Let the kernel kill this rank when its parent process ends, even while code holds the GIL."""
     # When torchrun or Open MPI are killed, nobody else ends their ranks.
     leaves_orphans = {*_OTHERS, "OMPI_COMM_WORLD_RANK"} & os.environ.keys()
-    parent = os.environ.get(PARENT, str(os.getppid()) if leaves_orphans else "")
+    parent = os.environ.get(reports.PARENT, str(os.getppid()) if leaves_orphans else "")
     if not parent or str(os.getppid()) not in (parent, "1"):
         return  # not a rank; perhaps a child process that inherited its variables
     if sys.platform == "linux":
@@ -91,12 +90,12 @@ def drop_inherited_variables() -> None:
 
     A command that reads them would take itself for the rank. A rank keeps its own.
     """
-    if PARENT not in os.environ or "RANK" not in os.environ:
+    if reports.PARENT not in os.environ or "RANK" not in os.environ:
         os.environ.pop(reports.DIRECTORY, None)  # of no launcher
         return
-    process, pid = os.environ.get(RANK_PROCESS), str(os.getpid())
+    process, pid = os.environ.get(reports.RANK_PROCESS), str(os.getpid())
     if not process or process == pid:
-        os.environ[RANK_PROCESS] = pid
+        os.environ[reports.RANK_PROCESS] = pid
         return
     rank, is_started_otherwise = os.environ["RANK"], bool(_OTHERS & os.environ.keys())
     from .watch import NodeLaunch

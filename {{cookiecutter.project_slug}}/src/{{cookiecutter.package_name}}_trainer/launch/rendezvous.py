@@ -183,8 +183,7 @@ def _await_address(path: Path, timeout: datetime.timedelta) -> str:
 
 def stay_on_loopback() -> None:
     """Select the loopback interface for gloo and NCCL, unless the user has set one."""
-    names = [name for _, name in socket.if_nameindex()]
-    for interface in [name for name in ("lo", "lo0") if name in names]:
+    for interface in [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]:
         os.environ.setdefault(_INTERFACE, interface)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
 

@@ -24,10 +24,8 @@ from torch import Tensor, nn
 from ..errors import UserError, user_error
 from . import failures, held_folders, output, reports, signals
 from .cluster import Layout
-from .failures import Failure, RankError
 from .pickling import find_unpicklable
 from .rank import is_interactive, run_external
-from .reports import PARENT
 from .watch import NodeLaunch, Watcher
 
 Result = TypeVar("Result")
@@ -128,7 +126,7 @@ def run_in_processes(
         if failure is not None:
             _raise(failure, private)
         if not result.exists():
-            raise RankError("rank 0 ended without a result")
+            raise failures.RankError("rank 0 ended without a result")
         # Safe: rank 0 has pickled it, as this process has pickled the work.
         return cast(Result, pickle.loads(result.read_bytes()))  # noqa: S301
 
@@ -201,7 +199,7 @@ def _start_processes(method: Method, work: _Work, node: NodeLaunch, result: Path
 def _run_rank(work: _Work, variables: dict[str, str], result: Path | None) -> None:
     """Entry point of a new process: set its environment, run the function, write the result."""
     os.setpgid(0, 0)
-    if str(os.getppid()) != variables[PARENT]:
+    if str(os.getppid()) != variables[reports.PARENT]:
         sys.exit("the process that started this rank has ended")
     os.environ.update(variables)
     os.environ.setdefault("PYTHONBREAKPOINT", _DEBUGGER)
@@ -236,7 +234,7 @@ def _keep_error(directory: Path, error: BaseException, rank: int) -> None:
             (directory / f"error-{rank}").write_bytes(pickle.dumps(error))
 
 
-def _raise(failure: Failure, directory: Path) -> NoReturn:
+def _raise(failure: failures.Failure, directory: Path) -> NoReturn:
     if failure.interrupted is not None:
         raise failure.interrupted
     if failure.code == _NO_MAIN_GUARD:
@@ -248,7 +246,7 @@ def _raise(failure: Failure, directory: Path) -> NoReturn:
         signal.raise_signal(failure.code - 128)
     if failure.problems:
         raise user_error(failure.problems, failure.code)
-    raised, original = RankError(failure.message), None
+    raised, original = failures.RankError(failure.message), None
     with contextlib.suppress(Exception):  # none was kept, or its class takes other arguments
         original = pickle.loads((directory / f"error-{failure.rank}").read_bytes())  # noqa: S301
     if isinstance(original, Exception):

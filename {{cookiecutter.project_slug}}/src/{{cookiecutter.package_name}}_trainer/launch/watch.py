@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from . import cluster, failures, hangs, reports, signals
-from .cluster import Layout
 from .failures import Failure
 
 _DEFAULT_SAVE_SECONDS = 120.0
@@ -39,7 +38,7 @@ class NodeLaunch:
 
     processes: int
     directory: Path  # of reports, and of the store if there is one node
-    layout: Layout = field(default_factory=Layout)  # of the nodes
+    layout: cluster.Layout = field(default_factory=cluster.Layout)  # of the nodes
 
     def variables(self, local_rank: int) -> dict[str, str]:
         """Environment variables of a rank, named as torchrun names them."""

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
 _TERMINAL_SECONDS, _LINE_SECONDS = 0.5, 10.0
-_MEBIBYTE = 2**20
 
 
 class Progress:
@@ -158,4 +157,4 @@ def peak_memory(device: torch.device) -> dict[str, float]:
     else:
         unit = 1 if sys.platform == "darwin" else 1024
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    return {"speed/peak_memory_mib": peak / _MEBIBYTE}
+    return {"speed/peak_memory_mib": peak / 2**20}

@@ -128,18 +128,14 @@ class WandbLogger(RemoteLogger):
     """
 
     name = "wandb"
-    _run: Any
+    experiment: Any = None
+    """W&B's run: ``log({"samples": wandb.Image(…), "step": trainer.global_step})``."""
 
     def __init__(
         self, project: str | None = None, mode: Literal["online", "offline"] | None = None
     ) -> None:
         require("wandb")
         self.project, self.mode = project, mode
-
-    @property
-    def experiment(self) -> Any:
-        """W&B's run: ``log({"samples": wandb.Image(…), "step": trainer.global_step})``."""
-        return self._run
 
     def server(self) -> str | None:
         """W&B's, or that of ``WANDB_BASE_URL``, unless files are written only."""
@@ -153,7 +149,7 @@ class WandbLogger(RemoteLogger):
 
         words, sys.argv = sys.argv, redaction.command(sys.argv)  # W&B records and uploads it
         try:
-            self._run = wandb.init(
+            self.experiment = wandb.init(
                 project=self.project,
                 name=run.name,
                 id=known,
@@ -167,24 +163,24 @@ class WandbLogger(RemoteLogger):
         finally:
             sys.argv = words
         # W&B's own step cannot stand still, as for a validation after the values of a step.
-        self._run.define_metric("*", step_metric="step")
-        if self._run.offline:
+        self.experiment.define_metric("*", step_metric="step")
+        if self.experiment.offline:
             for step, values in self.sent():
                 self.send(step, values)
-        return str(self._run.id)
+        return str(self.experiment.id)
 
     def send(self, step: int, values: Mapping[str, float]) -> None:
         if "step" in values:
             line = "note: W&B draws values over 'step', so one that is logged as 'step' is left out"
             output.print_once(line)
-        self._run.log({**values, "step": step})
+        self.experiment.log({**values, "step": step})
 
     def close(self) -> None:
         """Finish the run; the exit code says how."""
         super().close()
         if self.outcome == "preempted":  # to be resumed
-            self._run.mark_preempting()
-        self._run.finish(exit_code=0 if self.outcome == "finished" else 1)
+            self.experiment.mark_preempting()
+        self.experiment.finish(exit_code=0 if self.outcome == "finished" else 1)
 
 
 class MLflowLogger(RemoteLogger):
@@ -198,21 +194,14 @@ class MLflowLogger(RemoteLogger):
     """
 
     name = "mlflow"
-    _client: Any
+    experiment: Any = None
+    """MLflow's client, whose methods take :attr:`run_id`: ``log_image``, ``log_figure`` …"""
+    run_id: str
+    """Id of the run at MLflow."""
 
     def __init__(self, experiment: str | None = None, tracking_uri: str | None = None) -> None:
         require("mlflow")
         self._experiment, self.tracking_uri = experiment, tracking_uri
-
-    @property
-    def experiment(self) -> Any:
-        """MLflow's client, whose methods take :attr:`run_id`: ``log_image``, ``log_figure`` …"""
-        return self._client
-
-    @property
-    def run_id(self) -> str:
-        """Id of the run at MLflow."""
-        return self._id
 
     def server(self) -> str | None:
         """The tracking server, unless values are written into a database or files."""
@@ -227,18 +216,18 @@ class MLflowLogger(RemoteLogger):
 
         for name, value in _MLFLOW_PATIENCE.items():
             os.environ.setdefault(name, value)
-        self._client = client = MlflowClient(self.tracking_uri)
+        self.experiment = client = MlflowClient(self.tracking_uri)
         self._refused = set[str]()
         if known is not None:
             client.update_run(known, status="RUNNING")
-            self._id = known
+            self.run_id = known
             return known
         name = self._experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME", "Default")
         existing = client.get_experiment_by_name(name)
         experiment = existing.experiment_id if existing else client.create_experiment(name)
-        self._id = str(client.create_run(experiment, run_name=run.name).info.run_id)
+        self.run_id = str(client.create_run(experiment, run_name=run.name).info.run_id)
         self._log("params", [Param(*pair) for pair in flat("", run.configuration)])
-        return self._id
+        return self.run_id
 
     def send(self, step: int, values: Mapping[str, float]) -> None:
         from mlflow.entities import Metric
@@ -252,7 +241,7 @@ class MLflowLogger(RemoteLogger):
 
         entries = [entry for entry in entries if entry.key not in self._refused]
         try:
-            self._client.log_batch(self._id, **{kind: entries})
+            self.experiment.log_batch(self.run_id, **{kind: entries})
         except MlflowException as error:
             if error.error_code != "INVALID_PARAMETER_VALUE":
                 raise
@@ -268,7 +257,7 @@ class MLflowLogger(RemoteLogger):
         """Tell MLflow how the run has ended."""
         super().close()
         status = {"finished": "FINISHED", "failed": "FAILED"}.get(self.outcome, "KILLED")
-        self._client.set_terminated(self._id, status)
+        self.experiment.set_terminated(self.run_id, status)
 
 
 def flat(prefix: str, value: Any) -> Iterator[tuple[str, str]]:

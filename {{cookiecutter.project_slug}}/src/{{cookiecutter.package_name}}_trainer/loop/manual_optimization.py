@@ -135,15 +135,12 @@ class ManualOptimizer:
         self._optimization, self._alone = optimization, Optimization([optimizer], [])
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        return self.optimizer.param_groups
-
-    @property
     def parameters(self) -> list[Tensor]:
         return self._alone.parameters
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.optimizer, name)  # such as its state
+        """As of the optimizer: ``param_groups``, ``zero_grad()``, its ``state`` and more."""
+        return getattr(self.optimizer, name)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step the optimizer after ``closure``, which computes gradients, and return its result."""
@@ -158,10 +155,6 @@ class ManualOptimizer:
             run.strategy.step(alone, ends=False)
         run.has_stepped, run.steps = True, run.steps + 1
         return loss
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Reset the gradients of the optimizer's parameters: to ``None``, or to zeros."""
-        self.optimizer.zero_grad(set_to_none)
 
     def clip_gradients(self, value: float, algorithm: str = "norm") -> Tensor | None:
         """Clip the gradients of the optimizer's parameters, by ``"norm"`` or ``"value"``.

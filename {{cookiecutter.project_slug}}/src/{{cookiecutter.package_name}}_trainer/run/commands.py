@@ -4,7 +4,6 @@ from typing import Any, Literal
 
 from ..checkpoint import OF_ANOTHER_MODEL, resolve, run_choice, run_directory
 from ..data import sources
-from ..data.sources import Data
 from ..launch import files
 from ..loop import evaluation, trials
 from ..loop.position import Position
@@ -22,7 +21,7 @@ def evaluate(
     run: RankRun,
     kind: Evaluation,
     module: TrainingModule,
-    data: Data,
+    data: sources.Data,
     checkpoint: str | None,
     averaged: bool,
     trained: Position,
@@ -69,7 +68,7 @@ def _note_hooks(run: RankRun, module: TrainingModule, command: str) -> None:
         run.console.note(f"{command} does not call {type(module).__name__}.{', '.join(hooks)}")
 
 
-def find_batch_size(run: RankRun, module: TrainingModule, data: Data) -> int:
+def find_batch_size(run: RankRun, module: TrainingModule, data: sources.Data) -> int:
     """The largest batch that a device can train on, the same on all ranks."""
     with run.running(module, "fit", data):
         _note_hooks(run, module, "find_batch_size")
@@ -83,7 +82,7 @@ def find_batch_size(run: RankRun, module: TrainingModule, data: Data) -> int:
 
 
 def find_learning_rate(
-    run: RankRun, module: TrainingModule, data: Data, rates: list[float]
+    run: RankRun, module: TrainingModule, data: sources.Data, rates: list[float]
 ) -> float:
     """The rate at which the loss falls most steeply, the same on all ranks."""
     options, request = run.plan.options, run.plan.request

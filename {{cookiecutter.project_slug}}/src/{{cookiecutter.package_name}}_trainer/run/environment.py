@@ -70,12 +70,11 @@ def _problem_of_interfaces(value: str) -> str | None:
     return f"there is no network interface {unknown[0]}" if unknown else None
 
 
-_of_seconds = _checked(r"\d{1,9}(\.\d*)?", "give a number of seconds, such as 120")
 _of_store = _checked(f"/.*/{cluster.STORE_FILE}", "the trainer sets it for its ranks: unset it")
 _of_process = _checked(r"\d{1,10}", "not a process id; the trainer sets it for its ranks: unset it")
 _CHECKS: Mapping[str, Callable[[str], str | None]] = {
     **dict.fromkeys(collectives.BACKENDS, _problem_of_backend),
-    signals.SAVE_SECONDS: _of_seconds,
+    signals.SAVE_SECONDS: _checked(r"\d{1,9}(\.\d*)?", "give a number of seconds, such as 120"),
     reports.OUTCOME: _problem_of_outcome,
     cluster.STORE: _of_store,
     reports.PARENT: _of_process,

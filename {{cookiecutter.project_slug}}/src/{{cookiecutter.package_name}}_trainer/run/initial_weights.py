@@ -1,20 +1,19 @@
 """The weights that a new run starts from."""
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..checkpoint import Checkpoint, fill_module, left_out, resolve, run_choice
 from ..checkpoint.stored_tensors import find_tensors
-from ..errors import CheckpointError, ConfigurationError, Problems, shown
+from ..errors import CheckpointError, ConfigurationError, Problems, listed, shown
 from ..launch import collectives, files
 from ..module import TrainingModule
 from ..options import Options
 
 _SUFFIX = ".safetensors"
-_MOST_NAMES = 5
 
 
 def check(options: Options, problems: Problems) -> None:
@@ -114,7 +113,7 @@ def _fitting(
             missing.append(name)
     unexpected = [name for name in weights if name not in state]
     kinds = {"missing": missing, "unexpected": unexpected, "of another shape": different}
-    others = "; ".join(f"{kind}: {_listed(names)}" for kind, names in kinds.items() if names)
+    others = "; ".join(f"{kind}: {listed(names, 5)}" for kind, names in kinds.items() if names)
     if others and (options.weights_strict or not fitting):
         hint = "weights_strict=False uses the others" if fitting else "none fits"
         raise ConfigurationError(
@@ -126,8 +125,3 @@ def _fitting(
 def _shape(value: Any) -> tuple[int, ...] | None:
     shape = getattr(value, "shape", None)
     return None if shape is None else tuple(shape)
-
-
-def _listed(names: Sequence[str]) -> str:
-    rest = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")

@@ -7,7 +7,7 @@ changes global state: environment variables are set where a run starts (``traine
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,10 @@ from ..callbacks import Callback
 from ..callbacks.calls import create as create_callbacks
 from ..callbacks.calls import problems_of_manual
 from ..checkpoint import run_choice
-from ..checkpoint.run_choice import Request
 from ..data import sources
 from ..data.feed_creation import device_batch_size
 from ..errors import Problems, refuse, shown
 from ..launch import cluster, files
-from ..launch.cluster import Layout
 from ..logging import Logger
 from ..logging.logger import create as create_loggers
 from ..module import DataHooks, TrainingModule, hooks
@@ -43,12 +41,12 @@ class Plan:
     """
 
     options: Options
-    layout: Layout
+    layout: cluster.Layout
     node_devices: tuple[torch.device, ...]  # of all processes of this node
     strategy_name: str
     strategy: Strategy
     precision: Precision
-    request: Request
+    request: run_choice.Request
     started_in: Path
     callbacks: tuple[Callback, ...]
     loggers: Mapping[str, Logger]
@@ -69,10 +67,6 @@ class Plan:
     @property
     def device(self) -> torch.device:
         return self.devices[0]
-
-    def placed(self) -> "Plan":
-        """The plan in a process that a launcher has started since."""
-        return replace(self, layout=cluster.detect())
 
     def shown(self, path: Path) -> Path:
         """A path as the user would write it in the directory where the program was started."""
@@ -121,7 +115,7 @@ def make(requested: Options, problems: Problems, find: Find = placement.find) ->
         strategy_name=where.name,
         strategy=where.strategy,
         precision=precision,
-        request=Request.of(options),
+        request=run_choice.Request.of(options),
         started_in=Path.cwd(),
         callbacks=callbacks,
         loggers=loggers,
@@ -143,11 +137,8 @@ def _check_options(options: Options, where: Placement, problems: Problems) -> No
     reading.check(options, problems)
     if options.changes_layers:
         from ..loop import compilation
-        from ..memory import activation_checkpointing
 
         compilation.check(options.compile, problems)
-        with problems:
-            activation_checkpointing.check_names(options.activation_checkpointing)
         if where.is_here and "compile" not in where.strategy.limits.refused:
             with problems:
                 compilation.check_compiler(options.compile)

@@ -123,10 +123,7 @@ class RankRun(Run):
     def stop(self, reason: str = "") -> None:
         self._fit_loop("stop").preemption.request_stop()
         line = f"stop requested in step {self.global_step}{reason and f': {reason}'}"
-        if self.is_global_zero:
-            self.console.note(line)
-        else:  # into the log of this rank
-            output.print_lines(line)
+        self.console.note(line, on_each_rank=True)
 
     def save_checkpoint(self, then: Callable[[Path], None]) -> None:
         given: Any = then  # by users, a path

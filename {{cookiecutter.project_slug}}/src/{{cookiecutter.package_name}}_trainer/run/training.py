@@ -4,7 +4,6 @@ import contextlib
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from ..callbacks.calls import calls_of, start_fresh
 from ..checkpoint import Checkpoint, Checkpoints, run_choice, run_directory
 from ..checkpoint.left_out import LeftOut
-from ..checkpoint.run_choice import Selection
 from ..checkpoint.run_lock import RunLock
 from ..checkpoint.writing import set_aside
 from ..data import Feed, sources
@@ -78,7 +76,7 @@ def fit(run: RankRun, module: TrainingModule, data: Data, val_dataloader: Loader
                 from ..loop import resuming
 
                 resuming.freeze_as_at_start(module, resumed)
-            layers: AbstractContextManager[Compiled | None] = contextlib.nullcontext()
+            layers: contextlib.AbstractContextManager[Compiled | None] = contextlib.nullcontext()
             if options.changes_layers:
                 from ..loop import compilation
 
@@ -87,7 +85,7 @@ def fit(run: RankRun, module: TrainingModule, data: Data, val_dataloader: Loader
                 _Fit(run, module, data, feed, loaders, chosen, lock, code, compiled).train()
 
 
-def _choose(plan: Plan, lock: RunLock) -> Selection:
+def _choose(plan: Plan, lock: RunLock) -> run_choice.Selection:
     """Select run directory and checkpoint; a restart by torchrun resumes its own run."""
     request, layout = plan.request, plan.layout
     if rank.restarts_expected(layout) and not plan.options.fast_dev_run:
@@ -108,7 +106,7 @@ class _Fit:
     _data: Data
     _feed: Feed
     _loaders: LoadersByName
-    _chosen: Selection
+    _chosen: run_choice.Selection
     _lock: RunLock
     _configured: dict[str, Any]
     _compiled: "Compiled | None"

@@ -19,7 +19,6 @@ from ..data import moving
 from ..errors import UserError
 from ..launch import collectives
 from ..launch.cluster import Layout
-from ..launch.collectives import How
 from ..module import TrainingModule
 from ..options import Options
 from .clipping import clip_gradients
@@ -168,7 +167,7 @@ class Strategy:
             from ..memory import meta_device
 
             meta_device.Initializer(module).materialize(module)
-        self.precision.cast(module)
+        self.precision.cast((*module.parameters(), *module.buffers()))
         self.module = module.to(self.device)
         module.trainer_state = replace(module.trainer_state, device=self.device)
         self.steps = dict.fromkeys(STAGES, StepModule(module).forward)
@@ -277,7 +276,7 @@ class Strategy:
 
     # --- all processes -------------------------------------------------------------------------
 
-    def reduce(self, tensor: Tensor, how: How) -> Tensor:
+    def reduce(self, tensor: Tensor, how: collectives.How) -> Tensor:
         """Reduce a value over all data-parallel replicas, for logging."""
         return collectives.all_reduce(tensor, how)
 

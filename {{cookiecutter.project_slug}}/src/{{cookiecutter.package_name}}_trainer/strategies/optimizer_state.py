@@ -23,7 +23,6 @@ STEPS_SHARD = "steps_shard"  # an attribute of optimizers that step a shard of t
 
 
 def parameter_names(module: nn.Module) -> dict[int, str]:
-    """Parameter names of a module by ``id`` of the parameter."""
     return {id(parameter): name for name, parameter in module.named_parameters()}
 
 

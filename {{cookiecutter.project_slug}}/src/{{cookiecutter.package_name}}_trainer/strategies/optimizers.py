@@ -48,10 +48,6 @@ class SchedulerConfig:
                 f"note: {type(self.scheduler).__name__} was stepped by user code, and is stepped "
                 f"by the trainer at each {self.interval}'s end, too: leave out one of them"
             )
-        self._step(values)
-        self.last_step = getattr(self.scheduler, "last_epoch", None)
-
-    def _step(self, values: Mapping[str, float]) -> None:
         if not isinstance(self.scheduler, ReduceLROnPlateau):
             try:
                 self.scheduler.step()
@@ -59,6 +55,7 @@ class SchedulerConfig:
                 raise UserError(f"{type(self.scheduler).__name__}: {one_line(error)}") from None
         elif self.monitor is not None and self.monitor in values:
             self.scheduler.step(values[self.monitor])
+        self.last_step = getattr(self.scheduler, "last_epoch", None)
 
 
 @dataclass
@@ -326,33 +323,29 @@ def _read(returned: Any) -> Optimization:
                 advice = "a scheduler, or a dict of 'scheduler', 'interval' and 'monitor'"
                 raise ConfigurationError(f"{problem}: {advice}")
             scheduled = [item for item in returned if "lr_scheduler" in item]
-            schedulers = [_fields(item["lr_scheduler"], item.get("monitor")) for item in scheduled]
+            schedulers = [(item["lr_scheduler"], item.get("monitor")) for item in scheduled]
             return _pair([item.get("optimizer") for item in returned], schedulers)
         if len(returned) == 2 and all(isinstance(item, Sequence) for item in returned):
-            return _pair(*returned)
+            return _pair(returned[0], [(scheduler, None) for scheduler in returned[1]])
     raise ConfigurationError(
         f"configure_optimizers returned {type(returned).__name__}; return an optimizer, a list of "
         "optimizers, ([optimizers], [schedulers]), or dicts with 'optimizer' and 'lr_scheduler'"
     )
 
 
-def _pair(optimizers: Sequence[Any], schedulers: Sequence[Any]) -> Optimization:
+def _pair(optimizers: Sequence[Any], schedulers: Sequence[tuple[Any, Any]]) -> Optimization:
+    """``schedulers``: each with the ``monitor`` that may stand beside it."""
     for optimizer in optimizers:
         if not isinstance(optimizer, Optimizer):
             raise ConfigurationError(
                 f"configure_optimizers gave {type(optimizer).__name__} where an optimizer belongs"
             )
-    return Optimization(list(optimizers), [_read_scheduler(scheduler) for scheduler in schedulers])
+    return Optimization(list(optimizers), [_read_scheduler(*scheduler) for scheduler in schedulers])
 
 
-def _fields(entry: Any, monitor: Any) -> Any:
-    """A scheduler, with the ``monitor`` that may stand beside it."""
-    fields = entry if isinstance(entry, Mapping) else {"scheduler": entry}
-    return entry if monitor is None else {"monitor": monitor, **fields}
-
-
-def _read_scheduler(entry: Any) -> SchedulerConfig:
-    fields = dict(entry) if isinstance(entry, Mapping) else {"scheduler": entry}
+def _read_scheduler(entry: Any, monitor: Any) -> SchedulerConfig:
+    given = entry if isinstance(entry, Mapping) else {"scheduler": entry}
+    fields = {"monitor": monitor, **given}
     scheduler = fields.get("scheduler")
     fixed = {"frequency": 1, "strict": True}
     fields = {name: value for name, value in fields.items() if fixed.get(name, fields) != value}

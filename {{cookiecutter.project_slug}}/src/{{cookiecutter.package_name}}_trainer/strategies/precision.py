@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from ..checkpoint import dtensors
@@ -94,13 +94,9 @@ class Precision:
         if self.scaler is not None:
             self.scaler, self._is_together = ShardedGradScaler(self.device_type), True
 
-    def cast(self, module: nn.Module) -> None:
-        """Cast a module's floating-point parameters and buffers to their data type, in place."""
-        # Not with Module.to, which would make complex buffers real, and cast torchmetrics' state.
-        self.cast_all((*module.parameters(), *module.buffers()))
-
-    def cast_all(self, tensors: Iterable[Tensor]) -> None:
+    def cast(self, tensors: Iterable[Tensor]) -> None:
         """Cast floating-point parameters and buffers to their data type, in place."""
+        # Not with Module.to, which would make complex buffers real, and cast torchmetrics' state.
         if self.parameter_dtype is None:
             return
         for tensor in tensors:
@@ -108,7 +104,6 @@ class Precision:
                 tensor.data = tensor.data.to(self.parameter_dtype)
 
     def autocast(self) -> AbstractContextManager[None]:
-        """Context of a forward pass; does nothing without autocast."""
         return nullcontext() if self.dtype is None else torch.autocast(self.device_type, self.dtype)
 
     def scale(self, loss: Tensor) -> Tensor:

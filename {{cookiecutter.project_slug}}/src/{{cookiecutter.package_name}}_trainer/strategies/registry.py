@@ -48,7 +48,6 @@ class Entry:
 
     @property
     def cls(self) -> type[Strategy]:
-        """The class; imports it."""
         if not isinstance(self.strategy, str):
             return self.strategy
         module, _, name = self.strategy.partition(":")

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...checkpoint import ShardedDict, Stored, fill_module, read_all
-from ...checkpoint.stored_tensors import flat_part
 from ...errors import ConfigurationError
 from ...launch import collectives
 from ..optimizer_state import check_groups, implementation, named_groups
@@ -41,7 +40,9 @@ class Slice:
 
     def cut(self, tensor: Tensor | Stored) -> Tensor:
         """The part, in a full parameter; no more of a stored one is read."""
-        return flat_part(tensor, self.offset, self.length)
+        if isinstance(tensor, Stored):
+            return tensor.read_flat(self.offset, self.length)
+        return tensor.reshape(-1).narrow(0, self.offset, self.length)
 
 
 class _Slices:

@@ -19,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from ...checkpoint import dtensors
 from ...errors import UserError
 from ...launch import collectives
+from ..engine_optimizers import requiring_grad
 from . import sparse
 
 _NONE, _SPARSE, _DENSE = range(3)  # if processes have different kinds, the maximum is used
@@ -44,16 +45,13 @@ class GradientAverage:
         self._parameters = [p for p in parameters if p.is_floating_point() or p.is_complex()]
         self._averaged: set[int] = set()
         self._hooks: list[RemovableHandle] = []
-        for index, parameter in enumerate(self._parameters):
-            # torch hooks need a tensor that requires grad; a frozen one may be unfrozen later.
-            requires_grad = parameter.requires_grad
-            changed = partial(self._changed, index)
-            parameter.requires_grad_()
-            self._hooks.append(parameter.register_post_accumulate_grad_hook(changed))
-            parameter.requires_grad_(requires_grad)
+        # torch hooks need a tensor that requires grad; a frozen one may be unfrozen later.
+        with requiring_grad(self._parameters, True):
+            for index, parameter in enumerate(self._parameters):
+                changed = partial(self._changed, index)
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(changed))
 
     def close(self) -> None:
-        """Remove the hooks from the parameters, and the reference to the group."""
         for hook in self._hooks:
             hook.remove()
         self._hooks, self._group = [], None

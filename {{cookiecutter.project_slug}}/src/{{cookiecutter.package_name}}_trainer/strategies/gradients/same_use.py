@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from ...errors import UserError
+from ...errors import UserError, listed
 from ...launch import collectives, rendezvous
 
 Event = tuple[str, ...]
@@ -135,13 +135,8 @@ class SameUse:
     def _difference(self, ours: Sequence[str], theirs: Sequence[str], peer: str) -> UserError:
         sides = [(f"rank {collectives.rank()}", ours, theirs), (peer, theirs, ours)]
         extras = [(who, sorted({*this} - {*that})) for who, this, that in sides]
-        parts = ", ".join(f"{who} {_shown(extra)}" for who, extra in extras if extra)
+        parts = ", ".join(f"{who} {listed(extra, _SHOWN)}" for who, extra in extras if extra)
         return UserError(f"ranks use different parameters in a step: {parts}; {self._advice}")
-
-
-def _shown(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
 
 
 def trained(module: nn.Module) -> list[tuple[str, Tensor]]:
@@ -150,5 +145,5 @@ def trained(module: nn.Module) -> list[tuple[str, Tensor]]:
 
 def left_out(names: Sequence[str], advice: str) -> UserError:
     """The error to raise if torch's DDP waits for gradients that are not computed."""
-    problem = f"rank {collectives.rank()} does not use {_shown(names)} in a step"
+    problem = f"rank {collectives.rank()} does not use {listed(names, _SHOWN)} in a step"
     return UserError(f"{problem}, and DDP waits for their gradients; {advice}")

@@ -146,7 +146,7 @@ class Sequential(ProcessGroupStrategy):
         self.ownership = Ownership(module, self._sizes(module), self.processes)
         self.ownership.materialize()
         tensors = (*module.parameters(), *module.buffers())
-        self.precision.cast_all(filter(self.ownership.is_own, tensors))
+        self.precision.cast(filter(self.ownership.is_own, tensors))
         for tensor in filter(self.ownership.is_own, tensors):
             tensor.data = tensor.data.to(self.device)
         self.ownership.equalize(tensors)

@@ -100,7 +100,7 @@ def measure(case: Case, world: int) -> dict[str, Any]:
         mock.patch.object(SameUse, "note"),
         # Fake tensors cannot be swapped, and all are on their device.
         mock.patch.object(sharded_state, "move_rest"),
-        mock.patch.object(ddp.hooks, "rebuild_buckets"),
+        mock.patch.object(ddp, "rebuild_buckets"),
         # Meshes read the values of their ranks, which are real.
         mock.patch.object(DeviceMesh, "__init__", unset_fake_temporarily()(DeviceMesh.__init__)),
         mock.patch.object(

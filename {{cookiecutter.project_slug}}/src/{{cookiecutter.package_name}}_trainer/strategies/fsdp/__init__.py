@@ -2,4 +2,4 @@
 
 from ..registry import Entry, Registration
 
-REGISTRATION = Registration({"fsdp": Entry("fsdp:FSDP"), "hsdp": Entry("fsdp:HSDP")})
+REGISTRATION = Registration({"fsdp": Entry("fsdp:FSDP"), "hsdp": Entry("hsdp:HSDP")})

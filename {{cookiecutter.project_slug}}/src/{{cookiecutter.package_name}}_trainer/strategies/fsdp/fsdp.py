@@ -44,6 +44,7 @@ from ..process_group import ProcessGroupStrategy
 from ..user_code import WeightGuard, forbid_calls, refuse_sharded
 from ..weights import LocalWeights
 from . import state as sharded_state
+from .state import groups_split
 from .units import can_shard, choose_units, explain_sharded_use, outer_modules, unsharded
 
 _ADVICE = f"set {OPTION}, which gathers all units for the whole step, or use strategy='ddp' with it"
@@ -159,7 +160,7 @@ class FSDP(ProcessGroupStrategy):
         # What is in no unit, if the model is sharded unit by unit: scalars.
         sources = self._initializer.materialize(module)
         rest = (*self.whole_parameters(), *module.buffers())
-        self.precision.cast(rest)
+        self.precision.cast_all(rest)
         for tensor in rest:
             tensor.data = tensor.data.to(self.device)
         self.start_equal(rest, sources)
@@ -225,7 +226,7 @@ class FSDP(ProcessGroupStrategy):
     def materialize(self, module: nn.Module) -> None:
         """Create, cast and move the parameters of a part of the module that is to be sharded."""
         sources = self._initializer.materialize(module)
-        self.precision.cast((*module.parameters(), *module.buffers()))
+        self.precision.cast(module)
         new = [parameter for parameter in module.parameters() if not dtensors.is_sharded(parameter)]
         for tensor in new:
             tensor.data = tensor.data.to(self.device).contiguous()  # torch shards no others
@@ -334,7 +335,7 @@ class FSDP(ProcessGroupStrategy):
 
     def step_optimizer(self, optimizer: Optimizer) -> None:
         try:
-            with sharded_state.groups_split(optimizer), sharded_state.assignable():
+            with groups_split(optimizer), sharded_state.assignable():
                 step_alone(optimizer, self.precision, self.device, self._has_copies)
         except (LookupError, RuntimeError, UserError) as error:
             if not re.search("DTensor|placement|sharding strategy|sharded", str(error)):
@@ -378,31 +379,6 @@ class FSDP(ProcessGroupStrategy):
     def _units(self) -> list[FSDPModule]:
         modules = () if self._step_module is None else self._step_module.modules()
         return [module for module in modules if isinstance(module, FSDPModule)]
-
-
-class HSDP(FSDP):
-    """``fsdp`` inside a node, replicated across nodes.
-
-    Args:
-        shard_size: Number of processes that share parameters; default: those of a node.
-        options: As in :class:`FSDP`.
-    """
-
-    def __init__(self, shard_size: int | None = None, **options: Any) -> None:
-        super().__init__(**options)
-        self.shard_size = shard_size
-
-    def memory(self, sizes: Sizes) -> Memory:
-        return self.sharded_memory(sizes, self.shard_size or sizes.devices)
-
-    def make_mesh(self) -> DeviceMesh:
-        """The mesh (replicas, shards); neighboring ranks hold the shards of one replica."""
-        world = self.layout.world_size
-        size = self.shard_size or self.layout.local_world_size
-        if world % size:
-            problem = f"{world} processes are not divisible by it"
-            raise UserError(f"strategy_options.shard_size={size}: {problem}")
-        return self.new_mesh({"replicate": world // size, "shard": size})
 
 
 def _groups(unit: FSDPModule) -> list[Any]:

@@ -23,6 +23,7 @@ from ..memory import Memory, Sizes, memory
 from ..optimizers import Optimization
 from ..process_group import ProcessGroupStrategy
 from . import communication_hooks as hooks
+from .buckets import rebuild_buckets
 
 
 class DDP(ProcessGroupStrategy):
@@ -129,7 +130,7 @@ class DDP(ProcessGroupStrategy):
             gradient_as_bucket_view=True,
         )
         if not self.find_unused_parameters:
-            hooks.rebuild_buckets(wrapped)
+            rebuild_buckets(wrapped)
         rank, start_step = self.powersgd_rank, self.powersgd_start_step
         made = hooks.register(wrapped, self.communication_hook, rank, start_step)
         if made is not None:

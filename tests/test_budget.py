@@ -16,27 +16,27 @@ TRAINER = PACKAGE.with_name(f"{PACKAGE.name}_trainer")
 LINES = {
     "__init__.py": 40,
     "callbacks": 868,
-    "checkpoint": 1645,
+    "checkpoint": 1655,
     "cli": 1179,
     "data": 2030,
     "errors.py": 192,
     "launch": 2782,
     "legacy": 592,
-    "logging": 1523,
-    "loop": 2436,
+    "logging": 1531,
+    "loop": 2437,
     "memory": 292,
-    "module": 843,
+    "module": 854,
     "options": 1099,
-    "run": 1918,
-    "strategies/*.py": 2435,
+    "run": 1917,
+    "strategies/*.py": 2436,
     "strategies/asynchronous": 413,
     "strategies/deepspeed": 1647,
     "strategies/fairscale": 250,
-    "strategies/fsdp": 744,
+    "strategies/fsdp": 754,
     "strategies/gradients": 471,
     "strategies/horovod": 200,
     "strategies/model_parallel": 1835,
-    "strategies/replicated": 563,
+    "strategies/replicated": 568,
     "strategies/xla": 261,
     "tools/__init__.py": 6,
     "tools/doctor": 641,
@@ -44,7 +44,7 @@ LINES = {
     "tools/plan": 746,
     "tools/report": 565,
     "tools/reproduce": 403,
-    "trainer.py": 390,
+    "trainer.py": 396,
 }
 # How far below its limit a folder may be, before the limit is to be lowered.
 SLACK = 40
@@ -81,12 +81,12 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
     components = sum(count(folder) for folder in folders if folder.is_dir())
     assert count(TRAINER / "tools") <= 2500
     # To be 27,600 and 19,100, with 1,100 for everyday faults, clusters, disks and files.
-    assert count(TRAINER) <= 29_082
-    assert count(TRAINER) - components <= 21_450
+    assert count(TRAINER) <= 29_133
+    assert count(TRAINER) - components <= 21_501
 
 
 def test_the_tests_are_few() -> None:
-    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 57_808
+    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 57_825
 
 
 def test_the_benchmarks_are_few_lines() -> None:

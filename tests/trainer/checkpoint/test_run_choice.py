@@ -83,12 +83,12 @@ def test_a_run_whose_record_is_another_user_s_is_not_continued(tmp_path: Path) -
         record.touch(mode=0)
         for path in (record.parent, record.parents[1]):
             path.chmod(0o777)
-        before = os.geteuid()
+        user = os.getuid()
         try:
-            os.seteuid(before or 65534)
+            os.setresuid(*[user or 65534] * 2, user)
             (line,) = refused(Path(folder), "mine", "auto")
         finally:
-            os.seteuid(before)
+            os.setresuid(*[user] * 3)
         assert "the run belongs to another user: its run.json cannot be read" in line
         assert [path.name for path in record.parent.glob("run.*")] == ["run.json"]
 

@@ -6,19 +6,6 @@ import my_project_trainer as trainer
 import pytest
 
 
-class Splits(trainer.TrainingModule):
-    """A module that an earlier version would have trained on slices of sequences."""
-
-    splits_sequences = True
-
-    def training_step(self, batch: Any, batch_idx: int) -> None: ...
-
-    def configure_optimizers(self) -> Any: ...
-
-    def train_dataloader(self) -> Any:
-        return []
-
-
 SEQUENCES = (
     "processes do not split sequences; for long ones use strategy='fsdp' with "
     "activation_checkpointing"
@@ -63,12 +50,11 @@ FAIRSCALE = "strategy='fairscale_fsdp' is unknown; use 'fsdp', which is PyTorch'
             "activation_checkpointing_mode: Trainer has no such argument; parts in "
             "activation_checkpointing are recomputed whole",
         ),
-        ({}, "Splits.splits_sequences: processes do not split sequences; remove it"),
     ],
 )
 def test_one_line_says_what_to_use(options: dict[str, Any], line: str) -> None:
     with pytest.raises(trainer.ConfigurationError) as caught:
-        trainer.Trainer(accelerator="cpu", max_steps=1, **options).check_fit(Splits())
+        trainer.Trainer(accelerator="cpu", max_steps=1, **options)
     assert caught.value.problems == [line]
 
 

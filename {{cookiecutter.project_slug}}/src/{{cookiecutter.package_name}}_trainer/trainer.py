@@ -331,7 +331,7 @@ class Trainer(current_run.RunProperties, current_run.OptionNames):
         names = {"model": module, **command.keywords, "trainer": plan}
         try:
             result: RunResult = start.run_in_processes(launcher, processes, started, names)
-        except Interrupted as interrupted:  # the ranks have saved what they trained
+        except signals.Interrupted as interrupted:  # the ranks have saved what they trained
             saved = Checkpoint(find_link(plan.started_in / interrupted.directory, LAST))
             fill_module(module, saved.weights(averaged=False)[0])
             raise

@@ -86,8 +86,7 @@ def check_new(request: Request) -> None:
     if not existing.is_dir():
         raise ConfigurationError(f"{option}: {existing} is a file")
     if not os.access(existing, os.W_OK):
-        line = f"{option}: {existing} cannot be written; give a directory that can"
-        raise ConfigurationError(line)
+        raise ConfigurationError(f"{option}: {existing} cannot be written; give another")
     if request.name is not None and request.resume is None and not request.overwrite:
         _check_empty(root / request.name)
 
@@ -123,7 +122,9 @@ def _choose(request: Request, lock: RunLock) -> dict[str, Any]:
     directory = _own_run(request, _candidates(request))
     directory = directory or run_directory.create(request.root, request.name)
     remark = lock.acquire(directory)
-    run_directory.check_readable(directory)
+    if (record := directory / "run.json").exists() and not os.access(record, os.R_OK):
+        line = f"{directory}: the run belongs to another user: its run.json cannot be read"
+        raise ConfigurationError(f"{line}; use another run_name, or let that user go on")
     # All else only now: the run that had the lock may have saved, and removed what was there.
     if request.launched and run_directory.was_begun_since(directory, request.launched):
         request = Request(directory.parent, directory.name, "auto")  # whatever it began with

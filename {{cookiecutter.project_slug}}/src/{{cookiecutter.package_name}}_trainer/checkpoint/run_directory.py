@@ -150,17 +150,6 @@ def find_link(run: Path, name: str) -> Path:
     raise ConfigurationError(f"checkpoint={name!r}: {link}: {reason}")
 
 
-def check_readable(directory: Path) -> None:
-    """Raise ConfigurationError if the record is another user's, and cannot be added to."""
-    try:
-        (directory / _RECORD).open("rb").close()
-    except PermissionError:
-        line = f"{directory}: the run belongs to another user: its {_RECORD} cannot be read"
-        raise ConfigurationError(f"{line}; use another run_name, or let that user go on") from None
-    except OSError:
-        pass  # there is none, or it is damaged
-
-
 def write_record(
     directory: Path, attempt: Mapping[str, Any], configuration: str | None = None
 ) -> str | None:

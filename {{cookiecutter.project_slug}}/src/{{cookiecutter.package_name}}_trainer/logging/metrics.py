@@ -168,9 +168,11 @@ class Recorder:
             self.latest[name] = value
         is_default = on_epoch is None
         if on_step and not context.is_training:
-            _note(f"log({name!r}, on_step=True): values of single batches are written in training")
+            what = "values of single batches are written in training only"
+            output.print_once(f"note: log({name!r}, on_step=True): {what}")
         if name in self._names_of_training:
-            _note(f"log({name!r}): training logs this name, too, so that one curve shows both")
+            what = "training logs this name, too, so that one curve shows both"
+            output.print_once(f"note: log({name!r}): {what}")
         on_step, on_epoch = _levels(name, context, on_step, on_epoch, prog_bar)
         if on_step and on_epoch:
             self._derived[f"{name}_step"] = self._derived[f"{name}_epoch"] = name
@@ -339,11 +341,6 @@ class Recorder:
             totals = self._steps if key.startswith(STEPS) else self._epoch
             moved = total.to(self._device)
             totals[name] = _Total(how, synced == "1", moved, float(weight))  # type: ignore[arg-type]
-
-
-def _note(line: str) -> None:
-    if collectives.rank() == 0:
-        output.print_once(f"note: {line}")
 
 
 def _first_value(metric: Any) -> Any:

@@ -109,6 +109,14 @@ class OptionNames:
             return missing(self, name, "attribute", known)
 
 
+class Manual(Protocol):
+    """Interface of manual optimization for a training step."""
+
+    @property
+    def optimizers(self) -> Sequence[Any]: ...
+    def backward(self, loss: Tensor, retain_graph: bool) -> None: ...
+
+
 class Weights(Protocol):
     """The parameters of a fit in this process, to average them.
 
@@ -156,7 +164,7 @@ class Run(RunProperties, OptionNames, ABC):
     """The callbacks of the fit."""
     schedulers: Sequence[Any] = ()
     """The schedulers of ``configure_optimizers``."""
-    manual: Any = None  # with manual optimization, what a training step calls
+    manual: Manual | None = None
     directory: Path | None = None
     read_sample: Callable[[], Any] | None = None
     """Reads a training batch on the CPU, before a fit; all ranks call it."""

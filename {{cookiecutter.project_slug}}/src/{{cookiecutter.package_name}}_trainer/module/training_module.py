@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..errors import UserError, foreign, shown
 from ..launch import collectives
 from ..logging.metrics import ReduceFx
-from .current_run import Run, RunFacts, RunProperties, TrainerState
+from .current_run import Manual, Run, RunFacts, RunProperties, TrainerState
 from .hooks import Hooks
 
 _POSITIONAL = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -212,7 +212,7 @@ class TrainingModule(RunProperties, Hooks, nn.Module):
         schedulers = self.trainer.schedulers
         return schedulers[0] if len(schedulers) == 1 else [*schedulers]
 
-    def _manual(self) -> Any:
+    def _manual(self) -> Manual:
         if self.trainer.manual is None:
             when = "only in training_step, with automatic_optimization = False"
             raise RuntimeError(f"optimizers of {type(self).__name__} are available {when}")

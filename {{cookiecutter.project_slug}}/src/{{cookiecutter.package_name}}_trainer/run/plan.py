@@ -216,9 +216,6 @@ def check_module(plan: Plan, module: TrainingModule) -> None:
         from ..loop.manual_optimization import problems_of
 
         problems.lines += problems_of(module, plan.strategy_name, strategy, options)
-    if hasattr(type(module), "splits_sequences"):
-        name = type(module).__name__
-        problems.add(f"{name}.splits_sequences: processes do not split sequences; remove it")
     if not hooks.is_overridden(module, DataHooks, "setup"):  # else after it: it may create layers
         problems.lines += _problems_of_layers(plan, module)
     problems.lines += [

@@ -47,6 +47,7 @@ class Limits:
     needs_optimizers: bool = True
 
     def local_processes(self, devices: int) -> int:
+        """Number of processes per node for a number of devices per node."""
         return 1 if self.one_process_per_node else devices
 
     def problems(

@@ -160,7 +160,7 @@ class FSDP(ProcessGroupStrategy):
         # What is in no unit, if the model is sharded unit by unit: scalars.
         sources = self._initializer.materialize(module)
         rest = (*self.whole_parameters(), *module.buffers())
-        self.precision.cast_all(rest)
+        self.precision.cast(rest)
         for tensor in rest:
             tensor.data = tensor.data.to(self.device)
         self.start_equal(rest, sources)
@@ -226,7 +226,7 @@ class FSDP(ProcessGroupStrategy):
     def materialize(self, module: nn.Module) -> None:
         """Create, cast and move the parameters of a part of the module that is to be sharded."""
         sources = self._initializer.materialize(module)
-        self.precision.cast(module)
+        self.precision.cast((*module.parameters(), *module.buffers()))
         new = [parameter for parameter in module.parameters() if not dtensors.is_sharded(parameter)]
         for tensor in new:
             tensor.data = tensor.data.to(self.device).contiguous()  # torch shards no others

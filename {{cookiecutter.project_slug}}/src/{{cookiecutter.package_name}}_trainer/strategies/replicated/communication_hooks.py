@@ -8,13 +8,11 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 Name = Literal["none", "fp16", "bf16", "powersgd"]
 _MEMORIES = ("error_dict", "p_memory_dict", "q_memory_dict")
-_SEED = 0
 
 
 def register(wrapped: DistributedDataParallel, name: Name, rank: int, start_step: int) -> Any:
@@ -25,20 +23,14 @@ def register(wrapped: DistributedDataParallel, name: Name, rank: int, start_step
     if name == "fp16":
         wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
     elif name == "bf16":
-        wrapped.register_comm_hook(None, _bf16)
+        compress: Any = default_hooks.bf16_compress_hook  # its wrapper is not a hook for DDP
+        wrapped.register_comm_hook(None, lambda _, bucket: compress(None, bucket))
     elif name == "powersgd":
         powersgd = powerSGD_hook.PowerSGDState(
-            None, matrix_approximation_rank=rank, start_powerSGD_iter=start_step, random_seed=_SEED
+            None, matrix_approximation_rank=rank, start_powerSGD_iter=start_step, random_seed=0
         )
         wrapped.register_comm_hook(powersgd, powerSGD_hook.powerSGD_hook)
     return powersgd
-
-
-def _bf16(state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    # torch's own function is a wrapper whose signature register_comm_hook does not accept.
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-
-    return default_hooks.bf16_compress_hook(None, bucket)  # type: ignore[arg-type]
 
 
 def state(powersgd: Any) -> dict[str, Tensor]:

@@ -5,7 +5,6 @@ from typing import Any
 import my_project_trainer as trainer
 import pytest
 
-
 SEQUENCES = (
     "processes do not split sequences; for long ones use strategy='fsdp' with "
     "activation_checkpointing"

@@ -79,7 +79,7 @@ def test_names_in_evaluation(options: dict[str, bool], capsys: Any) -> None:
             recorder.log(name, 1.0, **options)
             assert list(recorder.take_epoch()) == [name]
     assert list(recorder.take_step()) == ["y"]
-    alone = ", on_step=True): values of single batches are written in training"
+    alone = ", on_step=True): values of single batches are written in training only"
     notes = [f"note: log({name!r}{alone}" for name in ("x", "y") if options]
     notes += ["note: log('y'): training logs this name, too, so that one curve shows both"]
     assert capsys.readouterr().err.splitlines() == notes

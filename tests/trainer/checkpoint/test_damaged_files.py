@@ -211,9 +211,7 @@ def test_a_cut_record_keeps_its_whole_attempts_and_itself(tmp_path: Path) -> Non
     (run / "run.json").write_text(content[: len(content) - 100])
     run_directory.record_end(run, "finished", {})
     assert (run / "run.json").read_text() == content[: len(content) - 100]
-    said = run_directory.write_record(run, {})
-    assert said
-    assert said.endswith("; kept as run.damaged-2.json")
+    assert (run_directory.write_record(run, {}) or "").endswith("kept as run.damaged-2.json")
 
 
 def test_a_row_that_was_cut_is_left_out_wherever_it_was_cut(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def set_up(
         ({"find_unused_parameters": True}, {"find_unused_parameters": 1}),
         ({"bucket_cap_mb": 3.0}, {"bucket_cap_bytes": 3 * 2**20}),
         ({"communication_hook": "fp16"}, {"comm_hook": "fp16_compress_hook"}),
-        ({"communication_hook": "bf16"}, {"comm_hook": "_bf16"}),
+        ({"communication_hook": "bf16"}, {"comm_hook": "register.<locals>.<lambda>"}),
         ({"communication_hook": "powersgd"}, {"comm_hook": "powerSGD_hook"}),
     ],
     ids=str,

@@ -85,10 +85,10 @@ def test_a_run_whose_record_is_another_user_s_is_not_continued(tmp_path: Path) -
             path.chmod(0o777)
         user = os.getuid()
         try:
-            os.setresuid(*[user or 65534] * 2, user)
+            os.setresuid(user or 65534, user or 65534, user)
             (line,) = refused(Path(folder), "mine", "auto")
         finally:
-            os.setresuid(*[user] * 3)
+            os.setresuid(user, user, user)
         assert "the run belongs to another user: its run.json cannot be read" in line
         assert [path.name for path in record.parent.glob("run.*")] == ["run.json"]
 

@@ -4,6 +4,7 @@ They run in the project's environment. `tests.project` and other helpers are the
 a test runs in processes of its own is found by its name alone: ``preemption_subject.Slow``.
 """
 
+import gc
 import importlib.util
 import os
 import sys
@@ -51,6 +52,11 @@ def pytest_configure() -> None:
     TABLES["models"] = ("largest difference from one process", ["model"])
     TABLES["pairs"] = ("options in pairs", ["strategy"])
     TABLES["refused pairs"] = ("pairs of options that are refused", ["pair"])
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of collected tests are no garbage: a search for it leaves them out."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

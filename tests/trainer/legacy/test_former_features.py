@@ -44,11 +44,6 @@ FAIRSCALE = "strategy='fairscale_fsdp' is unknown; use 'fsdp', which is PyTorch'
             "strategy_options: ddp_zero1 has no option 'static_graph': a step may use a parameter "
             "several times without it; leave it out",
         ),
-        (
-            {"activation_checkpointing_mode": "selective"},
-            "activation_checkpointing_mode: Trainer has no such argument; parts in "
-            "activation_checkpointing are recomputed whole",
-        ),
     ],
 )
 def test_one_line_says_what_to_use(options: dict[str, Any], line: str) -> None:

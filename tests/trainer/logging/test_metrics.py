@@ -73,16 +73,13 @@ def test_names_in_training(options: dict[str, bool], step: list[str], epoch: lis
 def test_names_in_evaluation(options: dict[str, bool], capsys: Any) -> None:
     recorder = make_recorder()
     output.print_once.cache_clear()
-    recorder.log("y", 1.0)
-    for name in ("x", "y"):
+    for _ in range(2):
         with recorder.evaluating():
-            recorder.log(name, 1.0, **options)
-            assert list(recorder.take_epoch()) == [name]
-    assert list(recorder.take_step()) == ["y"]
-    alone = ", on_step=True): values of single batches are written in training only"
-    notes = [f"note: log({name!r}{alone}" for name in ("x", "y") if options]
-    notes += ["note: log('y'): training logs this name, too, so that one curve shows both"]
-    assert capsys.readouterr().err.splitlines() == notes
+            recorder.log("x", 1.0, **options)
+            assert list(recorder.take_epoch()) == ["x"]
+    assert recorder.take_step() == {}
+    note = "note: log('x', on_step=True): this is for training alone\n"
+    assert capsys.readouterr().err == note * len(options)
 
 
 NOT_LOGGED = "): with on_epoch=False, the value would not be logged"
@@ -219,21 +216,20 @@ def test_sums_are_in_double_precision() -> None:
 
 
 def test_a_tensor_of_several_numbers_is_refused() -> None:
-    with pytest.raises(UserError) as raised:
+    with pytest.raises(UserError, match=r"^log\('x'\): give one number, not .* shape \(2, 3\)$"):
         make_recorder().log("x", torch.ones(2, 3))
-    assert raised.value.problems == ["log('x'): give one number, not a tensor of shape (2, 3)"]
 
 
-@pytest.mark.parametrize("name", ["", " ", "a\nb"])
-def test_a_name_that_cannot_be_shown_is_refused(name: str) -> None:
-    with pytest.raises(UserError, match="give a name of letters"):
-        make_recorder().log(name, 1.0)
-
-
-def test_an_unknown_reduction_is_refused() -> None:
-    with pytest.raises(UserError) as raised:
-        make_recorder().log("x", 1.0, reduce_fx="meen")
-    assert raised.value.problems == ["log('x'): reduce_fx='meen' is unknown; did you mean 'mean'?"]
+@pytest.mark.parametrize(
+    ("name", "how", "line"),
+    [
+        ("x", "meen", r"^log\('x'\): reduce_fx='meen' is unknown; did you mean 'mean'\?$"),
+        *((name, "mean", "give a name of letters") for name in ("", " ", "a\nb")),
+    ],
+)
+def test_an_unknown_reduction_or_a_name_that_cannot_be_shown_is_refused(name, how, line) -> None:
+    with pytest.raises(UserError, match=line):
+        make_recorder().log(name, 1.0, reduce_fx=how)
 
 
 def test_only_values_that_are_synced_are_reduced() -> None:
@@ -257,14 +253,6 @@ def test_evaluation_is_kept_apart_from_training() -> None:
     assert recorder.latest == {"loss": 1.0}
     assert recorder.take_step() == {"loss_step": 1.0}
     assert recorder.take_epoch() == {"loss_epoch": 1.0}
-
-
-def test_evaluation_that_fails_leaves_training_s_values() -> None:
-    recorder = make_recorder()
-    recorder.log("x", 1.0, on_epoch=True)
-    with pytest.raises(UserError, match="log"), recorder.evaluating():
-        recorder.log("y", torch.ones(2))
-    assert recorder.take_epoch() == {"x_epoch": 1.0}
 
 
 @pytest.mark.parametrize("how", ["mean", "sum", "min", "max"])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from my_project_trainer import TrainingModule, UserError
+from my_project_trainer.launch.output import print_once
 from test_public_programs import data, make
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
@@ -247,6 +248,27 @@ def test_buffers_that_ranks_change_stay_their_own() -> None:
         weight -= (weight - targets + means).mean() / 4
         means = means * 0.5 + targets
     torch.testing.assert_close(plain.layer.weight.detach().reshape(()), weight)
+
+
+class Contrasts(Line):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        spread = torch.arange(1.0, 1 + len(batch[0])) + len(batch[0]) * self.global_rank
+        outputs = self.all_gather((self.layer.weight + 1) * spread, sync_grads=True)
+        self.log("own", outputs.var())
+        return outputs.var()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log_dict({"own": 1.0, "loss": 1.0, "other": 1.0})
+
+
+def test_a_loss_of_gathered_tensors_has_the_gradients_of_all_ranks(capfd: Any) -> None:
+    alone, together, rate = Contrasts(), Contrasts(), {"max_steps": 1, "global_batch_size": 4}
+    print_once.cache_clear()
+    make(**rate).fit(alone, data(8), data(4))
+    make(strategy="ddp_fork", devices=2, **rate).fit(together, data(8))
+    assert alone.layer.weight.item() == pytest.approx(-2 * torch.arange(1.0, 5).var().item())
+    torch.testing.assert_close(together.layer.weight, alone.layer.weight)
+    assert "note: training and validation log own: one curve shows both" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "parameter_server"])

@@ -14,7 +14,7 @@ from tests.gpu import find_python, packages, report
 from tests.gpu import run as gpu_run
 from tests.gpu.report import Result
 from tests.gpu.run import Session, run_session, sessions
-from tests.project import ROOT, run, succeed
+from tests.project import ROOT, succeed
 
 from tests import fork_server
 
@@ -189,22 +189,6 @@ def test_an_interrupted_run_continues_after_its_last_session(tmp_path, monkeypat
     gpu_run.keep(results, {"code": "other"}, {"one": [Result("one::test_a", "failed")]})
     assert gpu_run.main() == 0
     assert started == ["one", "two", "two", "one", "two"]
-
-
-@pytest.mark.slow
-def test_each_check_of_a_strategy_is_in_one_session():
-    """Selections by name: ``ddp`` is in ``ddp_sharded``."""
-    command = [sys.executable, *checks(OWN, ""), "--collect-only"]
-    del command[command.index("-k") : command.index("-k") + 2]
-    of_strategies = [group for group in sessions() if "tests/gpu/test_strategies.py" in group.files]
-
-    def collected(selection):
-        done = run([*command[1:], "-k", selection], extra=DRY)
-        return [line for line in done.stdout.splitlines() if "test_strategies.py::" in line]
-
-    tests = [line for strategy in of_strategies for line in collected(strategy.selection)]
-    assert sorted(tests) == sorted(collected("test_strategies"))
-    assert len(tests) > 100
 
 
 @pytest.mark.usefixtures("forked")

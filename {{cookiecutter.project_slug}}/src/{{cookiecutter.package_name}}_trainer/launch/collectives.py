@@ -83,6 +83,22 @@ def all_gather_equal(tensor: Tensor, group: dist.ProcessGroup | None = None) -> 
     return [received.to(tensor.device) for received in gathered]
 
 
+class _Stack(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, tensor: Tensor) -> Tensor:
+        return torch.stack(all_gather_equal(tensor.contiguous()))
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Tensor:
+        return all_reduce(gradient)[rank()]
+
+
+def stacked(tensor: Tensor) -> Tensor:
+    """Stack the tensors of equal shape of all ranks, whose gradients for each are summed."""
+    result: Tensor = _Stack.apply(tensor)  # type: ignore[no-untyped-call]
+    return result
+
+
 def broadcast(value: Any, group: dist.ProcessGroup | None = None) -> Any:
     """Broadcast rank 0's JSON value to all ranks."""
     return gather(value if rank() == 0 else None, group)[0]

@@ -110,11 +110,11 @@ class Recorder:
         self._late: list[_Logged] = []
         self._epoch: dict[str, _Total] = {}
         self._steps: dict[str, _Total] = {}  # of the epoch too: values logged without ``on_epoch``
+        self.of_training: set[str] = set()  # names of its values
         self.metrics: dict[str, Any] = {}  # the objects logged since they were last computed
         self._checked: set[str] = set()  # names of metric objects that are known to compute numbers
         self._of_training: dict[int, str] = {}  # names of training's by ``id``, in an evaluation
         self._derived: dict[str, str] = {}  # names of values of steps and epochs: of which value
-        self._names_of_training: set[str] = set()  # in an evaluation
         self.may_lack_names = not counts  # it may log less than others, as without a batch
 
     def enter(self, context: BatchContext) -> None:
@@ -168,11 +168,7 @@ class Recorder:
             self.latest[name] = value
         is_default = on_epoch is None
         if on_step and not context.is_training:
-            what = "values of single batches are written in training only"
-            output.print_once(f"note: log({name!r}, on_step=True): {what}")
-        if name in self._names_of_training:
-            what = "training logs this name, too, so that one curve shows both"
-            output.print_once(f"note: log({name!r}): {what}")
+            output.print_once(f"note: log({name!r}, on_step=True): this is for training alone")
         on_step, on_epoch = _levels(name, context, on_step, on_epoch, prog_bar)
         if on_step and on_epoch:
             self._derived[f"{name}_step"] = self._derived[f"{name}_epoch"] = name
@@ -220,6 +216,8 @@ class Recorder:
             if other and totals is self._steps:
                 raise UserError(_taken(*sorted([name, *other], key=len, reverse=True)))
             totals[name] = _empty_total(how, synced, self._device)
+            if self.context.is_training:
+                self.of_training.add(name)
         try:
             number = _number(value, self._device)
             if number.numel() == 1:
@@ -315,15 +313,13 @@ class Recorder:
         kept = self.context, self._epoch, self._steps, self.metrics, self.latest
         may_lack_names = self.may_lack_names
         self._of_training = {id(metric): name for name, metric in self.metrics.items()}
-        self._names_of_training = {*self._steps, *self._epoch}
         self.context = self.context._replace(is_training=False, level="step")
         self._epoch, self._steps, self.metrics, self.latest = {}, {}, {}, {}
         try:
             yield
         finally:
             self.context, self._epoch, self._steps, self.metrics, self.latest = kept
-            self._of_training, self._names_of_training = {}, set()
-            self.may_lack_names = may_lack_names
+            self._of_training, self.may_lack_names = {}, may_lack_names
 
     def state(self) -> dict[str, Tensor]:
         """This rank's sums of the current epoch."""

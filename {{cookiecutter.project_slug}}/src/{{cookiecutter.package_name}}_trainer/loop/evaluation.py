@@ -20,6 +20,7 @@ from ..checkpoint.tensor_files import as_bytes
 from ..data import Feed, moving, randomness
 from ..errors import UserError, nearest, refuse
 from ..launch import collectives
+from ..launch.output import print_once
 from ..logging import Recorder, torchmetrics_state
 from ..module import TrainingModule
 from ..module.hooks import is_overridden, with_own_mode
@@ -73,7 +74,10 @@ def evaluate(
         if is_overridden(module, TrainingModule, f"on_{stage}_epoch_end"):
             latest |= values | recorder.epoch_values()
         getattr(module, f"on_{stage}_epoch_end")()
-        return values | recorder.take_epoch()
+        values |= recorder.take_epoch()
+    if (both := sorted(values.keys() & recorder.of_training)) and collectives.rank() == 0:
+        print_once(f"note: training and {stage} log {', '.join(both)}: one curve shows both")
+    return values
 
 
 def _join_metrics(module: TrainingModule, recorder: Recorder) -> None:

@@ -293,10 +293,10 @@ class TrainingModule(RunProperties, Hooks, nn.Module):
         run = self.trainer_state.run
         return RunFacts() if run is None else run._run_facts()
 
-    def all_gather(self, tensor: Tensor) -> Tensor:
+    def all_gather(self, tensor: Tensor, *, sync_grads: bool = False) -> Tensor:
         """Stack the tensor of every rank, in rank order, on every rank; all ranks must call it.
 
-        No gradient flows through it: for that, use ``torch.distributed.nn.functional.all_gather``.
+        With ``sync_grads``, the gradient of a rank's tensor is the sum of those on all ranks.
         Under a pipeline, not all ranks run a step: call it in a hook.
 
         Returns:
@@ -317,7 +317,7 @@ class TrainingModule(RunProperties, Hooks, nn.Module):
             known = ", ".join(f"{rank}: {tuple(shape)}" for rank, shape in enumerate(shapes))
             advice = "pad the tensors, or gather their sum or mean"
             raise UserError(f"all_gather: shapes differ between ranks ({known}): {advice}")
-        return torch.stack(collectives.all_gather_equal(tensor.detach().contiguous()))
+        return collectives.stacked(tensor if sync_grads else tensor.detach())
 
     def print(self, *values: Any, **options: Any) -> None:
         """Like ``print``, on global rank 0 only."""

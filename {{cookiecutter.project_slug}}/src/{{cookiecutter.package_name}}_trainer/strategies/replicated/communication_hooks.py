@@ -23,7 +23,7 @@ def register(wrapped: DistributedDataParallel, name: Name, rank: int, start_step
     if name == "fp16":
         wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
     elif name == "bf16":
-        compress: Any = default_hooks.bf16_compress_hook  # its wrapper is not a hook for DDP
+        compress: Any = default_hooks.bf16_compress_hook  # refused by its name, without NCCL
         wrapped.register_comm_hook(None, lambda _, bucket: compress(None, bucket))
     elif name == "powersgd":
         powersgd = powerSGD_hook.PowerSGDState(

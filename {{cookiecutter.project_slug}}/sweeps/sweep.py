@@ -84,7 +84,7 @@ def distribution(name: str, space: dict[str, Any]) -> Any:
         raise ValueError("this option cannot be searched")
     if words := space.get("choices"):
         if not are_words(words) or len(set(map(text, words))) < len(words):
-            raise ValueError("choices are different numbers, texts of one line, true, false, null")
+            raise ValueError("choices differ: numbers, lines of text (no 'nan'), true, false, null")
         return optuna.distributions.CategoricalDistribution(**space)
     if not all(map(math.isfinite, space.values())):
         raise ValueError("limits are finite numbers")
@@ -237,7 +237,7 @@ class Sweep:
         for trial in [each for each in running if each.user_attrs.get("job", "") in jobs]:
             run = self.directory / f"trial-{trial.number}"
             attempts, damage = run_directory.read_record(run)
-            said, value = damage or attempts[-1].get("ended", "killed"), math.nan
+            said, value = damage or attempts[-1].get("ended", "killed, or os._exit"), math.nan
             if is_finished := said.startswith("finished"):
                 metrics = attempts[-1]["metrics"]
                 if metric not in metrics:

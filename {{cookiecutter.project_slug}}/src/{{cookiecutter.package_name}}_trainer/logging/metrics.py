@@ -206,8 +206,8 @@ class Recorder:
                 what = "another reduce_fx or sync_dist than before"
                 raise UserError(f"log({name!r}): {what}: give the same, or another name")
         else:
-            if not name.strip() or not name.isprintable():
-                raise UserError(f"log({name!r}): give a name of letters and other visible signs")
+            if not name.strip():
+                raise UserError(f"log({name!r}): give the value a name")
             how = getattr(how, "__name__", how)  # of torch.mean, sum …
             if how not in _REDUCE_FX:
                 known = nearest(str(how), _REDUCE_FX)

@@ -196,7 +196,7 @@ def test_gradients_are_unscaled_once_until_the_next_backward() -> None:
 @pytest.mark.parametrize("clipped", [False, True])
 def test_scaled_gradients_step_at_their_own_size(clipped: bool) -> None:
     parameter, optimizer, mixed = make(0.25)
-    assert float(parameter.grad) == 0.25 * 65536
+    assert float(parameter.grad) == 0.25 * 32768
     if clipped:
         mixed.unscale([optimizer])
         assert float(parameter.grad) == 0.25
@@ -217,7 +217,7 @@ def test_an_overflow_on_one_of_several_meshes_skips_the_step(gradients: tuple[fl
     mixed.step(SGD(parameters, lr=1.0))
     mixed.update()
     assert [p.item() for p in parameters] == [1.0, 1.0]
-    assert mixed.state()["scale"] == 32768.0
+    assert mixed.state()["scale"] == 16384.0
 
 
 class _Unscaled(Net):
@@ -245,12 +245,12 @@ def test_the_scaler_s_state_comes_back() -> None:
     other = precision.Precision("16-mixed", "cpu")
     other.load_state(mixed.state())
     assert other.state() == mixed.state()
-    assert float(other.scale(torch.ones(1))) == 32768.0
+    assert float(other.scale(torch.ones(1))) == 16384.0
 
 
 def test_a_run_of_another_precision_starts_with_a_new_scaler() -> None:
     scaled, plain = precision.Precision("16-mixed", "cpu"), precision.Precision("32-true", "cpu")
     scaled.load_state(plain.state())
-    assert scaled.state()["scale"] == 65536.0
+    assert scaled.state()["scale"] == 32768.0
     plain.load_state(scaled.state())
     assert plain.state() == {}

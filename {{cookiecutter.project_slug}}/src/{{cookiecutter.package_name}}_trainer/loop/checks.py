@@ -24,7 +24,7 @@ from ..strategies.optimizers import UNREACHED, Optimization
 from .position import Position
 
 # Consecutive skipped steps after which a fit ends: about as many as with a gradient scaler, whose
-# scale starts at 65536; this is fairseq's --min-loss-scale.
+# scale starts at 32768; this is fairseq's --min-loss-scale.
 _MOST_SKIPPED, _SMALLEST_SCALE = 30, 1e-4
 _BLOCK = 64  # losses that are checked together: one or two kernels per loss instead of ten
 

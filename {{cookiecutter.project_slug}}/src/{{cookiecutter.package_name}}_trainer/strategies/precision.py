@@ -15,6 +15,7 @@ from ..errors import ConfigurationError, nearest, shown
 _AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 _PARAMETERS = {"bf16-true": torch.bfloat16, "16-true": torch.float16}
 NAMES = ("32-true", *_AUTOCAST, *_PARAMETERS)
+_FIRST_SCALE = 2.0**15  # the gradient of the loss: torch's 2**16 is infinite if that is float16
 # Set by torch on optimizers that are fused: its gradient scaler leaves it to them to unscale.
 _UNSCALES_ITSELF = "_step_supports_amp_scaling"
 
@@ -75,7 +76,7 @@ class Precision:
             raise ConfigurationError(f"precision={shown(name)} is unknown{nearest(name, NAMES)}")
         self.name, self.device_type = name, device_type
         self.dtype, self.parameter_dtype = _AUTOCAST.get(name), _PARAMETERS.get(name)
-        scaler = _Scaler(device_type) if name == "16-mixed" else None
+        scaler = _Scaler(device_type, _FIRST_SCALE) if name == "16-mixed" else None
         self.scaler: torch.amp.GradScaler | None = scaler
         self._last_scale: float | None = None
         self.has_skipped = False  # set where a step is skipped, until that is asked for
@@ -92,7 +93,8 @@ class Precision:
         from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
         if self.scaler is not None:
-            self.scaler, self._is_together = ShardedGradScaler(self.device_type), True
+            self.scaler = ShardedGradScaler(self.device_type, _FIRST_SCALE)
+            self._is_together = True
 
     def cast(self, tensors: Iterable[Tensor]) -> None:
         """Cast floating-point parameters and buffers to their data type, in place."""

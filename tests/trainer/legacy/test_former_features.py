@@ -39,11 +39,6 @@ FAIRSCALE = "strategy='fairscale_fsdp' is unknown; use 'fsdp', which is PyTorch'
             "float8: Trainer has no such argument; call torchao's convert_to_float8_training in "
             "__init__ of the module",
         ),
-        (
-            {"strategy": "ddp_zero1", "strategy_options": {"static_graph": True}},
-            "strategy_options: ddp_zero1 has no option 'static_graph': a step may use a parameter "
-            "several times without it; leave it out",
-        ),
     ],
 )
 def test_one_line_says_what_to_use(options: dict[str, Any], line: str) -> None:

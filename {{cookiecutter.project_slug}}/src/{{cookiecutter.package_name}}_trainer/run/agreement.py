@@ -6,15 +6,17 @@ read other samples, train other models, or wait for each other in different coll
 
 import hashlib
 import json
+import zlib
 from collections.abc import Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from ..data.feed import Feed, OrderedFeed
 from ..data.sampling import can_be_ordered
 from ..data.sources import LoadersByName
 from ..errors import UserError, shown
-from ..launch import collectives
+from ..launch import collectives, files
 from ..module import TrainingModule
 from ..options import Options
 
@@ -43,8 +45,15 @@ def check(facts: Mapping[str, str]) -> None:
 
 def of_options(options: Options) -> dict[str, str]:
     """The trainer's options that decide what is trained."""
-    names = (field.name for field in fields(options) if field.name not in _MAY_DIFFER)
-    return {name: shown(getattr(options, name)) for name in names}
+    facts = {field.name: getattr(options, field.name) for field in fields(options)}
+    engine = facts["strategy_options"] or {}  # of which a file may be each node's own copy
+    facts["strategy_options"] = {name: _content(value) for name, value in engine.items()}
+    return {name: shown(value) for name, value in facts.items() if name not in _MAY_DIFFER}
+
+
+def _content(value: Any) -> Any:
+    is_file = isinstance(value, str) and Path(value).is_file()
+    return f"file with {zlib.crc32(files.read(Path(value), 2**26)):08x}" if is_file else value
 
 
 def of_module(module: TrainingModule) -> dict[str, str]:

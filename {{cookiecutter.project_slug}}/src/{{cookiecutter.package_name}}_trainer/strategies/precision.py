@@ -93,8 +93,7 @@ class Precision:
         from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
         if self.scaler is not None:
-            self.scaler = ShardedGradScaler(self.device_type, _FIRST_SCALE)
-            self._is_together = True
+            self.scaler, self._is_together = ShardedGradScaler(self.device_type, _FIRST_SCALE), True
 
     def cast(self, tensors: Iterable[Tensor]) -> None:
         """Cast floating-point parameters and buffers to their data type, in place."""

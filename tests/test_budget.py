@@ -16,18 +16,18 @@ TRAINER = PACKAGE.with_name(f"{PACKAGE.name}_trainer")
 LINES = {
     "__init__.py": 40,
     "callbacks": 868,
-    "checkpoint": 1655,
-    "cli": 1179,
+    "checkpoint": 1660,
+    "cli": 1190,
     "data": 2030,
     "errors.py": 192,
     "launch": 2798,
     "legacy": 592,
     "logging": 1527,
-    "loop": 2441,
-    "memory": 292,
+    "loop": 2442,
+    "memory": 298,
     "module": 854,
-    "options": 1099,
-    "run": 1927,
+    "options": 1100,
+    "run": 1930,
     "strategies/*.py": 2437,
     "strategies/asynchronous": 413,
     "strategies/deepspeed": 1647,
@@ -44,7 +44,7 @@ LINES = {
     "tools/plan": 746,
     "tools/report": 565,
     "tools/reproduce": 403,
-    "trainer.py": 396,
+    "trainer.py": 398,
 }
 # How far below its limit a folder may be, before the limit is to be lowered.
 SLACK = 40
@@ -81,12 +81,12 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
     components = sum(count(folder) for folder in folders if folder.is_dir())
     assert count(TRAINER / "tools") <= 2500
     # To be 27,600 and 19,100, with 1,100 for everyday faults, clusters, disks and files.
-    assert count(TRAINER) <= 29_160
-    assert count(TRAINER) - components <= 21_528
+    assert count(TRAINER) <= 29_189
+    assert count(TRAINER) - components <= 21_557
 
 
 def test_the_tests_are_few() -> None:
-    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 57_809
+    assert count(ROOT / "tests") + count(TEMPLATE / "tests") <= 57_807
 
 
 def test_the_benchmarks_are_few_lines() -> None:

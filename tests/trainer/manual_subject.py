@@ -71,8 +71,9 @@ class Accumulates(ByHand):
 
 class Clips(ByHand):
     def training_step(self, batch: Any, batch_idx: int) -> None:
-        optimizer = self.optimizers()
-        self.manual_backward(self.loss(batch))
+        optimizer, loss = self.optimizers(), self.loss(batch) / 2
+        self.manual_backward(loss, retain_graph=True)
+        self.manual_backward(loss)
         if batch_idx % 2 == 0:
             optimizer.clip_gradients(0.02)
         else:

@@ -84,7 +84,8 @@ def test_an_earlier_step_is_resumed_on_a_line_of_its_own(root: Path, capsys: Any
     # The next resume takes the new line, and the log is that of a run without the old one.
     train(root, "run", resume="auto", max_steps=4)
     assert (
-        "note: no step is left: its max_epochs or max_steps is reached" in capsys.readouterr().err
+        "note: no step is left: max_epochs or max_steps is reached; set more"
+        in capsys.readouterr().err
     )
     assert steps(run / "checkpoints") == [3, 4]
     train(root, "four", max_steps=4)

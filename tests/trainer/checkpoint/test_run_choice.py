@@ -18,6 +18,7 @@ from my_project_trainer import Trainer, errors
 from my_project_trainer.checkpoint import run_choice as choice
 from my_project_trainer.checkpoint import run_directory, run_lock
 from my_project_trainer.checkpoint import writing as writer
+from my_project_trainer.cli.results import Results
 from my_project_trainer.launch import rank, reports
 from my_project_trainer.launch.cluster import Layout
 from test_lineage import Model, content, steps
@@ -69,11 +70,15 @@ def test_auto_without_a_checkpoint_starts_fresh(tmp_path: Path, name: str | None
 
 
 def test_only_a_new_run_needs_the_directory_of_runs(tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.touch()
-    choice.check_new(choice.Request(file / "runs", None, str(save(tmp_path / "mine", 3))))
-    with pytest.raises(errors.ConfigurationError, match=r"runs': .*/file is a file$"):
-        choice.check_new(choice.Request(file / "runs"))
+    root, saved = tmp_path / "file" / "runs", save(tmp_path / "mine", 3)
+    root.parent.touch()
+    trainer = Trainer(accelerator="cpu", devices=1, max_epochs=1, default_root_dir=root)
+    of_run, of_none = (Results(path, root, None, tmp_path) for path in (saved, None))
+    choice.check_new(choice.Request(root, None, str(saved)))
+    of_run.check()
+    for call in (trainer.fit, trainer.find_learning_rate, lambda *_: of_none.check()):
+        with pytest.raises(errors.ConfigurationError, match=r"runs': .*/file is a file$"):
+            call(Model(), [])
 
 
 def test_a_run_whose_record_is_another_user_s_is_not_continued(tmp_path: Path) -> None:

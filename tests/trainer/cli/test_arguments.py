@@ -5,7 +5,7 @@ from dataclasses import replace
 import my_project_trainer as trainer
 import pytest
 import torch
-from my_project_trainer.launch.cluster import detect
+from my_project_trainer.launch.cluster import Layout
 
 GPUS = tuple(torch.device("cuda", index) for index in (0, 2, 3))
 
@@ -15,9 +15,7 @@ def test_a_started_rank_takes_its_own_device(strategy):
     run = trainer.Trainer(accelerator="cpu", devices=3, strategy=strategy, max_steps=1)
     parent = replace(run._plan, node_devices=GPUS)
     for rank in range(3):
-        ranks = dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))
-        sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "3")
-        layout = detect({**ranks, **sizes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"})
+        layout = Layout(rank=rank, world_size=3, local_rank=rank, local_world_size=3)
         assert replace(parent, layout=layout).devices == (GPUS[rank],)
 
 

@@ -78,7 +78,7 @@ def test_names_in_evaluation(options: dict[str, bool], capsys: Any) -> None:
             recorder.log("x", 1.0, **options)
             assert list(recorder.take_epoch()) == ["x"]
     assert recorder.take_step() == {}
-    note = "note: log('x', on_step=True): this is for training alone\n"
+    note = "note: log(on_step=True): evaluations write no values of steps\n"
     assert capsys.readouterr().err == note * len(options)
 
 
@@ -249,6 +249,8 @@ def test_evaluation_is_kept_apart_from_training() -> None:
         recorder.context = recorder.context._replace(samples=9, counted=9)
         recorder.log("loss", 7.0, prog_bar=True)
         assert recorder.take_epoch() == {"loss": 7.0}
+    with pytest.raises(UserError, match="log"), recorder.evaluating():  # training's are kept, too
+        recorder.log("y", torch.ones(2))
     assert recorder.context == BatchContext(samples=4, counted=4, is_recorded=True)
     assert recorder.latest == {"loss": 1.0}
     assert recorder.take_step() == {"loss_step": 1.0}

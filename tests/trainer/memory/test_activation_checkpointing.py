@@ -152,7 +152,7 @@ NEVER_CALLED = (
         (["netwrk.layers.*"], [f"{UNKNOWN} 'netwrk.layers.*'; {LAYERS}"]),
         (["layers.*"], [f"{UNKNOWN} 'layers.*'; {KNOWN}, Tanh"]),
         (["network.layers", "x"], [NEVER_CALLED, f"{UNKNOWN} 'x'; {KNOWN}, Tanh"]),
-        ("Block", ["='Block': expected Sequence[str]"]),
+        ("Block", ["='Block': give a list of names, for example ['Block']"]),
     ],
 )
 def test_a_name_that_means_nothing_is_refused_before_anything_starts(names, lines):

@@ -42,7 +42,9 @@ class Differs(TrainingModule):
 
 OPTIONS = {
     "seed": ({"seed": 4}, "seed is 0 on rank 0 and 4 on rank 1"),
+    "gradient_clip_val": ({"gradient_clip_val": 1.0}, "gradient_clip_val is None on rank 0 and"),
     "precision": ({"precision": "bf16-mixed"}, "precision is '32-true' on rank 0 and 'bf16-mixed'"),
+    "steps": ({"checkpoint_every_n_steps": 3}, "checkpoint_every_n_steps is None on rank 0 and 3"),
     "buffer": ({}, r"count is not there on rank 0 and \(2,\) of torch.float32 on rank 1"),
     "dtype": ({}, r".* of torch.float32 on rank 0 and .* of torch.float64 on rank 1"),
     "data": ({}, "samples of training is 8 on rank 0 and 6 on rank 1"),

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from . import errors
-from .checkpoint import Checkpoint, fill_module
+from .checkpoint import Checkpoint, fill_module, run_choice
 from .checkpoint.run_directory import LAST, find_link, is_link
 from .data import randomness, sources
 from .data.sources import Data
@@ -229,6 +229,7 @@ class Trainer(current_run.RunProperties, current_run.OptionNames):
         from .run import commands
 
         rates = trials.rates(lowest, highest, steps)
+        run_choice.check_root(self._plan.request.root)
         sources.check(module, "training_step", "configure_optimizers")
         sources.check_given(data, is_training=True)
         refuse(trials.problems_of(self._plan.strategy_name, self._plan.strategy, module))
@@ -279,7 +280,8 @@ class Trainer(current_run.RunProperties, current_run.OptionNames):
 
     def _checkpoint(self, checkpoint: Any, averaged: Any) -> str | None:
         """The absolute path of a checkpoint, because user code may change the directory."""
-        values.fitting("averaged", bool, averaged)
+        if not isinstance(averaged, bool):
+            raise ConfigurationError(values.refusal("averaged", averaged, bool))
         values.fitting("checkpoint", str | os.PathLike[str] | None, checkpoint)
         if checkpoint is None:
             if not averaged:

@@ -76,9 +76,15 @@ def check_new(request: Request) -> None:
 
     A run that goes on writes to its own directory.
     """
-    if request.resume not in (None, "auto"):
-        return
-    root, option = request.root, f"default_root_dir={shown(str(request.root))}"
+    if request.resume in (None, "auto"):
+        check_root(request.root)
+    if request.name is not None and request.resume is None and not request.overwrite:
+        _check_empty(request.root / request.name)
+
+
+def check_root(root: Path) -> None:
+    """Raise ConfigurationError if no directory could be created in that of all runs."""
+    option = f"default_root_dir={shown(str(root))}"
     try:
         existing = next(folder for folder in (root, *root.parents) if folder.exists())
     except OSError as error:
@@ -86,9 +92,8 @@ def check_new(request: Request) -> None:
     if not existing.is_dir():
         raise ConfigurationError(f"{option}: {existing} is a file")
     if not os.access(existing, os.W_OK):
-        raise ConfigurationError(f"{option}: {existing} cannot be written; give another")
-    if request.name is not None and request.resume is None and not request.overwrite:
-        _check_empty(root / request.name)
+        advice = "give a directory that can"
+        raise ConfigurationError(f"{option}: {existing} cannot be written; {advice}")
 
 
 def choose(request: Request, layout: Layout, lock: RunLock) -> Selection:

@@ -61,6 +61,8 @@ def read_file(name: str, file: Path) -> dict[Any, Any]:
     """Read the sections of a file; a ConfigurationError begins with ``name``."""
     try:
         text = files.read(file, _MOST_BYTES).decode()
+    except IsADirectoryError:
+        raise ConfigurationError(f"{name}: is a directory; name a YAML file") from None
     except OSError as error:
         raise ConfigurationError(f"{name}: {error.strerror}") from None
     except UnicodeDecodeError as error:

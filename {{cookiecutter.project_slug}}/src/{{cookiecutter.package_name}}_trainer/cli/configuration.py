@@ -190,6 +190,8 @@ def _create(command: str, checked: Checked, problems: Problems) -> Work:
     root = made["trainer"].default_root_dir.absolute()
     weights = {"checkpoint": str(path) if path else None, "averaged": checked.averaged}
     results = Results(path, root, checked.trainer.get("run_name"), started_in)
+    if command != "fit":
+        results.check()
     return Work(**made, weights=weights, results=results)
 
 

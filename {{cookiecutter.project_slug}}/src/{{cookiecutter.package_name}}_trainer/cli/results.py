@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..checkpoint import Checkpoint, run_directory, run_of, tensor_files
+from ..checkpoint import Checkpoint, run_choice, run_directory, run_of, tensor_files
 from ..launch import files, output
 from ..loop import evaluation
 from ..options import redaction
@@ -28,6 +28,11 @@ class Results:
     ) -> None:
         self._root, self._name, self._started_in = root, name, started_in
         self._checkpoint = checkpoint
+
+    def check(self) -> None:
+        """Raise ConfigurationError, before anything is computed, if no result could be written."""
+        if self._own_run() is None:
+            run_choice.check_root(self._root)
 
     def write_metrics(self, stage: str, metrics: dict[str, float]) -> None:
         """Write the metrics of ``"validation"`` or ``"test"``, and print the path."""
@@ -79,12 +84,14 @@ class Results:
     def _file(self, stem: str, suffix: str) -> tuple[Path, str]:
         """A file for this checkpoint's results, and what to print once it is written."""
         checkpoint = self._checkpoint
-        run = run_of(checkpoint) if checkpoint else None
-        if run is None or not os.access(run, os.W_OK):
-            run = run_directory.create(self._root, self._name)
+        run = self._own_run() or run_directory.create(self._root, self._name)
         path = run / f"{stem}{f'-{checkpoint.name}' if checkpoint else ''}{suffix}"
         replaced = " (replaced the earlier ones)" if path.exists() else ""
         return path, f"written to {files.shown(path, self._started_in)}{replaced}"
+
+    def _own_run(self) -> Path | None:
+        run = run_of(self._checkpoint) if self._checkpoint else None
+        return run if run is not None and os.access(run, os.W_OK) else None
 
 
 def _join(outputs: list[Any]) -> bool:

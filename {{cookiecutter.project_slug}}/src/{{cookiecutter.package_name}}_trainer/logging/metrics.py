@@ -167,8 +167,8 @@ class Recorder:
         if prog_bar:
             self.latest[name] = value
         is_default = on_epoch is None
-        if on_step and not context.is_training:
-            output.print_once(f"note: log({name!r}, on_step=True): this is for training alone")
+        if on_step and not context.is_training and collectives.rank() == 0:
+            output.print_once("note: log(on_step=True): evaluations write no values of steps")
         on_step, on_epoch = _levels(name, context, on_step, on_epoch, prog_bar)
         if on_step and on_epoch:
             self._derived[f"{name}_step"] = self._derived[f"{name}_epoch"] = name

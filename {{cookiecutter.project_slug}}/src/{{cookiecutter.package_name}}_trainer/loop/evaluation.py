@@ -76,7 +76,8 @@ def evaluate(
         getattr(module, f"on_{stage}_epoch_end")()
         values |= recorder.take_epoch()
     if (both := sorted(values.keys() & recorder.of_training)) and collectives.rank() == 0:
-        print_once(f"note: training and {stage} log {', '.join(both)}: one curve shows both")
+        names = f"{', '.join(both)}: one curve shows both; use two names"
+        print_once(f"note: training and {stage} log {names}")
     return values
 
 

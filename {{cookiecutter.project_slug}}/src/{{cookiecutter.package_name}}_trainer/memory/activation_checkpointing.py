@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from ..errors import nearest, refuse
+from ..errors import ConfigurationError, nearest, refuse, shown
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 # Maps the forward of a class to its compiled version, during a run that compiles it.
@@ -61,6 +61,12 @@ def _innermost(layers: Sequence[nn.Module]) -> set[Callable[..., Any]]:
         if any(id(module) in known for module in layer.modules() if module is not layer)
     }
     return {type(layer).forward for layer in layers} - outer
+
+
+def check_names(names: Any) -> None:
+    if not (isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)):
+        advice = "give a list of names, for example ['Block']"
+        raise ConfigurationError(f"activation_checkpointing={shown(names)}: {advice}")
 
 
 def select(

@@ -180,7 +180,8 @@ class Options:
     @property
     def changes_layers(self) -> bool:
         """Whether options change the layers of a module: how they compute, and what they keep."""
-        return self.compile is not False or bool(self.activation_checkpointing)
+        names = ("compile", "activation_checkpointing")
+        return any(getattr(self, name) is not getattr(Options, name) for name in names)
 
     @functools.cached_property
     def max_seconds(self) -> float | None:

@@ -12,7 +12,7 @@ from . import values
 from .fields import Options
 
 _PATHS = ("default_root_dir", "resume", "weights")
-_CHECKED_LATER = ("callbacks", "loggers")  # have checks of their own
+_CHECKED_LATER = ("activation_checkpointing", "callbacks", "loggers")  # have checks of their own
 _STAGES = ("train", "val", "test", "predict")
 _LIMITS = (*(f"limit_{stage}_batches" for stage in _STAGES), "overfit_batches")
 _LIMITS_OF = {

@@ -137,8 +137,11 @@ def _check_options(options: Options, where: Placement, problems: Problems) -> No
     reading.check(options, problems)
     if options.changes_layers:
         from ..loop import compilation
+        from ..memory import activation_checkpointing
 
         compilation.check(options.compile, problems)
+        with problems:
+            activation_checkpointing.check_names(options.activation_checkpointing)
         if where.is_here and "compile" not in where.strategy.limits.refused:
             with problems:
                 compilation.check_compiler(options.compile)

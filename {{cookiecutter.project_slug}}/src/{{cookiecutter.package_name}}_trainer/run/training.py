@@ -252,7 +252,7 @@ class _Fit:
             self._console.note(f"resumed from {self._plan.shown(chosen.checkpoint)}")
             self._console.note(*remarks, on_each_rank=True)
             if loop.fit.position.is_end(self._plan.options):
-                self._console.note("no step is left: its max_epochs or max_steps is reached")
+                self._console.note("no step is left: max_epochs or max_steps is reached; set more")
         saving.check(loop.fit)
         if loop.fit.manual is None:
             refuse(loop.fit.optimization.too_short(run.total_steps))

@@ -108,7 +108,7 @@ def test_an_overflow_that_one_rank_sees_has_all_leave_the_step_out(tmp_path):
     before = Overflows().state_dict()
     assert [name for name in before if not before[name].equal(state["model"][name])] == []
     assert [optimizer["state"] for optimizer in state["optimizers"]] == [{}]
-    assert state["precision"]["scale"] == 2.0**15
+    assert state["precision"]["scale"] == 2.0**14
 
 
 def test_units_by_size_are_the_smallest_that_are_large_enough():

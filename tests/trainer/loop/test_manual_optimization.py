@@ -237,7 +237,7 @@ def test_the_rate_that_is_logged_is_that_of_the_step(tmp_path):
     class Schedules(ByHand):
         def training_step(self, batch: Any, batch_idx: int) -> None:
             if batch_idx == 3:
-                self.optimizers().param_groups[0]["lr"] = 0.2
+                self.optimizers().param_groups = [self.optimizers().param_groups[0] | {"lr": 0.2}]
             if batch_idx != 1:  # a batch without a step has the next one's
                 super().training_step(batch, batch_idx)
                 self.lr_schedulers().step()

@@ -220,16 +220,15 @@ class FitLoop(AbstractContextManager["FitLoop"]):
 
     def _end_epoch(self) -> None:
         self._tell_skipped()
-        outputs = self.fit.outputs
+        outputs, options, position = self.fit.outputs, self.fit.options, self.fit.position
         outputs.recorder.enter(BatchContext(level="epoch"))
         if calls := self.fit.calls.on_train_epoch_end:
             outputs.show_epoch(outputs.recorder.epoch_values())
             for call in calls:
                 call()
         outputs.epoch_values = outputs.recorder.take_epoch()
-        self.fit.position.epoch_done = True
+        position.epoch_done = True
         # Before validation, which may fail or take long, and would lose the epoch.
-        options, position = self.fit.options, self.fit.position
         if position.is_due(options.checkpoint_every_n_steps, options.checkpoint_every_n_epochs):
             self._save_once()
         self._save_if_requested()
@@ -296,8 +295,7 @@ class FitLoop(AbstractContextManager["FitLoop"]):
 
     def _optimize(self, context: BatchContext) -> None:
         strategy, optimization = self.fit.strategy, self.fit.optimization
-        self._gradient_norm = None
-        has_gradients, self._has_gradients = self._has_gradients, False
+        has_gradients, self._has_gradients, self._gradient_norm = self._has_gradients, False, None
         if has_gradients:
             if self._first_gradients.is_waiting:
                 self._first_gradients.note()

@@ -142,12 +142,14 @@ class ManualOptimizer:
         """As of the optimizer: ``param_groups``, ``zero_grad()``, its ``state`` and more."""
         return getattr(self.optimizer, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        is_own = name in ("optimizer", "_optimization", "_alone")
+        object.__setattr__(self if is_own else self.optimizer, name, value)
+
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step the optimizer after ``closure``, which computes gradients, and return its result."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
         run, alone = self._optimization, self._alone
         [run.rates[run.optimizers.index(self)]] = alone.first_rates()
         run.before_step(alone)

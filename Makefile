@@ -46,7 +46,7 @@ WORKERS ?= 2
 QUICK := not (slow or needs or gpu or exhaustive)
 # In the project's environment, on the project that `make project` has rendered.
 PYTEST = -m pytest --numprocesses $(WORKERS) --dist loadfile --durations 30
-TRAINER_TYPES = cd tests/trainer && $(PROJECT_VENV)/bin/mypy --cache-dir $(CURDIR)/build/mypy-cache . $(addprefix ../../tools/,golden.py long_runs*.py soak)
+TRAINER_TYPES = cd tests/trainer && $(PROJECT_VENV)/bin/mypy --cache-dir $(CURDIR)/build/mypy-cache . $(addprefix ../../tools/,golden.py long_runs*.py report_pictures.py soak)
 TRAINER_TESTS = RENDERED_PROJECT=build/test/my-project $(PROJECT_VENV)/bin/python $(PYTEST)
 
 .DEFAULT_GOAL := help
@@ -321,14 +321,12 @@ docs-tools: $(TOOLS)  ## install MkDocs into build/docs-venv
 test-docs: docs-tools  ## build the sites of projects with all parts and with none, and the template's (two minutes)
 	DOCS_VENV=$(DOCS_VENV) $(BIN)/python -m pytest -m "docs and not exhaustive" tests/test_pages.py tests/test_site.py
 
-# Those of the site are for you to look at: no page shows them.
-docs-screenshots: project docs-tools  ## draw the pictures in docs/ again, and the site at two widths into build/screenshots; needs chromium
+docs-screenshots: project  ## draw the pictures in docs/ again; needs chromium
 	mkdir -p build/screenshots
 	$(PROJECT_VENV)/bin/python tools/terminal_pictures.py build/test/my-project build/screenshots
 	mv build/screenshots/demo.svg docs/
 	mv build/screenshots/progress.svg '{{cookiecutter.project_slug}}/docs/'
-	DOCS_VENV=$(DOCS_VENV) SITE_SCREENSHOTS='$(CURDIR)/build/screenshots' $(BIN)/python -m pytest -m docs tests/test_site.py
-	REPORT_SCREENSHOTS='$(CURDIR)/{{cookiecutter.project_slug}}/docs' $(PROJECT_VENV)/bin/python -m pytest -k screenshots tests/trainer/tools/test_report_page.py
+	$(PROJECT_VENV)/bin/python tools/report_pictures.py build/test/my-project '{{cookiecutter.project_slug}}/docs'
 
 # torch and its dependencies in the benchmarks, and what a project has for the trainer's tests, come from the project's locks.
 LOCK = $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate \

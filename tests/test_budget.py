@@ -16,32 +16,32 @@ TRAINER = PACKAGE.with_name(f"{PACKAGE.name}_trainer")
 LINES = {
     "__init__.py": 40,
     "callbacks": 868,
-    "checkpoint": 1660,
-    "cli": 1190,
+    "checkpoint": 1663,
+    "cli": 1185,
     "data": 2030,
     "errors.py": 192,
-    "launch": 2798,
-    "legacy": 592,
-    "logging": 1527,
+    "launch": 2800,
+    "legacy": 593,
+    "logging": 1526,
     "loop": 2442,
     "memory": 298,
     "module": 854,
     "options": 1100,
     "run": 1930,
-    "strategies/*.py": 2437,
+    "strategies/*.py": 2448,
     "strategies/asynchronous": 413,
-    "strategies/deepspeed": 1647,
+    "strategies/deepspeed": 1652,
     "strategies/fairscale": 250,
-    "strategies/fsdp": 754,
+    "strategies/fsdp": 762,
     "strategies/gradients": 471,
-    "strategies/horovod": 200,
-    "strategies/model_parallel": 1835,
+    "strategies/horovod": 198,
+    "strategies/model_parallel": 1834,
     "strategies/replicated": 568,
     "strategies/xla": 261,
     "tools/__init__.py": 6,
-    "tools/doctor": 641,
+    "tools/doctor": 642,
     "tools/isolated.py": 73,
-    "tools/plan": 746,
+    "tools/plan": 748,
     "tools/report": 565,
     "tools/reproduce": 403,
     "trainer.py": 398,
@@ -81,8 +81,8 @@ def test_the_trainer_is_small_with_all_parts_and_with_none() -> None:
     components = sum(count(folder) for folder in folders if folder.is_dir())
     assert count(TRAINER / "tools") <= 2500
     # To be 27,600 and 19,100, with 1,100 for everyday faults, clusters, disks and files.
-    assert count(TRAINER) <= 29_189
-    assert count(TRAINER) - components <= 21_557
+    assert count(TRAINER) <= 29_213
+    assert count(TRAINER) - components <= 21_575
 
 
 def test_the_tests_are_few() -> None:

@@ -1,11 +1,7 @@
-"""The site in a real browser, as wide as a desktop and as a phone.
-
-SITE_SCREENSHOTS=FOLDER keeps the screenshots of some pages (`make docs-screenshots`).
-"""
+"""The site in a real browser, as wide as a desktop and as a phone."""
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +16,6 @@ from trainer.browser import Browser, opened
 pytestmark = pytest.mark.docs
 
 SIZES = {"desktop": (1280, 900), "phone": (390, 844)}
-SHOWN = ("index", "strategies/index", "reference/trainer", "template/evidence")
 # What may be scrolled by itself, such as a wide table, does not make the page wider.
 WIDER = """[...document.querySelectorAll(".md-main *")].filter((each) => {
     for (let at = each; at && at.matches(".md-main *"); at = at.parentElement)
@@ -77,13 +72,3 @@ def test_a_page_that_is_too_wide_is_found(browser: Browser, site: Path, tmp_path
             assert any("1500px" in element for element in wider(browser, width))
     finally:
         page.unlink()
-
-
-def test_screenshots_of_some_pages(browser: Browser, site: Path, tmp_path: Path) -> None:
-    folder = Path(os.environ.get("SITE_SCREENSHOTS") or tmp_path)
-    for name in SHOWN:
-        for size, (width, height) in SIZES.items():
-            browser.open(site / f"{name}.html", width, height)
-            file = folder / f"{name.replace('/', '-')}-{size}.webp"
-            browser.screenshot(file)
-            assert 5_000 < file.stat().st_size < 200_000

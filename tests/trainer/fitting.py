@@ -91,7 +91,7 @@ def rows(run_directory: Any, file: str = "metrics.csv") -> list[tuple[int, int, 
     return [(int(step), int(epoch), name, float(value)) for step, epoch, name, value in found]
 
 
-def logged(run_directory: Any, name: str) -> list[float]:
+def logged(run_directory: Any, name: str = "loss") -> list[float]:
     """All values of a name in a run's log, in order."""
     return [value for _, _, each, value in rows(run_directory) if each == name]
 

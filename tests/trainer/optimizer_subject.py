@@ -100,6 +100,36 @@ class Mixes(torch.optim.SGD):
                 parameter.copy_(torch.ones(parameter.shape) * parameter)
 
 
+class Set(Lion):
+    """Has settings beside its groups, which a schedule changes too, and the state of another."""
+
+    is_elementwise = True
+
+    def __init__(self, parameters: Any, lr: float = 0.01, made: Any = None) -> None:
+        super().__init__(parameters, lr)
+        self.sign, self.scale = made or (None, None)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for rate, parameter in self.reached():
+            mean = self.state[parameter].setdefault("mean", torch.zeros_like(parameter))
+            parameter.sub_(rate * self.param_groups[0].get("faster", 1.0) * self.sign(mean))
+            mean.add_(parameter.grad, alpha=self.scale[0].item())
+
+
+def set_up(parameters: Any) -> Any:
+    made = Set(parameters, made=(torch.tanh, [torch.tensor(0.5)]))
+    other = Model("set").parameters()
+    of_other = {index: {"mean": torch.full_like(p, 0.25)} for index, p in enumerate(other)}
+    made.load_state_dict(made.state_dict() | {"state": of_other})
+
+    def faster(step: int) -> float:
+        return float(made.param_groups[0].update(faster=1.0 + step) is None)
+
+    schedule = torch.optim.lr_scheduler.LambdaLR(made, faster)
+    return [made], [{"scheduler": schedule, "interval": "step"}]
+
+
 class Noisy(Own):
     is_elementwise = True
 
@@ -112,7 +142,7 @@ class Noisy(Own):
 
 OPTIMIZERS: dict[str, Any] = {
     "adafactor": lambda parameters: torch.optim.Adafactor(parameters, lr=0.01),
-    "adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=0.01),
+    "adagrad": lambda given: torch.optim.Adagrad([{"params": p, "lr": 0.02} for p in given], lr=1),
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
     "early": Early,
     "lamb": Lamb,
@@ -121,6 +151,8 @@ OPTIMIZERS: dict[str, Any] = {
     "marked": Marked,
     "mixes": lambda parameters: Mixes(parameters, lr=0.01),
     "noisy": lambda parameters: Noisy(parameters, lr=0.1),
+    "saves": type("Saves", (Lion,), {"state_dict": lambda self: Lion.state_dict(self) | {"n": 3}}),
+    "set": set_up,
     "unknown": Unknown,
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.05),
     "wraps": lambda parameters: Wraps(torch.optim.SGD(parameters)),

@@ -33,7 +33,7 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
 try:
     import optuna
     from optuna.storages import JournalStorage, journal
-    from optuna.trial import TrialState
+    from optuna.trial import TrialState as State
 except ModuleNotFoundError as missing:
     raise SystemExit(f"error: {missing.name} is not installed: make optuna") from None
 
@@ -46,6 +46,13 @@ from my_project_trainer.options import values
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # PartialFixedSampler
 FIT = [sys.executable, "-m", "my_project", "fit"]
+CHECK = """import json, sys
+from my_project_trainer.cli import main
+code = 0
+for words in json.load(sys.stdin):  # in one process, as torch takes seconds to import
+    try: code == 130 or main(["fit", *words, "--print_config=unchecked"])
+    except SystemExit as end: code = end.code or code
+sys.exit(code)"""
 OPTION = re.compile(r"(trainer|model|data)(\.\w+)+")
 OWN = ("trainer.run_name", "trainer.default_root_dir", "trainer.resume", "trainer.overwrite")
 NO_WORD = re.compile(f"--({'|'.join(OWN)})|.*[\\n\\0]|-?inf$|nan$")
@@ -83,24 +90,21 @@ def distribution(name: str, space: dict[str, Any]) -> Any:
     if not OPTION.fullmatch(name) or name in OWN:
         raise ValueError("this option cannot be searched")
     if words := space.get("choices"):
-        if not are_words(words) or len(set(map(text, words))) < len(words):
-            raise ValueError("choices differ: numbers, lines of text (no 'nan'), true, false, null")
+        if not are_words(words) or len({"", *map(text, words)}) <= len(words):
+            raise ValueError("choices differ: numbers, text lines (not '', nan), true, false, null")
         return optuna.distributions.CategoricalDistribution(**space)
     if not all(map(math.isfinite, space.values())):
         raise ValueError("limits are finite numbers")
-    is_int = all(type(space.get(key, 1)) is int for key in ("low", "high", "step"))
-    kind = "IntDistribution" if is_int else "FloatDistribution"
+    kind = "Int" if all(type(space[key]) is int for key in space.keys() - {"log"}) else "Float"
     with warnings.catch_warnings(action="error", category=UserWarning):  # of an odd step
-        return getattr(optuna.distributions, kind)(**space)
+        return getattr(optuna.distributions, f"{kind}Distribution")(**space)
 
 
 def read(path: Path, more: Sequence[str] | None) -> tuple[dict[str, Any], dict[str, Any], bool]:
-    """Return a file's content, what its options are drawn from, and whether it is a grid.
-
-    `fit` checks its options with `more`, unless that is None. ConfigurationError: its mistakes.
-    """
+    """Return a file's content, what its options are drawn from, and whether it is a grid."""
+    # `fit` checks its options with `more`, unless that is None. ConfigurationError: its mistakes.
     given = {"seed": 0} | values.plain(config_files.read_file(str(path), path))
-    lists, space, problems = dict[str, dict[str, list[Any]]], {}, errors.Problems()
+    lists, space, ends, problems = dict[str, dict[str, list[Any]]], {}, {}, errors.Problems()
     if is_grid := "trials" not in given and values.fits(lists, given.get("search")):
         given["trials"] = math.prod(len(one.get("choices", [])) for one in given["search"].values())
     given = values.convert(f"{path}: ", KEYS, dict.fromkeys(KEYS) | given, problems, values.fitting)
@@ -109,16 +113,18 @@ def read(path: Path, more: Sequence[str] | None) -> tuple[dict[str, Any], dict[s
             if (short := name.replace(".init_args.", ".")) in given["search"].keys() - {name}:
                 raise ValueError(f"it is {short}, which is searched, too")
             space[name] = distribution(name, each)
+            ends[name] = each.get("choices") or [space[name].low, space[name].high]
         except (ArithmeticError, AttributeError, TypeError, ValueError, UserWarning) as error:
-            form = "expected {low: …, high: …} or {choices: […]}"
-            why = "" if isinstance(error, AttributeError) else f": {error}"
-            problems.add(f"{path}: search: {name}: {form}{why}".partition(". It will")[0])
+            why = "" if type(error) is AttributeError else f": {error}".partition(". It will")[0]
+            line = f"{path}: search: {name}: expected {{low: …, high: …}} or {{choices: […]}}{why}"
+            problems.add(line)
     given["command"] = [text(word) for word in given.get("command", [])]
     if more is not None:
-        drawn = optuna.create_study(sampler=optuna.samplers.RandomSampler(0)).ask(space).params
-        command = [*FIT, *given["command"], *more, *options(drawn), "--print_config=unchecked"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        for line in done.stderr.splitlines() if done.returncode else ():
+        words, most = [*given["command"], *more], max(map(len, ends.values()), default=1)
+        drawn = [{name: end[n % len(end)] for name, end in ends.items()} for n in range(most)]
+        argv, stdin = [sys.executable, "-c", CHECK], json.dumps([words + options(d) for d in drawn])
+        done = subprocess.run(argv, input=stdin, capture_output=True, text=True, check=False)
+        for line in dict.fromkeys(done.stderr.splitlines()) if done.returncode else ():
             problems.add(f"{path}: {line.removeprefix('error: ')}")
     problems.raise_any()
     return given, space, is_grid
@@ -136,11 +142,9 @@ def living_jobs() -> set[str]:
 
 
 class Lock(journal.JournalFileOpenLock):  # type: ignore[misc]
-    """Held while lines are appended to a log; removes a last line that a kill left unfinished.
+    """Held while lines are appended to a log; removes a last line that a kill left unfinished."""
 
-    Optuna's readers skip such a line, but could not read what is appended to it.
-    """
-
+    # Optuna's readers skip such a line, but could not read what is appended to it.
     def __init__(self, log: Path) -> None:
         super().__init__(str(log))
         self.log = log
@@ -188,22 +192,23 @@ class Sweep:
         contents = (f"{text(self.given | rest)} {configs}", self.given["metric"])
         now = [hashlib.sha256(content.encode()).hexdigest() for content in contents]
         trains, metric = self.study.user_attrs.get("digests", now)
-        if (words and trains != now[0]) or (metric != now[1] and self.found(TrialState.COMPLETE)):
+        if (words and trains != now[0]) or (metric != now[1] and self.found(State.COMPLETE)):
             line = f"{path}, or a config file or option: more than `trials` changed since its first"
             raise errors.ConfigurationError(f"{line} trial: rename it, or delete {self.directory}")
+        if alone or metric != now[1]:  # also before a job tells a trial's value
+            self.study.set_user_attr("digests", [trains, now[1]])
         if alone:
-            self.study.set_user_attr("digests", now)
-            jobs = {trial.user_attrs.get("job", "") for trial in self.found(TrialState.RUNNING)}
+            jobs = {trial.user_attrs.get("job", "") for trial in self.found(State.RUNNING)}
             self.settle(jobs - living_jobs() if jobs - {""} else jobs, is_over=False)
 
-    def found(self, state: TrialState) -> list[optuna.trial.FrozenTrial]:
+    def found(self, state: State) -> list[optuna.trial.FrozenTrial]:
         """The trials in a state."""
         return list(self.study.get_trials(states=[state]))
 
     @property
     def left(self) -> int:
         """The number of trials that were not taken."""
-        taken = len(self.study.trials) - len(self.found(TrialState.WAITING))
+        taken = len(self.study.trials) - len(self.found(State.WAITING))
         return max(0, int(self.given["trials"]) - taken)
 
     def ask(self, job: str) -> tuple[str, list[str]]:
@@ -212,14 +217,13 @@ class Sweep:
         trial.set_user_attr("job", job)
         # A generator for all trials would begin again in each process.
         digest = hashlib.sha256(f"{self.given['seed']} {trial.number}".encode()).hexdigest()
-        sampler: Any = optuna.samplers.TPESampler(seed=int(digest[:8], 16))
+        self.study.sampler = optuna.samplers.TPESampler(seed=int(digest[:8], 16))
         if self.is_grid:
-            rest, combination = trial.number, {}
+            rest, fixed = trial.number, {}
             for name, each in reversed(self.space.items()):  # the last option changes first
                 rest, index = divmod(rest, len(each.choices))
-                combination[name] = each.choices[index]
-            sampler = optuna.samplers.PartialFixedSampler(combination, sampler)
-        self.study.sampler = sampler
+                fixed[name] = each.choices[index]
+            self.study.sampler = optuna.samplers.PartialFixedSampler(fixed, self.study.sampler)
         for name, each in self.space.items():
             trial._suggest(name, each)
         run = f"trial-{trial.number}"
@@ -228,42 +232,38 @@ class Sweep:
         return run, options(trial.params | own)
 
     def settle(self, jobs: Collection[str], is_over: bool) -> None:
-        """Record how the trials of jobs ended ("": without SLURM); interrupted ones wait.
-
-        `is_over`: a run that did not record how it ended has failed.
-        """
+        """Record how the trials of jobs ended ("": without SLURM); interrupted ones wait."""
+        # `is_over`: a run that did not record how it ended has failed.
         metric = self.given["metric"]
-        running = self.found(TrialState.RUNNING)
-        for trial in [each for each in running if each.user_attrs.get("job", "") in jobs]:
+        for trial in [t for t in self.found(State.RUNNING) if t.user_attrs.get("job", "") in jobs]:
             run = self.directory / f"trial-{trial.number}"
             attempts, damage = run_directory.read_record(run)
             said, value = damage or attempts[-1].get("ended", "killed, or os._exit"), math.nan
             if is_finished := said.startswith("finished"):
                 metrics = attempts[-1]["metrics"]
-                if metric not in metrics:
-                    line = f"metric {metric}: {run} has only {', '.join(metrics)}; name one of them"
-                    raise errors.ConfigurationError(line)
-                value = float(metrics[metric])  # or a text: "nan"
-                said = f"{metric} {value:.6g}"
+                lack = f"metric {metric}: {run} has only {', '.join(metrics)}"
+                if metric not in metrics and not self.found(State.COMPLETE):
+                    raise errors.ConfigurationError(f"{lack}; name one of them")
+                value = float(metrics.get(metric, value))  # or a text: "nan"
+                said = f"{metric} {value:.6g}" if metric in metrics else lack
             if math.isfinite(value):
                 self.study.tell(trial.number, value)
             elif is_finished or (is_over and not said.startswith("preempted")):
                 grep = ["grep", "-aE", ERROR, f"{run}.log"]  # that of a job is elsewhere
                 done = subprocess.run(grep, capture_output=True, check=False, errors="replace")
-                why = done.stdout.strip().rpartition("\n")[2] or said
-                said = f"failed: {f'{metric} is {value}' if is_finished else why}"
-                self.study.tell(trial.number, state=TrialState.FAIL)
+                why = "" if is_finished else done.stdout.strip().rpartition("\n")[2]
+                said = f"failed: {why or said}"
+                self.study.tell(trial.number, state=State.FAIL)
             else:
                 said = "interrupted"
-                self.storage.set_trial_state_values(trial._trial_id, TrialState.WAITING)
+                self.storage.set_trial_state_values(trial._trial_id, State.WAITING)
             print(f"{run.name}: {said}", file=sys.stderr)
 
     def train(self) -> int:
         """Train the trials that are left, until a signal; print the best; return the exit code."""
         stop, received = 0, queue.SimpleQueue[int]()
-        for number in signals.SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, lambda number, _: received.put(number))
+        for number in [n for n in signals.SIGNALS if signal.getsignal(n) is not signal.SIG_IGN]:
+            signal.signal(number, lambda number, _: received.put(number))
         how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
         # Signals come from here only, and a run that outlives this process keeps the lock.
         how |= {"start_new_session": True, "pass_fds": [self.lock.fileno()]}
@@ -275,7 +275,7 @@ class Sweep:
                 with contextlib.suppress(queue.Empty):
                     child.send_signal(stop := received.get(timeout=0.1))
             self.settle({""}, is_over=not stop)
-        ended, failed = (len(self.found(state)) for state in (TrialState.COMPLETE, TrialState.FAIL))
+        ended, failed = (len(self.found(state)) for state in (State.COMPLETE, State.FAIL))
         print(f"trials: {ended} finished, {failed} failed, {self.left} left; {self.directory}")
         if ended:
             best = self.study.best_trial

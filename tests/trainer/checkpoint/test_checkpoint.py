@@ -145,8 +145,8 @@ class Own:
 def test_what_cannot_be_carried_is_refused_with_its_path(tmp_path, state, line):
     with pytest.raises(CheckpointError) as raised:
         save(tmp_path, state=state)
-    problem = f"{line}; a checkpoint supports numbers, text and tensors in dicts, lists and tuples"
-    assert raised.value.problems == [problem]
+    supported = "a checkpoint supports numbers, text and tensors in dicts, lists and tuples"
+    assert raised.value.problems == [f"{line}; {supported}; leave it out of the state_dict"]
     assert names(tmp_path) == []
 
 

@@ -42,7 +42,7 @@ def test_results_go_into_the_run_of_the_checkpoint(trained: Path, capsys: Any) -
     assert [entry.name for entry in Path("runs").iterdir()] == ["mine"]
 
 
-def test_another_checkpoint_has_a_file_of_its_own_and_replacing_is_said(trained, capsys):
+def test_another_checkpoint_has_a_file_of_its_own(trained, capsys, monkeypatch):
     for step in (2, 3, 2):
         command("test", "--checkpoint", str(trained / "checkpoints" / f"step-0000000{step}"))
     said = [line for line in capsys.readouterr().out.splitlines() if "written" in line]
@@ -53,6 +53,10 @@ def test_another_checkpoint_has_a_file_of_its_own_and_replacing_is_said(trained,
         f"test results written to {paths[0]} (replaced the earlier ones)",
     ]
     assert [json.loads(path.read_text())["step"] for path in paths] == [2, 3]
+    monkeypatch.chdir(trained / "checkpoints")
+    for name in ("step-00000003", "../last"):
+        command("test", "--checkpoint", name)
+        assert f"/{paths[1].name} (replaced" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["validate", "test", "predict"])

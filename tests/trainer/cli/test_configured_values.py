@@ -79,7 +79,13 @@ class Steps:
     rate: float = 0.5
 
 
-STEPS, FAST = Steps([7], rate=0.25), Encoder(9)
+@dataclass
+class Plan:
+    steps: Steps = field(default_factory=Steps)
+    sizes: dict[str, int] = field(default_factory=lambda: {"large": 1})
+
+
+STEPS, FAST, PLAN = Steps([7], rate=0.25), Encoder(9), Plan()
 
 
 class Lists(NeedsArgument):
@@ -88,6 +94,7 @@ class Lists(NeedsArgument):
     def __init__(
         self, width: int = 1, listed: list[int] = [1], pair: tuple[int, ...] = (1, 2),  # noqa: B006
         fields: Steps = STEPS, part: nn.Module = FAST, options: dict[str, int] = {"a": 1},  # noqa: B006
+        plan: Plan = PLAN,
     ) -> None:  # fmt: skip
         super().__init__(width)
         self.given = {name: local for name, local in locals().items() if name != "self"}
@@ -273,22 +280,37 @@ def test_a_quoted_number_is_no_number_and_members_are_listed(tmp_path: Path) -> 
         (["--model.listed+=3"], "listed", [1, 3]),
         (["--model.pair+=3"], "pair", (1, 2, 3)),
         (["--model.fields.sizes+=8"], "fields", Steps([7, 8], 0.25)),
+        (["--model.fields.rate=1", "--model.fields.sizes+=8"], "fields", Steps([7, 8], 1.0)),
+        (
+            [
+                "--model.plan.steps.rate=1",
+                "--model.plan.sizes.small=7",
+                "--model.plan.steps.sizes+=8",
+            ],
+            "plan",
+            Plan(Steps([1, 8], 1.0), {"large": 1, "small": 7}),
+        ),
         (["--model.options.b=2"], "options", {"a": 1, "b": 2}),
         (["--model.options.b=2", "--model.options={}"], "options", {}),
         (["--model.options={c: 3}", "--model.options.b=2"], "options", {"c": 3, "b": 2}),
     ],
 )
-def test_an_option_extends_the_default(words: list[str], name: str, value: Any) -> None:
-    for cls in ("Lists", "PassesOn"):
-        arguments = read("--model", f"{__name__}.{cls}", *FIT, *words).model.given
-        assert repr(arguments[name]) == repr(value)
+def test_an_option_extends_the_default(tmp_path, words: list[str], name: str, value: Any) -> None:
+    model, plan = ("--model", f"{__name__}.Lists"), {"steps": {"rate": 1.0}}
+    part = {"init_args": {"fields": {"rate": 1.0}, "plan": plan}}
+    file = ("--config", write(tmp_path / "part.yaml", {"model": part}))
+    more = [(*model, *words[::-1]), (*file, *model, *words[1:]), (*model, *words[1:], *file)]
+    more *= "rate" in words[0]  # in any order, and where a file says it
+    for first in ((*model, *words), ("--model", f"{__name__}.PassesOn", *words), *more):
+        assert repr(read(*FIT, *first).model.given[name]) == repr(value)
 
 
 def test_an_option_cannot_extend_a_list_of_an_object() -> None:
     (begun,) = mistakes("--model", "configuration_subject.NeedsArgument", *FIT, "--model.width+=3")
     assert begun == "model.width=[3]: expected int"
-    (line,) = mistakes("--model", f"{__name__}.Lists", *FIT, "--model.part.sizes+=2")
-    assert line.startswith("part.sizes+ appends to a list, and the default has none; before it, ")
+    for words in ((), ("--model.part.width=2",)):
+        line, *_ = mistakes(*FIT, f"--model={__name__}.Lists", *words, "--model.part.sizes+=2")
+        assert line.startswith("sizes+ appends to a list that is not known; before it, name the cl")
 
 
 def test_a_class_that_passes_arguments_on_keeps_those_of_the_one_that_it_replaces(tmp_path):

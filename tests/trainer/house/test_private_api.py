@@ -95,11 +95,12 @@ OF_FOLDERS = {
     "strategies/deepspeed": {
         *("_zero_init_param", "_WORLD_GROUP", "_release_process_group_references"),
         *("_convert_to_deepspeed_param", "_hp_mapping", "_hp_optimizer_states_linked"),
+        "_link_all_hp_params",
     },
     "strategies/fairscale": {"_get_reduce_fn", "_consume_work_handles"},
     "strategies/fsdp": {"_fsdp_param_group", "_param_fqn", "_init_mp_dtypes"},
     "strategies/horovod": {"_allreduce_delay"},
-    "strategies/replicated": {"_ddp_ignored"},
+    "strategies/replicated": {"_ddp_ignored", "_opt_called"},
     "strategies/xla": {"torch_xla._internal.pjrt", "torch_xla._internal.tpu"},
     # Without them `plan` falls back to real steps, or fails: test_plan.py.
     "tools/plan": {
@@ -179,6 +180,8 @@ def test_schedulers_and_fused_optimizers_have_the_attributes_that_are_read() -> 
     fused = torch.optim.Adam([nn.Parameter(torch.ones(1))], fused=True)
     assert fused._step_supports_amp_scaling  # else a fused step would read an overflow too early
     inner = torch.optim.lr_scheduler.LinearLR(fused)
+    fused.step()
+    assert fused._opt_called  # type: ignore[attr-defined]  # else torch warns of schedules of engines
     outer = torch.optim.lr_scheduler.SequentialLR(fused, [inner, inner], [1])
     assert outer._schedulers == [inner, inner]  # else they would step the optimizer of the user
 

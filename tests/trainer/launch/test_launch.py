@@ -5,14 +5,12 @@ import os
 import signal
 import subprocess
 import time
-from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 from tests.project import PACKAGE, PATIENCE, fit, run, succeed
 
-from fitting import logged
 from processes import assert_nothing_left, at_root, running, wait_for
 
 TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
@@ -41,22 +39,6 @@ def test_trains_on_two_processes(tmp_path, launcher):
     assert "layout: 2 processes on 1 node" in done.stdout
     assert "effective batch size 64 (32 per device, 2 replicas, 1 accumulated)" in done.stdout
     assert "steps per epoch 22, epochs 1, total steps 22" in done.stdout
-
-
-@pytest.mark.slow
-def test_both_launchers_and_one_process_log_the_same_curve(tmp_path):
-    every = ["--model.dropout", "0", "--trainer.log_every_n_steps", "1"]
-    into = [*every, "--trainer.default_root_dir", tmp_path, "--trainer.run_name"]
-    for launcher in ("ours", "torchrun"):
-        succeed(launched(launcher, *into, launcher))
-    succeed(fit(*SHORT, *into, "alone"))
-    ours, torchrun, alone = (losses(tmp_path / name) for name in ("ours", "torchrun", "alone"))
-    assert len(ours) == 22
-    assert ours == torchrun
-    assert alone == pytest.approx(ours, rel=1e-4)
-
-
-losses = partial(logged, name="loss")
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "ours"])

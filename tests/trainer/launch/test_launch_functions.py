@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_launch import losses
 from tests.project import PACKAGE, PATIENCE, environment, run, succeed
 
-from fitting import saved
+from fitting import logged, saved
 from processes import assert_nothing_left, at_root
 from torch_versions import quiet_gloo
 
@@ -98,7 +97,7 @@ def test_everything_comes_back_as_under_ddp(tmp_path, by_ddp, strategy):
         assert "body.1.running_mean" in ours
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(ours[key], theirs[key]) for key in ours)
-        assert losses(tmp_path / "runs" / name) == losses(by_ddp / "runs" / name)
+        assert logged(tmp_path / "runs" / name) == logged(by_ddp / "runs" / name)
         weights = saved(tmp_path / "runs" / name)
         assert all(torch.equal(ours[key], weights[key]) for key in weights)
     report, theirs = (json.loads((path / "report.json").read_text()) for path in (tmp_path, by_ddp))

@@ -5,9 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from test_launch import losses
 from tests.project import fit, free_port, mpirun, succeed
 
+from fitting import logged
 from processes import at_root
 
 pytestmark = pytest.mark.slow
@@ -38,8 +38,8 @@ def test_ddp_trains_as_it_does_by_our_own_launcher(tmp_path, source):
     assert [path.name for path in (tmp_path / source / "logs").iterdir()] == ["rank-1.log"]
     assert "effective batch size 64 (32 per device, 2 replicas" in done.stdout
     succeed(arguments(tmp_path, "ours", "--trainer.devices", "2"))
-    assert len(losses(tmp_path / source)) == 22
-    assert losses(tmp_path / source) == losses(tmp_path / "ours")
+    assert len(logged(tmp_path / source)) == 22
+    assert logged(tmp_path / source) == logged(tmp_path / "ours")
 
 
 @pytest.mark.needs("mpirun")
@@ -49,5 +49,5 @@ def test_two_launches_in_one_folder_do_not_meet(tmp_path):
 
     with ThreadPoolExecutor(2) as executor:
         list(executor.map(launch, ("one", "other")))
-    assert losses(tmp_path / "one") == losses(tmp_path / "other")
+    assert logged(tmp_path / "one") == logged(tmp_path / "other")
     assert not list(tmp_path.glob(".rendezvous*"))

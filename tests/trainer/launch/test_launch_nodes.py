@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from my_project_trainer import Trainer
 from my_project_trainer.errors import ConfigurationError
-from test_launch import SHORT, SUBJECT, losses
+from test_launch import SHORT, SUBJECT
 from tests.project import fit, free_port, run, start, succeed
 
+from fitting import logged
 from processes import at_root
 
 
@@ -48,7 +49,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     folder = tmp_path_factory.mktemp("alone")
     where = ["--trainer.run_name", "run", "--trainer.default_root_dir", folder]
     succeed(fit(*SHORT, *EVERY, *where, "--trainer.accelerator", "cpu"))
-    return losses(folder / "run")
+    return logged(folder / "run")
 
 
 @pytest.mark.parametrize(
@@ -66,8 +67,8 @@ def test_two_nodes_train_as_one_does(tmp_path, alone, devices, more):
     logs = [f"rank-{rank}.log" for rank in range(1, 2 * devices)]
     assert sorted(path.name for path in (tmp_path / "run" / "logs").iterdir()) == logs
     assert "effective batch size 64" in nodes[0].stdout
-    assert len(losses(tmp_path / "run")) == 3
-    assert losses(tmp_path / "run") == pytest.approx(alone, rel=1e-4)
+    assert len(logged(tmp_path / "run")) == 3
+    assert logged(tmp_path / "run") == pytest.approx(alone, rel=1e-4)
 
 
 @pytest.mark.slow

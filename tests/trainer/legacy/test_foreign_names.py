@@ -112,7 +112,7 @@ def test_keywords_of_lightning() -> None:
         ("fit: ckpt_path='x'; as it was, but for fit: use Trainer(resume=", lambda: made().fit(Module(), ckpt_path="x")),  # type: ignore[call-arg]
         ("fit: datamodule: data is given, too", lambda: made().fit(Module(), loader(), datamodule=Data())),  # type: ignore[call-arg]
         ("test: verbose=True; leave it out", lambda: made().test(Module(), verbose=True)),  # type: ignore[call-arg]
-        ("EarlyStopping: check_finite=True; use Trainer(nonfinite_loss=…)", lambda: EarlyStopping("x", check_finite=True)),  # type: ignore[call-arg]
+        ("EarlyStopping: check_finite=True; leave it out: a value that is not finite is no improvement", lambda: EarlyStopping("x", check_finite=True)),  # type: ignore[call-arg]
         ("EarlyStopping: early_stopping_patience=1; use patience", lambda: EarlyStopping("x", early_stopping_patience=1)),  # type: ignore[call-arg]
         ("BestCheckpoint: save_top_k=3; use k", lambda: BestCheckpoint("x", save_top_k=3)),  # type: ignore[call-arg]
         ("BestCheckpoint: dirpath='x'; leave it out: the newest", lambda: BestCheckpoint("x", dirpath="x")),  # type: ignore[call-arg]

@@ -166,10 +166,17 @@ class Registers(Line):
         self.layer.weight.register_hook(lambda gradient: gradient / 4)
 
 
-def test_a_hook_of_a_gradient_that_shards_do_not_have_is_refused_after_hooks_too() -> None:
-    assert trained(Registers(), "ddp") == -0.75
+class Configures(Line):
+    def configure_optimizers(self) -> Any:
+        Registers.on_fit_start(self)  # type: ignore[arg-type]
+        return super().configure_optimizers()
+
+
+@pytest.mark.parametrize("kind", [Registers, Configures])
+def test_a_hook_of_a_gradient_that_shards_do_not_have_is_refused_after_hooks_too(kind: Any) -> None:
+    assert trained(kind(), "ddp") == -0.75
     with pytest.raises(UserError, match=r"layer.weight has a hook of its gradient"):
-        trained(Registers(), "fsdp")
+        trained(kind(), "fsdp")
 
 
 class Replaces(Line):

@@ -124,14 +124,14 @@ def weights(run_directory: Path) -> torch.Tensor:
         ),
         pytest.param(
             "fairscale",
-            ("ddp_sharded:lars",),
-            ("ddp_sharded:unknown", "ddp_sharded:wraps"),
+            ("ddp_sharded:lars", "ddp_sharded:set", "ddp_zero1:set", "fsdp:set"),
+            ("ddp_sharded:unknown", "ddp_sharded:wraps", "ddp_zero1:saves"),
             marks=pytest.mark.slow,
         ),
         pytest.param(
             "deepspeed",
             tuple(f"deepspeed_stage_{n}:{name}" for n in (1, 3) for name in ("lion", "adagrad")),
-            ("deepspeed_stage_1:lars", "deepspeed_stage_3:unknown", "deepspeed_stage_1:early"),
+            tuple(f"deepspeed_stage_{n}" for n in ("1:lars", "3:unknown", "1:early", "3:saves")),
             marks=pytest.mark.slow,
         ),
     ],
@@ -148,6 +148,7 @@ def test_optimizers_that_are_not_refused_equal_one_process(tmp_path, engine, equ
             "early": "Early, which has a state before its first step",
             "wraps": "Wraps, which cannot be created again from its settings",
             "unknown": "Unknown.is_elementwise = True if an element's update depends on that",
+            "saves": "Saves, whose own state_dict would not be saved",
             "mixes": "Mixes cannot step sharded parameters (aten.mul.Tensor got mixed",
         }
         known = f"{optimizer.title()}, which uses other {other} than those that a process steps"

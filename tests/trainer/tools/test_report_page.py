@@ -1,18 +1,11 @@
-"""The page in a real browser: what is drawn, asked for and reached by keyboard; by sizes and modes.
+"""The page in a real browser: what is drawn, asked for and reached by keyboard; sizes and modes."""
 
-REPORT_SCREENSHOTS=FOLDER keeps the screenshots of the documentation (`make docs-screenshots`).
-"""
-
-import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from my_project_trainer.tools import report
 from test_report import EVIL, made
-from tests.project import fit as project_fit
-from tests.project import succeed
 
 from browser import Browser, opened
 from report_subject import Model, fit
@@ -148,34 +141,3 @@ def test_a_plot_that_cannot_be_drawn_says_where_its_numbers_are(browser, page, t
     broken.write_text(text.replace('"domain":[', '"domain":[{"signal":"("},'))
     browser.open(broken, *DESKTOP)
     assert "its numbers are in the table" in browser.run("document.body.innerText")
-
-
-def test_screenshots_of_the_documentation(browser: Browser, tmp_path: Path) -> None:
-    """Of two runs of the digits with the speed of no machine, one of which has a slow loader."""
-    folder = Path(os.environ.get("REPORT_SCREENSHOTS") or tmp_path)
-    options = ["--trainer.default_root_dir", tmp_path, "--trainer.max_epochs", "12"]
-    options += ["--trainer.accelerator", "cpu", "--trainer.devices", "2"]
-    runs = {"rate-0.003": ("0.003", 0.01), "rate-0.0005": ("0.0005", 0.4)}
-    for name, (rate, wait) in runs.items():
-        words = ["--trainer.run_name", name, "--model.learning_rate", rate]
-        succeed(project_fit(*options, *words), cwd=tmp_path)
-        set_speed(tmp_path / name / "speed.csv", seconds=0.2, wait=wait)
-    report.run("my-project", [str(tmp_path / name) for name in runs])
-    for scheme in ("light", "dark"):
-        browser.open(tmp_path / "rate-0.003" / "report.html", 1100, 1270, scheme)
-        causes = browser.run("document.querySelector('.advice').innerText")
-        assert re.findall(r"^\S+: [A-Z][\w ]+\.", causes, re.M) == ["rate-0.0005: Slow loader."]
-        file = folder / f"report-{scheme}.webp"
-        browser.screenshot(file)
-        assert 20_000 < file.stat().st_size < 60_000
-
-
-def set_speed(log: Path, seconds: float, wait: float) -> None:
-    """Log these seconds and this share of waiting for every step, of 64 samples."""
-    values = {"seconds_per_step": seconds, "data_wait": wait, "samples_per_second": 64 / seconds}
-    values |= {"checkpoint_seconds": 0.0, "validation_seconds": 0.0}
-    lines = []
-    for line in log.read_text().splitlines():
-        head, old = line.rsplit(",", 1)
-        lines.append(f"{head},{values.get(head.rpartition('/')[2], old)}\n")
-    log.write_text("".join(lines))

@@ -100,12 +100,15 @@ def test_all_mistakes_are_reported_before_the_first_trial(tmp_path: Path) -> Non
         "trainer.run_name": WIDTH,
         "model.classes": {"choices": [["a"]]},
         "model.channels": {"low": 1},
+        "model.image_size": {"choices": ["x", ""]},
     }
+    of_fit = {"data.batch_size": {"choices": [8, 9, "ten"]}, "data.shift": {"low": 0.5, "high": 4}}
     command = [*DIGITS, "--trainer.max_epoch=1", "--model.widht=3"]
-    write(tmp_path, command=command, direction="up", trials=0, metrc="loss", search=search)
+    write(tmp_path, command=command, direction="up", trials=0, metrc="loss", search=search | of_fit)
     lines = sweep(tmp_path, code=1).stderr.splitlines()
     starts = ("direction='up':", "trials=0:", "metrc:", *(f"search: {name}:" for name in search))
-    starts += ("model.widht:", "trainer.max_epoch:")
+    starts += ("model.widht:", "data.shift=0.5:", "trainer.max_epoch:", "data.shift=4.0:")
+    starts += ("data.batch_size='ten':",)
     for line, begin in zip(lines, starts, strict=True):
         assert line.startswith(f"error: s.yaml: {begin} "), line
     assert not (tmp_path / "runs").exists()
@@ -120,7 +123,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The script as a module, in a folder of its own; options are not checked by `fit`."""
     monkeypatch.syspath_prepend(SCRIPT.parent)
     module = importlib.import_module("sweep")
-    monkeypatch.setattr(module, "FIT", [sys.executable, "-c", ""])
+    monkeypatch.setattr(module, "CHECK", "")
     monkeypatch.chdir(tmp_path)
     return module
 
@@ -166,14 +169,8 @@ def test_a_grid_has_each_combination_once(script: ModuleType, tmp_path: Path) ->
     script.Sweep(file, alone=True)
     assert script.Sweep(file, alone=True).left == 6
     asked = [script.Sweep(file, alone=False).ask(str(job))[1] for job in range(6)]
-    assert asked[0] == [
-        "--model.width=4",
-        f"--model.note={note}",
-        "--trainer.run_name=trial-0",
-        "--trainer.default_root_dir=runs/sweep-s",
-        "--trainer.resume=auto",
-        "--trainer.overwrite=false",
-    ]
+    own = ("run_name=trial-0", "default_root_dir=runs/sweep-s", "resume=auto", "overwrite=false")
+    assert asked[0][2:] == [f"--trainer.{option}" for option in own]
     pairs = [tuple(words[:2]) for words in asked]
     notes = [f"--model.note={value}" for value in (note, "null", "1e-05")]
     assert pairs == [(f"--model.width={width}", option) for width in (4, 8) for option in notes]
@@ -265,14 +262,19 @@ def test_links_and_damaged_runs_are_a_line(script: ModuleType, tmp_path: Path) -
     assert [trial.state.name for trial in trials(tmp_path)] == ["FAIL"]
 
 
-def test_a_wrong_metric_ends_the_sweep_and_may_change_until_a_trial_has_a_value(script, tmp_path):
+def test_a_wrong_metric_ends_the_sweep_until_a_trial_has_a_value(script, tmp_path, capsys):
     file = write(tmp_path)
     script.Sweep(file, alone=True).ask("")
     record(0, "finished step 4", loss=1.0)
     with pytest.raises(UserError, match="metric val_loss: runs/sweep-s/trial-0 has only loss"):
         script.Sweep(file, alone=True)
-    script.Sweep(write(tmp_path, metric="loss"), alone=True)
-    assert [trial.value for trial in trials(tmp_path)] == [1.0]
+    script.Sweep(write(tmp_path, metric="loss"), alone=False).settle({""}, is_over=True)
+    script.Sweep(file, alone=True).ask("")
+    record(1, "finished step 4", val_loss=1.0)
+    script.Sweep(file, alone=True)  # once a trial has finished, another one without it has failed
+    failed = "trial-1: failed: metric loss: runs/sweep-s/trial-1 has only val_loss\n"
+    assert capsys.readouterr().err.endswith(failed)
+    assert [trial.value for trial in trials(tmp_path)] == [1.0, None]
     for alone in (True, False):
         with pytest.raises(UserError, match="more than `trials` changed since its "):
             script.Sweep(write(tmp_path, metric="val_loss"), alone)

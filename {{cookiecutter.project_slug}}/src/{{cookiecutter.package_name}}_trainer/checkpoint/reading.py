@@ -4,6 +4,7 @@ A checkpoint is a directory that contains ``state.json`` (:mod:`.state_file`) an
 files, one per rank with its shards. ``state.json`` lists the files with sizes and checksums.
 """
 
+import os
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -45,9 +46,10 @@ def resolve(path: str | Path) -> Path:
 def run_of(checkpoint: Path) -> Path | None:
     """The run directory of a checkpoint; ``None`` if the checkpoint was copied elsewhere."""
     # A checkpoint that was set aside is in a separate folder.
-    for index, folder in enumerate(checkpoint.absolute().parents[:2]):
+    for folder in Path(os.path.normpath(checkpoint.absolute())).parents[:2]:
         if folder.name == DIRECTORY:
-            return checkpoint.parents[index + 1]
+            run = folder.parent
+            return run if checkpoint.is_absolute() else Path(os.path.relpath(run))
     return None
 
 

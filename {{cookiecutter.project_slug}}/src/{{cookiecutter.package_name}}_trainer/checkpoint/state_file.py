@@ -119,7 +119,8 @@ class Packing:
             items = [self.pack(item, f"{path}/{index}", writes) for index, item in enumerate(value)]
             return items if isinstance(value, list) else {"~tuple": items}
         supported = "a checkpoint supports numbers, text and tensors in dicts, lists and tuples"
-        raise CheckpointError(f"{path} is a {type(value).__name__}; {supported}")
+        advice = f"{supported}; leave it out of the state_dict"
+        raise CheckpointError(f"{path} is a {type(value).__name__}; {advice}")
 
     def _note(self, tensor: Tensor, path: str, writes: bool) -> str:
         name = path

@@ -9,7 +9,7 @@ import inspect
 import itertools
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any, NoReturn
 
 from ..errors import ConfigurationError, Problems, nearest, shorten
@@ -21,6 +21,7 @@ CLASSES = ("model", "data")
 PRINT = "print_config"
 _CLASS_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 _CLASS_KEYS = ("class_path", "init_args")
+_GROWING, _LIST = list | tuple | Mapping, list | tuple | Text | None
 
 
 class Parser(argparse.ArgumentParser):
@@ -127,12 +128,17 @@ def merged(before: Any, value: Any) -> Any:
         before, value = _of_class(before, value)
     if not isinstance(value, dict):
         return value
-    before = before if isinstance(before, dict) else {}
+    before = before if isinstance(before, dict) else type(value)()
+    missing = before if isinstance(before, _Keys) else None  # a default that is not known
+    for key, item in value.items():
+        if isinstance(item, _Added) and not isinstance(before.get(key, missing), _LIST):
+            advice = "before it, name the class of the object, or give the whole list"
+            raise ConfigurationError(f"{key}+ appends to a list that is not known; {advice}")
     after = {
         key: item if item == {} and key != "init_args" else merged(before.get(key), item)
         for key, item in value.items()
     }
-    return before | after
+    return before | after if missing is None else _Keys(before | after)
 
 
 def _of_class(before: dict[Any, Any], value: Any) -> tuple[dict[Any, Any], Any]:
@@ -145,32 +151,21 @@ def _of_class(before: dict[Any, Any], value: Any) -> tuple[dict[Any, Any], Any]:
             kept = arguments.items() if isinstance(arguments, dict) else ()
             before = {"init_args": {key: item for key, item in kept if key in known}}
         given, later = before.get("init_args") or {}, value.get("init_args") or {}
-        new = {n: x for n, x in later.items() if n not in given and isinstance(x, _Added | _Keys)}
+        new = [name for name, item in later.items() if isinstance(item, _Added | _Keys)]
         known = _defaults(path) if new else {}
-        defaults = {name: _extended(name, known.get(name), item) for name, item in new.items()}
-        if defaults := {name: item for name, item in defaults.items() if item is not None}:
-            before = before | {"init_args": defaults | given}
+        new = [n for n in new if known.get(n) is not None and given.get(n, known) is not None]
+        extended = {name: _so_far(known[name], given.get(name)) for name in new}
+        before = before | ({"init_args": given | extended} if extended else {})
     return before, value
 
 
-def _extended(name: str, default: Any, item: Any) -> Any:
-    """What options extend of a default, as a file would have it; ``None``: nothing."""
-    if isinstance(item, _Added):
-        if default is None or isinstance(default, list | tuple):
-            return _listed(default)
-        advice = "before it, name the class of the object, or give the whole list"
-        raise ConfigurationError(f"{name}+ appends to a list, and the default has none; {advice}")
-    if not isinstance(item, _Keys):
-        return None
-    fields = dict(default) if isinstance(default, Mapping) else {}
-    extended = dict(fields)
-    if is_dataclass(default):
-        fields = {key: getattr(default, key, None) for key in item}
-    for key, value in item.items():
-        field = fields.get(key) if fields or default is None else default
-        if (inner := _extended(f"{name}.{key}", field, value)) is not None:
-            extended[key] = inner
-    return extended or None
+def _so_far(default: Any, given: Any) -> Any:
+    """What an option extends: what was given before, or in a dataclass also what it has."""
+    if not is_dataclass(default) or not isinstance(given, dict | None):
+        return default if given is None else given
+    values = {field.name: getattr(default, field.name, None) for field in fields(default)}
+    growing = {n: x for n, x in values.items() if isinstance(x, _GROWING) or is_dataclass(x)}
+    return (given or {}) | {n: _so_far(x, (given or {}).get(n)) for n, x in growing.items()}
 
 
 def _with_arguments(section: dict[Any, Any]) -> dict[Any, Any]:

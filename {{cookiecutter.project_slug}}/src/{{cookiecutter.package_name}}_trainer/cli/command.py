@@ -48,11 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _run(words: list[str]) -> None:
     program = files.PACKAGE.replace("_", "-")
     if not words or words[0] in ("-h", "--help"):
-        print(_usage(program))
+        output.print_lines(_usage(program), is_result=True)
         return
     if words == ["--version"]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            print(program, importlib.metadata.version(program))
+            output.print_lines(f"{program} {importlib.metadata.version(program)}", is_result=True)
             return
         raise UserError(f"--version: {program} is not installed: make setup")
     command, rest = words[0], words[1:]

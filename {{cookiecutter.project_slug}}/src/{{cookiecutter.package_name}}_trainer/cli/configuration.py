@@ -145,7 +145,7 @@ def read_sections(
             if not how:
                 # All checks of fit but those of its devices.
                 _made(command, checked, problems, plan.make_elsewhere, plan.check_module)
-            output.print_lines(_resolved(checked).removesuffix("\n"))
+            output.print_lines(_resolved(checked).removesuffix("\n"), is_result=True)
             sys.exit(0)
         yield checked
 

@@ -27,8 +27,8 @@ def is_terminal() -> bool:
     return bool(getattr(sys.stderr, "isatty", bool)())
 
 
-def print_lines(*lines: str, error: bool = False) -> None:
-    """Print lines, to stderr if ``error``; what cannot be printed never ends a run."""
+def print_lines(*lines: str, error: bool = False, is_result: bool = False) -> None:
+    """Print lines, to stderr if ``error``; only a result that a full disk cannot hold ends it."""
     discard_unread()
     if (stream := sys.stderr if error else sys.stdout) is None:  # as print does
         return
@@ -41,6 +41,8 @@ def print_lines(*lines: str, error: bool = False) -> None:
         pass  # closed since then; the next one says so
     except (OSError, ValueError) as failure:
         _discard(stream, failure)
+        if is_result:
+            raise SystemExit(1) from None
 
 
 def flush(stream: TextIO) -> None:

@@ -82,11 +82,12 @@ call | leave it out | return_predictions weights_only enable_graph metric_attrib
   verbose rank_zero_only
 callbacks | use {} | every_n_epochs=Trainer(checkpoint_every_n_epochs=…) swa_epoch_start=start_epoch
   early_stopping_patience=patience stopping_threshold,divergence_threshold=self.trainer.stop(reason)
-  save_top_k=k check_finite=Trainer(nonfinite_loss=…) swa_lrs=torch's&SWALR&in&configure_optimizers
+  save_top_k=k swa_lrs=torch's&SWALR&in&configure_optimizers
   every_n_train_steps,train_time_interval=Trainer(checkpoint_every_n_steps=…)
   early_stopping_threshold=min_delta update_every_n_steps=every_n_steps
 callbacks | leave it out: the newest checkpoint is kept, whole, in the run directory | save_last
   dirpath filename save_weights_only save_on_exception auto_insert_metric_name
+callbacks | leave it out: a value that is not finite is no improvement | check_finite
 callbacks | leave it out: it acts after each validation | check_on_train_epoch_end
   save_on_train_epoch_end
 scheduler | multiply the scheduler's own lengths by it, such as step_size | frequency

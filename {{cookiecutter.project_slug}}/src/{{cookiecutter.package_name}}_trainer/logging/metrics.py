@@ -268,8 +268,7 @@ class Recorder:
         """
         synced = {name: total for name, total in totals.items() if total.synced}
         local = {name: total for name, total in totals.items() if not total.synced}
-        agreed = self._agreed(synced, may_differ, metrics)
-        return _values(agreed, self._reduce) | _values(local)
+        return _values(self._agreed(synced, may_differ, metrics), self._reduce) | _values(local)
 
     def _agreed(
         self, totals: dict[str, _Total], may_differ: bool, metrics: Iterable[str]

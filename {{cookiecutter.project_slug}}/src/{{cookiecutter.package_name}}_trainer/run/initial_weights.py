@@ -23,8 +23,7 @@ def check(options: Options, problems: Problems) -> None:
     if options.checkpoint_weights == "trainable":
         both = "weights and checkpoint_weights='trainable'"
         reason = "a resume would not have those of weights that are frozen"
-        advice = "load these in __init__ of the module, or leave one out"
-        problems.add(f"{both}: {reason}; {advice}")
+        problems.add(f"{both}: {reason}; load these in __init__ of the module, or leave one out")
 
 
 def check_module(options: Options, started_in: Path, module: TrainingModule) -> None:

@@ -114,8 +114,9 @@ class RankRun(Run):
     def logger(self) -> Any:
         loggers = {} if self.loop is None else self.loop.fit.outputs.loggers
         able = next((log for log in loggers.values() if log.experiment is not None), None)
-        if able is None and (loggers or self.loop is None):
-            why = "write numbers only: add 'tensorboard'" if loggers else "are open in a fit only"
+        if able is None and (loggers or self.loop is None or self.plan.loggers):
+            only = "are open in a fit only, after on_fit_start"
+            why = "write numbers only: add 'tensorboard'" if loggers else only
             if self.is_global_zero:
                 output.print_once(f"note: trainer.logger does nothing here: loggers {why}")
         return able or NoLogger()

@@ -30,7 +30,7 @@ from ..loop.parts import EVAL_MODE, FROZEN, TOTAL_STEPS, FitParts, frozen, in_ev
 from ..loop.position import scaled_rate, warmed_up_rate
 from ..module import DataHooks, Loaders, TrainingModule
 from ..module.hooks import with_own_mode
-from ..strategies.optimizers import Optimization, configured, described, replace_optimizers_kept
+from ..strategies.optimizers import Optimization, configured, described, replace_kept
 from . import record
 from .plan import Plan, check_created_layers, check_loaders
 from .rank import OTHERS, SHARED, RankRun
@@ -174,7 +174,7 @@ class _Fit:
         run.read_sample = lambda: next(iter(feed.epoch(0, 0))).data
         optimization = strategy.setup(module, self._configure)
         pairs = zip(self._user_optimizers, optimization.optimizers, strict=False)
-        replace_optimizers_kept(module, list(pairs))
+        replace_kept(module, {id(old): new for old, new in pairs if new is not old})
         run.read_sample = None
         calls = calls_of(self._plan.callbacks, run, module, strategy.around_hooks)
         manual = None

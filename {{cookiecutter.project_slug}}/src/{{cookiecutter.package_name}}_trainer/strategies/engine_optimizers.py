@@ -10,20 +10,24 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from types import BuiltinFunctionType, FunctionType
 from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from ..data import randomness
-from ..errors import ConfigurationError, UserError, one_line
+from ..errors import ConfigurationError, UserError, one_line, refuse
 from ..module import TrainingModule
 from .optimizer_state import STEPS_SHARD
 from .precision import Precision
 
 Cut = Literal["elements", "parameters"]
 T = TypeVar("T", bound=Optimizer)
+_SETTING = str | int | float | None | Tensor | FunctionType | BuiltinFunctionType
+_OF_TORCH = {"state", "param_groups", "defaults", "step"}
 
 # Packages whose optimizers are elementwise, except those named below.
 EXAMINED = "torch.optim|timm|transformers|pytorch_optimizer|torch_optimizer|bitsandbytes|apex"
@@ -99,18 +103,17 @@ def sharded_optimizer(sharded: Callable[..., T], optimizer: Optimizer) -> T:
     It has all parameters in its groups; its inner one, ``optim``, has this process' shard of them
     and their state (torch's ``ZeroRedundancyOptimizer``, and similar ones).
     """
-    kind, groups = type(optimizer), [dict(group) for group in optimizer.param_groups]
+    refuse(problems_of_state([optimizer]))
+    kind = type(optimizer)
     # Some optimizers have defaults that are no arguments (AdamW: decoupled_weight_decay).
     takes = inspect.signature(kind).parameters
     options = {name: value for name, value in optimizer.defaults.items() if name in takes}
     try:
-        made = sharded(groups, kind, **options)
+        made = sharded(optimizer.param_groups, kind, **options)
     except Exception as error:  # the constructor of a user's class may raise anything
         raise not_created(optimizer, error) from None
     vars(made)[STEPS_SHARD] = True
-    inner: Any = vars(made)["optim"]
-    copy_settings(optimizer, inner)
-    made.state = inner.state  # which the user's code may reset
+    take_over(optimizer, made, vars(made)["optim"])
     return made
 
 
@@ -121,11 +124,24 @@ def not_created(optimizer: Optimizer, error: Exception) -> ConfigurationError:
     return ConfigurationError(f"{given}, {problem}; use strategy='ddp'")
 
 
-def copy_settings(optimizer: Optimizer, made: Optimizer) -> None:
-    """Take over numbers and text that are attributes of an optimizer that was created again."""
+def take_over(optimizer: Optimizer, made: Optimizer, inner: Optimizer) -> None:
+    """Give ``inner``, which an engine has created and steps, settings and state of the user's.
+
+    Settings are numbers, text, functions and tensors, but no lists of them by parameter. Code that
+    has the user's optimizer, such as a schedule, then changes ``made``.
+    """
+    known = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     for name, value in vars(optimizer).items():
-        if isinstance(value, str | int | float | None):
-            vars(made)[name] = value
+        leaves, there = tree_leaves(value), tree_leaves(vars(inner).get(name))
+        is_setting = all(isinstance(leaf, _SETTING) and id(leaf) not in known for leaf in leaves)
+        is_of_torch = name in _OF_TORCH or name.startswith("_optimizer_")  # hooks
+        if is_setting and not is_of_torch and (there == [None] or len(there) == len(leaves)):
+            vars(inner)[name] = value
+    held = [parameter for group in inner.param_groups for parameter in group["params"]]
+    inner.state.update({key: optimizer.state[key] for key in held if key in optimizer.state})
+    made.state = optimizer.state = inner.state  # which the user's code may reset
+    optimizer.param_groups = made.param_groups
+    optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers would warn otherwise
 
 
 def problems_of(
@@ -150,6 +166,16 @@ def problems_of(
         )
         for name, does_fit in fits.items()
         if not does_fit
+    ]
+
+
+def problems_of_state(optimizers: Iterable[Optimizer]) -> list[str]:
+    """One line for each optimizer whose ``state_dict`` has more than what an engine saves."""
+    return [
+        f"configure_optimizers gave {type(optimizer).__name__}, whose own state_dict would not be "
+        "saved: keep tensors in self.state, numbers in param_groups, or use strategy='ddp'"
+        for optimizer in optimizers
+        if type(optimizer).state_dict is not Optimizer.state_dict
     ]
 
 

@@ -132,6 +132,13 @@ def load_optimizer_state(
         optimizer.state = inner.state
 
 
+def shard_state(optimizer: Optimizer) -> None:
+    """Shard a state that ``configure_optimizers`` has loaded whole, as its parameters are."""
+    for parameter, values in optimizer.state.items():
+        if dtensors.is_sharded(parameter) and not any(map(dtensors.is_sharded, values.values())):
+            optimizer.state[parameter] = _state_like(parameter, values)
+
+
 def _state_like(parameter: Tensor, values: Mapping[str, Any]) -> dict[str, Any]:
     is_sharded, state = dtensors.is_sharded(parameter), dict[str, Any]()
     for key, value in values.items():

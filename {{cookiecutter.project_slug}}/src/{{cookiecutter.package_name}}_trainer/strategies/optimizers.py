@@ -74,10 +74,7 @@ class Optimization:
         from .engine_optimizers import problems_of_code
 
         refuse(problems_of_code(self.optimizers))
-        made = {id(optimizer): make(optimizer) for optimizer in self.optimizers}
-        for entry in self.schedulers:
-            _replace_optimizers(entry.scheduler, made)
-        return Optimization([made[id(optimizer)] for optimizer in self.optimizers], self.schedulers)
+        return Optimization([make(optimizer) for optimizer in self.optimizers], self.schedulers)
 
     def step_schedulers(self, interval: Literal["step", "epoch"], new: Mapping[str, float]) -> None:
         """Step the schedulers of an interval; ``new``: values computed since they last stepped."""
@@ -182,32 +179,13 @@ def _constants(scheduler: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 def _plain(value: Any) -> Any:
     """A value that a checkpoint can contain, and that can be compared."""
-    value = value.tolist() if hasattr(value, "tolist") else value
+    has_all = hasattr(value, "tolist") and not hasattr(value, "full_tensor")  # no DTensor
+    value = value.tolist() if has_all else value
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return value if isinstance(value, str | int | float | None) else type(value).__name__
-
-
-def _replace_optimizers(scheduler: Any, optimizers: Mapping[int, Optimizer]) -> None:
-    if id(scheduler.optimizer) in optimizers:
-        scheduler.optimizer = optimizers[id(scheduler.optimizer)]
-    for inner in getattr(scheduler, "_schedulers", ()):
-        _replace_optimizers(inner, optimizers)
-
-
-def replace_optimizers_kept(module: TrainingModule, pairs: Sequence[tuple[Any, Any]]) -> None:
-    """Let optimizers, groups and schedulers that modules keep be an engine's, not the user's."""
-    replaced = {id(old): new for old, new in pairs if new is not old}
-    for old, new in pairs if replaced else ():
-        of_groups = zip(old.param_groups, new.param_groups, strict=False)
-        replaced |= {id(group): of_new for group, of_new in of_groups}
-    replace_kept(module, replaced)
-    for owner in module.modules() if replaced else ():
-        for value in vars(owner).values():
-            if isinstance(value, LRScheduler | ReduceLROnPlateau):
-                _replace_optimizers(value, replaced)
 
 
 def replace_kept(module: TrainingModule, replaced: Mapping[int, Any]) -> None:

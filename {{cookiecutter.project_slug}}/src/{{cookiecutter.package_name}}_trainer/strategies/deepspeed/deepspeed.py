@@ -158,9 +158,9 @@ class DeepSpeed(ProcessGroupStrategy):
             if is_unfit
         ]
         dtypes = {str(tensor.dtype) for _, tensor in trained(module) if not tensor.is_complex()}
-        if self.stage == 3 and len(dtypes) > 1:
-            listed = " and ".join(sorted(dtypes))
-            unfit.append(f"stage 3 needs parameters of one dtype, not {listed}; use strategy='ddp'")
+        if self.stage and len(dtypes) > 1:
+            mixed = " and ".join(sorted(dtypes))
+            unfit.append(f"ZeRO needs parameters of one dtype, not {mixed}; use strategy='ddp'")
         return sparse.problems_of(module, "ZeRO flattens gradients") + unfit
 
     def connect(self, layout: Layout, devices: Devices, precision: Precision) -> None:
@@ -238,7 +238,11 @@ class DeepSpeed(ProcessGroupStrategy):
             # Without ZeRO, the engine scales losses and steps with it.
             self.engine.torch_autocast_z0_gradscaler = self.precision.scaler
             return optimizer
-        optimizer = self.zero.optimizer  # an Adagrad is created again
+        if self.zero.optimizer is not optimizer:  # an Adagrad, created again with a single group
+            self.zero.optimizer.param_groups = optimizer.param_groups
+            optimizer = self.zero.optimizer
+            if self.stage < 3:
+                self.zero._link_all_hp_params()
         parameters, is_3 = list(module.parameters()), self.stage == 3
         self.slices = ParameterSlices(self.zero, parameters) if is_3 else FlatSlices(self.zero)
         stepped = [parameter for _, parameter in trained(module)]

@@ -62,6 +62,7 @@ def problems_of(optimization: Optimization, config: Mapping[str, Any]) -> list[s
     if settings.stage(config) and not has_own:
         lines += _not_sliced(optimization.optimizers, config)
         lines += engine_optimizers.problems_of_code(optimization.optimizers, is_same=True)
+        lines += engine_optimizers.problems_of_state(optimization.optimizers)
     return lines
 
 

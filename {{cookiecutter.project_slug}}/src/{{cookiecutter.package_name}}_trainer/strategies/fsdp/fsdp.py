@@ -6,7 +6,7 @@ Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -38,7 +38,7 @@ from ..gradients.averaging import GradientAverage
 from ..gradients.same_use import OPTION, SameUse, trained, unused, with_zeros
 from ..limits import Limits
 from ..memory import Memory, Sizes, divided, memory
-from ..optimizer_state import parameter_names
+from ..optimizer_state import parameter_names, shard_state
 from ..optimizers import Optimization
 from ..process_group import ProcessGroupStrategy
 from ..user_code import WeightGuard, forbid_calls, refuse_sharded
@@ -169,6 +169,14 @@ class FSDP(ProcessGroupStrategy):
         self._names = parameter_names(module)
         self.watch_gradients()
         self._guard = WeightGuard(whole=map(id, self.whole_parameters()))
+
+    def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
+        self.place(module)
+        with sharded_state.user_hook(module, "configure_optimizers"):
+            optimization = configure()
+        for optimizer in optimization.optimizers:
+            shard_state(optimizer)
+        return optimization
 
     def shard_units(self, module: TrainingModule) -> None:
         if self.parameter_dtype is None:

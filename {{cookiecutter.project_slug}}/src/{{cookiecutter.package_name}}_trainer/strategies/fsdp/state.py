@@ -60,7 +60,7 @@ def hooked(module: nn.Module, before: Mapping[str, int] = MappingProxyType({})) 
 @contextlib.contextmanager
 def user_hook(module: nn.Module, hook: str) -> Iterator[None]:
     """Context of a user's hook, which may register no hooks of gradients."""
-    may_register = hook in ("on_fit_start", "on_train_epoch_start")
+    may_register = hook in ("configure_optimizers", "on_fit_start", "on_train_epoch_start")
     named = module.named_parameters() if may_register else ()
     before = {name: user_hooks.count(parameter) for name, parameter in named}
     with assignable():

@@ -17,7 +17,7 @@ from ...errors import UserError
 from ...launch.cluster import Layout
 from ...module import TrainingModule
 from ..base import Devices, StepOutput
-from ..engine_optimizers import EngineGroups, copy_settings, not_created, requiring_grad
+from ..engine_optimizers import EngineGroups, not_created, requiring_grad, take_over
 from ..gradients.averaging import GradientAverage, copy_gradient, leaving_out_unused
 from ..gradients.sparse import sparse_parameters
 from ..limits import Limits
@@ -132,9 +132,7 @@ class Horovod(ProcessGroupStrategy):
                 wrapped = hvd.DistributedOptimizer(optimizer, named, compression=compression)
             except (AttributeError, TypeError) as error:
                 raise not_created(optimizer, error) from None
-        # It creates the optimizer again, with its defaults: Adagrad's state has an initial value.
-        copy_settings(optimizer, wrapped)
-        wrapped.state.update(optimizer.state)
+        take_over(optimizer, wrapped, wrapped)
         return wrapped
 
     def forward_backward(

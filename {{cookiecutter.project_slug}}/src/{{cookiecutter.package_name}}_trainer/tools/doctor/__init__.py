@@ -12,15 +12,16 @@ def run(program: str, words: list[str]) -> None:
     ``words``: ``--json`` and the options of ``fit``; without these, only the machine is checked.
     """
     from ...cli import configuration
+    from ...launch import output
     from . import checks, fit, machine
 
     options = [word for word in words if word != "--json"]
     if {"-h", "--help"} & {*options}:
-        print(f"usage: {program} doctor [--json] [--config FILE, and all options of fit]\n\n{HELP}")
+        output.print_lines(f"usage: {program} doctor [--json] [options of fit]", "", HELP)
         return
     with contextlib.redirect_stdout(sys.stderr):  # what the user's code prints is no result
         work = configuration.read_work(program, "fit", options) if options else None
     results = machine.check(work) + (fit.check(work, program, options) if work else [])
-    print(checks.report(results, is_json=len(options) < len(words)))
+    output.print_lines(checks.report(results, is_json=len(options) < len(words)), is_result=True)
     if {"fails", "unknown"} & {check.status for check in results}:
         raise SystemExit(1)

@@ -14,6 +14,7 @@ _NO_FIT = "no strategy fits: use a smaller batch, activation_checkpointing, or m
 def run(program: str, words: Sequence[str]) -> None:
     """Print the plan of a ``fit``; UserError with all errors in the options, as of ``fit``."""
     from ...errors import Problems
+    from ...launch import output
     from ..isolated import Child
     from . import planning
 
@@ -21,7 +22,8 @@ def run(program: str, words: Sequence[str]) -> None:
     asked = planning.read_request(program, words, problems)
     # Each traced step has a limit of its own; there are a dozen at most.
     planned = Child(lambda: planning.make(asked, problems, program), 12 * asked.seconds).result()
-    print(json.dumps(planned, indent=2) if asked.as_json else _table(planned))
+    text = json.dumps(planned, indent=2) if asked.as_json else _table(planned)
+    output.print_lines(text, is_result=True)
 
 
 def _table(planned: dict[str, Any]) -> str:

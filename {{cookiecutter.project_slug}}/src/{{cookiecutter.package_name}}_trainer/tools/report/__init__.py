@@ -7,7 +7,7 @@ from pathlib import Path
 from ...checkpoint import run_directory
 from ...cli import arguments
 from ...errors import Problems, UserError, shown
-from ...launch import files
+from ...launch import files, output
 
 HELP = "Write a page about runs: curves, speed, where the time goes, restarts."
 AFTER_FIT = "report: {program} report {run}"
@@ -36,7 +36,7 @@ def run(program: str, words: Sequence[str]) -> None:
     except OSError as error:
         problem = f"cannot be written ({error.strerror}); name another by --out FILE.html"
         raise UserError(f"{file}: {problem}") from None
-    print(f"report written to {files.shown(file, Path.cwd())}", flush=True)
+    output.print_lines(f"report written to {files.shown(file, Path.cwd())}")
 
 
 def _check(paths: Sequence[Path], file: Path) -> None:

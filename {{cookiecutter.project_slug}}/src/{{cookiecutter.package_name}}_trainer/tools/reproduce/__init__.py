@@ -11,7 +11,7 @@ from ...callbacks import Callback
 from ...checkpoint import run_directory
 from ...cli import arguments, config_files, configuration, imports
 from ...errors import ConfigurationError, Problems, shown
-from ...launch import cluster, reports
+from ...launch import cluster, output, reports
 from ...module import Run, TrainingModule
 from ...options import values
 from ...run.rank import RankRun
@@ -70,7 +70,7 @@ def run(program: str, words: Sequence[str]) -> None:
 def _say(lines: Sequence[str]) -> None:
     # A run of somebody else may have control characters in its record.
     texts = ("".join(char if char.isprintable() else "?" for char in line) for line in lines)
-    print("\n".join(f"reproduce: {text}" for text in texts), flush=True)
+    output.print_lines(*(f"reproduce: {text}" for text in texts))
 
 
 def _read(words: Sequence[str], program: str) -> argparse.Namespace:

@@ -182,8 +182,7 @@ class OwnStage:
                 self.evaluate(steps[0], to_end=False)
             while len(self._schedules) >= _KEPT:
                 del self._schedules[next(iter(self._schedules))]
-            made = self._schedule(schedule, len(steps))
-            self._schedules[key] = made, self._received, self._given
+            self._schedules[key] = self._schedule(schedule, len(steps)), self._received, self._given
         made, self._received, self._given = self._schedules[key]
         self._steps, numbers = iter(steps), torch.arange(len(steps))
         arguments = (numbers,) if self._processes.has_first else ()

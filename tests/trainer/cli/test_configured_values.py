@@ -193,6 +193,7 @@ def test_any_word_for_a_string_is_that_word(tmp_path_factory: pytest.TempPathFac
         ("maybe", "null", None),
         ("maybe", "'null'", "null"),
         ("number", "-1e-3", -1e-3),
+        ("free", "-.5", -0.5),
         ("number", "3", 3.0),
         ("number", ".inf", math.inf),
         ("whole", "1e3", 1000),

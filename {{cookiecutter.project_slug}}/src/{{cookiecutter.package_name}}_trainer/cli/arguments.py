@@ -44,7 +44,7 @@ def split(words: Sequence[str], problems: Problems) -> Iterator[tuple[str, str]]
         if value or key == PRINT:
             yield key, value
         else:
-            advice = "name a YAML file" if key == "config" else "use null for none"
+            advice = "name a YAML file" if key == "config" else "give one: true, or null for none"
             problems.add(f"--{shorten(key)}: no value is given; {advice}")
 
 

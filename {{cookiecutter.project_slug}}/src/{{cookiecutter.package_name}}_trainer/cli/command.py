@@ -60,7 +60,7 @@ def _run(words: list[str]) -> None:
         _tool(command).run(program, rest)
         return
     if command not in HELP:
-        similar = nearest(command, [*HELP, *tools])
+        similar = "; use torchrun" * ("--local" in command) or nearest(command, [*HELP, *tools])
         raise ConfigurationError(f"{shorten(repr(command))} is not a command{similar}")
     if command == export.COMMAND:
         export.run(program, rest)

@@ -22,7 +22,7 @@ _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 # YAML 1.1 reads 1:30 as 90 (base 60), and 017 as 15 (base 8).
 _MISREAD = re.compile(r"[-+]?([0-9_]+(:[0-5]?[0-9])+(\.[0-9_]*)?|0[0-7_]*[1-7][0-7_]*)")
 _TEXT = "!number"  # numbers that YAML 1.1 reads as text
-_EXPONENT = re.compile(r"[-+]?([0-9]+\.?|[0-9]*\.[0-9]+)[eE][-+]?[0-9]+")
+_NUMBER = re.compile(r"[-+]?([0-9]+\.?|[0-9]*\.[0-9]+)[eE][-+]?[0-9]+|[-+]\.[0-9]+")
 _BRACKETS = re.compile(r"\s*(\[|\{\s*\}|\{.*:)", re.S)  # a list or dict; "{name}" is text
 _BREAKS = re.compile("[\x85\u2028\u2029]")
 # All of a number, a date, or a name such as null; YAML leaves out comments and anchors.
@@ -48,7 +48,7 @@ class _Dumper(yaml.SafeDumper):
 
 _Dumper.add_representer(str, _Dumper.represent_str)
 for _class in (_Loader, _Dumper):
-    _class.add_implicit_resolver(_TEXT, _EXPONENT, list("-+.0123456789"))
+    _class.add_implicit_resolver(_TEXT, _NUMBER, list("-+.0123456789"))
 _Loader.add_constructor(_TEXT, lambda _, node: Text(node.value, float(node.value)))
 
 
@@ -135,10 +135,10 @@ def _check(name: str, node: yaml.Node, level: int, visited: Iterator[int]) -> No
 
 def _refuse_repeated(name: str, node: yaml.MappingNode) -> None:
     """Reject keys that are repeated: YAML silently uses the last."""
-    lines: dict[str, int] = {}
+    lines: dict[tuple[str, str], int] = {}
     for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
         line = key.start_mark.line + 1
-        if key.value in lines:
-            twice = f"{shorten(repr(key.value))} is given twice, first in line {lines[key.value]}"
+        if (which := (key.tag, key.value)) in lines:  # 1 and "1" are two
+            twice = f"{shorten(repr(key.value))} is given twice, first in line {lines[which]}"
             raise ConfigurationError(f"{name}: line {line}: {twice}; give it once")
-        lines[key.value] = line
+        lines[which] = line

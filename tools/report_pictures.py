@@ -44,13 +44,8 @@ def draw(project: Path, folder: Path, work: Path) -> None:
 
 def set_speed(log: Path, wait: float) -> None:
     """Log the same seconds and share of waiting for every step."""
-    values = {
-        "seconds_per_step": SECONDS,
-        "data_wait": wait,
-        "samples_per_second": SAMPLES / SECONDS,
-    }
-    values |= {"samples_per_second": SAMPLES / SECONDS}
-    values |= {"checkpoint_seconds": 0.0, "validation_seconds": 0.0}
+    values = {"seconds_per_step": SECONDS, "samples_per_second": SAMPLES / SECONDS}
+    values |= {"data_wait": wait, "checkpoint_seconds": 0.0, "validation_seconds": 0.0}
     lines = []
     for line in log.read_text().splitlines():
         head, old = line.rsplit(",", 1)
